@@ -1,15 +1,15 @@
-"""The devices that an engine may use, as environment variables of its process."""
+"""The devices of an engine, as environment variables of its process."""
 
 from runner_svc.backend.port import LoadOrder
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 BY_BUS = "PCI_BUS_ID"
-"""Order of the device numbers in the memory ledger; CUDA's default puts the fastest device first."""
+"""Numbers devices as the memory ledger does; CUDA's default puts the fastest device first."""
 
 
 def uses_no_device(order: LoadOrder) -> bool:
-    """Whether the load may not use any device."""
+    """Whether the load must not use any device."""
     return order.shares == ()
 
 

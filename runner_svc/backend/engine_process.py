@@ -1,4 +1,4 @@
-"""The process of an engine that weft starts: its load, its signs of life, why it ended, and the ports for engines."""
+"""An engine process that weft starts: loading, signs of life, causes of its exit, and engine ports."""
 
 import asyncio
 import math
@@ -37,7 +37,7 @@ from weft.kernel.principal import KEY_VARIABLES
 from weft.kernel.reasons import Reason
 
 DEATH_NOTICE_SECONDS = 0.5
-"""Maximum time by which a broken connection precedes the exit of its process."""
+"""Maximum delay between a broken connection and the exit of its process."""
 LOAD_CHECK_SECONDS = 0.5
 CRASH_LOG_LINES = 5
 LOADING = "while it loaded"
@@ -46,7 +46,7 @@ _Result = TypeVar("_Result")
 
 
 class ProcessBackend(Backend):
-    """The common part of backends whose engine is a supervised child process of the runner."""
+    """Base of backends with a supervised child process as their engine."""
 
     def __init__(
         self, graces: StopGraces, leftovers: Leftovers | None = None, load_stall_seconds: float = math.inf
@@ -58,7 +58,7 @@ class ProcessBackend(Backend):
         self._cpu = TreeTime()
         self._gpu = GpuTime()
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        """Last output of the present process; the log continues across restarts."""
+        """Last output of the current process; the log spans restarts."""
         self._argv: tuple[str, ...] = ()
         self._has_answered = False
         self._limit_bytes: int | None = None
@@ -81,10 +81,10 @@ class ProcessBackend(Backend):
         folder: Path | None = None,
         limit_bytes: int | None = None,
     ) -> None:
-        """Start the program without the mesh's keys, in `folder` where one is given.
+        """Starts the program, without the mesh's keys in its environment.
 
-        `limit_bytes`: the memory that each of its processes may take; None: any. `on_lines` receives the lines of
-        output. Raises CONNECT_FAILED.
+        `folder`: its working directory. `limit_bytes`: memory limit of each process. `on_lines` receives its output.
+        Raises CONNECT_FAILED.
         """
         self._last_lines.clear()
         self._argv, self._has_answered = tuple(argv), False
@@ -100,7 +100,7 @@ class ProcessBackend(Backend):
         await self._process.start(argv, env=own_environment, on_lines=read, folder=folder, limits=limits)
 
     def noting(self, call: CallInfo) -> CallInfo:
-        """Returns the call with an `on_token` that also records the first answer of this process."""
+        """Returns the call with an `on_token` that also calls `note_answer`."""
         if self._has_answered:
             return call
 
@@ -111,7 +111,7 @@ class ProcessBackend(Backend):
         return replace(call, on_token=on_token)
 
     def note_answer(self) -> None:
-        """Record a result of the process, which proves that its program runs on this processor."""
+        """Records that the process has produced a result, so its program runs on this processor."""
         self._has_answered = True
 
     @override
@@ -132,14 +132,14 @@ class ProcessBackend(Backend):
         return resident_bytes([process.pid for process in self.processes()])
 
     async def listens_on(self, port: int) -> bool:
-        """Whether the program, or a descendant of it, is what listens on a TCP port."""
+        """Whether the program or one of its descendants listens on a TCP port."""
         return await asyncio.to_thread(_listens_on, self._process.member_pids(), port)
 
     @override
     async def wait_exit(self) -> ExitReport:
         how = await self._process.wait()
         if self._process.ended_by_us:
-            await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
+            await asyncio.Event().wait()  # stopped by weft: the waiting task is cancelled
         return self._report(how)
 
     async def stop(self) -> None:
@@ -147,9 +147,9 @@ class ProcessBackend(Backend):
         await self._process.stop()
 
     async def while_loading(self, awaited: Awaitable[_Result]) -> _Result:
-        """Returns the result of `awaited`. Raises SERVER_DIED or LOAD_STALLED if the process dies or stalls before.
+        """Returns the result of `awaited`. Raises SERVER_DIED or OUT_OF_MEMORY if the process ends first.
 
-        A load without output and CPU time for `load_stall_seconds` stalls.
+        Raises LOAD_STALLED after `load_stall_seconds` without output and CPU time.
         """
         ready = asyncio.ensure_future(awaited)
         died = asyncio.create_task(self._process.wait())
@@ -171,7 +171,7 @@ class ProcessBackend(Backend):
             died.cancel()
 
     async def explain_break(self, reason: Reason | None = None) -> WeftError | None:
-        """Returns the error of a broken connection whose process has ended; None: it runs."""
+        """Returns the error for a broken connection if the process has ended; None: it is running."""
         del reason
         try:
             async with asyncio.timeout(DEATH_NOTICE_SECONDS):
@@ -211,7 +211,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortRange:
-    """The ports from `first` to `last`, both included."""
+    """An inclusive range of ports."""
 
     first: int
     last: int
@@ -221,17 +221,16 @@ class PortRange:
 
 
 class EnginePorts:
-    """Assigns the ports of a range to the engines of one runner, one port per engine."""
+    """Assigns ports of a range to the engines of one runner."""
 
     def __init__(self, ports: PortRange) -> None:
         self._range = ports
         self._taken: set[int] = set()
 
     def take(self, avoid: Container[int] = ()) -> int:
-        """Returns a free port, to be given back. Blocks for microseconds per port that is not free.
+        """Returns a free port; the caller must give it back. Blocks for microseconds per occupied port.
 
-        Another program may still bind it first; then the engine fails to bind it. Raises CONNECT_FAILED when no port
-        is left.
+        Another program may bind the port before the engine does. Raises CONNECT_FAILED if no port is free.
         """
         for port in range(self._range.first, self._range.last + 1):
             if port not in self._taken and port not in avoid and _is_free(port):
@@ -243,20 +242,20 @@ class EnginePorts:
         )
 
     def give_back(self, port: int) -> None:
-        """Free the port of an engine that has ended. Idempotent."""
+        """Frees the port of an engine that has ended. Idempotent."""
         self._taken.discard(port)
 
 
 FREE_PORTS = range(20_000, 32_000)
-"""Below the ephemeral ports, which another program may be given while an engine still loads."""
+"""Below the ephemeral ports, which the system may assign to another program while an engine loads."""
 MAX_FREE_PORT_TRIES = 100
 
 
 def free_port() -> int:
-    """Returns a port that no program has bound. Another one may still bind it first. Raises CONNECT_FAILED."""
-    # Not the shared generator: runners that seed it alike would all try the same ports.
+    """Returns a port that is free now; another program may still bind it. Raises CONNECT_FAILED."""
+    # Not the shared generator: runners with the same seed would all try the same ports.
     for port in random.SystemRandom().sample(FREE_PORTS, MAX_FREE_PORT_TRIES):
-        # Without SO_REUSEADDR: a port is not free while a server has bound it and does not listen yet.
+        # Without SO_REUSEADDR, a port that a server has bound but does not listen on yet counts as occupied.
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind((LOOPBACK, port))
             return port
@@ -264,11 +263,11 @@ def free_port() -> int:
 
 
 def parse_port_range(text: str, field: str = "port_range") -> PortRange:
-    """Reads a range such as "41000-41099". Raises INVALID_ARGUMENT naming `field`."""
+    """Parses a range such as "41000-41099". Raises INVALID_ARGUMENT naming `field`."""
     first, dash, last = text.partition("-")
     if not (dash and first.isascii() and last.isascii() and first.isdigit() and last.isdigit()):
         raise invalid_field(field, "must be two ports joined by '-', such as 41000-41099")
-    # Longer numbers are no ports, and converting text of any length would take time.
+    # Longer numbers are not ports, and parsing an arbitrarily long number takes time.
     low, high = (int(number) if len(number) <= 5 else LAST_PORT + 1 for number in (first, last))
     if not FIRST_PORT <= low <= high <= LAST_PORT:
         raise invalid_field(field, f"must be from {FIRST_PORT} to {LAST_PORT}, the lower port first")
@@ -278,7 +277,7 @@ def parse_port_range(text: str, field: str = "port_range") -> PortRange:
 
 
 def _is_free(port: int) -> bool:
-    """Whether a port can be bound now with SO_REUSEADDR, as the engine does, so that a port just closed is free."""
+    """Whether a port can be bound with SO_REUSEADDR, which engines use too; a port just closed counts as free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

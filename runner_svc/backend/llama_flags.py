@@ -1,4 +1,4 @@
-"""Flags and load parameters of engines over llama.cpp: split over devices, cache types."""
+"""Flags and load parameters shared by engines based on llama.cpp."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -11,9 +11,9 @@ MEBIBYTE = 1024 * 1024
 
 
 def tensor_split(order: LoadOrder) -> list[int]:
-    """Returns the parts of the model for each device that the engine sees, in MiB; empty: no split.
+    """Returns the part of the model for each visible device, in MiB; empty: no split.
 
-    Where devices are not hidden the engine counts all of them, so devices between the shares get 0.
+    If devices are not hidden, the engine sees all of them, so those without a share get 0.
     """
     shares = order.shares or ()
     if len(shares) < 2:
@@ -28,7 +28,7 @@ PLAIN_CACHE_TYPES = frozenset({"f16", "bf16", "f32"})
 
 
 def check_cache_and_attention(parameters: Mapping[str, LoadValue], usual_attention: str, field: str) -> None:
-    """Raise INVALID_ARGUMENT for quantized values without flash attention: llama.cpp aborts such a load."""
+    """Raises INVALID_ARGUMENT for a quantized V cache without flash attention: llama.cpp aborts such a load."""
     quantized = parameters.get("cache_type_v", "f16") not in PLAIN_CACHE_TYPES
     if quantized and parameters.get("flash_attention", usual_attention) == "off":
         raise invalid_field(f"{field}.cache_type_v", "must be f16, bf16 or f32 unless flash_attention is on")
@@ -37,7 +37,7 @@ def check_cache_and_attention(parameters: Mapping[str, LoadValue], usual_attenti
 def values_of_flags(
     arguments: Sequence[str], names_by_flag: Mapping[str, str], parameters: Sequence[LoadParameter]
 ) -> dict[str, LoadValue]:
-    """Reads load parameters from the flags of a command line, by name; invalid values are left out."""
+    """Parses load parameters from command-line flags, by name; invalid values are skipped."""
     known = {parameter.name: parameter for parameter in parameters}
     found: dict[str, LoadValue] = {}
     for flag, text in pairwise(arguments):
@@ -49,7 +49,7 @@ def values_of_flags(
 
 
 def _value_of(text: str, parameter: LoadParameter) -> LoadValue | None:
-    """Reads a value from a command line; None: it is invalid for the parameter."""
+    """Parses a value from a command line; None: it is invalid for the parameter."""
     value: LoadValue = text
     if not parameter.words:
         try:

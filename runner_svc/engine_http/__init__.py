@@ -1,1 +1,1 @@
-"""HTTP/1.1 to one engine: a small client for many short streams on kept connections."""
+"""HTTP/1.1 client of an engine, optimized for many short streams on reused connections."""

@@ -1,4 +1,4 @@
-"""One answer: its head, and its body as it arrives, within limits."""
+"""An HTTP response: its head, and its body as it arrives, within limits."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -11,14 +11,14 @@ from weft.kernel.content_coding import CODINGS, BodyDecoder
 from weft.kernel.errors import WeftError
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Maximum of what arrives before a final head is complete, informational ones included, and again of trailers."""
+"""Maximum size of the heads of a response, including informational ones, and of its trailers."""
 MAX_HEADER_BYTES = 8190
-"""Maximum of the name and the value of one header, as of most servers."""
+"""Maximum size of a header's name and value together, as in most servers."""
 MAX_HEADERS = 128
-"""Maximum number of headers and trailers of an answer."""
+"""Maximum number of headers and trailers of a response."""
 MAX_BUFFERED_BYTES = 256 * 1024
-"""What may wait to be read before the client stops to receive, so that the server is slowed down: one more read of the
-event loop comes on top."""
+"""Maximum size of the unread body before the client pauses reading, which slows down the server. One more read of the
+event loop may exceed it."""
 _INTERIM = range(100, 200)
 _SWITCHING = 101
 _BODYLESS = frozenset({_SWITCHING, 204, 304})
@@ -26,7 +26,7 @@ _VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class Answer:
-    """One answer of a server. The methods `on_...` are called by the parser."""
+    """A response. The parser calls the `on_...` methods."""
 
     __slots__ = (
         *(
@@ -45,16 +45,15 @@ class Answer:
     )
 
     def __init__(self, on_room: Callable[[], None], on_release: "Callable[[Answer], None]") -> None:
-        """`on_room` is called when everything received was read, `on_release` when the answer is needed no longer."""
+        """`on_room` is called when all received data was read, `on_release` when the response is no longer needed."""
         self.status = 0
         self.coding = ""
-        """The content coding of its body; empty: none. Those of CODINGS are decoded."""
+        """Content coding of the body; empty: none. Those in CODINGS are decoded."""
         self.is_complete = False
-        """Whether all of its body has arrived."""
+        """Whether the complete body has arrived."""
         self.is_followed = False
-        """Whether bytes came after its end: the next request would take them for its answer."""
+        """Whether bytes followed the response: the next request would read them as its response."""
         self.keeps_connection = False
-        """Whether the server keeps the connection."""
         self._on_room, self._on_release = on_room, on_release
         self._headers: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
@@ -65,19 +64,19 @@ class Answer:
         self._began = self._has_head = self._is_interim = self._lasts_to_end = False
         self._head_bytes = self._header_count = 0
         parser = httptools.HttpResponseParser(self)
-        # What many servers send, and what no reader understands in two ways.
+        # Common deviations that are unambiguous.
         parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
         self._parser: httptools.HttpResponseParser | None = parser
 
     def header(self, name: str) -> str:
-        """Returns the first header of a name in lower case; empty: there is none."""
+        """Returns the first header with a lower-case name; empty: there is none."""
         return _text(self._headers.get(name.encode(), b""))
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers by their names in lower case; of several with one name the first."""
+        """The headers by lower-case name; of duplicates the first."""
         return {name.decode("latin-1"): _text(value) for name, value in self._headers.items()}
 
     @property
@@ -86,16 +85,16 @@ class Answer:
         return self.header("content-type").partition(";")[0].strip().lower() or "application/octet-stream"
 
     async def head(self) -> None:
-        """Return once the head is complete. Raises HttpFaultError."""
+        """Waits until the head is complete. Raises HttpFaultError."""
         while not self._has_head:
             if self._fault is not None:
                 raise self._fault
             await self._arrival()
 
     def read(self) -> Coroutine[Any, Any, bytes]:
-        """Returns the part of the body that has arrived, waits for one; empty at the end. Raises HttpFaultError.
+        """Returns the received part of the body, or waits for one; empty at the end. Raises HttpFaultError.
 
-        A body in one of CODINGS is decoded, although no request asks for one.
+        Decodes the codings in CODINGS even though requests ask for none.
         """
         return self._received() if self._decoder is None else self._decoded(self._decoder)
 
@@ -133,14 +132,14 @@ class Answer:
             yield part
 
     def release(self) -> None:
-        """Let another request have the connection if the answer has arrived completely; close it immediately otherwise.
+        """Makes the connection available if the response is complete; otherwise closes it, which cancels the request.
 
-        That cancels the server's work on the request. Idempotent.
+        Idempotent.
         """
         self._on_release(self)
 
     def feed(self, data: bytes) -> bool:
-        """Take received bytes; returns whether more waits to be read than may."""
+        """Processes received bytes; returns whether the unread body exceeds its limit."""
         if self._parser is None:
             self.is_followed = True
             return False
@@ -158,7 +157,7 @@ class Answer:
         return self._buffered > MAX_BUFFERED_BYTES
 
     def fail(self, fault: HttpFaultError) -> None:
-        """End the answer with a fault; what has arrived is dropped. The first fault counts."""
+        """Ends the response with a fault and drops unread data. The first fault is kept."""
         self._fault = self._fault or fault
         self._parts.clear()
         self.is_complete = self.keeps_connection = False
@@ -166,7 +165,7 @@ class Answer:
         self._wake()
 
     def lose(self, error: Exception | None) -> None:
-        """The connection has ended; None: in order. What has arrived can still be read."""
+        """Handles the end of the connection; `error` is None for a regular one. Received data can still be read."""
         if self.is_complete or self._fault is not None:
             return
         if self._lasts_to_end and error is None:
@@ -179,7 +178,7 @@ class Answer:
         self._wake()
 
     def on_message_begin(self) -> None:
-        """An answer begins, informational or final; after the final one it is one that was not asked for."""
+        """A response starts, informational or final; after the final one it is unsolicited."""
         self.is_followed = self.is_complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -219,7 +218,7 @@ class Answer:
             self._head_bytes = 0
 
     def on_message_complete(self) -> None:
-        """An answer is complete, informational or final."""
+        """A response is complete, informational or final."""
         if not self._is_interim and not self.is_complete:
             self._end()
 
@@ -230,7 +229,7 @@ class Answer:
             self.keeps_connection = self.status != _SWITCHING and parser.should_keep_alive()
 
     def _bound(self, received: int) -> None:
-        """Count bytes that were no body: a head, trailers, framing."""
+        """Counts bytes outside the body: heads, trailers, framing."""
         self._head_bytes += received
         if self._head_bytes > MAX_HEAD_BYTES and not self.is_complete:
             self._exceed()

@@ -1,4 +1,4 @@
-"""The client of one server: its connections, and requests over them."""
+"""HTTP client of one server, with a pool of connections."""
 
 import asyncio
 import base64
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection. It is idle while it has no answer."""
+    """A connection; it is idle without a response."""
 
     def __init__(
         self, on_rest: "Callable[[EngineConnection], None]", on_end: "Callable[[EngineConnection], None]"
     ) -> None:
-        """`on_rest` is called when it becomes idle and can be used again, `on_end` when it has ended."""
+        """`on_rest` is called when it becomes idle and reusable, `on_end` when it has ended."""
         self.idle_since = 0.0
         self._on_rest, self._on_end = on_rest, on_end
         self._transport: asyncio.Transport | None = None
@@ -38,7 +38,7 @@ class EngineConnection(asyncio.Protocol):
         self._is_paused = False
 
     def ask(self, request: bytes, body: bytes) -> Answer:
-        """Send a request; returns its answer, which has not arrived yet."""
+        """Sends a request; returns its pending response."""
         answer = self._answer = Answer(self._resume, self._release)
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -55,12 +55,12 @@ class EngineConnection(asyncio.Protocol):
         return self._transport is None
 
     def may_be_used(self) -> bool:
-        """Whether an idle connection can take a request: it has not ended, and nothing came while it was idle."""
+        """Whether an idle connection can send a request: it is open, and nothing arrived while it was idle."""
         transport = self._transport
         return transport is not None and not transport.is_closing() and not self._has_unread_bytes()
 
     def abort(self, fault: "HttpFaultError | None" = None) -> None:
-        """Close the connection immediately. `fault` ends an answer that is under way."""
+        """Closes the connection immediately. `fault` ends a pending response."""
         answer, self._answer = self._answer, None
         if answer is not None and fault is not None:
             answer.fail(fault)
@@ -69,13 +69,13 @@ class EngineConnection(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
 
     @override
     def data_received(self, data: bytes) -> None:
         answer = self._answer
         if answer is None:
-            self.abort()  # of no request
+            self.abort()  # unsolicited data
             return
         if answer.feed(data) and not self._is_paused and self._transport is not None:
             self._is_paused = True
@@ -104,7 +104,7 @@ class EngineConnection(asyncio.Protocol):
             self.abort()
 
     def _has_unread_bytes(self) -> bool:
-        """Whether bytes, or the end of the connection, wait in the kernel that the event loop has not yet read."""
+        """Whether the kernel holds bytes, or an end of the connection, that the event loop has not read."""
         if self._poll is None:
             found = None if self._transport is None else self._transport.get_extra_info("socket")
             if found is None:
@@ -115,16 +115,16 @@ class EngineConnection(asyncio.Protocol):
 
 
 MAX_IDLE_CONNECTIONS = 256
-"""Idle connections that are kept. Those in use are not limited here: the runner's slots limit them."""
+"""Maximum number of idle connections. The runner's slots limit those in use."""
 NEXT_ADDRESS_SECONDS = 0.25
-"""Wait for one address of a name before the next one is tried beside it, as RFC 8305 proposes."""
+"""Delay before the next address of a name is tried concurrently, as RFC 8305 proposes."""
 _GET = "GET"
 
 
 class EngineClient:
-    """HTTP/1.1 to one server, over TCP, TLS or a Unix socket. No proxies, cookies or redirects.
+    """HTTP/1.1 client of one server over TCP, TLS or a Unix socket, without proxies, cookies and redirects.
 
-    A request has no timeout of its own but that of its connection: callers limit what they wait for.
+    Only connecting has a timeout; callers limit everything else.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class EngineClient:
         connect_seconds: float,
         idle_seconds: float,
     ) -> None:
-        """`headers`: those of every request. `idle_seconds`: an idle connection is closed after that time."""
+        """`headers` are sent with every request. `idle_seconds`: maximum idle time of a connection."""
         url = URL(base_url)
         self._host, self._port = url.raw_host or "", url.port or 0
         self._socket_path = socket_path
@@ -156,10 +156,10 @@ class EngineClient:
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, fresh: bool = False
     ) -> Answer:
-        """Send a request; returns its answer once the head has arrived. Release it, whatever happens.
+        """Sends a request; returns its response once the head has arrived. The caller must release it.
 
-        `path` is below the base URL, and encoded. `fresh`: over a new connection. Raises HttpFaultError; cancellation
-        closes the connection.
+        `path` is encoded and relative to the base URL. `fresh`: use a new connection. Raises HttpFaultError; closes the
+        connection if cancelled.
         """
         head = self._head(method, path, headers, len(body))
         connection = (None if fresh else self._take_idle()) or await self._connect()
@@ -172,7 +172,7 @@ class EngineClient:
         return answer
 
     def close(self) -> None:
-        """Close every connection immediately. Idempotent."""
+        """Closes all connections immediately. Idempotent."""
         self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -202,7 +202,7 @@ class EngineClient:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 connection = await self._open()
-        except (OSError, ValueError) as error:  # a name that is none is a ValueError
+        except (OSError, ValueError) as error:  # ValueError: an invalid host name
             raise unconnected(error) from error
         if not connection.has_ended:
             self._all.add(connection)
@@ -251,7 +251,7 @@ class EngineClient:
             self._sweep = loop.call_later(self._idle_seconds, self._close_idle)
 
     def _close_idle(self) -> None:
-        """Close the connections that have been idle for long enough; the first in the list has been for longest."""
+        """Closes the connections that were idle for too long; the list starts with the longest idle."""
         loop = asyncio.get_running_loop()
         self._sweep = None
         limit = loop.time() - self._idle_seconds
@@ -271,7 +271,7 @@ def _lines(headers: Mapping[str, str]) -> str:
 
 
 def _require_lines(head: str, count: int) -> None:
-    """Raise ValueError where a value would end its line, and so begin another header."""
+    """Raises ValueError if a value contains a line break, which would start another header."""
     if head.count("\r") + head.count("\n") != 2 * count or "\0" in head:
         raise ValueError("a header has a line break")
 
@@ -283,7 +283,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _user(url: URL) -> dict[str, str]:
-    """Returns the header of a user and a password in a URL; empty: it has none."""
+    """Returns the Authorization header for the credentials in a URL; empty: it has none."""
     if url.user is None:
         return {}
     words = f"{url.user}:{url.password or ''}".encode()

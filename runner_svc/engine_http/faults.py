@@ -1,4 +1,4 @@
-"""The ways in which a request over HTTP/1.1 gets no complete answer."""
+"""Faults of HTTP/1.1 requests without a complete response."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 
 class HttpFaultError(Exception):
-    """A request got no complete answer. Carries nothing of what the server sent, and no address."""
+    """A request got no complete response. Contains neither an address nor data from the server."""
 
 
 class Unconnected(Enum):
@@ -17,42 +17,42 @@ class Unconnected(Enum):
     TIMEOUT = auto()
     UNKNOWN_NAME = auto()
     UNTRUSTED = auto()
-    """No TLS, or a certificate that is not trusted."""
+    """No TLS, or an untrusted certificate."""
     SHORTAGE = auto()
-    """This process can open no connection at all now."""
+    """This process cannot open any connection."""
     REFUSED = auto()
-    """Anything else: nothing listens, the network is not reached."""
+    """Anything else: the port is closed, the network is unreachable."""
 
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Errors of connect(2) and socket(2) that say nothing about the server."""
+"""Errors of connect(2) and socket(2) with local causes."""
 
 
 class UnconnectedError(HttpFaultError):
     """No connection was made."""
 
     def __init__(self, why: Unconnected, words: str = "") -> None:
-        """`words`: those of the operating system for a shortage."""
+        """`words`: the operating system's text for a shortage."""
         super().__init__(why.name)
         self.why = why
         self.words = words
 
 
 class UnansweredError(HttpFaultError):
-    """An established connection ended before a byte of an answer."""
+    """A connection ended before the first byte of a response."""
 
 
 class BadHeadError(HttpFaultError):
-    """What came is no head of an HTTP/1.1 answer, or a part of one."""
+    """The received data is not a valid HTTP/1.1 response head."""
 
     def __init__(self, *, is_long: bool = False) -> None:
-        """`is_long`: the head is beyond a limit."""
+        """`is_long`: the head exceeds a limit."""
         super().__init__("too long" if is_long else "unreadable")
         self.is_long = is_long
 
 
 class BrokenAnswerError(HttpFaultError):
-    """The connection ended in the middle of a body, or its framing is wrong."""
+    """The connection ended within a body, or the framing is invalid."""
 
 
 class ClosedClientError(HttpFaultError):
@@ -60,7 +60,7 @@ class ClosedClientError(HttpFaultError):
 
 
 def unconnected(error: Exception) -> UnconnectedError:
-    """Returns the fault of an attempt to connect that raised `error`."""
+    """Returns the fault for an exception while connecting."""
     match error:
         case TimeoutError():
             return UnconnectedError(Unconnected.TIMEOUT)

@@ -1,1 +1,1 @@
-"""Environments of engines: Python installations under the home, each made from lock files with hashes."""
+"""Engine environments: Python installations below weft's home, each created from lock files with hashes."""

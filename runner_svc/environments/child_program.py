@@ -1,4 +1,4 @@
-"""Programs that an installation or a pull runs: their output line by line, and their end with its caller."""
+"""Programs run by installations and pulls, with their output line by line; they end with their caller."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SupervisedProcess, describe_exit
 
 _FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-"""Variables that are about another Python than that of the environment."""
+"""Variables that refer to a Python outside the environment."""
 
 
 async def run_program(
@@ -18,9 +18,9 @@ async def run_program(
     variables: Mapping[str, str],
     folder: Path,
 ) -> str:
-    """Runs a program in `folder` and returns how it failed; empty: it did not. `read` gets each line of its output.
+    """Runs a program in `folder` and returns how it failed; empty: it succeeded. `read` gets each line of its output.
 
-    It ends with this process, and with its children when the call is cancelled. Raises CONNECT_FAILED.
+    The program ends with this process; cancelling the call ends its children too. Raises CONNECT_FAILED.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
 

@@ -1,6 +1,6 @@
-"""The declaration of an engine's environment: its variants, their lock files, and what proves that it works.
+"""Declarations of engine environments: their variants, lock files and self-check.
 
-The lock files of weft's own are in folders beside this file. A runtime's descriptor names its environment; several may
+The lock files are in folders next to this file. A runtime's descriptor names its environment; several runtimes may
 share one.
 """
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from weft.kernel.errors import invalid_field
 
 FOLDER = Path(__file__).parent
-"""Where the folders of weft's own environments are."""
+"""Parent folder of weft's lock files."""
 PythonVersion = tuple[int, int]
 """A minor version of Python, such as (3, 11)."""
 
 
 class Variant(StrEnum):
-    """For which devices the packages of an environment are built."""
+    """The devices that an environment's packages are built for."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -26,53 +26,51 @@ class Variant(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentVariant:
-    """The packages of an environment for one sort of device."""
+    """The packages of an environment for one kind of device."""
 
     locks: tuple[str, ...]
-    """Lock files in the environment's folder, installed in this order. They hold every package: dependencies that no
-    lock names are left out."""
+    """Lock files in the environment's folder, in installation order. They list all packages: pip adds none."""
     installed_bytes: int
     """Measured size of the installed environment."""
     download_bytes: int
     """Measured size of the packages."""
     stubs: tuple[str, ...] = ()
-    """Distributions without content, as "name==version": for programs that ask for the version of a package under a
-    name by which it was not installed."""
+    """Empty distributions, as "name==version", for programs that look up a package version under another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnvironment:
-    """A Python environment that engines run in, apart from weft's own: its packages never decide those of weft."""
+    """A Python environment for engines, separate from weft's so that neither restricts the other's packages."""
 
     folder: Path
-    """Folder of the lock files; its name is the environment's."""
+    """Folder of the lock files; its name is the environment's name."""
     summary: str
-    """Description in one line."""
+    """One-line description."""
     variants: Mapping[Variant, EnvironmentVariant]
     check: str
-    """Python code that its interpreter runs after the installation; an exception means that it does not work."""
+    """Python code that verifies the installation; an exception means that it does not work."""
     oldest_python: PythonVersion = (3, 11)
     newest_python: PythonVersion = (3, 13)
-    """The versions of Python that the locks have packages for."""
+    """Python versions that the lock files have packages for."""
     machine: str = "Linux x86_64"
-    """The system and processor that the locks have packages for."""
+    """System and processor that the lock files have packages for."""
 
     @property
     def name(self) -> str:
-        """The name of `weft runtime install`, and of its folder under the home."""
+        """The name for `weft runtime install`, and of its folder below the home."""
         return self.folder.name
 
     def lock_files(self, variant: Variant) -> tuple[Path, ...]:
-        """Returns the lock files of a variant that it has."""
+        """Returns the lock files of an existing variant."""
         return tuple(self.folder / lock for lock in self.variants[variant].locks)
 
     def supports_python(self, version: PythonVersion) -> bool:
-        """Whether the locks have packages for this version."""
+        """Whether the lock files have packages for this Python version."""
         return self.oldest_python <= version <= self.newest_python
 
 
 class VariantChoice(StrEnum):
-    """The variant that a user asks for."""
+    """The variant that a user requests."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -80,9 +78,9 @@ class VariantChoice(StrEnum):
 
 
 def choose_variant(environment: EngineEnvironment, choice: VariantChoice, has_cards: Callable[[], bool]) -> Variant:
-    """Returns the variant to install: the one asked for, else the one for the cards of this machine.
+    """Returns the variant to install: the requested one, or the one for this machine's cards.
 
-    `has_cards` is asked for `auto` alone. Raises INVALID_ARGUMENT where the environment has no such variant.
+    `has_cards` is called only for `auto`. Raises INVALID_ARGUMENT if the environment has no such variant.
     """
     if choice is not VariantChoice.AUTO:
         wanted = Variant(choice.value)

@@ -1,7 +1,7 @@
-"""The folder of the installed environments under a home, and the programs in them.
+"""The folder with the installed environments of a home, and the programs in them.
 
-`<root>/<name>` is a link to the installed version of an environment, so that a new version replaces the old one at
-once. Engines are started by the path of a version, which tells which one they use.
+`<root>/<name>` is a symbolic link to the installed version, so that an update replaces it atomically. Engines are
+started by the path of a version, which shows the version in use.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 NO_FOLDER = Path("/dev/null/runtimes")
-"""A folder that cannot exist, for what is not part of a home."""
+"""A folder that cannot exist, for uses without a home."""
 PYTHON = "python"
 _VERSIONS = ".versions"
 _USUAL_HOME = Path("~/.weft")
@@ -29,9 +29,9 @@ class EnvironmentFolder:
         return self.environment_program(environment, PYTHON)
 
     def environment_program(self, environment: EngineEnvironment, program: str) -> Path:
-        """Returns a program in an environment, such as "vllm", by the path of the version that is installed now.
+        """Returns a program in an environment, such as "vllm", by the path of the installed version.
 
-        Raises INVALID_ARGUMENT with the command that installs the environment where it is not installed.
+        Raises INVALID_ARGUMENT with the install command if the environment is not installed.
         """
         link, command = self.link(environment), self.install_command(environment.name)
         if not link.exists():
@@ -56,7 +56,7 @@ class EnvironmentFolder:
         return self.root / environment.name
 
     def versions(self, environment: EngineEnvironment) -> Path:
-        """Returns the folder of what the link points to; other folders in it are leftovers."""
+        """Returns the folder of an environment's versions; those other than the link's target are leftovers."""
         return self.root / _VERSIONS / environment.name
 
     def lock_file(self, environment: EngineEnvironment) -> Path:

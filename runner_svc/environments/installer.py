@@ -1,7 +1,7 @@
-"""The installation of an environment: made beside what is there, checked, and put in its place in one step.
+"""Installation of an environment: built in a new folder, checked, and switched to atomically.
 
-An installation that fails, or is cancelled, removes what it made. What one leaves behind that was killed is never used,
-and the next one removes it.
+A failed or cancelled installation removes its files. Leftovers of a killed one are never used, and the next
+installation removes them.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from weft.kernel.timestamps import stamp_of
 from weft.kernel.units import size_words
 
 DEFAULT_SECONDS = 7200.0
-"""Longest installation; a slow line takes an hour for the packages of an engine."""
+"""Maximum duration; on a slow line the packages of an engine take an hour."""
 PROGRESS_SECONDS = 1.0
-"""Interval at which the size of what was loaded is looked up."""
+"""Interval between measurements of the downloaded size."""
 MAX_CHECK_LINES = 20
 MAX_SAID_CHARS = 500
 VERSION_CHARS = 8
 PIP_OPTIONS = ("--no-deps", "--no-user", "--no-compile", "--only-binary", ":all:")
-"""Nothing but what the lock files name, and nothing that would be built here; modules are compiled when imported."""
+"""Only packages in the lock files, and no builds from source; modules are compiled when imported."""
 _BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 _REASONS = {Failure.NETWORK: Reason.SERVICE_UNAVAILABLE, Failure.DISK_FULL: Reason.INVALID_ARGUMENT}
@@ -56,20 +56,20 @@ class InstallStep(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallProgress:
-    """How far an installation is."""
+    """Progress of an installation."""
 
     step: InstallStep
     detail: str
     done: int = 0
     total: int = 1
-    """Parts of this step, such as packages."""
+    """Number of parts in this step, such as packages."""
     ended: bool = False
-    """Whether the step ended well."""
+    """Whether the step has succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallOrder:
-    """What is to be installed, and how."""
+    """What to install, and how."""
 
     environment: EngineEnvironment
     variant: Variant
@@ -83,7 +83,7 @@ class InstallOrder:
 
 
 def needed_bytes(variant: EnvironmentVariant) -> int:
-    """Returns the free space that an installation needs: pip keeps a copy of what it loads in its cache."""
+    """Returns the free space that an installation needs; pip's cache keeps a copy of each download."""
     return variant.installed_bytes + 2 * variant.download_bytes
 
 
@@ -97,17 +97,17 @@ class EnvironmentInstaller:
         show: Callable[[InstallProgress], None],
         log: Callable[[str], object],
     ) -> None:
-        """`log` gets the output of the programs that run."""
+        """`log` receives the output of the programs."""
         self._folder = folder
         self._clock = clock
         self._show = show
         self._log = log
 
     async def install(self, order: InstallOrder) -> pb.InstalledEnvironment:
-        """Installs an environment, in place of an installed one, and returns its receipt.
+        """Installs or replaces an environment and returns its receipt.
 
-        Raises ALREADY_EXISTS while another process changes it, INVALID_ARGUMENT where the disk is too small, and
-        DEADLINE_EXCEEDED, SERVICE_UNAVAILABLE or BACKEND_ERROR where the installation fails; then nothing has changed.
+        Raises ALREADY_EXISTS if another process is changing it, INVALID_ARGUMENT if the disk is too small, and
+        DEADLINE_EXCEEDED, SERVICE_UNAVAILABLE or BACKEND_ERROR if the installation fails; then nothing has changed.
         """
         environment = order.environment
         link = self._folder.link(environment)
@@ -197,7 +197,7 @@ class EnvironmentInstaller:
         self._show(InstallProgress(step=InstallStep.PACKAGES, detail="installed", done=done, total=done, ended=True))
 
     async def _check(self, order: InstallOrder, python: Path, temporary: Path) -> None:
-        """Runs the check of the environment. Raises BACKEND_ERROR with the end of its output when it fails."""
+        """Runs the environment's check. Raises BACKEND_ERROR with the end of its output if it fails."""
         detail = f"{order.environment.name} is imported"
         self._show(InstallProgress(step=InstallStep.CHECK, detail=detail))
         lines: deque[str] = deque(maxlen=MAX_CHECK_LINES)
@@ -212,13 +212,13 @@ class EnvironmentInstaller:
     async def _run(
         self, order: InstallOrder, command: Sequence[str | Path], temporary: Path, read: Callable[[str], object]
     ) -> str:
-        """Runs a program and returns how it failed; empty: it did not."""
+        """Runs a program and returns how it failed; empty: it succeeded."""
 
         def keep(line: str) -> None:
             self._log(f"{line}\n")
             read(line)
 
-        # pip's temporary files are counted for the progress, and removed with the rest.
+        # pip's temporary files count as progress, and are removed with the rest.
         variables = {"TMPDIR": str(temporary)}
         self._log(f"weft runtime install {order.environment.name}: {' '.join(map(str, command))}\n")
         return await run_program(command, keep, variables=variables, folder=temporary)
@@ -234,14 +234,14 @@ class EnvironmentInstaller:
             )
 
     def _new_version(self, environment: EngineEnvironment) -> Path:
-        """Returns the path of a version that does not exist yet, without links: its programs will name it."""
+        """Returns the path of a new version with symbolic links resolved, because its programs contain it."""
         versions = self._folder.versions(environment)
         versions.mkdir(mode=0o700, parents=True, exist_ok=True)
         return versions.resolve() / uuid4().hex[:VERSION_CHARS]
 
 
 def size_on_disk(folder: Path) -> int:
-    """Returns the bytes that the files of a folder take; those that vanish meanwhile count as none."""
+    """Returns the disk usage of a folder; files that vanish during the count are ignored."""
     found = 0
     for where, _, names in os.walk(folder):
         for name in names:
@@ -257,16 +257,16 @@ def _package_progress(output: PipOutput, temporary: Path) -> InstallProgress:
 
 
 def _point(link: Path, target: Path) -> None:
-    """Lets the link of an environment point to a version, in one step."""
+    """Switches an environment's link to a version atomically."""
     new = link.with_name(f".{link.name}.link")
     new.unlink(missing_ok=True)
-    # Relative, so that a home that was moved is recognised by its receipt and not by a broken link.
+    # Relative, so that the link of a moved home still resolves, and its receipt shows the move.
     new.symlink_to(Path(os.path.relpath(target, link.parent.resolve())))
     new.replace(link)
 
 
 def _write_stub(target: Path, interpreter: Interpreter, stub: str) -> None:
-    """Writes the metadata of a distribution without content."""
+    """Writes the metadata of an empty distribution."""
     name, _, version = stub.partition("==")
     major, minor = interpreter.minor_version
     info = target / "lib" / f"python{major}.{minor}" / "site-packages" / f"{name}-{version}.dist-info"

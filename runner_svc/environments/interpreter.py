@@ -1,4 +1,4 @@
-"""The interpreter that an environment is made with."""
+"""The interpreter that an environment is created with."""
 
 import platform
 import shutil
@@ -16,7 +16,7 @@ _ASK = "import platform, sys; print(sys.implementation.name, platform.python_ver
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python of this machine."""
+    """A Python on this machine."""
 
     path: Path
     version: str
@@ -30,9 +30,9 @@ class Interpreter:
 
 
 def find_interpreter(environment: EngineEnvironment, chosen: Path | None) -> Interpreter:
-    """Returns the chosen Python, that of weft, or one on PATH, whichever first fits the lock files.
+    """Returns the first Python that fits the lock files: the chosen one, weft's, or one on PATH.
 
-    Raises INVALID_ARGUMENT when none does, or the machine is another than theirs.
+    Raises INVALID_ARGUMENT if none fits, or if the lock files are for another machine.
     """
     machine = f"{platform.system()} {platform.machine()}"
     if machine != environment.machine:

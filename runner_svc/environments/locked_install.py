@@ -1,10 +1,10 @@
-"""The installation of lock files with pip: its command line, its progress, and why it failed.
+"""Installs lock files with pip, and reports its progress and the cause of a failure.
 
-Also a program, for the time when weft itself is not installed yet; standard library only:
+This file is also a program that installs a lock file for its interpreter before weft itself is installed:
 
     python runner_svc/environments/locked_install.py <lock file> [pip options]
 
-installs a lock file for the interpreter that runs it.
+It uses only the standard library.
 """
 
 import re
@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 CONNECT_SECONDS = 30
-"""Time without a byte after which pip gives up a connection."""
+"""Time without data after which pip closes a connection."""
 CONNECT_RETRIES = 3
 MAX_KEPT_LINES = 40
 MAX_LINE_CHARS = 300
@@ -30,7 +30,7 @@ _INSTALLING = "Installing collected packages"
 
 
 class Failure(Enum):
-    """Why pip failed, with the sentence for users."""
+    """Why pip failed, with a sentence for users."""
 
     WRONG_HASH = "a package is not the one that the lock file names: its hash differs, or it was not loaded whole"
     DISK_FULL = "the disk is full"
@@ -51,11 +51,11 @@ _SIGNS = (
     ),
     (re.compile(r"No matching distribution found|Could not find a version"), Failure.NOT_FOUND),
 )
-"""What pip writes, the likelier cause first: an index that is not reached has no packages either."""
+"""Patterns in pip's output, the likelier cause first: an unreachable index also lacks packages."""
 
 
 def pip_arguments(lock: Path, options: Sequence[str] = ()) -> list[str]:
-    """Returns the arguments of Python that install a lock file."""
+    """Returns the arguments for Python that install a lock file."""
     return [
         *("-m", "pip", "--disable-pip-version-check", "install", "--no-input", "--progress-bar", "off"),
         *("--timeout", str(CONNECT_SECONDS), "--retries", str(CONNECT_RETRIES)),
@@ -70,22 +70,22 @@ def package_count(locks: Iterable[Path]) -> int:
 
 @dataclass(slots=True)
 class PipOutput:
-    """The output of pip, read line by line."""
+    """Reads the output of pip line by line."""
 
     total: int
     """Number of packages."""
     done: int = 0
-    """Packages that pip has begun with."""
+    """Number of packages that pip has started."""
     package: str = ""
-    """The package that pip is at; empty once it installs them all."""
+    """Current package; empty once pip installs all packages."""
     installing: bool = False
-    """Whether all packages were loaded, and pip installs them."""
+    """Whether all packages are downloaded and pip is installing them."""
     signs: set[Failure] = field(default_factory=set)
-    """Causes of a failure that it names; an index that was not reached may not have been needed."""
+    """Possible causes of a failure; an unreachable index may not have been needed."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_LINES))
 
     def read(self, line: str) -> bool:
-        """Reads a line; returns whether the progress changed."""
+        """Processes a line; returns whether the progress changed."""
         line = line.rstrip()[:MAX_LINE_CHARS]
         if line and not line.startswith("WARNING"):
             self.last_lines.append(line)
@@ -100,11 +100,11 @@ class PipOutput:
 
     @property
     def failure(self) -> Failure:
-        """Why it failed, where it did."""
+        """Returns the cause, provided that pip failed."""
         return next((failure for _, failure in _SIGNS if failure in self.signs), Failure.OTHER)
 
     def explanation(self) -> str:
-        """Returns why it failed, and what pip said."""
+        """Returns the cause of the failure with pip's last lines."""
         last = "\n".join(f"  {line}" for line in self.last_lines)
         return f"{self.failure.value}; pip's last lines:\n{last}"
 
@@ -118,7 +118,7 @@ def _show(output: PipOutput) -> None:
 
 
 def main(lock: str, *options: str) -> int:
-    """Installs a lock file for this interpreter: a bar on a terminal, pip's own words only where it fails."""
+    """Installs a lock file for this interpreter, with a progress bar on terminals. Shows pip's output on failure."""
     shown = sys.stdout.isatty()
     output = PipOutput(package_count([Path(lock)]))
     command = [sys.executable, *pip_arguments(Path(lock), options)]

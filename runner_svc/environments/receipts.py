@@ -1,4 +1,4 @@
-"""The receipts of installed environments, and the state of each environment of a home."""
+"""Receipts of installed environments, and the status of each environment of a home."""
 
 import hashlib
 import time
@@ -19,21 +19,21 @@ RECEIPT_NAME = "environment.json"
 MAX_RECEIPT_BYTES = 65_536
 CLAIM_ATTEMPTS = 20
 CLAIM_PAUSE_SECONDS = 0.05
-"""Pause between attempts to lock: `weft runtime list` holds a lock for a moment too."""
+"""Pause between attempts to lock: `weft runtime list` also holds a lock for a moment."""
 
 
 def variant_number(variant: Variant) -> pb.EnvironmentVariant.ValueType:
-    """Returns a variant's value in messages."""
+    """Converts a variant to its value in messages."""
     return pb.EnvironmentVariant.Value(f"ENVIRONMENT_VARIANT_{variant.name}")
 
 
 def variant_of(receipt: pb.InstalledEnvironment) -> Variant | None:
-    """Returns the variant of a receipt; None: one that this version does not know."""
+    """Returns the variant of a receipt; None: unknown to this version of weft."""
     return next((variant for variant in Variant if variant_number(variant) == receipt.variant), None)
 
 
 def lock_digest(environment: EngineEnvironment, variant: Variant) -> str:
-    """Returns the digest of all that decides what is installed."""
+    """Returns a digest of everything that determines the installed packages."""
     declared = environment.variants[variant]
     digest = hashlib.sha256()
     for part in (*(lock.read_bytes() for lock in environment.lock_files(variant)), *map(str.encode, declared.stubs)):
@@ -42,7 +42,7 @@ def lock_digest(environment: EngineEnvironment, variant: Variant) -> str:
 
 
 def read_receipt(folder: Path) -> pb.InstalledEnvironment | None:
-    """Returns the receipt in the folder of an environment; None: it has no readable one."""
+    """Returns the receipt in an environment's folder; None: missing or unreadable."""
     with suppress(OSError, ParseError, UnicodeDecodeError), (folder / RECEIPT_NAME).open("rb") as file:
         return Parse(file.read(MAX_RECEIPT_BYTES).decode(), pb.InstalledEnvironment(), ignore_unknown_fields=True)
     return None
@@ -54,7 +54,7 @@ def write_receipt(folder: Path, receipt: pb.InstalledEnvironment) -> None:
 
 
 def status_of(environment: EngineEnvironment, folder: EnvironmentFolder) -> pb.EnvironmentStatus:
-    """Returns an environment with its state on this home. Raises nothing."""
+    """Returns the status of an environment in this home. Never raises."""
     status = pb.EnvironmentStatus(
         name=environment.name,
         summary=environment.summary,
@@ -85,7 +85,7 @@ def _is_current(environment: EngineEnvironment, receipt: pb.InstalledEnvironment
 
 
 def _fault(link: Path, receipt: pb.InstalledEnvironment | None) -> str | None:
-    """Returns why an installed environment cannot be used; None: nothing is known to be wrong."""
+    """Returns why an installed environment cannot be used; None: no fault is known."""
     if receipt is None:
         return "its receipt cannot be read"
     folder = link.resolve()
@@ -98,9 +98,9 @@ def _fault(link: Path, receipt: pb.InstalledEnvironment | None) -> str | None:
 
 @contextmanager
 def claimed(environment: EngineEnvironment, folder: EnvironmentFolder) -> Iterator[bool]:
-    """Locks an environment against other installations for the block; False: another process has locked it.
+    """Locks an environment against other installations within the block; False: another process holds the lock.
 
-    The lock ends with the process, however it ends. Raises OSError when the folder cannot be written.
+    The lock ends with the process. Raises OSError if the folder cannot be written.
     """
     path = folder.lock_file(environment)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def _locks(lock: TextIO) -> bool:
 
 
 def is_changing(environment: EngineEnvironment, folder: EnvironmentFolder) -> bool:
-    """Whether a process installs or removes an environment now."""
+    """Whether a process is installing or removing an environment."""
     try:
         lock = folder.lock_file(environment).open("r")
     except OSError:

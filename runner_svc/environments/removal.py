@@ -1,4 +1,4 @@
-"""The removal of environments and of their earlier versions, and the lock under which an environment changes."""
+"""Removal of environments and old versions, and the lock for changing an environment."""
 
 import shutil
 from collections.abc import Iterator
@@ -30,9 +30,9 @@ class UsingProcess:
 
 
 def processes_using(folder: Path, link: Path) -> tuple[UsingProcess, ...]:
-    """Returns the processes of this user, except this one, that use the version of an environment at `folder`.
+    """Returns the user's processes, except this one, that use the environment version at `folder`.
 
-    A program that was started by the environment's link may use any version.
+    A program started through the environment's link may use any version.
     """
     places = {folder / "bin", link / "bin"}
     found, own = [], psutil.Process().pid
@@ -50,12 +50,12 @@ def names_of(processes: tuple[UsingProcess, ...]) -> str:
 
 
 def _runs(process: psutil.Process, places: set[Path]) -> bool:
-    """Whether its command line begins with a program in one of these folders: the interpreter itself lies elsewhere."""
+    """Whether its command line starts with a program in these folders; the interpreter itself is outside of them."""
     return any(word.startswith("/") and Path(word).parent in places for word in process.cmdline()[:2])
 
 
 def _maps(pid: int, folder: Path) -> bool:
-    """Whether a file of the environment is mapped: engines may replace their command line."""
+    """Whether it maps a file of the environment, since engines may replace their command line."""
     prefix = f"{folder}/".encode()
     with Path(f"/proc/{pid}/maps").open("rb") as maps:
         return prefix in maps.read(MAX_MAPS_BYTES)
@@ -65,8 +65,8 @@ def _maps(pid: int, folder: Path) -> bool:
 def changing(environment: EngineEnvironment, folder: EnvironmentFolder) -> Iterator[None]:
     """Locks an environment for the block.
 
-    Raises ALREADY_EXISTS when another process has locked it, and INVALID_ARGUMENT where the folder cannot be written or
-    has something in its place that weft did not make.
+    Raises ALREADY_EXISTS if another process holds the lock, and INVALID_ARGUMENT if the folder is not writable or its
+    place is taken by something that weft did not create.
     """
     link = folder.link(environment)
     if link.exists() and not link.is_symlink():
@@ -88,7 +88,7 @@ def changing(environment: EngineEnvironment, folder: EnvironmentFolder) -> Itera
 def remove_environment(environment: EngineEnvironment, folder: EnvironmentFolder, *, force: bool = False) -> bool:
     """Removes an environment; False: it was not installed.
 
-    Raises RESOURCE_IN_USE, naming the processes, while it is used, unless `force`; and as `changing`.
+    Raises RESOURCE_IN_USE naming the processes that use it, unless `force`; and as `changing`.
     """
     link, versions = folder.link(environment), folder.versions(environment)
     with changing(environment, folder):
@@ -106,7 +106,7 @@ def remove_environment(environment: EngineEnvironment, folder: EnvironmentFolder
 
 
 def remove_versions(environment: EngineEnvironment, folder: EnvironmentFolder, *, keep: Path | None) -> None:
-    """Removes leftovers and earlier versions of an environment that is locked, except those that are still used."""
+    """Removes leftovers and old versions of a locked environment, except those still in use."""
     versions = folder.versions(environment)
     for version in versions.iterdir() if versions.is_dir() else ():
         if version.resolve() != keep and not processes_using(version.resolve(), folder.link(environment)):

@@ -1,1 +1,1 @@
-"""The client of servers that speak the OpenAI API."""
+"""Client for servers that implement the OpenAI API."""

@@ -1,4 +1,4 @@
-"""Addresses of servers that weft does not start: validation, and whether they are on a private network."""
+"""Validation of external servers' addresses, and detection of private networks."""
 
 import ipaddress
 import re
@@ -18,15 +18,15 @@ _PRIVATE_NAMES = (
     ".intranet",
     ".corp",
 )
-"""Suffixes of private names, by custom or by RFC 6762, RFC 8375 and ICANN's reservation of .internal."""
+"""Suffixes of private names: conventional, or reserved by RFC 6762, RFC 8375 and ICANN (.internal)."""
 
 _VERSION_PATH = "/v1"
 _NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
-"""Names that resolvers read as an IPv4 address: 134744072 is 8.8.8.8."""
+"""Numbers that resolvers accept as an IPv4 address: 134744072 is 8.8.8.8."""
 
 
 def is_private_host(host: str) -> bool:
-    """Whether a host is recognizably on a private network."""
+    """Whether a host is clearly on a private network."""
     try:
         return not ipaddress.ip_address(host).is_global
     except ValueError:
@@ -36,7 +36,7 @@ def is_private_host(host: str) -> bool:
 
 
 def base_url(text: str, field: str) -> str:
-    """Returns a valid base URL. Raises INVALID_ARGUMENT without the URL, which may hold secrets."""
+    """Returns a valid base URL. Raises INVALID_ARGUMENT; the message omits the URL, which may contain secrets."""
     if not is_http_url(text):
         raise invalid_field(field, "must be an http or https URL with a host")
     url = URL(text)
@@ -48,12 +48,12 @@ def base_url(text: str, field: str) -> str:
 
 
 def server_root(url: str) -> str:
-    """Returns the URL of a server without the version of its interface, with which it may be given."""
+    """Returns a server's URL without a trailing /v1."""
     return url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
 
 
 def require_known_place(url: str, *, remote: bool | None, field: str) -> None:
-    """Raises INVALID_ARGUMENT naming `field` for a server that may be remote or not."""
+    """Raises INVALID_ARGUMENT naming `field` if `remote` is unset and the address does not decide it."""
     if remote is None and not is_private_host(URL(url).host or ""):
         raise invalid_field(
             field,
@@ -63,7 +63,7 @@ def require_known_place(url: str, *, remote: bool | None, field: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine itself."""
+    """Whether a host is the local machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -71,7 +71,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_http_url(text: str) -> bool:
-    """Whether the text is an http or https URL with a host."""
+    """Whether a text is an http or https URL with a host."""
     try:
         url = URL(text)
     except ValueError:

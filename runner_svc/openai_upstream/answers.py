@@ -1,4 +1,4 @@
-"""The reading of a server's answers within bounds, and their faults in words."""
+"""Bounded reading of a server's responses, and texts for their faults."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -12,13 +12,13 @@ from weft.kernel.reasons import Reason
 
 DRAIN_SECONDS = 1.0
 MAX_DRAIN_BYTES = 64 * 1024
-"""Maximum of a body that is read after its stated end; the connection of a longer one is closed."""
+"""Maximum number of bytes read after the end of the stream; beyond it the connection is closed."""
 MAX_SHOWN_CHARS = 80
-"""Maximum length of a header's value in an error."""
+"""Maximum length of a header value in an error message."""
 
 
 def shortage(fault: UnconnectedError) -> WeftError | None:
-    """Returns the error where this process cannot open any connection; None: another cause."""
+    """Returns the error if this process cannot open any connection; None: another cause."""
     if fault.why is not Unconnected.SHORTAGE:
         return None
     message = f"this runner can open no connection to its backend now: {fault.words}"
@@ -37,13 +37,13 @@ def unreached(fault: UnconnectedError) -> str:
 
 
 def head_fault(fault: HttpFaultError) -> str:
-    """Returns the fault of an answer's head, without any of its content."""
+    """Returns a description of a faulty response head that quotes none of it."""
     is_long = isinstance(fault, BadHeadError) and fault.is_long
     return "its head is too long" if is_long else "its head cannot be read"
 
 
 def require_content_type(answer: Answer, expected: str) -> None:
-    """Raises BACKEND_PROTOCOL_ERROR for an answer of another media type."""
+    """Raises BACKEND_PROTOCOL_ERROR if the response has another media type."""
     if answer.content_type != expected:
         raise WeftError(
             Reason.BACKEND_PROTOCOL_ERROR, f"the engine answered with {shown(answer.content_type)}, not {expected}"
@@ -51,24 +51,24 @@ def require_content_type(answer: Answer, expected: str) -> None:
 
 
 def content_encoding(answer: Answer) -> str | None:
-    """Returns the encoding of an answer's body that is not decoded; None: there is none."""
+    """Returns the content encoding that is not decoded; None: the body is readable."""
     return None if not answer.coding or answer.coding in CODINGS else answer.coding
 
 
 def require_plain(answer: Answer) -> None:
-    """Raises BACKEND_PROTOCOL_ERROR for a body in an encoding that is not decoded."""
+    """Raises BACKEND_PROTOCOL_ERROR if the body has an encoding that is not decoded."""
     if (encoding := content_encoding(answer)) is not None:
         message = f"the engine answered with Content-Encoding {shown(encoding)}, which it was not asked for"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
 
 
 def shown(header: str) -> str:
-    """Returns a header's value for an error, in ASCII: it may hold bytes that are no text."""
+    """Returns a header value for an error message, in ASCII because it may contain invalid text."""
     return ascii(header[:MAX_SHOWN_CHARS])
 
 
 async def drain(answer: Answer) -> None:
-    """Read the rest of a body whose content is complete, so that its connection can be used again."""
+    """Reads the rest of a body after its content so that the connection can be reused."""
     if answer.is_complete:
         return
     with suppress(TimeoutError, HttpFaultError):
@@ -92,7 +92,7 @@ async def read_bounded(parts: AsyncIterator[bytes], limit_bytes: int) -> bytes:
 
 
 async def read_beginning(answer: Answer, limit_bytes: int) -> bytes:
-    """Returns the first bytes of a body."""
+    """Returns the first `limit_bytes` of a body."""
     body = bytearray()
     while len(body) < limit_bytes and (part := await answer.read()):
         body += part

@@ -1,6 +1,6 @@
-"""Chunks of an OpenAI-compatible stream as typed structs, and the characters that a server split across two of them.
+"""Chunks of an OpenAI-compatible stream as typed structs, and repair of characters split across chunks.
 
-The decoder is strict and fast. What it refuses is read again by `runner_svc.openai_upstream.dialects`.
+The decoder is strict and fast. Chunks that it rejects are read again by `runner_svc.openai_upstream.dialects`.
 """
 
 import re
@@ -11,19 +11,19 @@ import msgspec
 from runner_svc.openai_upstream.errors import ErrorBody
 
 MAX_COUNT = 2**53
-"""Largest accepted number of tokens: JSON numbers hold larger ones inexactly."""
+"""Largest accepted token count: JSON numbers cannot represent larger integers exactly."""
 MAX_MILLISECONDS = 1e12
-"""Largest time that is taken from a server, some 32 years."""
+"""Largest accepted time, about 32 years."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_MILLISECONDS)]
 Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 EXTRA = "weft:extra"
-"""Name of fields that only `dialects` fills in; no server writes it."""
+"""Name of fields that only `dialects` fills; servers do not send it."""
 
 
 class ChunkFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a tool call's function."""
+    """A part of a function call."""
 
     name: str | None = None
     arguments: str | None = None
@@ -37,21 +37,21 @@ class ChunkToolCall(msgspec.Struct, forbid_unknown_fields=True):
     type: str | None = None
     function: ChunkFunction | None = None
     extra: dict[str, Any] = msgspec.field(default_factory=dict, name=EXTRA)
-    """Fields that weft does not know; those of the function are under `function`."""
+    """Unknown fields; those of the function are under `function`."""
 
     @property
     def name(self) -> str:
-        """Name of the function; empty: not in this part."""
+        """Function name; empty: not in this part."""
         return (self.function and self.function.name) or ""
 
     @property
     def arguments(self) -> str:
-        """Text of the arguments in this part."""
+        """This part of the arguments."""
         return (self.function and self.function.arguments) or ""
 
 
 class ChunkTop(msgspec.Struct):
-    """An alternative of a token."""
+    """An alternative to a token."""
 
     token: str
     logprob: float
@@ -68,29 +68,29 @@ class ChunkToken(msgspec.Struct):
 
 
 class ChunkLogprobs(msgspec.Struct):
-    """The log probabilities of a chunk's tokens."""
+    """Log probabilities of the tokens in a chunk."""
 
     content: list[ChunkToken] | None = None
 
 
 class ChunkDelta(msgspec.Struct, forbid_unknown_fields=True):
-    """What a chunk adds to a choice."""
+    """The content that a chunk adds to a choice."""
 
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same, by the name that Ollama and mlx-lm give it."""
+    """`reasoning_content` under the name that Ollama and mlx-lm use."""
     refusal: str | None = None
     tool_calls: list[ChunkToolCall] | None = None
     function_call: None = None
-    """The older form of a call; `dialects` makes a call of it."""
+    """Deprecated form of a tool call; `dialects` converts it."""
     extra: dict[str, Any] = msgspec.field(default_factory=dict, name=EXTRA)
-    """Fields of the message that weft does not know."""
+    """Unknown fields of the message."""
 
 
 class ChunkChoice(msgspec.Struct):
-    """One choice of a chunk."""
+    """A choice in a chunk."""
 
     index: Place = 0
     delta: ChunkDelta | None = None
@@ -98,11 +98,11 @@ class ChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: ChunkLogprobs | None = None
     stop_reason: object = None
-    """vLLM's: the stop string or the token that ended the choice."""
+    """vLLM: the stop string or token that ended the choice."""
     matched_stop: object = None
-    """The same, by SGLang's name."""
+    """SGLang's name for `stop_reason`."""
     message: msgspec.Raw = msgspec.Raw()
-    """What some servers send in place of a delta."""
+    """Sent by some servers instead of a delta."""
 
     @property
     def stop_sequence(self) -> str:
@@ -112,21 +112,21 @@ class ChunkChoice(msgspec.Struct):
 
 
 class PromptDetails(msgspec.Struct):
-    """Tokens of the prompt by where they came from."""
+    """Prompt tokens by source."""
 
     cached_tokens: Count | None = None
     cache_write_tokens: Count | None = None
-    """Not OpenAI's: tokens that were written to a provider's cache."""
+    """Tokens written to a provider's cache; not part of OpenAI's API."""
 
 
 class CompletionDetails(msgspec.Struct):
-    """Generated tokens by what they are."""
+    """Generated tokens by type."""
 
     reasoning_tokens: Count | None = None
 
 
 class ChunkUsage(msgspec.Struct):
-    """The figures of an answer."""
+    """Token usage."""
 
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
@@ -135,49 +135,49 @@ class ChunkUsage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that came from a cache."""
+        """Prompt tokens read from a cache."""
         details = self.prompt_tokens_details
         return 0 if details is None else details.cached_tokens or 0
 
     @property
     def cache_write_tokens(self) -> int:
-        """Tokens of the prompt that were written to a cache."""
+        """Prompt tokens written to a cache."""
         details = self.prompt_tokens_details
         return 0 if details is None else details.cache_write_tokens or 0
 
     @property
     def reasoning_tokens(self) -> int:
-        """Generated tokens that were reasoning."""
+        """Generated tokens used for reasoning."""
         details = self.completion_tokens_details
         return 0 if details is None else details.reasoning_tokens or 0
 
 
 class Timings(msgspec.Struct):
-    """The times of one choice as llama-server reports them."""
+    """Timings of one choice as llama-server reports them."""
 
     prompt_ms: Milliseconds | msgspec.UnsetType = msgspec.UNSET
-    """From its first work on the prompt to the first token."""
+    """Prompt processing until the first token."""
     predicted_ms: Milliseconds | msgspec.UnsetType = msgspec.UNSET
-    """From the first token to the last."""
+    """First token to last token."""
     tokenize_ms: Milliseconds | msgspec.UnsetType = msgspec.UNSET
-    """Of the prompts, as weft's own server programs tell it ..."""
+    """Tokenization of the prompts; reported by weft's own server programs."""
     undivided_ms: Milliseconds = 0
-    """... and the time of an answer that came in one piece, in place of the first two."""
+    """Time of an answer computed in one piece, reported by them instead of the first two."""
 
 
 class Metrics(msgspec.Struct):
-    """The times of one request as vLLM reports them with --enable-per-request-metrics; null: not known."""
+    """Timings of one request as vLLM reports them with --enable-per-request-metrics; null: unknown."""
 
     time_to_first_token_ms: Milliseconds | None = None
-    """From scheduling to the first token: waiting in its queue is not included."""
+    """Scheduling to first token, without queueing time."""
     generation_time_ms: Milliseconds | None = None
-    """From the first token to the last."""
+    """First token to last token."""
     mean_itl_ms: Milliseconds | None = None
-    """Between two tokens."""
+    """Mean time between two tokens."""
 
 
 class PromptProgress(msgspec.Struct):
-    """How far llama-server is with a prompt."""
+    """Prompt progress of llama-server, in tokens."""
 
     total: Count = 0
     cache: Count = 0
@@ -185,13 +185,13 @@ class PromptProgress(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """One event of a stream."""
+    """An event of a stream."""
 
     choices: list[ChunkChoice] = []
     usage: ChunkUsage | None = None
     timings: Timings | None = None
     metrics: msgspec.Raw = msgspec.Raw()
-    """vLLM's times of the request; other servers may have other things of this name."""
+    """vLLM's timings of the request; other servers may use this name for something else."""
     prompt_progress: PromptProgress | None = None
     error: ErrorBody | str | None = None
 
@@ -200,24 +200,24 @@ CHUNKS = msgspec.json.Decoder(Chunk)
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""Stands for a half that no chunk completes."""
+"""Replaces a half that no chunk completes."""
 _BYTES = re.compile("[\udc80-\udcff]+")
-"""Bytes that alone are not UTF-8, as Python's `surrogateescape` reads them."""
+"""Bytes that are not UTF-8 on their own, as Python's `surrogateescape` decodes them."""
 _HALVES = re.compile("[\ud800-\udfff]")
 _ARGUMENTS = "arguments"
 _MAX_PREFIX = 3
-"""Maximum number of bytes of an incomplete character."""
+"""Maximum number of bytes in an incomplete character."""
 
 
 class HalfCharacters:
-    """The halves at the ends of the texts so far. `join` is called for each choice of a chunk that may have one."""
+    """Holds back incomplete characters at the end of texts. `join` is called for each choice that may have one."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[int, str], str] = {}
-        """The halves that are held back, by choice and field."""
+        """Incomplete characters by choice and field."""
 
     def join(self, choice: ChunkChoice) -> None:
-        """Complete the texts of a chunk; a half at the end of one is held back. Raises ValueError for invalid bytes."""
+        """Completes the texts of a chunk and holds back a half at their end. Raises ValueError for invalid bytes."""
         choice.text = self._joined(choice.index, "text", choice.text)
         if (delta := choice.delta) is None:
             return
@@ -231,7 +231,7 @@ class HalfCharacters:
                 function.arguments = self._joined(choice.index, place, function.arguments)
 
     def rest(self) -> dict[int, str]:
-        """Returns what stands for the halves that no chunk has completed, by choice. Raises ValueError as `join`."""
+        """Returns the replacements of incomplete characters by choice. Raises ValueError as `join` does."""
         held, self.held = self.held, {}
         found: dict[int, str] = {}
         for (choice, name), half in held.items():
@@ -245,7 +245,7 @@ class HalfCharacters:
         if not text or not (self.held or _HALVES.search(text)):
             return text
         held = self.held.pop((choice, name), "")
-        # Two halves of UTF-16 are one character.
+        # Two UTF-16 halves form one character.
         whole = (held + text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         whole = _BYTES.sub(_decoded, whole)
         half = _half_at_end(whole)
@@ -256,7 +256,7 @@ class HalfCharacters:
 
 
 def _decoded(found: "re.Match[str]") -> str:
-    """Returns the characters of bytes; an incomplete one at the end of the text stays."""
+    """Decodes bytes; an incomplete character at the end is kept unchanged."""
     raw = found.group().encode("ascii", "surrogateescape")
     for kept in range(_MAX_PREFIX + 1):
         try:
@@ -271,7 +271,7 @@ def _decoded(found: "re.Match[str]") -> str:
 
 
 def _may_begin(raw: bytes) -> bool:
-    """Whether bytes are the beginning of a character."""
+    """Whether bytes may be the start of a character."""
     try:
         raw.decode()
     except UnicodeDecodeError as error:
@@ -280,7 +280,7 @@ def _may_begin(raw: bytes) -> bool:
 
 
 def _half_at_end(text: str) -> str:
-    """Returns the half of a character at the end of a text; empty: none."""
+    """Returns the incomplete character at the end of a text; empty: none."""
     if text and "\ud800" <= text[-1] <= "\udbff":
         return text[-1]
     found = re.search("[\udc80-\udcff]+$", text)

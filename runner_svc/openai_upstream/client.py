@@ -1,4 +1,4 @@
-"""The HTTP client of an OpenAI-compatible server: generation, embeddings and scores, every failure with a reason."""
+"""HTTP client of an OpenAI-compatible server: generation, embeddings and reranking."""
 
 import asyncio
 import base64
@@ -83,20 +83,20 @@ _PATHS = (
     *(IMAGES, IMAGE_EDITS, TRANSCRIPTIONS, TRANSLATIONS, SPEECH),
 )
 MAX_ERROR_BODY_BYTES = 64 * 1024
-"""Maximum of a refusal's body that is read; the status says the most."""
+"""Maximum number of bytes read from an error response."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
 MAX_RERANK_BODY_BYTES = 64 * 1024 * 1024
-"""Maximum size of scores: some servers repeat the documents."""
+"""Reranking responses are large because some servers repeat the documents."""
 MIN_REPORTED_BYTES = 2048
-"""Minimum size of a prompt whose progress is reported. Shorter ones are one batch: two reports without information, for
-4 % more CPU per request (measured)."""
+"""Minimum prompt size for progress reports. Shorter prompts fit one batch: two useless reports would cost 4 % more CPU
+per request (measured)."""
 IDLE_CONNECTION_SECONDS = 3.0
-"""Idle time after which a connection is closed: llama-server closes it after 5 s, and the client must be first."""
+"""Idle time before a connection is closed: below llama-server's 5 s, so that the client closes first."""
 PROVIDER_IDLE_CONNECTION_SECONDS = 15.0
-"""The same for providers, where a connection costs a handshake; known ones keep idle connections for over a minute."""
+"""Longer for providers, where a connection costs a handshake; known ones keep idle connections for over a minute."""
 MAX_FLOAT32 = 3.4028234663852886e38
-"""Largest 32-bit float, in which messages carry vectors; a larger number would arrive as infinite."""
+"""Largest 32-bit float: larger numbers would become infinite in the vectors of a message."""
 JSON_TYPE = "application/json"
 _VERSION_PATH = "/v1"
 _UNAUTHORIZED = 401
@@ -104,48 +104,49 @@ _UNAUTHORIZED = 401
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The address of a server, and the form of its requests."""
+    """A server's address and request format."""
 
     base_url: str = field(repr=False)
-    """Without a slash at its end, and without /v1."""
+    """Without a trailing slash; without /v1 unless the server is a provider."""
     socket_path: str = ""
-    """The Unix socket on which it listens; empty: a port, by its base URL."""
+    """Unix socket of the server; empty: it listens on the port in the base URL."""
     api_key: str = field(default="", repr=False)
     """Empty: no Authorization header is sent."""
     present_key: Callable[[], str] | None = field(default=None, repr=False)
-    """Returns the key of the next request, where it may change; None: `api_key`."""
+    """Returns the current key if it may change; None: use `api_key`."""
     model: str = ""
-    """The server's own name of the model; empty: requests name none."""
+    """Model name on the server; empty: requests omit the model."""
     parameters: ParameterProfile
-    """Parameters beyond weft's own that it is sent, and whether its model thinks by default."""
+    """Supported extra parameters, and whether the model thinks by default."""
     is_llama_server: bool = False
-    """Whether it knows llama.cpp's own fields: `return_progress`, a chunk per processed batch of the prompt; `id_slot`
-    and `cache_prompt`, which isolate prefixes."""
+    """Whether it supports llama.cpp's fields: `return_progress` reports each processed prompt batch, `id_slot` and
+    `cache_prompt` isolate prefixes."""
     is_library_server: bool = False
-    """Whether it is weft's own program over a library: it answers requests for images, recordings and speech with
-    events alone, among them their progress, and knows further fields."""
+    """Whether it is one of weft's server programs: these answer image, transcription and speech requests with events
+    only, including progress, and accept more fields."""
     adapters: Mapping[str, Json] = field(default_factory=dict)
-    """What the body of a generation says in addition, by the adapter that answers; that of the model itself is under
-    the empty name. Empty: the model has no adapters."""
+    """Additional request fields of a generation by adapter; the base model's key is empty. Empty: the model has no
+    adapters."""
     is_provider: bool = False
-    """Whether it is remote. Then its base URL includes the version of its interface, it is sent only the
-    request itself (no request ids, no traces), and no request twice: the first may have been served, and it costs."""
+    """Whether it is remote. Then the base URL includes the API version, requests carry no ids or traces, and none is
+    sent twice because the first may have been served and billed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormBody:
-    """An encoded form as a body."""
+    """An encoded form and its content type."""
 
     data: bytes
     content_type: str
 
 
 ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
-"""Called when a connection broke, with the reason so far; the supervisor may know more ("the process was killed")."""
+"""Returns the error of a broken connection if the supervisor knows more ("the process was killed"); None: it does not.
+Its argument is the reason so far."""
 Open = Callable[[], Awaitable[Answer]]
-"""Sends a request and returns its response of status 200; any other outcome is a WeftError."""
+"""Sends a request and returns its 200 response. Raises WeftError for any other outcome."""
 Opening = Callable[[Open, CallInfo], Awaitable[Answer]]
-"""Calls an Open, perhaps several times."""
+"""Calls an Open, with retries if necessary."""
 
 
 async def _at_once(open_response: Open, call: CallInfo) -> Answer:
@@ -154,7 +155,7 @@ async def _at_once(open_response: Open, call: CallInfo) -> Answer:
 
 
 class OpenAiHttp:
-    """One server behind one client of its connections."""
+    """Client of one server."""
 
     def __init__(
         self,
@@ -175,13 +176,12 @@ class OpenAiHttp:
         version = _VERSION_PATH if endpoint.is_provider else ""
         self._paths = {path: path.removeprefix(version) for path in _PATHS}
         self.chunks_received = 0
-        """Number of received parts of answers: while it grows the server is alive, also where probes fail."""
+        """Number of received chunks: while it grows, the server is alive even if probes fail."""
         self.request_count = 0
-        """Requests so far."""
         self.in_flight = 0
-        """Requests of callers that it works on."""
+        """Number of running requests."""
         self.most_in_flight = 0
-        """The most concurrent ones since this was last set to their present number."""
+        """Peak of `in_flight` since its last reset."""
         self._http = EngineClient(
             endpoint.base_url,
             socket_path=endpoint.socket_path,
@@ -192,21 +192,18 @@ class OpenAiHttp:
         self._encoder = msgspec.json.Encoder()
 
     async def close(self) -> None:
-        """Close every connection, which cancels the server's work for it."""
+        """Closes all connections, which cancels the requests running on the server."""
         self._http.close()
 
     async def status_of(self, path: str, timeout_seconds: float) -> int | None:
-        """Returns the status of the answer to GET `path`; None: no answer."""
+        """Returns the status of GET `path`; None: no response."""
         answer = await self.answer_of(path, timeout_seconds, max_bytes=0)
         return None if answer is None else answer[0]
 
     async def answer_of(
         self, path: str, timeout_seconds: float, *, max_bytes: int = MAX_ANSWER_BYTES
     ) -> tuple[int, bytes] | None:
-        """Returns status and body of the answer to GET `path`; None: no answer.
-
-        The body is empty where it is too long or breaks off.
-        """
+        """Returns status and body of GET `path`; None: no response. The body is empty if too long or incomplete."""
         headers, status = self._present_authorization(), None
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -222,12 +219,12 @@ class OpenAiHttp:
     async def call_route(
         self, method: str, path: str, timeout_seconds: float, body: bytes = b"{}"
     ) -> tuple[int, bytes]:
-        """Returns status and body of the answer to a request beside OpenAI's routes. It may be sent twice.
+        """Returns status and body of a request to a route outside the OpenAI API. The request may be sent twice.
 
-        Raises CONNECT_FAILED, BACKEND_PROTOCOL_ERROR, or BACKEND_ERROR when the answer is late.
+        Raises CONNECT_FAILED or BACKEND_PROTOCOL_ERROR, and BACKEND_ERROR after the timeout.
         """
         data = b"" if method == "GET" else body
-        # As in `_send`, the connection from the pool may be dead on arrival.
+        # As in `_send`, a pooled connection may already be closed.
         for fresh in (False, True):
             try:
                 async with asyncio.timeout(timeout_seconds):
@@ -247,7 +244,7 @@ class OpenAiHttp:
     def generate(
         self, payload: GenerationPayload, call: CallInfo, rendered: Json | None = None
     ) -> AsyncGenerator[Frame]:
-        """See Backend.generate. `rendered`: what the body of a completion says in place of the payload."""
+        """See Backend.generate. `rendered`: request body of a completion that replaces the payload."""
         if isinstance(payload, chat_pb2.ChatPayload):
             names = engine_names(payload, is_strict=self._parameters.engine.is_strict)
             if names:
@@ -275,7 +272,7 @@ class OpenAiHttp:
                     call.on_prefill()
                 for number, frame in enumerate(frames):
                     if number and has_content(frame):
-                        # The first content stays alone in its frame, also where more arrived with it.
+                        # The first content gets its own frame even if more arrived with it.
                         call.on_token()
                     yield frame
                 if reader.done:
@@ -287,9 +284,9 @@ class OpenAiHttp:
 
     @asynccontextmanager
     async def _accepted(self, path: str, body: Json, call: CallInfo) -> AsyncIterator[tuple[Answer, Frame]]:
-        """Yields the response to a generation as `_post`, with warnings about what the engine did not take.
+        """Yields the response to a generation like `_post`, with warnings about what the engine rejected.
 
-        A request that is refused for the schema of a tool is sent again with simpler ones.
+        If the engine rejects a tool's schema, the request is sent again with simpler schemas.
         """
         warnings: Frame = []
         async with AsyncExitStack() as stack:
@@ -306,7 +303,6 @@ class OpenAiHttp:
             yield response, warnings
 
     def _reader(self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody) -> StreamReader:
-        """Returns the reader of the answer's stream."""
         return StreamReader(
             expected_choices(payload),
             choices_per_prompt(payload),
@@ -317,16 +313,16 @@ class OpenAiHttp:
         )
 
     def _authorization(self, api_key: str) -> dict[str, str]:
-        """Returns the headers that hold a key; empty: none."""
+        """Returns the Authorization header; empty: there is no key."""
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def _present_authorization(self) -> dict[str, str]:
-        """Returns the headers with the key of this request, where it may change; otherwise the session has them."""
+        """Returns the header with the current key if it may change; empty: the client sends a fixed header."""
         present_key = self.endpoint.present_key
         return {} if present_key is None else self._authorization(present_key())
 
     def _newer_authorization(self, sent: Mapping[str, str]) -> dict[str, str]:
-        """Returns the headers with the present key; empty where it is that of a sent request, or there is none now."""
+        """Returns the header with the current key; empty: the key is unchanged or unavailable."""
         try:
             present = self._present_authorization()
         except WeftError:
@@ -334,9 +330,9 @@ class OpenAiHttp:
         return {} if present == sent else present
 
     async def _first_chunk(self, response: Answer) -> bytes:
-        """Returns the first bytes of a stream; a whole answer in JSON, in place of one, as a stream.
+        """Returns the first bytes of a stream; a complete JSON answer is converted to a stream.
 
-        Raises the error that a JSON answer states, and BACKEND_PROTOCOL_ERROR for any other answer.
+        Raises the error in a JSON answer, and BACKEND_PROTOCOL_ERROR for other content.
         """
         if response.content_type != JSON_TYPE:
             require_content_type(response, "text/event-stream")
@@ -349,7 +345,7 @@ class OpenAiHttp:
         return b"".join((b"data: ", *body.splitlines(), b"\n\ndata: ", DONE, b"\n\n"))
 
     def _prepared(self, payload: GenerationPayload, call: CallInfo, rendered: Json | None) -> tuple[str, PreparedBody]:
-        """Returns the route of a generation, and its body."""
+        """Returns the path and body of a generation request."""
         if rendered is not None:
             path, prepared = COMPLETIONS, PreparedBody(rendered, [])
         elif isinstance(payload, chat_pb2.ChatPayload):
@@ -367,7 +363,7 @@ class OpenAiHttp:
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""
         body = embedding_body(payload, self._model)
-        # A server with slots chooses one for embeddings itself, whatever the request says.
+        # The server chooses the slot of embeddings and ignores any in the request.
         add_cache_use(body, call.cache, has_slots=False)
         async with self._post(EMBEDDINGS, body, call) as response:
             require_content_type(response, JSON_TYPE)
@@ -375,13 +371,13 @@ class OpenAiHttp:
         reply = read_json(raw, _EmbeddingReply, "the engine's embeddings are")
         vectors = _vectors(reply.data, len(payload.inputs))
         if payload.HasField("dimensions") and any(len(vector.values) != payload.dimensions for vector in vectors):
-            # llama-server ignores the parameter silently.
+            # llama-server silently ignores the parameter.
             raise invalid_field("dimensions", "this runtime gives vectors of another length; leave it out")
         usage = usage_pb2.Usage(prompt_tokens=figure(reply.usage, *_PROMPT_FIGURES))
         return EmbeddingResult(embeddings=vectors, usage=usage)
 
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        """Scores documents; see Backend.rerank. llama.cpp and vLLM have the route after Jina's and Cohere's."""
+        """See Backend.rerank. llama.cpp and vLLM implement the route of Jina and Cohere."""
         body: Json = {"query": payload.query, "documents": list(payload.documents), **model_field(self._model)}
         if payload.HasField("top_n"):
             body["top_n"] = payload.top_n
@@ -397,7 +393,7 @@ class OpenAiHttp:
         return RerankResult(scores=_best_first(found, payload), usage=usage)
 
     async def post(self, path: str, body: object, call: CallInfo, limit_bytes: int) -> bytes:
-        """Returns the JSON answer to POST `path` (one of the constants here). Raises as `generate`."""
+        """Returns the JSON response to POST `path` (a constant of this module). Raises as `generate` does."""
         async with self._post(path, body, call) as response:
             require_content_type(response, JSON_TYPE)
             return await read_bounded(response.parts(), limit_bytes)
@@ -405,9 +401,9 @@ class OpenAiHttp:
     async def post_for_events(
         self, path: str, body: object, call: CallInfo, limit_bytes: int
     ) -> AsyncGenerator[tuple[bool, bytes]]:
-        """Yields the data of each server-sent event of the answer to POST `path`, marked True.
+        """Yields the data of each server-sent event of the response to POST `path`, marked True.
 
-        A server that streams nothing answers with JSON, which comes as one, marked False. Raises as `generate`.
+        A JSON response from a server that does not stream is yielded once, marked False. Raises as `generate` does.
         """
         async with self._post(path, body, call) as response:
             if response.content_type == JSON_TYPE:
@@ -422,7 +418,7 @@ class OpenAiHttp:
                     yield True, data
 
     async def post_for_bytes(self, path: str, body: object, call: CallInfo) -> AsyncGenerator[tuple[str, bytes]]:
-        """Yields the media type and each chunk of the answer to POST `path`. Raises as `generate`."""
+        """Yields the media type and each chunk of the response to POST `path`. Raises as `generate` does."""
         async with self._post(path, body, call) as response:
             while chunk := await response.read():
                 self.chunks_received += 1
@@ -431,7 +427,7 @@ class OpenAiHttp:
 
     @asynccontextmanager
     async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[Answer]:
-        """Yields the 200 response to a POST; any other outcome is a WeftError. Leaving early closes the connection."""
+        """Yields the 200 response to a POST. Raises WeftError otherwise. Leaving early closes the connection."""
         self.in_flight += 1
         self.request_count += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -455,7 +451,7 @@ class OpenAiHttp:
         sent_key = self._present_authorization()
         response = await self._send(path, body, call, sent_key)
         if response.status == _UNAUTHORIZED and (newer := self._newer_authorization(sent_key)):
-            # The key was rotated since. A refused request was not worked on, and is sent once more, never twice.
+            # The key was rotated. The server did not process the rejected request, so it is retried once.
             response.release()
             response = await self._send(path, body, call, newer)
         if response.status == 200:
@@ -480,8 +476,8 @@ class OpenAiHttp:
             data, headers["Content-Type"] = body.data, body.content_type
         else:
             data = self._encoder.encode(body)
-        # llama-server closes a connection after each stream while promising to keep it, so the one from the pool may
-        # be dead on arrival: that is worth a second try on a new connection. A dead server fails the second as well.
+        # llama-server closes connections after each stream despite keep-alive, so a pooled connection may be closed:
+        # retry once on a new connection. If the server is dead, the retry fails too.
         for fresh in (False,) if self._is_provider else (False, True):
             try:
                 posting = self._http.send("POST", self._paths[path], headers, data, fresh=fresh)
@@ -498,7 +494,7 @@ class OpenAiHttp:
         raise AssertionError("the second try returns or raises")
 
     async def _unanswered(self, fault: HttpFaultError) -> WeftError:
-        """Returns the error of a request without an answer. Only CONNECT_FAILED concerns other requests too."""
+        """Returns the error of a request without a response. Only CONNECT_FAILED affects other requests too."""
         who = "provider" if self._is_provider else "engine"
         match fault:
             case ClosedClientError():
@@ -506,7 +502,7 @@ class OpenAiHttp:
             case UnconnectedError():
                 return shortage(fault) or await self._broken(Reason.CONNECT_FAILED, self._why_unconnected(fault))
             case UnansweredError():
-                # The server may have begun to work on the request.
+                # The server may have started to process the request.
                 message = f"the {who} closed the connection without an answer"
                 return await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message)
             case _:
@@ -530,17 +526,17 @@ class OpenAiHttp:
 
 
 _PROMPT_FIGURES = ("prompt_tokens", "total_tokens")
-"""Figures of calls without output; vLLM's scores have only the total, which is the prompt's."""
+"""Usage fields of calls without output; vLLM's scores have only the total, which equals the prompt's."""
 
 
 class _EmbeddingItem(msgspec.Struct):
     embedding: list[float] | str
-    """Some servers write 32-bit floats in base64, unasked."""
+    """Some servers return base64 of 32-bit floats without being asked."""
     index: object = None
 
     @property
     def values(self) -> list[float]:
-        """The numbers. Raises ValueError for text that has none."""
+        """The vector. Raises ValueError if it cannot be decoded."""
         if isinstance(self.embedding, list):
             return self.embedding
         packed = base64.b64decode(self.embedding, validate=True)
@@ -554,9 +550,9 @@ class _EmbeddingReply(msgspec.Struct):
 
 
 def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.Embedding]:
-    """Returns one vector per input, in their order. Raises BACKEND_PROTOCOL_ERROR for anything else.
+    """Returns one vector per input, in input order. Raises BACKEND_PROTOCOL_ERROR for anything else.
 
-    Vectors without numbers, or that are all numbered 0, are in the order of the inputs.
+    If all indices are missing or 0, the vectors are already in input order.
     """
     places = [count_of(item.index) or 0 for item in items]
     if not any(places):
@@ -588,15 +584,15 @@ class _Score(msgspec.Struct):
     index: object = None
     relevance_score: float | None = None
     score: float | None = None
-    """The same, by SGLang's name."""
+    """SGLang's name for the score."""
 
 
 class _RerankReply(msgspec.Struct):
-    """SGLang sends the list alone."""
+    """A reranking response; SGLang sends only the list."""
 
     results: list[_Score] | None = None
     data: list[_Score] | None = None
-    """The same, by Voyage's name."""
+    """Voyage's name for the results."""
     usage: object = None
 
 
@@ -619,7 +615,7 @@ def _best_first(found: list[_Score], payload: rerank_pb2.RerankPayload) -> list[
 
 
 async def _with_own_names(generated: AsyncGenerator[Frame], names: Mapping[str, str]) -> AsyncGenerator[Frame]:
-    """Yields frames with the tools' own names; `names` are those for the engine, by own names."""
+    """Yields frames with the original tool names; `names` maps them to the engine's names."""
     own_names = {name: own for own, name in names.items()}
     async with aclosing(generated) as frames:
         async for frame in frames:
@@ -629,7 +625,7 @@ async def _with_own_names(generated: AsyncGenerator[Frame], names: Mapping[str, 
 
 _HEADERS = {
     "Content-Type": "application/json",
-    # Answers are read as they arrive: compressed ones would arrive late. If a server compresses unasked, it is decoded.
+    # Compressed streams would arrive late. If a server compresses anyway, the body is decoded.
     "Accept-Encoding": "identity",
     "User-Agent": "weft",
 }

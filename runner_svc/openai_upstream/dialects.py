@@ -1,7 +1,7 @@
-"""The reader of chunks that are not written as OpenAI writes them. Pure.
+"""Tolerant reader of chunks that deviate from OpenAI's format. Pure.
 
-Content must be readable. Anything else that is not (figures, times, log probabilities, numbers of choices and calls) is
-unknown, and never fails an answer. Fields of messages and calls that weft does not know are kept for the caller.
+Content must be readable. Unreadable figures, times, log probabilities and indices count as unknown and never fail an
+answer. Unknown fields of messages and calls are passed on to the caller.
 """
 
 import json
@@ -31,7 +31,7 @@ from runner_svc.openai_upstream.chunks import (
 from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, malformed, stated_answer
 
 MAX_DIGITS = 4_000
-"""Maximum length of an integer that is read."""
+"""Maximum length of an integer."""
 _CALL_FIELDS = frozenset({"index", "id", "type", "function"})
 _FUNCTION_FIELDS = frozenset({"name", "arguments"})
 _DELTA_FIELDS = frozenset(
@@ -40,30 +40,30 @@ _DELTA_FIELDS = frozenset(
 _TEXT_PARTS = frozenset({"text", "output_text"})
 _THINKING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
 _SKIPPED_PARTS = frozenset({"reference", "tool_reference"})
-"""Parts of Mistral's answers that are not text."""
+"""Content parts of Mistral's answers that are not text."""
 
 JsonMap = dict[str, Any]
 _Kind = TypeVar("_Kind")
 
 
 DIALECT_FAULTS = (ValueError, RecursionError, msgspec.ValidationError)
-"""What `read_document` and `read_dialect` raise."""
+"""Exceptions that `read_document` and `read_dialect` raise."""
 
 
 def read_document(payload: bytes) -> JsonMap:
-    """Returns the object of a payload that the strict decoder refused.
+    """Parses the object in a payload that the strict decoder rejected.
 
-    Halves of characters stay in its texts; numbers that no float holds, NaN and infinite ones are null.
+    Incomplete characters are kept. NaN, infinity and numbers too large for a float become null.
     """
     text = payload.decode("utf-8", "surrogateescape")
     return _object(json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=lambda _: None))
 
 
 def read_json(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
-    """Decodes `raw` as `kind`. Numbers that `read_document` has as null are null here too.
+    """Decodes `raw` as `kind`. Numbers that `read_document` reads as null are null here too.
 
-    Raises the error that it states in place of a `kind`, else BACKEND_PROTOCOL_ERROR that begins with `what` ("the
-    engine's scores are").
+    Raises the error that the response states, else BACKEND_PROTOCOL_ERROR with a message that starts with `what`
+    ("the engine's scores are").
     """
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -76,7 +76,7 @@ def read_json(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
 
 
 def read_dialect(document: JsonMap) -> Chunk:
-    """Returns the chunk of an object."""
+    """Converts an object to a chunk."""
     return Chunk(
         choices=[_choice(choice) for choice in _some(document.get("choices"))],
         usage=usage_of(document.get("usage")),
@@ -88,7 +88,7 @@ def read_dialect(document: JsonMap) -> Chunk:
 
 
 def count_of(value: object) -> int | None:
-    """Returns a number of tokens; None: it cannot be read as one."""
+    """Returns a token count; None: the value is not one."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
@@ -96,12 +96,12 @@ def count_of(value: object) -> int | None:
 
 
 def figure(usage: object, *names: str) -> int:
-    """Returns the first of the named figures that can be read and is not 0; 0: there is none."""
+    """Returns the first of the named figures that is valid and not 0; 0: none."""
     return next((count for name in names if (count := count_of(_map(usage).get(name)))), 0)
 
 
 def usage_of(value: object) -> ChunkUsage | None:
-    """Returns the figures that can be read; None: there are none."""
+    """Returns the readable figures; None: there are none."""
     if not isinstance(value, dict):
         return None
     prompt, completion, total = (
@@ -141,7 +141,7 @@ def _choice(source: object) -> ChunkChoice:
 
 
 def _index(value: object) -> int:
-    """Returns the number of a choice; 0 for one that is no number. Raises ValueError for one that no choice has."""
+    """Returns a choice index; 0 if the value is not a number. Raises ValueError if it is out of range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0
     return msgspec.convert(int(value) if float(value).is_integer() else value, Place)
@@ -154,10 +154,10 @@ def _finish_reason(value: object) -> str | None:
 
 
 def read_delta(value: JsonMap) -> ChunkDelta:
-    """Returns the delta of an object, or the message in its place."""
+    """Returns the delta in an object: a delta, or the message that replaces it."""
     content, thinking = _texts(value.get("content"), "content")
     reasoning, _ = _texts(value.get("reasoning_content"), "reasoning_content", is_thinking=True)
-    other = value.get("reasoning")  # some servers have an object here
+    other = value.get("reasoning")  # an object on some servers
     calls = [_call(call) for call in _some(value.get("tool_calls"))]
     if isinstance(older := value.get("function_call"), dict):
         calls.append(_call({"function": older}))
@@ -178,7 +178,7 @@ def read_delta(value: JsonMap) -> ChunkDelta:
 
 
 def _texts(value: object, name: str, *, is_thinking: bool = False) -> tuple[str | None, str]:
-    """Returns the text and the reasoning of a string or a list of parts, as Mistral's models write them.
+    """Returns the text and the reasoning of a string or of a list of parts as Mistral's models send it.
 
     Raises ValueError for anything else.
     """
@@ -205,7 +205,7 @@ def _call(source: object) -> JsonMap:
     function = _object(value.get("function") or {})
     arguments = function.get("arguments")
     if arguments == []:
-        arguments = {}  # PHP has one empty value for lists and objects
+        arguments = {}  # PHP encodes an empty object as an empty list
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
     extra = _unknown(value, _CALL_FIELDS)
@@ -248,7 +248,7 @@ def _has_token(entry: object) -> bool:
 
 
 def _likelihood(entry: JsonMap) -> JsonMap:
-    """Returns the members of a token; one whose log probability is not known is the least likely."""
+    """Returns the fields of a token; an unknown log probability becomes negative infinity."""
     logprob, raw = entry.get("logprob"), entry.get("bytes")
     known = float(logprob) if isinstance(logprob, int | float) else -math.inf
     is_bytes = isinstance(raw, list) and all(type(each) is int and 0 <= each < 256 for each in raw)
@@ -280,7 +280,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _some(value: object) -> list[Any]:
-    """Returns the members of a list of which nothing and empty ones are left out."""
+    """Returns the members of a list without nulls; empty for null and {}."""
     return [] if value in (None, {}) else [member for member in _list(value) if member is not None]
 
 
@@ -293,7 +293,7 @@ def _map(value: object) -> JsonMap:
 
 
 def _unknown(value: Mapping[str, Any], known: frozenset[str]) -> JsonMap:
-    """Returns the fields that weft does not know and that hold anything."""
+    """Returns the unknown, non-empty fields."""
     return {name: member for name, member in value.items() if name not in known and member not in (None, [], {}, "")}
 
 
@@ -302,7 +302,7 @@ def _raw(value: object) -> msgspec.Raw:
 
 
 def _plain_json(value: object) -> bytes:
-    """Returns a value as JSON without halves of characters."""
+    """Returns a value as JSON without incomplete characters."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
 
 

@@ -1,7 +1,7 @@
-"""Errors and malformed answers of OpenAI-compatible servers, as weft's errors. Pure.
+"""Converts errors and malformed answers of OpenAI-compatible servers to WeftError. Pure.
 
-msgspec itself refuses numbers that no float holds, NaN, halves of surrogate pairs and control characters. Of a
-duplicate name the last value counts, as with every reader that clients use.
+msgspec rejects NaN, unpaired surrogates, control characters and numbers too large for a float. For duplicate names the
+last value counts, as in other JSON readers.
 """
 
 import re
@@ -16,27 +16,27 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 JSON_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions of decoding: a wrong form or type, text that is not UTF-8, more levels than the interpreter allows."""
+"""Decoding exceptions: wrong form or type, invalid UTF-8, nesting beyond the interpreter's limit."""
 
 
 def malformed(what: str, error: Exception) -> WeftError:
-    """Returns the error for JSON that cannot be read; `what` begins its message."""
+    """Returns the error for unreadable JSON; its message starts with `what`."""
     why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
     return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{what} {why}")
 
 
 MAX_ERROR_CHARS = 500
-"""Maximum length of an error's message; the rest is cut off."""
+"""Maximum length of an error message; the rest is cut off."""
 CONTEXT_LENGTH_CODE = "context_length_exceeded"
-"""OpenAI's code for it; the type is that of any invalid request."""
+"""OpenAI's code for it; its type is that of any invalid request."""
 UNPAID_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Codes of providers that answer 429 when the account is empty: waiting does not help."""
+"""Provider codes sent with 429 if the account is empty: retrying does not help."""
 SPECIFIC_CODES = UNPAID_CODES | {CONTEXT_LENGTH_CODE}
-"""Codes that are more specific than the type beside them."""
+"""Codes that are more specific than the error type."""
 
 
 class ErrorBody(msgspec.Struct):
-    """An error in an answer."""
+    """An error in a response."""
 
     message: str | None = None
     type: str | None = None
@@ -47,11 +47,11 @@ class _ErrorEnvelope(msgspec.Struct):
     error: ErrorBody | str | None = None
     message: str = ""
     type: object = None
-    """Type of an error without an envelope, as SGLang and earlier versions of vLLM send it."""
+    """Type of an error without an envelope, from SGLang and older versions of vLLM."""
     error_type: object = None
-    """Type as text-generation-inference sends it, beside a text under `error`."""
+    """Type in errors of text-generation-inference, where `error` is a text."""
     detail: msgspec.Raw = msgspec.Raw()
-    """FastAPI's: a text, or a list of faults and their places."""
+    """FastAPI: a text, or a list of faults with their locations."""
 
 
 def error_text(error: ErrorBody | str) -> str:
@@ -60,9 +60,9 @@ def error_text(error: ErrorBody | str) -> str:
 
 
 def error_fields(body: bytes) -> tuple[str, str]:
-    """Returns message (cut to MAX_ERROR_CHARS) and kind of a backend's error; the raw text where it is not JSON.
+    """Returns the message (cut to MAX_ERROR_CHARS) and the kind of a backend's error; the raw text if it is not JSON.
 
-    The kind is its type, or its code where that is one of SPECIFIC_CODES.
+    The kind is the error's type, or its code if that is one of SPECIFIC_CODES.
     """
     try:
         envelope = msgspec.json.decode(body, type=_ErrorEnvelope)
@@ -78,17 +78,17 @@ def error_fields(body: bytes) -> tuple[str, str]:
 
 MAX_RETRY_AFTER_SECONDS = 3600
 BUSY = frozenset({429, 503, 529})
-"""529 is Anthropic's: overloaded."""
+"""529 is Anthropic's status for overload."""
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _TOO_LONG = frozenset({"exceed_context_size_error", CONTEXT_LENGTH_CODE})
 _WRONG_REQUEST = frozenset({"invalid_request_error", "BadRequestError"})
-"""Types of errors about the request: OpenAI's, vLLM's and SGLang's."""
+"""Error types for an invalid request: OpenAI's, vLLM's and SGLang's."""
 _OWN_REASONS = MappingProxyType(
     {"repeated_line_loop": Reason.REPEATED_LINE_LOOP, "out_of_memory": Reason.OUT_OF_MEMORY}
 )
-"""Types of errors of weft's own server programs: an answer repeats itself, the memory does not suffice."""
+"""Error types of weft's own server programs."""
 _INVALID_FIELD = "invalid_field"
-"""Another one, whose message begins with the name of a field."""
+"""Error type of weft's own server programs; the message starts with the name of a field."""
 _WRONG_CONTENT = frozenset({400, 413, 415, 422})
 _UNPAID_STATUS = 402
 _REFUSED_KEY = frozenset({401, 403})
@@ -96,7 +96,7 @@ _WRONG_PLACE = frozenset({404, 405})
 
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
-    """Returns the error for an answer of another status than 200. `headers`: by their names in lower case."""
+    """Returns the error for a response with a status other than 200. `headers` has lower-case names."""
     message, kind = error_fields(body)
     text = f"the engine answered {status}: {message}"
     if (own := own_error(kind, message)) is not None:
@@ -113,7 +113,7 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
 
 
 def own_error(kind: str, message: str) -> WeftError | None:
-    """Returns the error of a type that weft's own server programs alone have; None: of another type."""
+    """Returns the error for a type that only weft's own server programs send; None: another type."""
     if kind == _INVALID_FIELD:
         field, _, why = message.partition(": ")
         return invalid_field(field, why)
@@ -122,9 +122,9 @@ def own_error(kind: str, message: str) -> WeftError | None:
 
 
 def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
-    """Returns the error that a stream of status 200 states. `has_begun`: after content.
+    """Returns the error reported within a stream of status 200. `has_begun`: content was sent before.
 
-    Once an answer has begun the request was accepted, so the error is the server's.
+    After content the request had been accepted, so the fault is the server's.
     """
     message = error_text(error)
     text = f"the engine reported: {message}"
@@ -140,7 +140,7 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
 
 
 def stated_answer(body: bytes) -> WeftError | None:
-    """Returns the error that a JSON answer of status 200 states in place of a stream; None: it states none."""
+    """Returns the error in a JSON answer of status 200 that replaces a stream; None: it contains none."""
     try:
         names = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
     except JSON_FAULTS:
@@ -151,9 +151,9 @@ def stated_answer(body: bytes) -> WeftError | None:
 
 
 def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:
-    """Returns the error of a server that works: a refusal of the request where its message or its status says so.
+    """Returns the error of a working server: a refusal of the request if the message or status says so.
 
-    A replica would refuse the same content, so a refusal is final; see router_svc/policy/endpoints/retry.py.
+    A refusal is final because replicas would refuse the same content; see router_svc/policy/endpoints/retry.py.
     """
     if (is_refusal or refuses_content(message)) and refuses_length(message):
         return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
@@ -163,9 +163,9 @@ def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:
 
 
 def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
-    """Returns the same for a remote provider, where keys, accounts and addresses are the operator's fault.
+    """Returns the error for a remote provider's response; keys, accounts and addresses are the operator's concern.
 
-    The provider's message about a key is not repeated: it may quote parts of the key.
+    A message about a key is not repeated because it may quote parts of the key.
     """
     kind = error_fields(body)[1]
     if status in _REFUSED_KEY:
@@ -179,16 +179,16 @@ def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> We
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Returns the answer's Retry-After in seconds, at most MAX_RETRY_AFTER_SECONDS; None: there is none.
+    """Returns the Retry-After of a response in seconds, at most MAX_RETRY_AFTER_SECONDS; None: there is none.
 
-    A date is relative to the answer's own date: the server's clock may differ.
+    A date is relative to the Date header because the server's clock may differ.
     """
     text = headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
         return float(min(int(text), MAX_RETRY_AFTER_SECONDS))
     try:
         seconds = (parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("date", ""))).total_seconds()
-    except (ValueError, TypeError):  # no dates, or only one of them has a time zone
+    except (ValueError, TypeError):  # invalid dates, or only one has a time zone
         return None
     return min(max(0.0, seconds), MAX_RETRY_AFTER_SECONDS)
 

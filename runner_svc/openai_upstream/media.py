@@ -1,4 +1,4 @@
-"""Images, transcriptions and speech from a server with OpenAI's routes for them."""
+"""Images, transcriptions and speech over OpenAI's routes."""
 
 import re
 import secrets
@@ -42,10 +42,10 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_IMAGE_BODY_BYTES = 48 * 1024 * 1024
-"""Maximum size of images in base64; a message of the mesh has at most 64 MiB."""
+"""Maximum size of base64 images: below the mesh's message limit of 64 MiB."""
 MAX_TRANSCRIPT_BODY_BYTES = 16 * 1024 * 1024
 MAX_UPSTREAM_PARTIAL_IMAGES = 3
-"""Most previews that OpenAI's interface knows."""
+"""Maximum number of previews in OpenAI's API."""
 GRANULARITIES = "timestamp_granularities[]"
 _IMAGE_FIELDS = MappingProxyType(
     {
@@ -56,7 +56,7 @@ _IMAGE_FIELDS = MappingProxyType(
         "strength": "strength",
     }
 )
-"""Fields beyond OpenAI's, by the names that servers of diffusion models have for them."""
+"""Fields beyond OpenAI's, with the names that diffusion servers use."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _ANSWER = "the engine's answer is"
 _SOUND = re.compile(r"audio/[\w.+-]{1,64}|application/octet-stream", re.ASCII)
@@ -82,7 +82,7 @@ class _TranscriptionReply(msgspec.Struct):
 
 
 async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
-    """See Backend.generate_images. The steps are those that were asked for, the pixels those of PNGs that came."""
+    """See Backend.generate_images. If the server reports no usage, it is the requested steps and the PNGs' pixels."""
     path, body, warnings = _image_call(http, payload)
     if warnings:
         yield warnings
@@ -93,7 +93,7 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
             pixels += (png_pixels(event.image.image.data) for event in frame if event.HasField("image"))
             if frame[-1].HasField("finished"):
                 usage = frame[-1].finished.receipt.usage
-                # What the server counted itself is kept.
+                # The server's own figures take precedence.
                 usage.image_steps = usage.image_steps or payload.steps * len(pixels)
                 usage.image_pixels = usage.image_pixels or sum(pixels)
             yield frame
@@ -105,7 +105,7 @@ async def _frames(
     read_whole: Callable[[bytes], list[Frame]],
     call: CallInfo,
 ) -> AsyncGenerator[Frame]:
-    """Yields the frames of an answer, which comes in events or as a whole."""
+    """Yields the frames of an answer that is a stream of events or one document."""
     async with aclosing(answers):
         async for is_event, data in answers:
             if not is_event:
@@ -121,7 +121,7 @@ async def _frames(
 
 
 def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str, Json | FormBody, Frame]:
-    """Returns the route and the body of a request for images, and warnings for the caller."""
+    """Returns the path and body of an image request, and warnings for the caller."""
     is_own, warnings = http.endpoint.is_library_server, Frame()
     count = payload.count if payload.HasField("count") else 1
     fields: Json = {"prompt": payload.prompt, "n": count, **model_field(http.endpoint.model)}
@@ -130,7 +130,7 @@ def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str,
             fields[name] = value
     fields.update({theirs: getattr(payload, ours) for ours, theirs in _IMAGE_FIELDS.items() if _is_set(payload, ours)})
     if not http.endpoint.is_provider:
-        # The default of some servers is the address of a file on the server. OpenAI itself refuses the parameter.
+        # Some servers return a URL to a file by default. OpenAI rejects the parameter.
         fields["response_format"] = "b64_json"
     extra = json_object(payload.extra_parameters)
     if is_own:
@@ -149,7 +149,7 @@ def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str,
 
 
 def _whole_images(raw: bytes) -> list[Frame]:
-    """Returns the frames of an answer that came as a whole."""
+    """Returns the frames of an unstreamed answer."""
     reply = read_json(raw, _ImageReply, _ANSWER)
     counted = usage_pb2.Usage(
         prompt_tokens=figure(reply.usage, "input_tokens"), completion_tokens=figure(reply.usage, "output_tokens")
@@ -159,7 +159,7 @@ def _whole_images(raw: bytes) -> list[Frame]:
 
 
 def png_pixels(data: bytes) -> int:
-    """Returns the pixels of a PNG by its header; 0: it is another file, whose size is not known."""
+    """Returns the number of pixels from a PNG's header; 0: not a PNG."""
     if not data.startswith(_PNG) or data[12:16] != b"IHDR":
         return 0
     return int.from_bytes(data[16:20], "big") * int.from_bytes(data[20:24], "big")
@@ -179,7 +179,7 @@ async def transcribe(
 def _transcription_call(
     http: OpenAiHttp, payload: audio_pb2.TranscriptionPayload, call: CallInfo
 ) -> tuple[str, FormBody]:
-    """Returns the route and the body of a request for a transcription."""
+    """Returns the path and body of a transcription request."""
     answer = "verbose_json" if payload.with_segments or payload.with_words else "json"
     fields: Json = {"response_format": answer, **model_field(http.endpoint.model)}
     for name in ("language", "prompt"):
@@ -193,14 +193,14 @@ def _transcription_call(
     if is_own and payload.HasField("voice_detection"):
         fields["voice_detection"] = payload.voice_detection
     if is_own or (not call.whole and answer == "json"):
-        # OpenAI streams no times.
+        # OpenAI does not stream timestamps.
         fields["stream"] = True
     path = TRANSLATIONS if payload.translate else TRANSCRIPTIONS
     return path, form(fields, [("file", payload.audio)])
 
 
 def _whole_transcription(raw: bytes) -> list[Frame]:
-    """Returns the frames of an answer that came as a whole."""
+    """Returns the frames of an unstreamed answer."""
     reply = read_json(raw, _TranscriptionReply, _ANSWER)
     seconds = seconds_of(reply.duration)
     segments = [segment_of(part, ()) for part in reply.segments or ()]
@@ -211,7 +211,7 @@ def _whole_transcription(raw: bytes) -> list[Frame]:
 
 
 def _add_words(segments: list[audio_pb2.TranscriptionSegment], words: Sequence[audio_pb2.TranscriptionWord]) -> None:
-    """Adds words, which an answer lists beside its segments, to the segments in which they begin."""
+    """Adds words that are listed separately to the segments in which they start."""
     if words and not segments:
         segments.append(
             audio_pb2.TranscriptionSegment(
@@ -230,7 +230,7 @@ def _add_words(segments: list[audio_pb2.TranscriptionSegment], words: Sequence[a
 def _parts(
     text: str, segments: Sequence[audio_pb2.TranscriptionSegment], language: str, seconds: float
 ) -> list[audio_pb2.TranscriptPart]:
-    """Returns the pieces of a transcription; the first has the whole text, as the engine joined it."""
+    """Returns the parts of a transcription; the first has the whole text as joined by the engine."""
     first = audio_pb2.TranscriptPart(text=text, language=language, duration_seconds=seconds)
     if segments:
         first.segment.CopyFrom(segments[0])
@@ -238,7 +238,7 @@ def _parts(
 
 
 def finished_frame(usage: usage_pb2.Usage, work_seconds: float = 0.0) -> Frame:
-    """Returns the end of an answer with images, a transcription or speech; 0 s: it is not known how long it took."""
+    """Returns the last frame of an image, transcription or speech answer; 0 s: unknown work time."""
     receipt = receipt_of(usage, work_seconds)
     return [event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt))]
 
@@ -246,7 +246,7 @@ def finished_frame(usage: usage_pb2.Usage, work_seconds: float = 0.0) -> Frame:
 async def speak(
     http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallInfo, speaker: str = ""
 ) -> AsyncGenerator[SpeechPart]:
-    """See Backend.speak. `speaker`: one of the voice's, for weft's own servers."""
+    """See Backend.speak. `speaker`: a speaker of the voice, for weft's own servers."""
     body: Json = {"input": payload.input, **model_field(http.endpoint.model)}
     if payload.voice:
         body["voice"] = payload.voice
@@ -275,7 +275,7 @@ async def speak(
 
 
 async def _spoken_events(http: OpenAiHttp, body: Json, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-    """Yields the recording of an answer in events, and the receipt."""
+    """Yields the recording from an answer's events, then the receipt."""
     events = SpeechEvents()
     async with aclosing(http.post_for_events(SPEECH, body, call, MAX_IMAGE_BODY_BYTES)) as answers:
         async for _, data in answers:
@@ -287,7 +287,7 @@ async def _spoken_events(http: OpenAiHttp, body: Json, call: CallInfo) -> AsyncG
 
 
 def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormBody:
-    """Encodes fields and files as a form (RFC 7578). It is complete in memory: a request may have to be sent twice."""
+    """Encodes fields and files as a form (RFC 7578), in memory because a request may be sent twice."""
     boundary = secrets.token_hex(16)
     pieces: list[bytes] = []
     for name, value in _fields(fields):
@@ -297,7 +297,7 @@ def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormB
     for name, part in files:
         subtype = part.media_type.partition("/")[2].partition(";")[0] or "bin"
         disposition = f'form-data; name="{name}"; filename="file.{_quoted(_SUFFIXES.get(subtype, subtype))}"'
-        # A line break in it would let the caller add headers.
+        # Line breaks would allow header injection.
         media_type = "".join(filter(str.isprintable, part.media_type)) or "application/octet-stream"
         head = f"--{boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: {media_type}\r\n\r\n"
         pieces += [head.encode(), part.data, b"\r\n"]
@@ -306,7 +306,7 @@ def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormB
 
 
 def _fields(fields: Json) -> Iterator[tuple[str, object]]:
-    """Yields each field of a form, one whose name ends with `[]` once for each of its values."""
+    """Yields the fields of a form; a field named `...[]` is repeated for each of its values."""
     for name, value in fields.items():
         if name.endswith("[]") and isinstance(value, list):
             yield from ((name, each) for each in value)

@@ -1,4 +1,4 @@
-"""Readers of OpenAI's streams of images and transcriptions: events of a server to events of the mesh."""
+"""Converts OpenAI's image, transcription and speech streams to events of the mesh."""
 
 import base64
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from weft.kernel.reasons import Reason
 
 
 def image_part(text: str) -> chat_pb2.MediaPart:
-    """Returns an image with the type that its first bytes say. Raises BACKEND_PROTOCOL_ERROR for no base64."""
+    """Returns an image with the type that its first bytes show. Raises BACKEND_PROTOCOL_ERROR for invalid base64."""
     data = _bytes(text, "an image")
     return chat_pb2.MediaPart(media_type=image_type_of(data) or UNKNOWN_TYPE, data=data)
 
@@ -34,7 +34,7 @@ def _bytes(text: str, what: str) -> bytes:
 
 _EVENT = "the engine's event is"
 MAX_SECONDS = 10_000_000.0
-"""Maximum of a time that is read as one."""
+"""Maximum accepted time."""
 
 
 class _Progress(msgspec.Struct):
@@ -47,11 +47,10 @@ class _Event(msgspec.Struct):
     type: str | None = None
     usage: object = None
     work_progress: _Progress | None = None
-    """Of weft's own server programs, as the timings."""
+    """From weft's own server programs, like `timings`."""
     timings: object = None
 
     def is_of(self, kind: str) -> bool:
-        """Whether its type ends with `kind`."""
         return (self.type or "").endswith(kind)
 
     @property
@@ -61,7 +60,7 @@ class _Event(msgspec.Struct):
 
     @property
     def work_seconds(self) -> float:
-        """How long the engine worked; 0: unknown."""
+        """Work time of the engine; 0: unknown."""
         return seconds_of(_member(self.timings, "predicted_ms")) / 1e3
 
 
@@ -69,7 +68,7 @@ class _ImageEvent(_Event):
     b64_json: str | None = None
     partial_image_index: Place = 0
     image_index: Place | None = None
-    """An extension, where there are several images."""
+    """Extension for several images."""
     seed: object = None
     revised_prompt: object = None
 
@@ -80,7 +79,7 @@ class _SpeechEvent(_Event):
 
 
 class Word(msgspec.Struct):
-    """A word of a recording."""
+    """A transcribed word."""
 
     word: str | None = None
     start: object = None
@@ -89,7 +88,7 @@ class Word(msgspec.Struct):
 
 
 class Segment(msgspec.Struct):
-    """A part of a recording."""
+    """A transcribed segment."""
 
     start: object = None
     end: object = None
@@ -113,30 +112,30 @@ class _TranscriptEvent(_Event):
     delta: str | None = None
     text: str | None = None
     choices: list[_Choice] | None = None
-    """vLLM streams transcriptions as chunks of chats."""
+    """vLLM streams transcriptions as chat chunks."""
     segment: Segment | None = None
-    """Of weft's own server programs, as the next two."""
+    """From weft's own server programs, like `language` and `duration`."""
     language: object = None
     duration: object = None
 
     @property
     def piece(self) -> str:
-        """The text that it adds."""
+        """The added text."""
         return self.delta or "".join((choice.delta and choice.delta.content) or "" for choice in self.choices or ())
 
 
 class ImageEvents:
-    """Translates the events of one stream of images."""
+    """Converts the events of an image stream."""
 
     def __init__(self) -> None:
         self.usage = usage_pb2.Usage()
-        """What the engine counted so far."""
+        """Usage reported so far."""
         self.work_seconds = 0.0
-        """How long it worked; 0: unknown."""
+        """Work time of the engine; 0: unknown."""
         self._complete = 0
 
     def read(self, data: bytes) -> Frame:
-        """Returns the events of one event; none for its end. Raises BACKEND_PROTOCOL_ERROR, or the stated error."""
+        """Returns the events for one event; empty at the end. Raises BACKEND_PROTOCOL_ERROR or the reported error."""
         event = _decoded(data, _ImageEvent)
         if event is not None and event.work_progress is not None:
             return _progress(event.work_progress, event_pb2.WORK_UNIT_STEPS)
@@ -162,7 +161,7 @@ class ImageEvents:
         return [event_pb2.InferenceEvent(image=made)]
 
     def require_end(self) -> None:
-        """Raises BACKEND_PROTOCOL_ERROR where the stream had no image."""
+        """Raises BACKEND_PROTOCOL_ERROR if the stream contained no image."""
         if not self._complete:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended without an image")
 
@@ -171,24 +170,23 @@ class _UntilDone:
     _is_done = False
 
     def require_end(self) -> None:
-        """Raises BACKEND_PROTOCOL_ERROR where the stream was cut off."""
+        """Raises BACKEND_PROTOCOL_ERROR if the stream was cut off."""
         if not self._is_done:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended in the middle")
 
 
 class TranscriptEvents(_UntilDone):
-    """Translates the events of one stream of a transcription."""
+    """Converts the events of a transcription stream."""
 
     def __init__(self) -> None:
         self.usage = usage_pb2.Usage()
-        """What the engine counted."""
         self.work_seconds = 0.0
-        """How long it worked; 0: unknown."""
+        """Work time of the engine; 0: unknown."""
         self._has_text = False
         self._has_language = False
 
     def read(self, data: bytes) -> Frame:
-        """Returns the events of one event; none for its end. Raises BACKEND_PROTOCOL_ERROR, or the stated error."""
+        """Returns the events for one event; empty at the end. Raises BACKEND_PROTOCOL_ERROR or the reported error."""
         event = _decoded(data, _TranscriptEvent)
         if event is None:
             self._is_done = True
@@ -201,7 +199,7 @@ class TranscriptEvents(_UntilDone):
             self.usage.audio_milliseconds = event.audio_milliseconds
             self.usage.completion_tokens = figure(event.timings, "predicted_n")
             self.work_seconds = event.work_seconds
-            # The whole text once more, of a server that sent no pieces the only time.
+            # The final event repeats the whole text; it is used only if the server sent no pieces.
             text = "" if self._has_text else event.text or ""
         self._has_text = self._has_text or bool(text)
         part = audio_pb2.TranscriptPart(text=text)
@@ -214,16 +212,15 @@ class TranscriptEvents(_UntilDone):
 
 
 class SpeechEvents(_UntilDone):
-    """Translates the events of one stream of speech."""
+    """Converts the events of a speech stream."""
 
     def __init__(self) -> None:
         self.media_type = ""
-        """Of the recording."""
         self.receipt = receipt_pb2.Receipt()
-        """The engine's part of the receipt, at the end."""
+        """The engine's part of the receipt, available at the end."""
 
     def read(self, data: bytes) -> bytes:
-        """Returns the bytes of the recording in one event; none of progress. Raises as ImageEvents.read."""
+        """Returns the audio bytes in one event; empty for progress. Raises as `ImageEvents.read` does."""
         event = _decoded(data, _SpeechEvent)
         if event is not None and event.is_of(".done"):
             self._is_done = True
@@ -235,7 +232,7 @@ class SpeechEvents(_UntilDone):
 
 
 def receipt_of(usage: usage_pb2.Usage, work_seconds: float) -> receipt_pb2.Receipt:
-    """Returns the engine's part of the receipt; 0 s: it is not known how long it worked."""
+    """Returns the engine's part of the receipt; 0 s: unknown work time."""
     receipt = receipt_pb2.Receipt(usage=usage)
     if work_seconds > 0:
         receipt.gpu_time.FromMicroseconds(int(work_seconds * 1e6))
@@ -243,7 +240,7 @@ def receipt_of(usage: usage_pb2.Usage, work_seconds: float) -> receipt_pb2.Recei
 
 
 def segment_of(segment: Segment, words: Sequence[Word]) -> audio_pb2.TranscriptionSegment:
-    """Returns a segment with these words."""
+    """Converts a segment and its words."""
     return audio_pb2.TranscriptionSegment(
         start_seconds=seconds_of(segment.start),
         end_seconds=seconds_of(segment.end),
@@ -257,7 +254,7 @@ def segment_of(segment: Segment, words: Sequence[Word]) -> audio_pb2.Transcripti
 
 
 def word_of(word: Word) -> audio_pb2.TranscriptionWord:
-    """Returns a word without the space before it."""
+    """Returns a word without its leading space."""
     return audio_pb2.TranscriptionWord(
         start_seconds=seconds_of(word.start),
         end_seconds=seconds_of(word.end),
@@ -267,12 +264,12 @@ def word_of(word: Word) -> audio_pb2.TranscriptionWord:
 
 
 def text_of(value: object) -> str:
-    """Returns a text; empty for anything else."""
+    """Returns `value` if it is a text, otherwise an empty text."""
     return value if isinstance(value, str) else ""
 
 
 def seconds_of(value: object) -> float:
-    """Returns a time, which some servers write as text; 0: it cannot be read, or is over MAX_SECONDS."""
+    """Returns a time, which some servers send as text; 0: invalid or over MAX_SECONDS."""
     try:
         seconds = float(value) if isinstance(value, str) else _number(value) or 0.0
     except ValueError:
@@ -281,7 +278,7 @@ def seconds_of(value: object) -> float:
 
 
 def _number(value: object) -> float | None:
-    """Returns a number; None for anything else."""
+    """Returns `value` if it is a number; None otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -300,7 +297,7 @@ def _progress(progress: _Progress, unit: event_pb2.WorkUnit.ValueType) -> Frame:
 
 
 def _decoded(data: bytes, kind: type[Any]) -> Any:
-    """Returns an event; None for the mark of the end. Raises the error that it states."""
+    """Decodes an event; None: the end marker. Raises the error that the event reports."""
     if data == DONE:
         return None
     if isinstance(data, ErrorPayload):

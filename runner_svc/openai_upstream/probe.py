@@ -1,4 +1,4 @@
-"""Short questions to servers that run already: bounded in time and size, without redirects, proxies and cookies."""
+"""Probes of running servers, limited in time and size, without redirects, proxies and cookies."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,33 +13,33 @@ from runner_svc.policy.model_names import ServerList, listed_models
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 WEFT = "weft"
-"""To whom the models of a mesh belong: a mesh that followed itself would have each model again and again."""
+"""Owner of a mesh's models in its model list. A mesh that followed itself would list each model repeatedly."""
 NAME_ITS_MODELS = "name them beside its url, such as models: [{name: qwen}]"
-"""What to do with a server that is a mesh."""
+"""Advice for an attached server that is a mesh."""
 _READ_BYTES = 64 * 1024
 _REFUSED = frozenset({401, 403})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a server said."""
+    """A response to a probe."""
 
     status: int | None = None
-    """HTTP status; None: it did not answer within the time."""
+    """HTTP status; None: no response before the timeout."""
     body: bytes = b""
     why: str = ""
-    """Why there is no status, or no body."""
+    """Why the status or the body is missing."""
 
 
 class Prober:
-    """Asks servers; made by `probing`."""
+    """Sends probes; created by `probing`."""
 
     def __init__(self, session: aiohttp.ClientSession, seconds: float) -> None:
         self._session = session
         self._seconds = seconds
 
     async def get(self, url: str, key: str = "") -> Answer:
-        """Returns the answer of a server. Never raises for what a server does."""
+        """Returns the response to a GET. Server faults never raise."""
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
             async with (
@@ -62,7 +62,7 @@ class Prober:
             return Answer(why="its answer is no HTTP")
 
     async def probe(self, base_url: str, key: str = "") -> ServerProbe:
-        """Returns what a server answers to the request for its models. Never raises for what a server does."""
+        """Returns the response to a request for the server's models. Server faults never raise."""
         answer = await self.get(f"{base_url}{MODELS}", key)
         if lacks_list(answer.status):
             health = await self.get(f"{base_url}{HEALTH}", key)
@@ -73,7 +73,7 @@ class Prober:
 
 
 def list_of(probe: ServerProbe) -> ServerList:
-    """Returns the models that a server lists, or why they are not known."""
+    """Returns the models that a server lists, or why they are unknown."""
     if probe.status is None or probe.why:
         return ServerList(models=None, why=probe.why)
     if probe.status in _REFUSED:
@@ -93,7 +93,7 @@ def list_of(probe: ServerProbe) -> ServerList:
 
 @asynccontextmanager
 async def probing(seconds: float) -> AsyncIterator[Prober]:
-    """Asks servers with a time limit for each whole answer."""
+    """Opens a prober; `seconds` limits each complete response."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
         yield Prober(session, seconds)

@@ -1,4 +1,4 @@
-"""Translation of payloads into the JSON bodies of an OpenAI-compatible server. Pure functions."""
+"""Translation of payloads to the JSON requests of an OpenAI-compatible server. Pure."""
 
 import base64
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 _ROLES = {
     chat_pb2.ROLE_SYSTEM: "system",
-    # Chat templates of open models know no developer role; it means the same.
+    # Chat templates of open models have no developer role; system is equivalent.
     chat_pb2.ROLE_DEVELOPER: "system",
     chat_pb2.ROLE_USER: "user",
     chat_pb2.ROLE_ASSISTANT: "assistant",
@@ -47,7 +47,7 @@ _TOOL_MODES = {
     chat_pb2.ToolChoice.MODE_REQUIRED: "required",
 }
 _AUDIO_FORMATS = {"audio/mpeg": "mp3"}
-"""The API's names of formats, where they differ from the second half of the media type."""
+"""Format names in the API that differ from the media subtype."""
 _SCALARS = (
     "max_tokens",
     "temperature",
@@ -60,7 +60,7 @@ _SCALARS = (
     "repeat_penalty",
 )
 _ENABLE_THINKING = "enable_thinking"
-"""Argument of chat templates that switches thinking on and off."""
+"""Chat template argument that switches thinking on and off."""
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
 _CHOICES = "n"
 _VOLATILE = "differs with every request and was left out, so that the engine's prefix cache holds"
@@ -69,7 +69,7 @@ _NOT_AN_OBJECT = "is no JSON object; the model got it as the text of one member"
 
 @value_class()
 class PreparedBody:
-    """The body of a request, and the warnings for the caller."""
+    """A request body, and warnings for the caller."""
 
     body: Json
     warnings: Frame
@@ -77,9 +77,9 @@ class PreparedBody:
 
 
 def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfile) -> PreparedBody:
-    """Builds the body of POST /v1/chat/completions; always a stream with usage. An empty `model` is left out.
+    """Builds the body of POST /v1/chat/completions: always a stream with usage. An empty `model` is omitted.
 
-    Raises INVALID_ARGUMENT naming an extra parameter that has a wrong value.
+    Raises INVALID_ARGUMENT naming an extra parameter with an invalid value.
     """
     body, warnings = _chat_fields(payload, model, profile), _rewritten(payload)
     warnings += _steadied(payload, body["messages"])
@@ -90,7 +90,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
         _force(body, payload.tool_choice.function_name)
     arguments, unused = _add_extras(body, payload.extra_parameters, profile)
     warnings += unused
-    # Engines read this one themselves, independently of the template.
+    # Engines read this argument themselves, whatever the template does.
     read_by_template = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
     warnings += unread_arguments(read_by_template, profile)
     warnings += unread_effort(payload.reasoning_effort > chat_pb2.REASONING_EFFORT_NONE, profile)
@@ -106,9 +106,9 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
 
 
 def _fit_engine(body: Json, profile: ParameterProfile) -> None:
-    """Rename parameters for the engine, and limit the answer length to its maximum.
+    """Renames parameters for the engine, and limits the answer length to its maximum.
 
-    Before extra parameters are added, which never replace one of the API.
+    Must run before extra parameters are added, which never replace a parameter of the API.
     """
     most = profile.most_answer_tokens
     if most is not None and body.get(_TOKEN_LIMIT, 0) > most:
@@ -119,9 +119,9 @@ def _fit_engine(body: Json, profile: ParameterProfile) -> None:
 
 
 def _leave_out(body: Json, profile: ParameterProfile) -> list[ParameterWarning]:
-    """Remove the parameters that the engine does not support; returns warnings about them.
+    """Removes the parameters that the engine does not support and returns warnings about them.
 
-    Raises INVALID_ARGUMENT for several choices, where the engine gives one.
+    Raises INVALID_ARGUMENT if several choices are requested from an engine that returns one.
     """
     untaken = [] if profile.passthrough else sorted(profile.engine.untaken & body.keys())
     for name in untaken:
@@ -132,7 +132,7 @@ def _leave_out(body: Json, profile: ParameterProfile) -> list[ParameterWarning]:
 
 
 def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) -> list[ParameterWarning]:
-    """Fit a body to a provider, which refuses fields that are not OpenAI's; returns warnings about removed ones."""
+    """Adapts a body to a provider, which rejects unknown fields; returns warnings about removed ones."""
     untaken = []
     if thinking is not None and profile.thinking is None:
         untaken.append("thinking")
@@ -144,7 +144,7 @@ def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) 
 
 
 def _choose_calls_or_format(body: Json) -> list[ParameterWarning]:
-    """Leave the format out where a call is demanded; returns a warning about what cannot be had together."""
+    """Removes the format if a call is forced; returns a warning about the conflict."""
     choice = body.get("tool_choice", "auto")
     if not body.get("tools") or choice == "none" or body.get("response_format", {}).get("type", "text") == "text":
         return []
@@ -157,7 +157,7 @@ def _choose_calls_or_format(body: Json) -> list[ParameterWarning]:
 
 
 def _force(body: Json, name: str) -> None:
-    """Force the call of one function, for llama-server, which silently treats a choice by name as `auto`."""
+    """Forces a call of one function for llama-server, which silently treats a choice by name as `auto`."""
     body["tools"] = [tool for tool in body.get("tools", ()) if tool["function"]["name"] == name]
     if not body["tools"]:
         raise invalid_field("tool_choice", f"names {name[:64]}, which is not among the tools")
@@ -189,9 +189,9 @@ def _chat_fields(payload: chat_pb2.ChatPayload, model: str, profile: ParameterPr
 
 
 def completion_body(payload: completion_pb2.CompletionPayload, model: str, profile: ParameterProfile) -> PreparedBody:
-    """Builds the body of POST /v1/completions; always a stream with usage.
+    """Builds the body of POST /v1/completions: always a stream with usage.
 
-    Raises INVALID_ARGUMENT for echo and suffix, and naming an extra parameter that has a wrong value.
+    Raises INVALID_ARGUMENT for echo, suffix and extra parameters with invalid values.
     """
     body = _stream_body(payload.sampling, model)
     prompts = [_prompt(prompt) for prompt in payload.prompts]
@@ -200,7 +200,7 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
         body["n"] = payload.choice_count
     if payload.HasField("logprobs"):
         body["logprobs"] = payload.logprobs
-    # llama-server ignores both silently, and would answer another request.
+    # llama-server silently ignores both and would answer a different request.
     if payload.echo:
         raise invalid_field("echo", "this runtime cannot repeat the prompt; leave it out")
     if payload.HasField("suffix"):
@@ -211,7 +211,7 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
     if arguments and profile.passthrough:
         body[TEMPLATE_ARGUMENTS] = arguments
     elif arguments:
-        # A prompt is not rendered by a template; servers accept the arguments and ignore them.
+        # Prompts are not rendered by a template: servers accept the arguments and ignore them.
         warnings.append(untaken_warning(TEMPLATE_ARGUMENTS, profile.engine))
     return PreparedBody(body, warning_frame(warnings))
 
@@ -225,7 +225,7 @@ def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> 
 
 
 def add_cache_use(body: Json, use: CacheUse, *, has_slots: bool) -> None:
-    """Add the use of the prefix cache to a body, for servers that have such fields."""
+    """Adds the prefix cache options to a body if the server supports them."""
     if has_slots and use.slot is not None:
         body["id_slot"] = use.slot
     if has_slots and use.fresh:
@@ -235,25 +235,25 @@ def add_cache_use(body: Json, use: CacheUse, *, has_slots: bool) -> None:
 
 
 def choices_per_prompt(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
-    """Returns the number of choices per prompt."""
+    """Returns the requested number of choices per prompt."""
     return payload.choice_count if payload.HasField("choice_count") else 1
 
 
 def call_ids(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> set[str]:
-    """Returns the ids of the tool calls of a conversation."""
+    """Returns the ids of the tool calls in a conversation."""
     if not isinstance(payload, chat_pb2.ChatPayload):
         return set()
     return {call.id for message in payload.messages for call in message.tool_calls}
 
 
 def expected_choices(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
-    """Returns the number of choices that must end."""
+    """Returns the number of choices in a complete answer."""
     prompts = len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else 1
     return prompts * choices_per_prompt(payload)
 
 
 def warning_frame(warnings: Sequence[ParameterWarning]) -> Frame:
-    """Returns one event per warning."""
+    """Returns an event for each warning."""
     code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
     return [
         event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=warning.field, message=warning.message))
@@ -264,7 +264,7 @@ def warning_frame(warnings: Sequence[ParameterWarning]) -> Frame:
 def _add_extras(
     body: Json, extra: json_value_pb2.JsonObject, profile: ParameterProfile
 ) -> tuple[Json, list[ParameterWarning]]:
-    """Add the admitted extra parameters to `body`; returns the template's arguments, and warnings about the rest."""
+    """Adds the supported extra parameters to `body`; returns the template's arguments, and warnings about the rest."""
     if not extra.fields:
         return {}, []
     admitted = admit(json_object(extra), profile)
@@ -275,13 +275,13 @@ def _add_extras(
     for name, whole in profile.engine.members.items():
         if name in send and not profile.passthrough:
             send[whole] = {**send.get(whole, {}), name: send.pop(name)}
-    # An extra parameter never replaces one of the API's own.
+    # An extra parameter never replaces a parameter of the API.
     body.update({name: value for name, value in send.items() if plain_name(name) not in body})
     return arguments, list(admitted.warnings)
 
 
 def _thinking(payload: chat_pb2.ChatPayload, arguments: Json, profile: ParameterProfile) -> bool | None:
-    """Whether the model thinks; None: the template's default. The request takes precedence over the configuration."""
+    """Whether the model thinks; None: as the template decides. The request takes precedence over the configuration."""
     if payload.HasField("thinking"):
         return payload.thinking
     if (enabled := arguments.get(_ENABLE_THINKING)) is not None:
@@ -289,14 +289,14 @@ def _thinking(payload: chat_pb2.ChatPayload, arguments: Json, profile: Parameter
             raise invalid_field(f"{TEMPLATE_ARGUMENTS}.{_ENABLE_THINKING}", "must be true or false")
         return enabled
     if payload.reasoning_effort == chat_pb2.REASONING_EFFORT_NONE:
-        # Strict servers refuse unknown fields, and know "none" itself.
+        # Strict servers reject unknown fields, and support "none" themselves.
         knows_thinking = profile.engine.is_strict and profile.thinking is not None
         return False if knows_thinking or profile.engine.thinks_by_template else None
     return profile.thinking
 
 
 def model_field(name: str) -> Json:
-    """Returns the field with the model's name; empty for llama-server, which has one model and needs no name."""
+    """Returns the field with the model's name; empty for llama-server, which serves one model without a name."""
     return {"model": name} if name else {}
 
 
@@ -329,7 +329,7 @@ def _message(message: chat_pb2.ChatMessage, *, is_strict: bool) -> Json:
 
 
 def _extra(fields: json_value_pb2.JsonObject, *, is_strict: bool) -> Json:
-    """Returns the unknown fields of an earlier turn; for a strict engine those that providers are known to need."""
+    """Returns the unknown fields of an earlier turn; for a strict engine only those that providers need."""
     found = json_object(fields)
     return carried_only(found) if is_strict else found
 
@@ -343,7 +343,7 @@ def _call(call: chat_pb2.ToolCallRecord, extra: Json) -> Json:
 
 
 def _rewritten(payload: chat_pb2.ChatPayload) -> list[ParameterWarning]:
-    """Returns warnings about calls of earlier turns whose arguments are no JSON object."""
+    """Returns warnings about earlier calls with arguments that are not a JSON object."""
     warnings = []
     for index, message in enumerate(payload.messages):
         for place, call in enumerate(message.tool_calls):
@@ -354,10 +354,7 @@ def _rewritten(payload: chat_pb2.ChatPayload) -> list[ParameterWarning]:
 
 
 def _steadied(payload: chat_pb2.ChatPayload, messages: Sequence[Json]) -> list[ParameterWarning]:
-    """Leave out of system prompts what differs with every request; returns warnings.
-
-    The engine's prefix cache would end there.
-    """
+    """Removes volatile text from system prompts so that the engine's prefix cache holds; returns warnings."""
     left_out: dict[str, str] = {}
     for index, (message, sent) in enumerate(zip(payload.messages, messages, strict=True)):
         if message.role not in SYSTEM_ROLES or not all(part.HasField("text") for part in message.content):
@@ -436,7 +433,7 @@ def _prompt(prompt: completion_pb2.PromptInput) -> str | list[int]:
 
 
 def json_object(document: json_value_pb2.JsonObject) -> Json:
-    """Returns a JsonObject as plain data, in its order."""
+    """Returns a JsonObject as plain data."""
     return {item.name: _json_value(item.value) for item in document.fields}
 
 

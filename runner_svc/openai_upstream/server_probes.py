@@ -1,4 +1,4 @@
-"""Probes of attached servers: one per server, whose result its models and the reader of its model list share."""
+"""Probes of attached servers: a server's models and the reader of its model list share one probe."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,8 +8,8 @@ from runner_svc.policy.model_names import ListedModels
 from weft.kernel.clock import Clock, SystemClock
 
 SHARED_AGE = 0.9
-"""Largest age of a result that is used again, as a share of the probe interval. Below 1, so that no model takes one
-result for two probes in a row."""
+"""Maximum age of a reused result, as a fraction of the probe interval. Below 1, so that a model never counts one result
+as two consecutive probes."""
 
 LISTED = 200
 _UNKNOWN_PATH = frozenset({404, 405, 501})
@@ -17,25 +17,25 @@ _UNKNOWN_PATH = frozenset({404, 405, 501})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProbe:
-    """What a server answered."""
+    """A server's response to a probe."""
 
     status: int | None = None
-    """HTTP status of the answer to the request for its models; None: it did not answer."""
+    """HTTP status of the model list request; None: no response."""
     listed: ListedModels | None = None
-    """Its models; None: it answered with no list of them."""
+    """Its models; None: the response contains no list."""
     health: int | None = None
-    """HTTP status of its health check, where it has no list."""
+    """HTTP status of its health check if it has no model list."""
     why: str = ""
-    """Why there is no list, where the status does not say it."""
+    """Why there is no list, if the status does not tell."""
 
     @property
     def presence(self) -> int | None:
-        """The status that says whether it is there."""
+        """The status that tells whether the server is there."""
         return self.health if lacks_list(self.status) else self.status
 
 
 def lacks_list(status: int | None) -> bool:
-    """Whether a server with this status has no list of models, so that its health check decides."""
+    """Whether the status means that the server has no model list, so that its health check decides."""
     return status in _UNKNOWN_PATH
 
 
@@ -43,25 +43,25 @@ def lacks_list(status: int | None) -> bool:
 class _Latest:
     probe: ServerProbe | None = None
     begun: float = 0.0
-    """Monotonic time at which the probe began."""
+    """Monotonic start time of the probe."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held during a probe, so that others wait for its result."""
+    """Held during a probe so that other callers wait for its result."""
 
 
 class ServerProbes:
-    """The latest probe of each server of one runner."""
+    """The latest probe of each server."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._latest: dict[tuple[str, str], _Latest] = {}
-        """By address and key: another key may see other models."""
+        """Keyed by address and API key, because the key may decide which models are listed."""
 
     async def latest(
         self, url: str, key: str, max_age_seconds: float, probe: Callable[[], Awaitable[ServerProbe]]
     ) -> ServerProbe:
-        """Returns the result of a probe that began at most so long before this call; `probe` makes a new one.
+        """Returns a result at most `max_age_seconds` old when the call started, or a new one from `probe`.
 
-        With 0 s the probe began after the call; several callers at the same time still share it.
+        With 0 s the probe starts after the call, but concurrent callers still share it.
         """
         oldest = self._clock.monotonic() - max_age_seconds
         latest = self._latest.setdefault((url, key), _Latest())

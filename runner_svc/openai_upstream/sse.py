@@ -1,7 +1,7 @@
-"""Server-sent events from a backend, decoded within bounds.
+"""Bounded decoder of server-sent events from a backend.
 
-Existing decoders do not limit an event's size, and this code runs once per token. Received bytes are copied once,
-however they are split: an incomplete line is extended, never copied again.
+Existing decoders do not limit event sizes, and this code runs for every token. Each received byte is copied once, even
+if a line arrives in many chunks.
 """
 
 import codecs
@@ -10,30 +10,29 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
-"""Maximum size of one event, all its `data` lines together."""
+"""Maximum size of an event, the sum of its `data` lines."""
 MAX_LINE_BYTES = 4 * 1024 * 1024
-"""Maximum size of one line, including comments and fields that are dropped."""
+"""Maximum size of a line, including comments and ignored fields."""
 _ERROR = b"error"
 
 
 class ErrorPayload(bytes):
-    """The data of an event whose name is `error`."""
+    """The data of an `error` event."""
 
     __slots__ = ()
 
 
 class SseDecoder:
-    """Decodes chunks of bytes into the `data` payloads of complete events. Comments and other fields are dropped.
+    """Decodes chunks of bytes to the `data` payloads of complete events. Comments and other fields are ignored.
 
-    By the specification (WHATWG HTML 9.2.6) lines end with LF, CR or both, one space after the colon is not part of the
-    value, and one byte order mark at the beginning is not part of the first line.
+    As specified by WHATWG HTML 9.2.6, lines end with LF, CR or CRLF; one space after the colon and a leading byte order
+    mark are removed.
     """
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
         self._max_line_bytes = max_line_bytes
         self._line = bytearray()
-        """The incomplete line."""
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._is_error = False
@@ -41,7 +40,7 @@ class SseDecoder:
         self._after_cr = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Returns the payloads that `chunk` completes. Raises BACKEND_PROTOCOL_ERROR over a limit."""
+        """Returns the payloads that `chunk` completes. Raises BACKEND_PROTOCOL_ERROR if a limit is exceeded."""
         if b"\r" in chunk or self._after_cr:
             chunk = self._with_line_feeds(chunk)
         lines = chunk.split(b"\n")
@@ -69,7 +68,7 @@ class SseDecoder:
         return payloads
 
     def _complete_first(self, lines: list[bytes]) -> None:
-        """Complete the first line with the part that arrived earlier."""
+        """Prepends the pending part of a line to the first line."""
         if self._line:
             self._line += lines[0]
             self._check_sizes(len(self._line))
@@ -86,7 +85,7 @@ class SseDecoder:
             raise _too_large("an event", self._max_event_bytes)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
-        """Returns the chunk with LF as the only line end; the LF of a CRLF that was split is left out."""
+        """Returns the chunk with all line ends as LF; drops the LF of a CRLF split between chunks."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
             self._after_cr = False

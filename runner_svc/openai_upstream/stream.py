@@ -1,7 +1,7 @@
-"""The reader of an OpenAI-compatible stream: chunks are decoded into typed structs and translated into events.
+"""Reader of an OpenAI-compatible stream: decodes chunks into typed structs and translates them to events.
 
-One reader serves chat and text completions. It runs once per token. A chunk whose content cannot be read is a
-BACKEND_PROTOCOL_ERROR, never a KeyError.
+It serves chat and text completions and runs for every token. An unreadable chunk is a BACKEND_PROTOCOL_ERROR, never a
+KeyError.
 """
 
 import json
@@ -32,9 +32,9 @@ from weft.kernel.errors import WeftError
 
 DONE = b"[DONE]"
 _EMPTY = b"null"
-"""Payload with which llama-server opens the stream of a completion with several prompts; it has no content."""
+"""First payload of llama-server's stream for a completion with several prompts; it has no content."""
 MAX_HELD_REPORTS = 2
-"""Number of prefill reports that are held back: that of 0 % and that of 100 %."""
+"""Number of prefill reports held back: 0 % and 100 %."""
 
 
 class _Named(msgspec.Struct):
@@ -50,12 +50,12 @@ _FINISH_REASONS = {
 
 
 class ReadFrames:
-    """The frames of each read. Consecutive texts of a choice become one event, where that is wanted."""
+    """The frames of each read. Consecutive texts of a choice are joined in one event if requested."""
 
     def __init__(self, *, whole: bool, joins: bool = False) -> None:
-        """`whole`: the answer is not streamed to its caller, so its texts become one.
+        """`whole`: the answer is not streamed to its caller, so its texts are joined.
 
-        `joins`: a delta may join texts and say their lengths, up to MAX_JOINED_TEXTS and MAX_JOINED_CHARS per frame.
+        `joins`: a delta may hold several texts and their lengths: at most MAX_JOINED_TEXTS and MAX_JOINED_CHARS.
         """
         self._whole = whole
         self._joins = joins
@@ -63,19 +63,19 @@ class ReadFrames:
         self._frame: Frame = []
         self._choice = 0
         self._texts: list[str] = []
-        """Texts of `_choice` that follow the events of the present frame and are no event yet."""
+        """Texts of `_choice` that follow the events of the current frame and are not an event yet."""
 
     @property
     def present(self) -> Frame:
-        """The frame that is put together."""
+        """The unfinished frame."""
         if self._texts:
             self._end_texts()
         return self._frame
 
     def add_text(self, choice: int, text: str) -> list[str] | None:
-        """Add a text; returns the list to which texts of the same choice may be appended that follow immediately.
+        """Adds a text; returns the list to which the next texts of the choice can be appended.
 
-        None: it was not added, because it may continue the text of an event that is there.
+        None: not added, because it may continue the text of an existing event.
         """
         if self._texts and choice != self._choice:
             self._end_texts()
@@ -88,17 +88,17 @@ class ReadFrames:
         return texts
 
     def add(self, events: Frame) -> None:
-        """Add events to the present frame."""
+        """Adds events to the unfinished frame."""
         if events:
             frame = self.present
             frame += events
 
     def add_alone(self, events: Frame) -> None:
-        """Add a separate frame."""
+        """Adds a separate frame."""
         self._frames = [*self.take(), events]
 
     def take(self) -> list[Frame]:
-        """Returns the frames so far, in order; what follows is another read."""
+        """Returns the frames of the current read, in order, and starts a new read."""
         if self._texts:
             self._end_texts()
         frames, self._frames = self._frames, []
@@ -108,7 +108,7 @@ class ReadFrames:
         return frames
 
     def _end_texts(self) -> None:
-        """Make events of the texts."""
+        """Converts the pending texts to events."""
         texts, self._texts = self._texts, []
         if self._whole:
             self._add_delta("".join(texts), ())
@@ -121,7 +121,7 @@ class ReadFrames:
             self._add_within_limits(texts)
 
     def _add_within_limits(self, texts: list[str]) -> None:
-        """Add texts in several frames, as few as the limits allow."""
+        """Adds texts in the fewest frames that the limits allow."""
         part: list[str] = []
         chars = 0
         for text in texts:
@@ -145,10 +145,10 @@ class ReadFrames:
 
 
 class StreamReader:
-    """Reads one stream: from payloads to frames of events, with a final check.
+    """Reads a stream: converts payloads to frames of events, and checks that the answer is complete.
 
-    `policy.answer_state` decides which chunk may follow which. Finish reasons are held back until the stream has ended:
-    until then the answer may still fail, and its caller must not have received a regular end.
+    `policy.answer_state` decides which chunk may follow which. Finish reasons are held back until the stream ends: the
+    answer may fail until then, and its caller must not see a regular end.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class StreamReader:
 
         `joins_texts`: texts that arrive together become one delta, with their lengths.
 
-        `asked_model`: the server's name of the requested model; empty: the request named none.
+        `asked_model`: model name in the request; empty: none.
 
-        `used_ids`: ids of the tool calls of the conversation so far.
+        `used_ids`: ids of earlier tool calls in the conversation.
         """
         self._whole = whole
         self._frames = ReadFrames(whole=whole, joins=joins_texts)
@@ -179,26 +179,23 @@ class StreamReader:
         self._halves = HalfCharacters()
         self._used_ids = used_ids
         self._calls: dict[int, ToolCallNormalizer] = {}
-        """By choice."""
         self._in_messages: set[int] = set()
-        """Choices whose content is in messages, not in deltas."""
+        """Choices with content in messages instead of deltas."""
         self._stop_sequences: dict[int, str] = {}
-        """By choice: the stop string that ended it."""
+        """The stop string that ended each choice."""
         self.done = False
-        """Whether the stream has sent [DONE]."""
+        """Whether [DONE] was received."""
         self.ended = False
         """Whether `read` has returned the last frame."""
         self.took_token = False
-        """Whether the last `read` contained a part of an answer; a chunk with the role alone is none."""
+        """Whether the last `read` contained part of the answer. A chunk with only a role does not count."""
         self.took_prefill = False
-        """Whether the last `read` contained a prefill report."""
 
     def read(self, payloads: list[bytes]) -> list[Frame]:
-        """Returns the frames of payloads that arrived together: the first content of the stream alone, the rest in one.
+        """Returns the frames of payloads that arrived together: the first content alone, everything else in one frame.
 
-        Where the answer is not streamed to its caller there is one frame, with the chunks of a text joined. Prefill
-        reports of 0 % and 100 % are held back until the next event, and the events at [DONE] go with those before it:
-        each further frame is one more message on every hop.
+        An unstreamed answer gets one frame with its texts joined. Prefill reports of 0 % and 100 % are held back until
+        the next event, and the events at [DONE] join those before: each frame is a message on every hop.
         """
         frames = self._frames
         self.took_token = self.took_prefill = False
@@ -219,7 +216,7 @@ class StreamReader:
             chunk = self._decode(payload)
             text = _plain_text(chunk)
             if texts is not None and text and chunk.choices[0].index == choice:
-                # Nearly every chunk: one more text of a choice that goes on.
+                # The usual chunk: more text of the same choice.
                 texts.append(text)
                 continue
             texts = self._take_text(chunk.choices[0].index, text) if text else None
@@ -230,7 +227,7 @@ class StreamReader:
         return frames.take()
 
     def _take_text(self, choice: int, text: str) -> list[str] | None:
-        """Take a text of a choice; returns the list for those that follow. None: it is to be taken as any chunk."""
+        """Adds a text of a choice; returns the list for its next texts. None: process it like any chunk."""
         if not (self._content_started or (self._whole and not self._held)):
             return None
         texts = self._frames.add_text(choice, text)
@@ -251,7 +248,7 @@ class StreamReader:
         frames.add(events)
 
     def finish(self) -> Frame:
-        """Returns the last frame once the stream has ended.
+        """Returns the last frame at the end of the stream.
 
         Raises BACKEND_PROTOCOL_ERROR for an incomplete answer, TOOL_CALL_INVALID for a call without a name.
         """
@@ -273,7 +270,7 @@ class StreamReader:
         ]
 
     def _ends_of_calls(self) -> Frame:
-        """Returns the events that complete the calls of each choice."""
+        """Returns the events that complete the tool calls of each choice."""
         frame: Frame = []
         for index, calls in self._calls.items():
             if deltas := calls.end(cut_off=self._state.ends.get(index) in CUTTING):
@@ -285,7 +282,7 @@ class StreamReader:
         return held
 
     def _check_model(self, payload: bytes) -> Frame:
-        """Returns a warning where the first chunk names another model than the request."""
+        """Returns a warning if the first chunk names a different model than the request."""
         requested, self._asked_model = self._asked_model, ""
         try:
             named = msgspec.json.decode(payload, type=_Named).model
@@ -310,12 +307,12 @@ class StreamReader:
             raise stated_error(chunk.error, has_begun=self._content_started)
         is_bare = chunk.usage is None and chunk.timings is None and chunk.prompt_progress is None
         if is_bare and not chunk.choices and error_fields(payload)[0]:
-            # An error without an envelope: {"object": "error", "message": ...}, {"detail": ...}.
+            # An error without an envelope: {"object": "error", "message": ...} or {"detail": ...}.
             raise self._stated(payload)
         return chunk
 
     def _decode_dialect(self, payload: bytes) -> tuple[Chunk, bytes]:
-        """Returns the chunk of a payload that is not written as OpenAI writes it, and the same as plain JSON."""
+        """Decodes a payload that deviates from OpenAI's format; returns the chunk, and the payload as plain JSON."""
         try:
             document = read_document(payload)
             chunk = read_dialect(document)
@@ -336,7 +333,7 @@ class StreamReader:
         return stated_error(ErrorBody(message=message or default, type=kind), has_begun=self._content_started)
 
     def _events_of(self, chunk: Chunk, frame: Frame) -> Frame:
-        """Returns the events after `frame`; the text of an unstreamed answer that continues its end is added to it."""
+        """Returns the events after `frame`. In an unstreamed answer, a text may be added to the last event instead."""
         try:
             if self._whole and (text := _continuation(chunk, frame)):
                 self._state.take(chunk.choices[0].index, None, has_content=True)
@@ -344,7 +341,7 @@ class StreamReader:
                 self.took_token = True
                 return []
             return self._events(chunk)
-        except (ValueError, OverflowError) as error:  # a number or a text that no field can hold
+        except (ValueError, OverflowError) as error:  # a number or text that does not fit its field
             raise _malformed(error) from error
 
     def _events(self, chunk: Chunk) -> Frame:
@@ -352,7 +349,7 @@ class StreamReader:
             self._usage_sum.add(chunk)
         events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
         if events or (chunk.choices and (self._content_started or self._state.ends)):
-            # Once the answer has begun, an empty chunk is a token without text.
+            # After the answer has started, an empty chunk is a token without text.
             self.took_token = True
         if (progress := chunk.prompt_progress) is not None:
             self.took_prefill = True
@@ -363,7 +360,7 @@ class StreamReader:
         return events
 
     def _delta_event(self, choice: ChunkChoice) -> event_pb2.InferenceEvent | None:
-        """Returns the event of a choice's chunk; None for one without content, which may have a finish reason."""
+        """Returns the event for a choice; None: it has no content, but may have a finish reason."""
         event = event_pb2.InferenceEvent()
         delta = event.delta
         if choice.delta is None and choice.text is None and bytes(choice.message) not in NOTHING:
@@ -391,7 +388,7 @@ class StreamReader:
         return event
 
     def _read_message(self, choice: ChunkChoice) -> None:
-        """Read the message of a choice as its delta, unless deltas have brought its content already."""
+        """Reads the message of a choice as its delta, unless earlier deltas contained it."""
         if self._state.has_begun(choice.index) and choice.index not in self._in_messages:
             return
         self._in_messages.add(choice.index)
@@ -409,7 +406,7 @@ class StreamReader:
 
 
 def _plain_text(chunk: Chunk) -> str:
-    """Returns the text of a chunk that is nothing but text of a choice; empty: another chunk."""
+    """Returns the text of a chunk that contains only text of one choice; empty: another chunk."""
     if len(chunk.choices) != 1 or chunk.usage is not None or chunk.timings is not None or chunk.prompt_progress:
         return ""
     choice = chunk.choices[0]
@@ -422,7 +419,7 @@ def _plain_text(chunk: Chunk) -> str:
 
 
 def _continuation(chunk: Chunk, frame: Frame) -> str:
-    """Returns the text of a chunk that only continues the text at the end of `frame`; empty: another chunk."""
+    """Returns the text of a chunk that only continues the last text in `frame`; empty: another chunk."""
     text = _plain_text(chunk) if frame else ""
     if not text:
         return ""
@@ -444,7 +441,7 @@ def _end_event(index: int, reason: Finish, stop_sequence: str) -> event_pb2.Infe
 
 
 def _doubt(index: int, word: str) -> event_pb2.InferenceEvent:
-    """Returns the warning about a choice whose finish reason is not known."""
+    """Returns a warning about a choice with an unknown finish reason."""
     said = (
         f"ended choice {index} with finish_reason {quoted(word)}" if word else f"gave choice {index} no finish_reason"
     )

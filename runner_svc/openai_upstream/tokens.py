@@ -1,7 +1,7 @@
-"""Token counts from an HTTP server: llama.cpp's `/tokenize` and `/apply-template`, and vLLM's `/tokenize`.
+"""Token counts from llama.cpp's `/tokenize` and `/apply-template`, and vLLM's `/tokenize`.
 
-llama.cpp takes `content` and answers with `tokens` alone; vLLM takes `prompt` or `messages` and adds `count` and
-`max_model_len`. Neither takes a slot for it.
+llama.cpp accepts `content` and returns only `tokens`; vLLM accepts `prompt` or `messages` and adds `count` and
+`max_model_len`. Neither needs a slot.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 MAX_TOKENS_BODY_BYTES = 256 * 1024 * 1024
-"""Maximum size of an answer: a request has some million tokens at most, and a token with its text takes 40 bytes."""
+"""Maximum response size: a request has a few million tokens at most, and a token with its text takes 40 bytes."""
 _TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
 _TOKENS = "the engine's tokens are"
 _MAX_INT32 = 2**31 - 1
@@ -43,7 +43,7 @@ class _Template(msgspec.Struct):
 async def tokenize(
     http: OpenAiHttp, payload: tokenize_pb2.TokenizePayload, call: CallInfo
 ) -> tokenize_pb2.TokenizeResult:
-    """See Backend.tokenize. Raises INVALID_ARGUMENT naming a message that has more than text."""
+    """See Backend.tokenize. Raises INVALID_ARGUMENT naming the first part that is not text."""
     if payload.WhichOneof("kind") == "text":
         return await _text(http, payload.text, call, add_special=payload.add_special, with_pieces=payload.with_pieces)
     require_text_only(payload.chat)
@@ -53,14 +53,14 @@ async def tokenize(
         reply = await _post_tokenize(http, request, call)
         if reply.count is not None:
             return _result(reply, with_pieces=payload.with_pieces)
-        # Without a count the server has not read `messages`: it is llama.cpp's.
+        # A response without a count is from llama.cpp, which ignores `messages`.
     rendered = read_json(await http.post(APPLY_TEMPLATE, body, call, MAX_TOKENS_BODY_BYTES), _Template, _TOKENS)
-    # As the server itself does with the output of its template.
+    # The server tokenizes rendered templates in the same way.
     return await _text(http, rendered.prompt, call, add_special=True, with_pieces=payload.with_pieces)
 
 
 def require_text_only(chat: chat_pb2.ChatPayload) -> None:
-    """Raises INVALID_ARGUMENT naming the first part that is no text: its tokens are known only after processing."""
+    """Raises INVALID_ARGUMENT naming the first part that is not text: its tokens are known only after processing."""
     for index, message in enumerate(chat.messages):
         for place, part in enumerate(message.content):
             if part.WhichOneof("kind") != "text":
@@ -74,7 +74,7 @@ async def _text(
     body: dict[str, Any] = {
         "content": text,
         "add_special": add_special,
-        # As in prompts: the texts of special tokens are read as special tokens.
+        # As in prompts, special tokens in the text are parsed as such.
         "parse_special": True,
         "with_pieces": with_pieces,
     }
@@ -85,7 +85,7 @@ async def _text(
 
 
 def _template_body(http: OpenAiHttp, chat: chat_pb2.ChatPayload) -> dict[str, Any]:
-    """Returns the part of a chat's body that the chat template renders."""
+    """Returns the fields of a chat request that the chat template uses."""
     body = chat_body(chat, http.endpoint.model, http.endpoint.parameters).body
     return {name: body[name] for name in (*_TEMPLATE_FIELDS, TEMPLATE_ARGUMENTS) if name in body}
 
@@ -118,7 +118,7 @@ def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:
 
 
 def _bytes(piece: str | list[int]) -> bytes:
-    """Returns the bytes of a token; llama.cpp writes one that alone is not text as a list of bytes."""
+    """Returns the bytes of a token; llama.cpp sends a list of bytes if they are not valid text."""
     if isinstance(piece, str):
         return piece.encode()
     try:

@@ -1,10 +1,8 @@
-"""The normalizer of tool calls: pieces of calls as servers send them, as well-formed calls for every API.
+"""Normalization of streamed tool calls, and of the names and schemas of tools for engines.
 
-Servers number parallel calls alike or not at all, reuse ids, leave them out, or change them with every piece. What
-leaves this module has one number and one unique id per call, its name once, and `{}` where a call has no arguments.
-Arguments that are JSON text in quotes are decoded; those that each chunk repeats from their beginning are sent once.
-
-Also the names and schemas of tools as engines take them.
+Servers give parallel calls the same index or none, and reuse, omit or change their ids. The result has one index, one
+unique id and one name per call, and `{}` for missing arguments. Arguments encoded as a JSON string are decoded;
+arguments that every chunk repeats from the start are sent once.
 """
 
 import re
@@ -26,36 +24,35 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 MAX_CALLS = 1_024
-"""Maximum number of calls in one choice."""
+"""Maximum number of calls in a choice."""
 NO_ARGUMENTS = "{}"
 _NULL = "null"
-"""What some servers write for a call without arguments."""
+"""Sent by some servers for a call without arguments."""
 _OPENERS = ("{", '"')
 
 
 class _Arguments:
-    """The arguments of one call. `add` takes a piece; `take` and, for the last, `end` return the text to pass on.
+    """The arguments of one call. `add` accepts a piece; `take` and finally `end` return the text to pass on.
 
-    A piece counts as a repetition of all before it only if the pieces joined cannot be JSON.
+    A piece is treated as a repetition of all earlier text only if the concatenation cannot be JSON.
     """
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
         """The text so far, without repetitions."""
         self._passed = 0
-        """Number of pieces that were passed on."""
+        """Number of pieces passed on."""
         self._latest = ""
         self._repeats: bool | None = None
-        """Whether each piece repeats all before it; None: not known yet."""
+        """Whether each piece repeats all earlier text; None: unknown."""
         self._extent = JsonExtent()
         self.is_whole = False
-        """Whether the text is a whole JSON object, or one in quotes."""
+        """Whether the text is a complete JSON object, quoted or not."""
 
     def __str__(self) -> str:
         return "".join(self._pieces)
 
     def add(self, piece: str) -> None:
-        """Add a piece as the server sent it."""
         if not self._pieces:
             piece = piece.lstrip()
         if not piece:
@@ -69,11 +66,11 @@ class _Arguments:
         self._append(added)
 
     def is_repeated_by(self, piece: str) -> bool:
-        """Whether each piece repeats all before it, as this one does."""
+        """Whether pieces repeat all earlier text, including this one."""
         return self._repeats is True and piece.startswith(self._latest)
 
     def take(self) -> str:
-        """Returns the text that may be passed on: all but `null`, an incomplete text in quotes, and doubtful pieces."""
+        """Returns the text that can be passed on: not `null`, an incomplete quoted text, or ambiguous pieces."""
         is_doubtful = self._repeats is None and len(self._pieces) > 1
         if is_doubtful or (self._is_quoted and not self.is_whole):
             return ""
@@ -84,7 +81,7 @@ class _Arguments:
         return text
 
     def end(self, *, is_cut: bool) -> str:
-        """Returns the rest of the text; `{}` for none, unless the answer was cut."""
+        """Returns the remaining text; `{}` if there were no arguments, unless the answer was cut off."""
         if self._repeats is None and len(self._pieces) > 1 and _is_object(self._latest):
             self._restart([self._pieces[0], self._latest[len(self._pieces[0]) :]])
         text = self._rest(is_cut=is_cut)
@@ -137,7 +134,7 @@ def _is_object(text: str) -> bool:
 
 
 def _unquoted(text: str, *, is_cut: bool) -> str:
-    """Returns the object in a JSON string, or the beginning of one in a string that was cut; other text unchanged."""
+    """Returns the object in a JSON string, or the start of one in a cut-off string; other text unchanged."""
     try:
         inner = from_json(text, allow_partial="trailing-strings" if is_cut else False)
     except ValueError:
@@ -150,31 +147,31 @@ def _unquoted(text: str, *, is_cut: bool) -> str:
 class _Call:
     place: int
     index: int | None
-    """The server's number; None: none so far."""
+    """The server's index; None: none yet."""
     chunk: int
-    """Number of the chunk in which it began."""
+    """Number of the chunk in which the call started."""
     sent_id: str = ""
-    """The server's id."""
+    """The id from the server."""
     name: str = ""
     arguments: _Arguments = field(default_factory=_Arguments)
     extra: dict[str, Any] = field(default_factory=dict)
-    """Unknown fields that were not passed on yet."""
+    """Unknown fields not yet passed on."""
 
     def is_repeated_by(self, piece: ChunkToolCall) -> bool:
-        """Whether a piece only repeats the whole call."""
+        """Whether a piece only repeats the complete call."""
         is_same = bool(piece.id) and piece.id == self.sent_id and piece.arguments.strip() == str(self.arguments).strip()
         return is_same or self.arguments.is_repeated_by(piece.arguments)
 
 
 class ToolCallNormalizer:
-    """The calls of one choice. `take` is called for each chunk with pieces of calls, `end` at the end of the answer.
+    """The tool calls of one choice. Call `take` for each chunk with pieces of calls, and `end` after the answer.
 
-    A new name, or a new id with a name, starts a call, whatever its index. So does a repeated name behind whole
-    arguments, or a second time in one chunk. A piece with neither continues the last call of its index.
+    A new name, or a new id with a name, starts a call regardless of its index. So does a repeated name after complete
+    arguments or within one chunk. A piece with neither continues the last call of its index.
     """
 
     def __init__(self, used_ids: Collection[str] = ()) -> None:
-        """`used_ids`: ids of the conversation so far, which are not given again."""
+        """`used_ids`: ids in the conversation so far, which are not reused."""
         self._used_ids = set(used_ids)
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
@@ -183,14 +180,14 @@ class ToolCallNormalizer:
         self._named = 0
 
     def take(self, pieces: Sequence[ChunkToolCall]) -> list[event_pb2.ToolCallDelta]:
-        """Take the pieces of one chunk; returns what to pass on. Raises BACKEND_PROTOCOL_ERROR for too many calls."""
+        """Processes the pieces of a chunk; returns what to pass on. Raises BACKEND_PROTOCOL_ERROR over MAX_CALLS."""
         self._chunks += 1
         return [delta for piece in pieces if (delta := self._take(piece)) is not None]
 
     def end(self, *, cut_off: bool) -> list[event_pb2.ToolCallDelta]:
-        """End the answer; returns the arguments of calls without any. Raises TOOL_CALL_INVALID for a nameless call.
+        """Ends the answer; returns the remaining arguments. Raises TOOL_CALL_INVALID for a call without a name.
 
-        `cut_off`: the answer was cut, so that arguments may be lacking.
+        `cut_off`: the answer was cut off, so arguments may be incomplete.
         """
         found: list[event_pb2.ToolCallDelta] = []
         for call in self._calls:
@@ -216,7 +213,7 @@ class ToolCallNormalizer:
         call.extra |= piece.extra
         if not call.name and piece.name:
             return self._introduce(call, piece)
-        # Nothing is passed on until the name is known.
+        # Arguments are held back until the name is known.
         text = call.arguments.take() if call.name else ""
         return _delta(call, text) if text or (call.name and call.extra) else None
 
@@ -239,27 +236,27 @@ class ToolCallNormalizer:
         return delta
 
     def _continued(self, piece: ChunkToolCall) -> _Call | None:
-        """Returns the call that a piece continues; None: it begins one."""
+        """Returns the call that a piece continues; None: it starts a call."""
         call = self._current(piece)
         if call is None or self._begins_another(call, piece):
             return None
         return call
 
     def _current(self, piece: ChunkToolCall) -> _Call | None:
-        """Returns the latest call to which a piece may belong, by its index and its id."""
+        """Returns the latest call that a piece may belong to, by index and id."""
         call = self._last if piece.index is None else self._by_index.get(piece.index)
         if piece.id and (call is None or call.sent_id != piece.id) and not piece.name:
             same_id = (known for known in reversed(self._calls) if known.sent_id == piece.id)
             call = next(same_id, call)
         if call is None and not (piece.id or piece.name) and self._last is not None and self._last.index is None:
-            # The server numbers only the pieces that continue a call.
+            # The server sends an index only with pieces that continue a call.
             call = self._last
         return call
 
     def _begins_another(self, call: _Call, piece: ChunkToolCall) -> bool:
         has_new_id = bool(piece.id and call.sent_id) and piece.id != call.sent_id
         if not piece.name:
-            # Some servers invent an id for every piece.
+            # Some servers generate an id for every piece.
             return has_new_id and call.arguments.is_whole
         if not call.name:
             return has_new_id
@@ -272,7 +269,7 @@ class ToolCallNormalizer:
 
 
 def _delta(call: _Call, text: str) -> event_pb2.ToolCallDelta:
-    """Returns a piece of a call with what is known of it now."""
+    """Returns the delta of a call with its pending unknown fields."""
     delta = event_pb2.ToolCallDelta(index=call.place, arguments_text=text)
     if (extra := as_message(call.extra)) is not None:
         delta.extra_fields.CopyFrom(extra)
@@ -281,33 +278,33 @@ def _delta(call: _Call, text: str) -> event_pb2.ToolCallDelta:
 
 
 def as_message(extra: dict[str, Any]) -> json_value_pb2.JsonObject | None:
-    """Returns unknown fields as a message; None: there are none, or no message can hold them."""
+    """Returns unknown fields as a message; None: there are none, or they cannot be represented."""
     if not extra:
         return None
     try:
         return to_json_object(extra, "extra_fields")
-    except (WeftError, ValueError):  # nested too deeply, or text with half a character
+    except (WeftError, ValueError):  # nested too deeply, or half a character
         return None
 
 
 Json = dict[str, Any]
 
 MAX_PROVIDER_NAME_CHARS = 64
-"""Maximum length of a function's name at OpenAI."""
+"""Maximum length of a function name in OpenAI's API."""
 _FOREIGN_TO_PROVIDERS = re.compile(r"[^A-Za-z0-9_-]")
 _FOREIGN_TO_ENGINES = re.compile(r"[^A-Za-z0-9_.-]")
 _SCHEMA_WORDS = re.compile(
     r"schema|grammar|parser for this template|function_?(declaration|parameter)s|tools?[\[.]", re.IGNORECASE
 )
 _KEPT = frozenset({"type", "description", "properties", "required", "items", "enum", "anyOf"})
-"""Keywords that every engine can follow."""
+"""Schema keywords that every engine supports."""
 
 
 def engine_names(payload: chat_pb2.ChatPayload, *, is_strict: bool) -> Mapping[str, str]:
-    """Returns a plain name for each function of a chat with a name that its engine may refuse.
+    """Returns replacements for the function names in a chat that its engine may reject.
 
-    Engines take letters, digits, `_`, `-` and `.`. A strict API takes no dots and MAX_PROVIDER_NAME_CHARS at most.
-    MCP servers also have names such as `files/read`.
+    Engines accept letters, digits, `_`, `-` and `.`; a strict API no dots, and at most MAX_PROVIDER_NAME_CHARS. MCP
+    servers also use names such as `files/read`.
     """
     foreign = _FOREIGN_TO_PROVIDERS if is_strict else _FOREIGN_TO_ENGINES
     names = dict.fromkeys(tool.function.name for tool in payload.tools)
@@ -332,7 +329,7 @@ def _is_long(name: str) -> bool:
 
 
 def with_names(payload: chat_pb2.ChatPayload, names: Mapping[str, str]) -> chat_pb2.ChatPayload:
-    """Returns a copy of a chat whose functions have other names."""
+    """Returns a copy of a chat with renamed functions."""
     copy = chat_pb2.ChatPayload()
     copy.CopyFrom(payload)
     for tool in copy.tools:
@@ -346,7 +343,7 @@ def with_names(payload: chat_pb2.ChatPayload, names: Mapping[str, str]) -> chat_
 
 
 def restore_names(frame: Frame, own_names: Mapping[str, str]) -> None:
-    """Give the calls of an answer the names that the caller has for its functions."""
+    """Restores the original function names in an answer's calls."""
     for event in frame:
         if event.WhichOneof("event") == "delta":
             for call in event.delta.tool_calls:
@@ -354,14 +351,14 @@ def restore_names(frame: Frame, own_names: Mapping[str, str]) -> None:
 
 
 def refuses_tool_schemas(error: WeftError, body: Json) -> bool:
-    """Whether an engine has probably refused a request for a schema of its functions."""
+    """Whether an engine has probably rejected a request because of a function's schema."""
     return (
         bool(body.get("tools")) and error.reason is Reason.BACKEND_REJECTED and bool(_SCHEMA_WORDS.search(str(error)))
     )
 
 
 def with_plain_schemas(body: Json) -> tuple[Json, list[ParameterWarning]]:
-    """Returns a copy of a body whose functions have schemas that every engine can follow, and what was left out."""
+    """Returns a copy of a body with schemas that every engine supports, and warnings about removed keywords."""
     tools: list[Json] = []
     warnings: list[ParameterWarning] = []
     for index, tool in enumerate(body["tools"]):

@@ -1,4 +1,4 @@
-"""The sum of what a server reports of one stream: tokens and times."""
+"""Sum of the tokens and times that a server reports within a stream."""
 
 import math
 
@@ -9,13 +9,13 @@ from runner_svc.openai_upstream.errors import JSON_FAULTS
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 
 NOTHING = frozenset({b"", b"null"})
-"""A raw JSON value that says nothing."""
+"""Raw JSON without information."""
 
 
 class UsageSum:
-    """Adds up the usage of a stream: llama-server sends usage and timings once per choice, other servers once for all.
+    """Adds up a stream's usage: llama-server reports usage and timings once per choice, other servers once.
 
-    Others send usage with every chunk, as the choice's total so far. Then the last one counts.
+    Some servers send the running total of the choice with every chunk; then the last one counts.
     """
 
     def __init__(self, expected_choices: int, choices_per_prompt: int) -> None:
@@ -23,11 +23,11 @@ class UsageSum:
         self._choices_per_prompt = choices_per_prompt
         self._of_choices: dict[int, ChunkUsage] = {}
         self._of_stream: ChunkUsage | None = None
-        """The last usage without a choice; where there is one, the usage of choices is included in it."""
+        """The last usage without a choice; it includes the usage of all choices."""
         self._completion_tokens = 0
         self._reasoning_tokens = 0
         self._prefill_ms: float | None = None
-        """None: not known, as for `_decode_ms`."""
+        """None: unknown, as for `_decode_ms`."""
         self._decode_ms: float | None = None
         self._tokenize_ms: float | None = None
         self._undivided_ms = 0.0
@@ -36,7 +36,7 @@ class UsageSum:
         """Whether the engine has reported usage or timings."""
 
     def add(self, chunk: Chunk) -> None:
-        """Add a chunk's usage and timings."""
+        """Adds the usage and timings of a chunk."""
         usage, timings = chunk.usage, chunk.timings
         self.has_figures = True
         if usage is not None and chunk.choices:
@@ -54,11 +54,11 @@ class UsageSum:
                 self._tokenize_ms = timings.tokenize_ms
             self._undivided_ms += timings.undivided_ms
         elif self._expected_choices == 1 and bytes(chunk.metrics) not in NOTHING:
-            # Of several prompts vLLM tells the times of the last one alone.
+            # For several prompts, vLLM reports only the times of the last one.
             self._take_metrics(chunk.metrics)
 
     def receipt(self) -> receipt_pb2.Receipt:
-        """Returns the backend's part of a receipt."""
+        """Returns the engine's part of the receipt."""
         usage = self._usage()
         receipt = receipt_pb2.Receipt(usage=usage)
         if (compute_ms := (self._prefill_ms or 0.0) + (self._decode_ms or 0.0) + self._undivided_ms) > 0:
@@ -77,7 +77,7 @@ class UsageSum:
         return receipt
 
     def _take_metrics(self, metrics: msgspec.Raw) -> None:
-        """Take vLLM's times; those of another shape are another server's, and say nothing here."""
+        """Takes vLLM's timings; a field of another form is another server's and is ignored."""
         try:
             found = msgspec.json.decode(metrics, type=Metrics)
         except JSON_FAULTS:
@@ -89,7 +89,7 @@ class UsageSum:
             self._tokens_per_second = 1e3 / found.mean_itl_ms
 
     def _usage(self) -> usage_pb2.Usage:
-        """Returns the usage. Choices of one prompt share it, so its tokens count once."""
+        """Returns the usage. The tokens of a prompt with several choices count once."""
         if self._of_stream is not None:
             prompts = [self._of_stream]
             completion, reasoning = self._completion_tokens, self._reasoning_tokens
