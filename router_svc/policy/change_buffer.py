@@ -1,4 +1,4 @@
-"""Which changed records a watcher is sent, and when: each once, in batches, and mere figures at their own pace."""
+"""Which changed records a watcher receives, and when: in batches, and changed figures at a separate rate."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ class WatchLimits:
     """Bounds of the watches of one router."""
 
     max_watches: int = 1_024
-    """Concurrent watches of requests and of figures."""
+    """Concurrent watches of requests and figures."""
     max_waiting_changes: int = 10_000
-    """Changed requests that may wait for one watcher before it is ended with WATCH_LAGGED."""
+    """Maximum changed requests queued for one watcher; above it the watch ends with WATCH_LAGGED."""
     max_batch: int = 200
-    """Requests in one message."""
+    """Maximum requests per message."""
     interval_seconds: float = 0.1
-    """Least time between two messages of changes; the first one after silence is sent immediately."""
+    """Minimum time between messages of changes; the first one after silence is sent immediately."""
     figures_interval_seconds: float = 1.0
-    """Least time between two messages of positions and estimates."""
+    """Minimum time between messages of positions and estimates."""
 
 
 class ChangeBuffer:
-    """The changed records that wait for one watcher, by key. Pure: it is given the time."""
+    """The changed records queued for one watcher, by key. Pure: callers pass the time."""
 
     def __init__(self, limits: WatchLimits, first: Iterable[int] = ()) -> None:
-        """`first`: what there is at the beginning; it comes before every change."""
+        """`first`: keys that exist when the watch begins; they are sent before any change."""
         self._limits = limits
         self._first = dict.fromkeys(first)
         self.is_synced = False
-        """Whether everything that there was at the beginning has been taken."""
+        """Whether all of `first` has been taken."""
         self._changed: dict[int, None] = {}
         self._figures: dict[int, None] = {}
         self._next_at = self._next_figures_at = float("-inf")
 
     def note(self, key: int) -> bool:
-        """Note a changed record; returns False when there is no room for it."""
+        """Note a changed record; returns False if the buffer is full."""
         if key in self._changed or key in self._first:
             return True
         if self._waiting >= self._limits.max_waiting_changes:
@@ -45,7 +45,7 @@ class ChangeBuffer:
         return True
 
     def note_figures(self, key: int) -> bool:
-        """Note a record of which only figures have changed; returns False when there is no room for it."""
+        """Note a record of which only figures changed; returns False if the buffer is full."""
         if key in self._figures or key in self._changed or key in self._first:
             return True
         if self._waiting >= self._limits.max_waiting_changes:
@@ -58,7 +58,7 @@ class ChangeBuffer:
         return len(self._changed) + len(self._figures)
 
     def due_at(self) -> float | None:
-        """Return when something may be taken; None: nothing waits."""
+        """Return when the next batch is due; None: the buffer is empty."""
         if not self.is_synced:
             return float("-inf")
         moments = []
@@ -69,7 +69,7 @@ class ChangeBuffer:
         return min(moments, default=None)
 
     def take(self, now: float) -> list[int]:
-        """Return the keys of the next batch, in the order of their first changes; empty: nothing is due."""
+        """Return the keys of the next batch in order of their first changes; empty: none is due."""
         limits = self._limits
         if not self.is_synced:
             taken = _take(self._first, limits.max_batch)
@@ -84,7 +84,7 @@ class ChangeBuffer:
             if not self._figures:
                 self._next_figures_at = now + limits.figures_interval_seconds
         if not self._changed:
-            # What is left of a full batch goes at once.
+            # The rest of a full batch is due immediately.
             self._next_at = now + limits.interval_seconds
         return taken
 

@@ -10,9 +10,9 @@ class CooldownRule:
     after_refusals: int = 10
     """Consecutive refusals for exceeded rates before a cooldown; 0: never."""
     seconds: float = 10.0
-    """The first cooldown; each further one is twice as long ..."""
+    """Length of the first cooldown; each further one is twice as long ..."""
     max_seconds: float = 300.0
-    """... up to this. After as long without a cooldown the next one is a first one again."""
+    """... up to this. The length is reset after this time without a cooldown."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Cooldown:
         self.refusals_in_row = 0
 
     def note_refused(self, rule: CooldownRule, now: float) -> None:
-        """Record a refusal for an exceeded rate; refusals during a cooldown are not recorded."""
+        """Record a refusal for an exceeded rate. Do not call it during a cooldown."""
         self.refusals_in_row += 1
         if not rule.after_refusals or self.refusals_in_row < rule.after_refusals:
             return

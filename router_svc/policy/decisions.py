@@ -1,4 +1,4 @@
-"""Decisions of the scheduler: about a request, or about a wake."""
+"""Decisions of the scheduler about requests and wakes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,30 +19,30 @@ class Placed:
     candidate: Candidate
     attempt: int
     choice: Choice | None = None
-    """The selection; None: not recorded."""
+    """How it was selected; None: not recorded."""
     keep_alive_seconds: float | None = None
-    """As its route sets it; None: not set."""
+    """The route's keep-alive; None: not set."""
     deadline_at: float | None = None
-    """When its answer must be complete, by its own or its route's deadline; None: no deadline."""
+    """Its own or its route's deadline, whichever is earlier; None: no deadline."""
 
 
 class WaitKind(StrEnum):
-    """What a request waits for, in few enough words to count by."""
+    """What a request waits for; a label of metrics."""
 
     SLOT = "slot"
-    """The slots of its models are busy."""
+    """All slots of its models are busy."""
     TENANT = "tenant"
-    """Its tenant has as many requests running as it may."""
+    """Its tenant is at its concurrency cap."""
     POOL = "pool"
-    """Its pool has as many requests running as it may."""
+    """Its pool is at its concurrency cap."""
     EVICTION = "eviction"
-    """Its model is unloaded for another one."""
+    """Its model is being evicted for another one."""
     UNHEALTHY = "unhealthy"
-    """Runners that are left out for their failures."""
+    """Runners are excluded because of their failures."""
     MEMORY = "memory"
-    """No model of its name is loaded, and the one to load waits for memory or its turn."""
+    """No model that can serve it is loaded, and the load waits for memory or its turn."""
     LOAD = "load"
-    """Its model loads or wakes."""
+    """Its model is loading or waking."""
 
 
 @value_class(kw_only=True)
@@ -56,12 +56,12 @@ class Waits:
     eta_seconds: float | None = None
     """None: no estimate."""
     considered: tuple[Considered, ...] = ()
-    """The candidates and what keeps each of them from the request; only with the first status."""
+    """The candidates and why each cannot take the request; only in the first status."""
 
 
 @value_class(kw_only=True)
 class Loads:
-    """The request waits for a model to load or to wake."""
+    """The request waits for a model that loads or wakes."""
 
     key: int
     stage: str
@@ -72,50 +72,49 @@ class Loads:
 
 @value_class(kw_only=True)
 class Rejects:
-    """The request is refused; no further decision about it follows."""
+    """The request is refused and leaves the scheduler."""
 
     key: int
     reason: Reason
     message: str
     retry_after_seconds: float | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Machine-readable facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wakes:
-    """Wake a sleeping model, once for all waiting requests. The end of the wake must be reported to the scheduler."""
+    """Wake a sleeping model, once for all waiting requests; `wake_finished` must follow."""
 
     model: str
     runner: str
-    """The runner on which it slept at the time of the decision; empty: unknown."""
+    """The runner it slept on at the time of the decision; empty: unknown."""
     max_wait_seconds: float
     """Time limit of the wake."""
     doubted: bool = False
-    """Whether the registry's view shows it ready while its runner reports that it is asleep."""
+    """Whether the registry shows it as ready while its runner reports it as asleep."""
     priority: Priority = Priority.NORMAL
-    """Priority class of the request for which it is woken."""
+    """Priority class of the request that it is woken for."""
     why: str = field(default="", compare=False)
-    """The reason, as text for explanations; empty: none given."""
+    """The reason as text, for explanations; empty: none."""
     request: int | None = field(default=None, compare=False)
-    """Key of the request for which it is woken; None: there is none any more."""
+    """Key of the request that it is woken for; None: that request has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopsWaking:
-    """End a wake under way whose runner waits for memory that it does not get. Its end must be reported."""
+    """End a wake whose runner waits in vain for memory; `wake_finished` must follow."""
 
     model: str
 
 
 @value_class(kw_only=True)
 class Served:
-    """What a finished request really used."""
+    """The tokens that a finished request used."""
 
     prompt_tokens: int
-    """All tokens of its prompt, cached ones included."""
+    """Prompt tokens, cached ones included."""
     cached_tokens: int
-    """Tokens of its prompt that came from a cache."""
+    """Prompt tokens that came from a cache."""
     output_tokens: int
 
 
@@ -124,7 +123,7 @@ class WakeFailure:
     """Why a wake failed."""
 
     reason: Reason
-    """INSUFFICIENT_MEMORY means that the wake is not possible now, and is not a failure if the host is large enough."""
+    """INSUFFICIENT_MEMORY: the wake is not possible now, which is a failure only if the host is too small."""
     message: str
 
 
@@ -134,23 +133,22 @@ Decision = RequestDecision | Wakes | StopsWaking
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """A failed attempt; with a `Placed` after it, it was retried."""
+    """A failed attempt; it was retried if a `Placed` follows."""
 
     attempt: int
     reason: Reason
     message: str = ""
-    """Its error in words; empty: not known."""
+    """The error text; empty: unknown."""
     has_content: bool = False
-    """Whether its answer had begun."""
+    """Whether the answer had begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStart:
-    """The start of a load that the request waited for."""
+    """The start of a load that the request waits for."""
 
     wakes: Wakes
     at: float
-    """Time of the start."""
 
 
 Noted = Waits | Loads | Placed | Rejects | FailedAttempt | LoadStart

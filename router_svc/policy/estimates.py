@@ -1,7 +1,7 @@
 """Estimated durations of loads and answers, learned from earlier ones.
 
-Everything works without a measurement: what was never measured is None, or a named default. All times are in seconds.
-Averages are exponential, so that newer measurements count for more.
+What was never measured is None or a named default. Times are in seconds. Averages are exponential, so that newer
+measurements count for more.
 """
 
 import math
@@ -15,60 +15,60 @@ from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.request import MEDIA_UNITS, Request, WorkUnit
 
 NEWEST_SHARE = 0.3
-"""Weight of the newest measurement in its average: after six, the first counts for a twentieth."""
+"""Weight of the newest measurement in its average: after six, the first has a weight of a twentieth."""
 DEFAULT_OUTPUT_TOKENS = 256.0
-"""Assumed answer length of a request without a maximum, of a kind that was never measured."""
+"""Assumed answer length of a request without a maximum, if none of its kind was measured."""
 DEFAULT_TOKENS_PER_SECOND = 30.0
 """Assumed speed of one request on a model that was never measured: about that of an 8B model on a small GPU."""
 PRIOR_ANSWERS = 8
-"""Assumed answers of DEFAULT_OUTPUT_TOKENS that are added to the measured ones when the length of an answer with a
-maximum is estimated: a few short answers say little about one that asks for many tokens."""
+"""Assumed answers of DEFAULT_OUTPUT_TOKENS that are added to the measured ones to estimate the length of an answer with
+a maximum: a few short answers say little about one that requests many tokens."""
 MAX_COUNTED_ANSWERS = 64
-"""Answers of a pool that count for its usual length; older ones are discounted."""
+"""Answers that count for a pool's usual length; older ones are discounted."""
 DEFAULT_UNIT_SECONDS = {
     WorkUnit.STEP_MEGAPIXELS: 0.15,
     WorkUnit.AUDIO_SECONDS: 0.1,
     WorkUnit.CHARACTERS: 0.005,
 }
-"""Assumed device time of a unit of work on media, of a pool that was never measured: about that of SDXL, a large
-Whisper and a neural voice on a GPU of 16 GB."""
+"""Assumed device time per unit of media work in a pool that was never measured: about that of SDXL, a large Whisper and
+a neural voice on a GPU of 16 GB."""
 PRIOR_EXCHANGE_SECONDS = 10.0
-"""Device seconds at DEFAULT_TOKENS_PER_SECOND that are added to the measured ones when tokens and device time are
-exchanged: a few short answers say little."""
+"""Device seconds at DEFAULT_TOKENS_PER_SECOND that are added to the measured ones in an exchange of tokens and device
+time: a few short answers say little."""
 MAX_EXCHANGED_REQUESTS = 256
-"""Requests of a host that count for its exchange; older ones are discounted."""
+"""Requests that count for a host's exchange; older ones are discounted."""
 EXPONENTIAL_DEVIATION = 2.0 / math.e
 """Mean deviation of exponentially distributed lengths from their mean, as a share of the mean."""
 MAX_DEVIATION = 3.0
-"""A single answer counts with at most this share of the expected length: a long one says little about the others."""
+"""A single answer counts at most this share of the expected length: a long one says little about the others."""
 MIN_TOKENS_PER_SECOND = 0.1
 MAX_OUTPUT_TOKENS = 1_000_000
 MAX_EVICTION_SECONDS = 10.0
-"""Time that ending the backends of evicted models and observing their memory as free adds to a load."""
+"""Time that a load takes longer if models are evicted: their backends end and their memory is observed as free."""
 MAX_MEASURED_SECONDS = 86_400.0
 """A longer time is not a valid measurement."""
 MAX_MEASURED_MODELS = 16_384
-"""Models on hosts with stored figures; the least recently used ones are forgotten first."""
+"""Maximum models on hosts with stored figures; the least recently used is dropped first."""
 MAX_MEASURED_KINDS = 65_536
-"""Pairs of pool and tenant with stored answer lengths."""
+"""Maximum pairs of pool and tenant with stored answer lengths."""
 
 MIN_COMPARED_SECONDS = 1.0
-"""The error of an estimate is compared with a wait of a second at least: what is shorter, people hardly notice."""
+"""An estimate's error is relative to a wait of at least a second: people hardly notice shorter ones."""
 
 
 def estimate_error(estimated_seconds: float, waited_seconds: float) -> float:
-    """Return the error of an estimate as a share of the wait that it was made for; 0.5: off by half of it."""
+    """Return the error of an estimate as a share of the actual wait; 0.5: off by half of it."""
     return abs(estimated_seconds - waited_seconds) / max(waited_seconds, MIN_COMPARED_SECONDS)
 
 
 ModelHost = tuple[str, str]
-"""A model on a host: the same model is not equally fast on all hosts."""
+"""A model on a host, as the speed of a model depends on its host."""
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
 class Recent(OrderedDict[_Key, _Value]):
-    """Bounded table; the least recently updated entry is forgotten first."""
+    """Bounded table; drops the least recently updated entry first."""
 
     def __init__(self, max_entries: int) -> None:
         super().__init__()
@@ -93,16 +93,16 @@ class Averages(Recent[_Key, float]):
 
 @dataclass(slots=True)
 class _Speed:
-    """Average speed of one model on one host, in one unit of work."""
+    """Average speed of a model on a host, in one unit of work."""
 
     unit_seconds: float
-    """Time of one unit: a token, or a unit of media."""
+    """Time per unit: a token, or a unit of media."""
     first_content_seconds: float | None
     """None: never measured."""
     between_tokens_seconds: float | None
-    """Time from one token to the next; None: never measured."""
+    """Time between two tokens; None: never measured."""
     most_work: float
-    """The most work of one measured request."""
+    """The largest work of a measured request."""
 
     def note(
         self,
@@ -128,26 +128,26 @@ class Speed:
     """Speed of one request for one model on one host."""
 
     first_content_seconds: float
-    """0: unknown, or it is included in the units."""
+    """0: unknown, or included in the units."""
     unit_seconds: float
-    """Time of one unit of work: a token, or a unit of media."""
+    """Time per unit of work: a token, or a unit of media."""
 
     def seconds_of(self, work: float) -> float:
-        """Return how long this many units take from the grant to the end."""
+        """Return the time from grant to end for this many units."""
         return self.first_content_seconds + self.unit_seconds * work
 
 
 @dataclass(slots=True)
 class _Lengths:
-    """Usual length of the answers of a pool."""
+    """Usual answer length of a pool."""
 
     tokens: float = 0.0
     """Tokens of all counted answers ..."""
     ended: float = 0.0
-    """... and how many of them ended before their maximum. An answer that was cut off there would have been longer: its
-    tokens count and its end does not."""
+    """... and how many of them ended before their maximum. An answer that was cut off would have been longer, so only
+    its tokens count."""
     deviation: float | None = None
-    """Mean deviation of lengths from what was expected of them, as a share; None: never measured."""
+    """Mean deviation of lengths from the expected ones, as a share; None: never measured."""
 
     def note_deviation(self, share: float) -> None:
         """Add the deviation of one length."""
@@ -168,7 +168,7 @@ class _Lengths:
 
 @dataclass(slots=True)
 class _Exchange:
-    """How many charged tokens a second of an accelerator's time is worth: what models that generate do in it."""
+    """Charged tokens per second of accelerator time: what generating models produce in it."""
 
     tokens: float = 0.0
     device_seconds: float = 0.0
@@ -185,14 +185,14 @@ class _Exchange:
 
 
 class Estimates:
-    """Learns from finished loads and requests; all methods are O(1)."""
+    """Learns from finished loads and requests. All methods are O(1)."""
 
     def __init__(self) -> None:
         self._load_seconds: Averages[ModelHost] = Averages(MAX_MEASURED_MODELS)
         self._service_seconds: Averages[ModelHost] = Averages(MAX_MEASURED_MODELS)
         self._speeds: Recent[tuple[ModelHost, WorkUnit], _Speed] = Recent(MAX_MEASURED_MODELS)
         self._unit_device_seconds: Averages[tuple[str, WorkUnit]] = Averages(MAX_MEASURED_MODELS)
-        """Device time of a unit of media, by pool."""
+        """Device time per unit of media, by pool."""
         self._exchanges: Recent[str, _Exchange] = Recent(MAX_MEASURED_MODELS)
         """By host."""
         self._exchange = _Exchange()
@@ -203,9 +203,9 @@ class Estimates:
         """By pool."""
 
     def note_load(self, candidate: Candidate, seconds: float) -> None:
-        """Record the duration of a load from nothing, from its order until the model was ready.
+        """Record the duration of a cold load, from its order until the model was ready.
 
-        Where the runner reports how long the engine takes, a wait for memory within the load does not count.
+        Waiting for memory does not count if the runner reports its engine's load time.
         """
         if not _is_measurement(seconds):
             return
@@ -214,7 +214,7 @@ class Estimates:
         self._load_seconds.note(_model_host(candidate), seconds)
 
     def load_seconds(self, candidate: Candidate) -> float | None:
-        """Return how long a load takes, as measured here or else as its runner reports; None: unknown."""
+        """Return how long a load takes, as measured here, else as its runner reports; None: unknown."""
         measured = self._load_seconds.get(_model_host(candidate))
         return candidate.usual_load_seconds if measured is None else measured
 
@@ -227,9 +227,9 @@ class Estimates:
         first_content_seconds: float | None = None,
         limit: int | None = None,
     ) -> None:
-        """Record the duration of a served request, with the time before its first content (None: unknown).
+        """Record the duration of a served request and the time to its first content (None: unknown).
 
-        `limit`: the maximum of tokens that it requested; None: it named none.
+        `limit`: the requested maximum of tokens; None: none.
         """
         if not _is_measurement(seconds) or served.output_tokens <= 0:
             return
@@ -245,14 +245,14 @@ class Estimates:
     def note_media(
         self, candidate: Candidate, unit: WorkUnit, work: float, seconds: float, device_seconds: float
     ) -> None:
-        """Record the duration of served work on media, and its share of it where several ran concurrently."""
+        """Record the duration of served media work, and its share of the device time if several requests ran."""
         if not _is_measurement(seconds) or work <= 0.0:
             return
         self._note_speed(_model_host(candidate), unit, seconds, None, work)
         self._unit_device_seconds.note((candidate.pool, unit), device_seconds / work)
 
     def note_exchange(self, candidate: Candidate, tokens: float, device_seconds: float) -> None:
-        """Record what a request was charged in tokens, and the device time that it took."""
+        """Record the tokens that a request was charged and the device time that it took."""
         if candidate.remote or not _is_measurement(device_seconds) or tokens <= 0.0:
             return
         self._exchange.note(tokens, device_seconds)
@@ -262,21 +262,21 @@ class Estimates:
         self._exchanges.put(host, exchange)
 
     def tokens_per_device_second(self, candidate: Candidate) -> float:
-        """Return the tokens that a second of its device's time is charged as.
+        """Return the tokens charged per second of its device's time.
 
-        It is what models that generate do in a second of that host; of a host without any, of all hosts.
+        That is the generation speed of the host's models, or of all hosts if the host has none.
         """
         return self._exchanges.get(_host(candidate), self._exchange).tokens_per_second
 
     def media_cost(self, pool: str, unit: WorkUnit, work: float) -> float:
-        """Return the expected charge of work on media in tokens."""
+        """Return the expected charge of media work in tokens."""
         seconds = self._unit_device_seconds.get((pool, unit))
         if seconds is None:
             seconds = DEFAULT_UNIT_SECONDS[unit]
         return work * seconds * self._exchange.tokens_per_second
 
     def output_tokens(self, pool: str, tenant: str, limit: int | None) -> float:
-        """Return the expected tokens of an answer of this pool to this tenant, at most `limit` (None: no limit)."""
+        """Return the expected tokens of an answer to this tenant, at most `limit` (None: no limit)."""
         expected = self._output_tokens.get((pool, tenant))
         if expected is None:
             expected = self._pool_output_tokens.get(pool)
@@ -285,9 +285,9 @@ class Estimates:
         return expected if limit is None else min(expected, float(max(limit, 1)))
 
     def expected_tokens(self, pool: str, tenant: str, limit: int | None) -> float:
-        """Return the expected tokens of an answer, rather too many than too few: its maximum, up to the usual length.
+        """Return a high estimate of an answer's tokens: its maximum, up to the usual length.
 
-        The usual length is that of answers that ended by themselves; see PRIOR_ANSWERS.
+        The usual length is that of answers that ended before their maximum; see PRIOR_ANSWERS.
         """
         measured = self.output_tokens(pool, tenant, None)
         if limit is None:
@@ -297,9 +297,9 @@ class Estimates:
         return min(float(max(limit, 1)), usual)
 
     def spread(self, pool: str) -> float:
-        """Return how much lengths of answers vary, from 0 (not at all, or unknown) to 1 (as exponential ones, or more).
+        """Return how much answer lengths vary, from 0 (equal, or unknown) to 1 (exponential, or wider).
 
-        The end of an answer of exponential length comes with the same chance at any time, however long it has lasted.
+        An answer of exponential length is equally likely to end at any time, however long it has lasted.
         """
         lengths = self._lengths.get(pool)
         if lengths is None or lengths.deviation is None:
@@ -315,13 +315,13 @@ class Estimates:
         return Speed(speed.first_content_seconds or 0.0, between)
 
     def expected_work(self, pool: str, request: Request) -> float:
-        """Return the expected work of a request in its unit: that of media is known, that of an answer is learned."""
+        """Return the expected work of a request in its unit: known for media, learned for answers."""
         if request.needs.operation in MEDIA_UNITS:
             return request.spec.work
         return self.expected_tokens(pool, request.spec.tenant, request.spec.max_output_tokens)
 
     def tokens_per_second(self, candidate: Candidate) -> float:
-        """Return the tokens per second of one request there after its first content."""
+        """Return a request's tokens per second after its first content."""
         speed = self._speeds.get((_model_host(candidate), WorkUnit.TOKENS))
         if speed is None:
             return DEFAULT_TOKENS_PER_SECOND
@@ -329,7 +329,7 @@ class Estimates:
         return max(MIN_TOKENS_PER_SECOND, 1.0 / seconds) if seconds > 0 else 1.0 / _SHORTEST_TOKEN_SECONDS
 
     def service_seconds(self, candidate: Candidate, request: Request) -> float | None:
-        """Return how long this request would take there from its grant to its end; None: never measured."""
+        """Return the expected time of this request from grant to end; None: never measured."""
         unit = MEDIA_UNITS.get(request.needs.operation)
         if unit is not None:
             known = self.speed(candidate, unit)
@@ -342,10 +342,10 @@ class Estimates:
         return first + speed.unit_seconds * tokens
 
     def certain_service_seconds(self, candidate: Candidate, request: Request) -> float | None:
-        """Return how long this request takes there at least; None: never measured.
+        """Return the minimum time of this request; None: never measured.
 
-        The speed of small images and short recordings is mostly that of what each request costs anyway. So more work
-        than was ever measured counts as the most that was: no request is refused for a time that nothing has shown.
+        For small images and short recordings the fixed cost per request dominates the measured speed. So work above the
+        largest that was measured counts as that: no request is refused for a time that was never observed.
         """
         unit = MEDIA_UNITS.get(request.needs.operation)
         known = None if unit is None else self._speeds.get((_model_host(candidate), unit))
@@ -356,11 +356,11 @@ class Estimates:
         return known.unit_seconds * min(request.spec.work, known.most_work)
 
     def mean_service_seconds(self, candidate: Candidate) -> float | None:
-        """Return how long an average request takes there; None: never measured."""
+        """Return the mean time of a request; None: never measured."""
         return self._service_seconds.get(_model_host(candidate))
 
     def _note_deviation(self, pool: str, tenant: str, tokens: float, limit: int | None) -> None:
-        """Compare a length with the average of those before it, if there are any."""
+        """Compare a length with the average of earlier ones, if there are any."""
         usual = self._output_tokens.get((pool, tenant))
         if usual is None:
             return
@@ -375,7 +375,7 @@ class Estimates:
         if first is not None:
             first = min(max(first, 0.0), seconds)
         unit_seconds = (seconds - (first or 0.0)) / work
-        # The first token ends the time to the first content: n tokens have n - 1 intervals.
+        # The first token marks the first content: n tokens have n - 1 intervals.
         between = None if first is None or work < 2 else (seconds - first) / (work - 1)
         self._service_seconds.note(model_host, seconds)
         speed = self._speeds.get((model_host, unit))
@@ -389,8 +389,8 @@ class Estimates:
 def wait_seconds(ahead: int, slots: int, mean_service_seconds: float | None) -> float | None:
     """Return the wait for a slot with this many requests ahead in the queue and all `slots` busy.
 
-    None: unknown, since nothing was measured or there are no slots. The first in the queue waits for the first of
-    `slots` running requests, which on average are half done.
+    None: unknown, as nothing was measured or there are no slots. The first in the queue waits for the first of `slots`
+    running requests, which on average are half done.
     """
     if mean_service_seconds is None or slots <= 0:
         return None
@@ -405,7 +405,7 @@ def _model_host(candidate: Candidate) -> ModelHost:
 
 
 def _host(candidate: Candidate) -> str:
-    # Where its host is unknown, its runner distinguishes two places.
+    # Without a known host, the runner identifies the place.
     return candidate.host or candidate.runner
 
 

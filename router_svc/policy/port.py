@@ -1,17 +1,16 @@
-"""The contract of the scheduler: events in, effects out.
+"""The contract of the scheduler: events in, decisions out.
 
-An event is a method of `SchedulerPort`. The loop (`router_svc.loop`, or the simulator) calls it with the
-time, one at a time. It returns decisions (`decisions.py`), which the loop carries out in their order:
+An event is a method of `SchedulerPort`. The loop (`router_svc.loop`, or the simulator) calls one method at a time and
+passes the time. It carries out the returned decisions (`decisions.py`) in order:
 
 - `Placed`: sign a ticket and grant it to the dispatcher; `report_first_content`, `report_failed` or `finish` follows.
 - `Waits`, `Loads`: send a status message.
-- `Rejects`: refuse the request; it has ended for the scheduler.
+- `Rejects`: refuse the request, which has left the scheduler.
 - `Wakes`: load a model; `wake_finished` follows.
 - `StopsWaking`: end a load that waits for memory; `wake_finished` follows.
 
-`Scheduler` implements the port, and so do the FIFO baseline and the negative controls of the simulator. A policy is a
-function of values and `now`: a rank of free endpoints in `endpoints/load_balancer.py`, an order in `queue/`, a plan in
-`loading/`.
+`Scheduler` and the simulator's FIFO baseline and negative controls implement the port. A policy is a function of values
+and `now`: a rank of free endpoints in `endpoints/load_balancer.py`, an order in `queue/`, a plan in `loading/`.
 """
 
 from typing import Protocol

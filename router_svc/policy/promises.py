@@ -1,4 +1,4 @@
-"""Loss detection: compares a database with the promise file, the record of its acknowledged commits. Values only."""
+"""Loss detection: compares a database with the promise file, which records its acknowledged commits. Values only."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,21 +11,21 @@ class Promise:
     store_id: str
     """Random id of the database."""
     commits: int
-    """Transactions with changes, counted in the database itself."""
+    """Transactions with changes, counted in the database."""
 
 
 class LossKind(StrEnum):
     """The kind of a loss."""
 
     OLDER = "older"
-    """The last transactions are missing: a write-ahead log was damaged or deleted, or an earlier copy was restored."""
+    """The last transactions are missing: a write-ahead log was damaged or deleted, or an older copy was restored."""
     REPLACED = "replaced"
-    """It is another database: the file was deleted, emptied, or taken from another home."""
+    """It is another database: the file was deleted, emptied, or copied from another installation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Acknowledged transactions that the database does not have."""
+    """Acknowledged transactions that the database lacks."""
 
     kind: LossKind
     promised: Promise
@@ -51,9 +51,9 @@ class Loss:
 
 
 def loss_in(found: Promise, promised: Promise | None) -> Loss | None:
-    """Returns the loss of a database compared with its promise; None: there is none, or no promise is known.
+    """Returns the loss of a database compared with its promise; None: no loss, or no promise is known.
 
-    A database that is ahead of the promise has no loss: its last transaction was on disk, and not acknowledged yet.
+    A database may be ahead of the promise: its last transaction was on disk but not yet acknowledged.
     """
     if promised is None or promised.commits == 0:
         return None

@@ -1,4 +1,4 @@
-"""Reconciliation: what changes of the mesh and the ends of wakes mean for waiting requests."""
+"""Reconciliation of waiting requests with changes of the mesh and of wakes."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ UNSETTLED = WakeFailure(reason=Reason.WAKE_FAILED, message="it woke but did not 
 
 
 class Reconciler:
-    """Applies changes of the mesh, and the beginnings and ends of wakes, to the requests that wait."""
+    """Applies changes of the mesh, and beginnings and ends of wakes, to the waiting requests."""
 
     def __init__(
         self,
@@ -44,10 +44,7 @@ class Reconciler:
         self._retries = retries
 
     def follow(self, delta: ViewDelta, now: float) -> list[Decision]:
-        """Update the queues whose members changed.
-
-        Refuse requests without a candidate, update capacities and demands.
-        """
+        """Update queues with changed members: refuse requests without a candidate, update capacities and demands."""
         decisions = self._rename(now) if delta.renames else []
         for name in sorted(delta.queues):
             queue = self._queues.get(name)
@@ -72,7 +69,7 @@ class Reconciler:
         return refusals.no_candidate_can(request, summary)
 
     def is_exhausted(self, request: Request) -> bool:
-        """Whether no further attempt is permitted or possible."""
+        """Whether no further attempt is allowed or possible."""
         if request.failures >= self._limits.max_attempts or request.bounces > self._limits.max_bounces:
             return True
         return not self._requests.capacity(request).count
@@ -90,7 +87,7 @@ class Reconciler:
         return decisions
 
     def _rename(self, now: float) -> list[Decision]:
-        """Move requests whose targets resolve to other queues, and refuse those whose targets are gone."""
+        """Move requests of targets that resolve to other queues, and refuse those of targets that are gone."""
         decisions: list[Decision] = []
         keys = [key for request_class in self._queues.classes() for key in request_class.request_keys()]
         for request in map(self._requests.live, keys):
@@ -105,7 +102,7 @@ class Reconciler:
         return decisions
 
     def begin(self, start: LoadStart, now: float) -> list[Decision]:
-        """Begin a wake. One with evictions has priority over all other loads of its host."""
+        """Begin a wake. A wake with evictions has priority over all other loads of its host."""
         candidate = start.candidate
         first, request = self._loads.first_for(candidate)
         wakes = Wakes(
@@ -121,10 +118,7 @@ class Reconciler:
         return [wakes, *self._refresh(candidate.model, now)]
 
     def succeed(self, model: str, now: float, *, self_reported: bool) -> list[Decision]:
-        """Record the reported success of a wake.
-
-        The mesh has to confirm it, or with `self_reported` the runner is trusted.
-        """
+        """Record a reported success, which the mesh must confirm unless it is `self_reported` by the runner."""
         self._loads.wakes.note_woken(model, now)
         decisions: list[Decision] = []
         if self_reported:
@@ -134,12 +128,12 @@ class Reconciler:
         return decisions + self.settle(now)
 
     def settle(self, now: float) -> list[Decision]:
-        """End the wakes whose models are ready, or should be by now."""
+        """End the wakes of models that are ready or overdue."""
         settled = self._loads.wakes.settle(self._cluster.readiness_of, now)
         if settled is None:
             return []
         for candidate, seconds in settled.ready:
-            # The runner's current value: before its first load it had none.
+            # Use the runner's current value: before its first load it had none.
             usual = self._cluster.usual_load_of(candidate.model) or candidate.usual_load_seconds
             self._estimator.estimates.note_load(replace(candidate, usual_load_seconds=usual), seconds)
         decisions: list[Decision] = []
@@ -151,9 +145,9 @@ class Reconciler:
         return decisions
 
     def fail(self, model: str, failure: WakeFailure, now: float) -> list[Decision]:
-        """Refuse requests that waited for this wake and have no alternative left.
+        """Refuse requests that waited for this wake and have no alternative.
 
-        For lack of memory no request is refused, unless the host is too small.
+        Lack of memory refuses no request, unless the host is too small.
         """
         decisions: list[Decision] = []
         lacks_memory = failure.reason is Reason.INSUFFICIENT_MEMORY
@@ -162,7 +156,7 @@ class Reconciler:
             self._loads.wakes.note_put_off(model)
             self._loads.note_no_memory(model, now)
         elif self._cluster.readiness_of(model) is None:
-            # It left the mesh: its history is not kept.
+            # It left the mesh, so its history is not stored.
             self._loads.wakes.note_put_off(model)
         else:
             waited = [request_class for request_class in self._queues.classes() if request_class.awaited_wake == model]
@@ -178,10 +172,7 @@ class Reconciler:
         return decisions + self._refresh(model, now)
 
     def doubt(self, request: Request, candidate: Candidate, now: float) -> list[Decision]:
-        """Trust the runner of a model that is shown as ready and repeatedly was not.
-
-        The view is stale, and it sleeps.
-        """
+        """Treat a model as asleep that is shown as ready but repeatedly was not: the view is stale."""
         if not candidate.runner_wakes or request.bounces < self._limits.stale_view_bounces:
             return []
         delta = self._cluster.apply_self_report(candidate.model, Readiness.ASLEEP, now)

@@ -13,13 +13,13 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 
 FULL_RETRY_SECONDS = 5.0
-"""Retry-After of a request that finds the queue full, where no better estimate is known."""
+"""Retry-After for a full queue without a better estimate."""
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
 
 
 def unknown_target(request: Request) -> Rejects:
-    """Return the refusal for an unknown target. Only the edge knows which of the close names its caller may see."""
+    """Return the refusal for an unknown target. Only the edge knows which similar names its caller may see."""
     error = unknown_names.unknown_target(request.spec.model)
     return Rejects(key=request.key, reason=error.reason, message=error.message, metadata=error.metadata)
 
@@ -45,7 +45,7 @@ def of_queue(
     retry_seconds: float = FULL_RETRY_SECONDS,
     reason: Reason = Reason.QUEUE_FULL,
 ) -> Rejects:
-    """Return a refusal with the figures of a queue: its waiting requests of callers, and how many may wait."""
+    """Return a refusal with a queue's figures: waiting requests of callers, and how many may wait."""
     metadata = {"queueDepth": str(waiting), "maxDepth": str(depth)}
     if average_wait_seconds is not None:
         metadata["avgWaitMs"] = str(round(average_wait_seconds * 1000))
@@ -76,7 +76,7 @@ def deadline_unreachable(request: Request, parts: tuple[tuple[str, float], ...],
 
 
 def not_loaded(refusal: Rejects, request: Request, waited_seconds: float, awaited: str) -> Rejects:
-    """Return the refusal of a timed-out request for which no model was loaded; `awaited`: what blocked the load."""
+    """Return the refusal of a timed-out request without a loaded model; `awaited`: what blocked the load."""
     return replace(
         refusal,
         message=f"{request.spec.model} was not loaded in {round(waited_seconds, 1):g} s; it waited for {awaited}",
@@ -103,12 +103,12 @@ def never_fits(key: int, candidate: Candidate, memory: HostMemory) -> Rejects:
 
 
 def attempt_failed(key: int, attempt: int, reason: Reason) -> Rejects:
-    """Return the refusal after a last failed attempt."""
+    """Return the refusal after the last failed attempt."""
     is_final = classify(reason) is FailureKind.FINAL
     why = "another runner would fail as well" if is_final else "no other runner may serve it now"
     return Rejects(key=key, reason=reason, message=f"attempt {attempt} failed and is not retried: {why}")
 
 
 def retry_after(seconds: float) -> float:
-    """Return the time after which a caller may retry, in whole seconds within the bounds."""
+    """Return the time after which a caller may retry, as a bounded number of whole seconds."""
     return float(math.ceil(max(MIN_RETRY_SECONDS, min(MAX_RETRY_SECONDS, seconds))))

@@ -1,4 +1,4 @@
-"""A request as the router has it, from its arrival to its end."""
+"""A request in the router, from arrival to end."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,11 +19,11 @@ class WorkUnit(StrEnum):
     TOKENS = "tokens"
     """Generated tokens."""
     STEP_MEGAPIXELS = "step_megapixels"
-    """Steps of denoising, times the megapixels of all images."""
+    """Denoising steps times the megapixels of all images."""
     AUDIO_SECONDS = "audio_seconds"
     """Seconds of a recording."""
     CHARACTERS = "characters"
-    """Characters of a text that is spoken."""
+    """Characters of spoken text."""
 
 
 MEDIA_UNITS = {
@@ -31,13 +31,12 @@ MEDIA_UNITS = {
     Operation.TRANSCRIPTION: WorkUnit.AUDIO_SECONDS,
     Operation.SPEECH: WorkUnit.CHARACTERS,
 }
-"""The units of operations on media."""
 UNITS = {Operation.CHAT: WorkUnit.TOKENS, Operation.COMPLETION: WorkUnit.TOKENS, **MEDIA_UNITS}
-"""The units of all operations whose work is measured: not of embeddings, for example."""
+"""Units of all operations with measured work, which excludes embeddings, for example."""
 
 
 QueuePosition = tuple[float, float, int]
-"""Deadline or infinity, arrival, key: the lowest of a tenant is served first."""
+"""Deadline or infinity, arrival, key: a tenant's lowest is served first."""
 
 
 @value_class()
@@ -48,13 +47,13 @@ class RequestKind:
     excluded: frozenset[CandidateKey] = frozenset()
     """Candidates on which an attempt failed."""
     failed_wakes: frozenset[str] = frozenset()
-    """Models whose wake failed while the request waited for it; it does not wake them again."""
+    """Models whose wake failed while the request waited; it does not wake them again."""
     durable: bool = False
-    """Whether the requests are durable: they wait in their own classes, so that figures for callers exclude them."""
+    """Durable requests have separate classes, so that figures for callers exclude them."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Kinds are looked up several times per request, and all fields would be hashed each time.
+        # Kinds are hashed several times per request, and a dataclass would hash all fields each time.
         object.__setattr__(self, "_hash", hash((self.needs, self.excluded, self.failed_wakes, self.durable)))
 
     def __hash__(self) -> int:
@@ -71,73 +70,73 @@ class RequestKind:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request from its arrival to its end. Times are seconds on the router's monotonic clock."""
+    """A request from arrival to end. Times are seconds on the router's monotonic clock."""
 
     key: int
-    """The router's number for it; callers may reuse their request ids."""
+    """The router's number for it, as callers may reuse request ids."""
     spec: PlacementRequest
-    """What its dispatcher asks for."""
+    """The dispatcher's request."""
     needs: Needs
     arrived_at: float
-    """When it first arrived at any router, so that a repeated placement keeps its place in the queue."""
+    """First arrival at any router, so that a repeated placement keeps its place in the queue."""
     own_deadline_at: float | None = None
-    """Its own deadline; None: it has none."""
+    """Its own deadline; None: none."""
     deadline_at: float | None = None
     """Its own or its route's deadline, whichever is earlier."""
     attempt: int = 0
     kind: RequestKind = field(init=False)
     queue: str = field(init=False)
     place: QueuePosition = field(init=False)
-    """Its position among the requests of its tenant."""
+    """Its position among its tenant's requests."""
     cost: float = 0.0
     """Estimated charge in tokens."""
     expected_work: float = 0.0
-    """Expected work in its unit as of its arrival; see `Estimates.expected_work`."""
+    """Expected work in its unit when it arrived; see `Estimates.expected_work`."""
     keep_alive_seconds: float | None = None
-    """As its route sets it."""
+    """The route's keep-alive."""
     charged: float = 0.0
-    """Tokens that its tenant was charged for the running attempt."""
+    """Tokens charged to its tenant for the running attempt."""
     queued_since: float = 0.0
-    """Start of the queue timeout, while it waits."""
+    """Start of the queue timeout while it waits."""
     waited_seconds: float = 0.0
-    """Time it has waited so far, while it does not wait."""
+    """Total wait so far; set while it does not wait."""
     in_queue_since: float = 0.0
     """When it last began to wait ..."""
     in_queue_seconds: float = 0.0
     """... and how long it had waited before, loads included."""
     passed_over: int = 0
-    """Later requests of its tenant that were placed before it, for their cached prompts."""
+    """Later requests of its tenant that were placed before it because of their cached prompts."""
     bounces: int = 0
     failures: int = 0
-    """Attempts that broke and wakes that failed."""
+    """Broken attempts and failed wakes."""
     is_retry: bool = False
-    """Whether one of its attempts broke."""
+    """Whether an attempt broke."""
     placed_on: Candidate | None = None
     holds_slot: bool = True
-    """While it is placed: whether it occupies a slot. False: it runs beside the slots."""
+    """Whether it occupies a slot while placed; False: it runs beside the slots."""
     placed_at: float = 0.0
     expected: FirstToken | None = None
-    """While it is placed: its time to the first token as it was expected; None: its endpoint was chosen otherwise."""
+    """While placed: its expected time to the first token; None: its endpoint was chosen otherwise."""
     content_at: float | None = None
     waits: bool = False
     """Whether it is in its queue, in the request class of its kind."""
     last_failure: Rejects | None = None
-    """The refusal it gets when no attempt is left."""
+    """The refusal it gets if no attempt is left."""
     last_status: Waits | Loads | None = None
     status_at: float = 0.0
     has_status: bool = False
     arrived_wall: datetime = field(init=False)
-    """Its arrival in UTC."""
+    """Arrival in UTC."""
     decisions: list[tuple[float, Noted]] = field(default_factory=list)
-    """For its record: decisions with their times; status messages that differ only in figures are one."""
+    """Decisions with their times, for its record; status messages that differ only in figures are merged."""
     status: Waits | Loads | Placed | FailedAttempt | None = None
-    """For its record: the last of these."""
+    """The last of these."""
     cancelled_by: str = ""
-    """Who cancelled it; empty: no one did."""
+    """Who cancelled it; empty: it was not cancelled."""
 
     @staticmethod
     def of(key: int, spec: PlacementRequest, now: float, *, allow_remote: bool = False) -> "Request":
-        """Return a request that arrives now; `allow_remote`: the permit of both the request and its tenant."""
+        """Return a request that arrives now; `allow_remote`: both the request and its tenant permit it."""
         return Request(
             key,
             spec,
@@ -148,11 +147,11 @@ class Request:
 
     @property
     def uncached_tokens(self) -> int:
-        """Return the prompt tokens that its endpoint has to process before its first token."""
+        """Return the prompt tokens that its endpoint must process before the first token."""
         return self.spec.prompt_tokens if self.expected is None else self.expected.uncached_tokens
 
     def enter(self, queue: str, kind: RequestKind, deadline_at: float | None, now: float) -> None:
-        """Make it a request of a queue; it neither waits nor runs yet."""
+        """Assign it to a queue; it neither waits nor runs yet."""
         self.queue, self.kind, self.deadline_at = queue, kind, deadline_at
         self.place = (inf if deadline_at is None else deadline_at, self.arrived_at, self.key)
         self.attempt = self.spec.attempts_used

@@ -1,4 +1,4 @@
-"""The table of live requests: which of them wait, in which queue, until when, and their last status."""
+"""The table of live requests: which ones wait, in which queue, until when, and their last status."""
 
 import heapq
 from collections.abc import Collection
@@ -21,17 +21,14 @@ _SPARE_ENTRIES = 256
 
 
 class Expiries:
-    """Heap of the times at which waiting requests expire or must be checked, with lazy deletion.
-
-    One time per request.
-    """
+    """Heap with one time per waiting request at which it expires or must be checked, with lazy deletion."""
 
     def __init__(self) -> None:
         self._at: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
 
     def note(self, key: int, at: float) -> None:
-        """Set the time of a request, replacing an earlier one."""
+        """Set or replace the time of a request."""
         self._at[key] = at
         heapq.heappush(self._heap, (at, key))
         if len(self._heap) > 2 * len(self._at) + _SPARE_ENTRIES:
@@ -43,7 +40,7 @@ class Expiries:
         self._at.pop(key, None)
 
     def due(self, now: float) -> list[int]:
-        """Return the requests whose time has come, each once; a request that still waits must be set again."""
+        """Return the due requests, each once; one that keeps waiting must be set again."""
         due: list[int] = []
         while self._heap and self._heap[0][0] <= now:
             at, key = heapq.heappop(self._heap)
@@ -95,7 +92,7 @@ class RequestTable:
         return self.queue(request).classes[request.kind]
 
     def take_joined(self) -> Collection[str]:
-        """Return the queues that requests have joined since the last call."""
+        """Return the queues that requests joined since the last call."""
         joined, self._joined = self._joined, set()
         return joined
 
@@ -107,12 +104,12 @@ class RequestTable:
         self._queues.shares.enter(request.spec.tenant)
 
     def leave(self, request: Request) -> None:
-        """Remove a finished request; it neither waits nor runs any more."""
+        """Remove a finished request, which no longer waits or runs."""
         del self._requests[request.key]
         self._queues.shares.leave(request.spec.tenant)
 
     def enqueue(self, request: Request, now: float) -> None:
-        """Queue a request at its position, which is not the end for one that waited before."""
+        """Queue a request at its position, which is not the end if it waited before."""
         queue = self._queues.add(request, now)
         request_class = self._class_of(request)
         self._joined.add(request.queue)
@@ -126,7 +123,7 @@ class RequestTable:
         self._await_timeout(request, max(now, at))
 
     def dequeue(self, request: Request, now: float) -> None:
-        """Take a request out of its queue."""
+        """Remove a request from its queue."""
         request_class = self._class_of(request)
         request.waited_seconds = now - self._counted_from(request, request_class, now)
         request.in_queue_seconds += now - request.in_queue_since
@@ -144,14 +141,14 @@ class RequestTable:
     # -- time
 
     def note_plan(self, now: float) -> None:
-        """Apply a new load plan: the queue timeout pauses for certain loads as for those under way."""
+        """Apply a new load plan: certain loads pause the queue timeout like those under way."""
         for request_class, capacity in self._loads.demanding():
             self.settle_pause(request_class, capacity, now)
 
     def settle_pause(self, request_class: RequestClass, capacity: Capacity, now: float) -> None:
-        """Pause the queue timeout while a class waits for a load that is certain; it continues at the end of the load.
+        """Pause the queue timeout while a class waits for a certain load, until the load ends.
 
-        Failing loads pause it only for a limited time in all.
+        Failing loads pause it only for a limited total time.
         """
         is_certain = capacity.waking or capacity.loading or self._loads.is_decided(request_class)
         if not capacity.is_cold or not is_certain:
@@ -188,7 +185,7 @@ class RequestTable:
         since = self._counted_from(request, request_class, now)
         at = since + self._limits.queue_timeout_seconds
         most = self._longest_wait_ends_at(request)
-        # A wake that began in time is awaited to its end, and then a slot as after any other load.
+        # A wake that began in time is awaited to its end, and then a slot, as after any other load.
         is_due = now >= most and request_class.awaited_began_at >= most
         if now < at and not is_due:
             self._await_timeout(request, min(at, most if now < most else now + TELL_INTERVAL_SECONDS))
@@ -207,7 +204,7 @@ class RequestTable:
         return max(request.queued_since, request_class.counted_from)
 
     def _longest_wait_ends_at(self, request: Request) -> float:
-        """Return the time after which no new load pauses the queue timeout of the request."""
+        """Return when new loads no longer pause the request's queue timeout."""
         most = self._limits.queue_timeout_seconds + self._limits.max_load_pause_seconds
         return request.in_queue_since + most - request.in_queue_seconds
 
@@ -234,7 +231,7 @@ class RequestTable:
         return decisions
 
     def notify(self, request: Request, now: float) -> list[Decision]:
-        """Send the status of a waiting request if it changed. A durable request gets only one."""
+        """Send the status of a waiting request if it changed; a durable request gets only one."""
         if not request.waits or (request.kind.durable and request.last_status is not None):
             return []
         queue = self.queue(request)

@@ -1,9 +1,8 @@
-"""The scheduler: requests and changes of the mesh in, decisions out. State, but no clock, no I/O and no randomness.
+"""The scheduler: requests and changes of the mesh in, decisions out. Stateful, without clock, I/O or randomness.
 
-`Placements` has the requests that run: what they cost their tenants, and what their ends teach.
-
-Every method takes `now` (seconds, monotonic) and returns decisions. One loop owns the scheduler and calls it; see
-router_svc/DESIGN.md for the life of a request.
+Every method takes `now` (monotonic seconds) and returns decisions. A single loop owns the scheduler and calls it; see
+router_svc/DESIGN.md for the life of a request. `Placements` has the running requests: what they cost their tenants, and
+what their ends teach.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,18 +41,18 @@ if TYPE_CHECKING:
     from router_svc.policy.queue.request_class import RequestClass
 
 TAKING_NO_SLOT = frozenset({Operation.TOKENIZE})
-"""Operations that engines run beside their slots: on a loaded member they neither wait nor cost anything. Without a
-loaded member, they wait for a wake as any request does."""
+"""Operations that engines run beside their slots, so that they neither wait nor cost anything on a loaded member. If no
+member is loaded, they wait for a wake like other requests."""
 MAX_SPREAD_OVER = 16
 _DURABLE = Priority.DURABLE
 MAX_LOOKED_AT = 16
-"""Waiting requests of one tenant among which the one is placed that loses the least of a cached prompt."""
+"""Waiting requests of a tenant among which the one that loses the least of a cached prompt is placed."""
 MAX_PASSED_OVER = 16
-"""Later requests of its tenant that may be placed before a request for their cached prompts."""
+"""Maximum later requests of its tenant that may be placed before a request because of their cached prompts."""
 MIN_LOST_TOKENS = 256
-"""A request that loses less of its cached prompt is placed in its turn."""
+"""A request that loses less of its cached prompt is placed in turn."""
 MAX_REVIEWS_AT_ONCE = 3
-"""Consecutive load plans in one step; the rest waits for the next step."""
+"""Maximum consecutive load plans in a step; the rest waits for the next step."""
 
 
 class Scheduler:
@@ -93,29 +92,29 @@ class Scheduler:
 
     @property
     def is_hurried(self) -> bool:
-        """Whether callers wait, or a wake is under way; durable requests are not urgent."""
+        """Whether callers wait or a wake is under way; durable requests are not urgent."""
         return bool(self._queues.callers_waiting) or self._loads.wakes.any_under_way
 
     @property
     def active_tenants(self) -> int:
-        """Number of tenants with requests that wait or run."""
+        """Number of tenants with waiting or running requests."""
         return len(self._queues.shares.active)
 
     def fair_share(self, tenant: str) -> float | None:
-        """Return a tenant's account in tokens by its weight; None: it has none."""
+        """Return a tenant's account in weighted tokens; None: it has none."""
         return self._queues.shares.known_account(tenant)
 
     @property
     def shares(self) -> FairShare:
-        """The accounts of fair share, for what keeps them over a restart."""
+        """The fair-share accounts, to be stored for a restart."""
         return self._queues.shares
 
     def queues(self) -> list[PoolQueue]:
-        """Return the lengths of the queues of all pools and routes, in order of their names."""
+        """Return the queue lengths of all pools and routes, sorted by name."""
         return queue_lengths(self._index, self._queues, self._limits)
 
     def apply(self, change: MeshChange, now: float) -> list[Decision]:
-        """Apply a change of the mesh: place requests that can run now, refuse those without a candidate."""
+        """Apply a change of the mesh: place requests that can now run, refuse those without a candidate."""
         delta = self._cluster.apply(change, now)
         for model in change.gone:
             self._loads.forget(model)
@@ -130,7 +129,7 @@ class Scheduler:
         return self._queues.tenants.get(name)
 
     def declare_tenants(self, tenants: Mapping[str, TenantSettings], now: float) -> list[Decision]:
-        """Use these settings in place of those that were declared, for requests that wait or run as well."""
+        """Replace the declared tenants, also for waiting and running requests."""
         return self._go_on(self._queues.declare_tenants(tenants), now)
 
     def submit(self, request: Request, now: float) -> list[Decision]:
@@ -156,16 +155,13 @@ class Scheduler:
         return decisions
 
     def report_first_content(self, key: int, now: float) -> None:
-        """Record that an answer has begun: its runner is not full."""
+        """Record that an answer has begun, so its runner is not full."""
         request = self._requests.get(key)
         if request is not None:
             self._placements.note_content(request, now)
 
     def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
-        """Handle an attempt that failed before any content.
-
-        Place the request elsewhere, queue it again, or refuse it.
-        """
+        """Handle an attempt that failed before any content: place the request elsewhere, requeue it, or refuse it."""
         request = self._requests.get(key)
         if request is None or request.placed_on is None or request.attempt != attempt:
             return []
@@ -199,9 +195,7 @@ class Scheduler:
     def finish(
         self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
     ) -> list[Decision]:
-        """End a request that finished or whose caller left, and release what it held.
-
-        A wake that it waited for continues.
+        """End a request that finished or whose caller left, and release what it held; an awaited wake continues.
 
         `served`: what it used; None: unknown, or not served. `failure`: the reason if it failed.
         """
@@ -221,8 +215,7 @@ class Scheduler:
     ) -> list[Decision]:
         """Handle the end of a wake: a failure, or a success that the registry's view confirms within the settle time.
 
-        `self_reported`: its runner insists that it is awake, so it counts as ready until the registry's view of it
-        changes.
+        `self_reported`: its runner insists that it is awake, so it counts as ready until the registry's view changes.
         """
         if failure is None:
             decisions = self._reconciler.succeed(model, now, self_reported=self_reported)
@@ -253,7 +246,7 @@ class Scheduler:
         request.expected_work = self._estimates.expected_work(pool, request)
 
     def _cost_of(self, request: Request, pool: str) -> float:
-        """Return what a request is expected to be charged, in tokens."""
+        """Return the expected charge of a request in tokens."""
         unit = MEDIA_UNITS.get(request.needs.operation)
         if unit is not None:
             return max(MIN_COST, self._estimates.media_cost(pool, unit, request.spec.work))
@@ -261,9 +254,9 @@ class Scheduler:
         return spec.prompt_tokens + self._estimates.output_tokens(pool, spec.tenant, spec.max_output_tokens)
 
     def _first_ready(self, request: Request) -> Candidate | None:
-        """Return a ready candidate that meets the needs, of a route's first possible entry; None: none is loaded.
+        """Return a ready candidate that meets the needs, in a route's first usable entry; None: none is loaded.
 
-        Requests are spread over the first few candidates of the same pool.
+        Requests are spread over the first candidates of the same pool.
         """
         permitted = self._index.permitted(request.queue, request.kind.needs, request.kind.excluded)
         found = list(islice((each for each in permitted if each.readiness is Readiness.READY), MAX_SPREAD_OVER))
@@ -271,7 +264,7 @@ class Scheduler:
         return same_pool[request.key % len(same_pool)] if same_pool else None
 
     def _place_directly(self, request: Request, queue: Queue, now: float) -> Decision | None:
-        """Place a request that no other precedes; None: no candidate is free for it."""
+        """Place a request with no other ahead; None: no candidate is free for it."""
         pick = self._estimator.pick(request)
         choice = self._index.choose(queue.name, pick, now)
         if choice is None:
@@ -284,7 +277,7 @@ class Scheduler:
         return self._placements.place(request, choice, now)
 
     def _take_in(self, request: Request, queue: Queue, now: float) -> list[Decision]:
-        """Queue a request, or refuse it; a waiting request may be evicted for it."""
+        """Queue a request, which may evict a waiting one, or refuse it."""
         capacity = self._estimator.capacity(queue, request.kind)
         if not capacity.count:
             self._requests.leave(request)
@@ -294,7 +287,7 @@ class Scheduler:
             waiting, most = self._queues.durable_waiting, self._limits.max_durable_waiting
             message = f"{waiting} durable requests wait, which is the limit"
             return [refusals.of_queue(request, message, waiting=waiting, depth=most)]
-        # Only with a deadline does it matter whether a postponed load ends in time.
+        # The end of a postponed load matters only with a deadline.
         request_class = None if request.deadline_at is None else queue.classes.get(request.kind)
         gate = None if request_class is None else self._loads.gate_of(request_class)
         admitted = self._admit(request, queue, capacity, gate, now)
@@ -334,7 +327,7 @@ class Scheduler:
         return decisions
 
     def _serve(self, names: Iterable[str], now: float) -> list[Decision]:
-        """Place all requests of these queues that can be placed, in the order of their ranks."""
+        """Place all requests of these queues that can be placed, by rank."""
         self._index.health.advance(now)
         queues = self._changed_queues(names)
         if not queues:
@@ -359,18 +352,15 @@ class Scheduler:
                     self._note_passed_over(first, decision.candidate, queues)
 
     def _changed_queues(self, names: Iterable[str]) -> Sequence[Queue]:
-        """Return the queues with waiting requests of these, of those with freed endpoints, and of those joined."""
+        """Return the backlogged queues among these, those with freed endpoints, and those that requests joined."""
         joined, freed = self._requests.take_joined(), self._index.table.take_freed()
         if not (joined or freed or names):
             return ()
-        # Most requests join a queue because no endpoint there is free.
+        # Most requests join a queue because none of its endpoints is free.
         return self._queues.backlogged_of({*names, *filter(self._index.has_free, joined), *freed})
 
     def _note_passed_over(self, granted: QueueEntry, candidate: Candidate, queues: Iterable[Queue]) -> None:
-        """Count the grant for the lower classes of other queues that wanted the slot.
-
-        As for those of the queue itself.
-        """
+        """Count the grant for lower classes of other queues that wanted the slot, as for the queue itself."""
         wanted_by = self._index.table.queues_of(candidate)
         others = [
             queue
@@ -397,9 +387,9 @@ class Scheduler:
         return self._placements.place(request, choice, now)
 
     def _of_the_tenant(self, chosen: QueueEntry) -> Request:
-        """Return the chosen request, or one right behind it of its tenant that loses less of a cached prompt.
+        """Return the chosen request, or one of its tenant right behind it that loses less of a cached prompt.
 
-        A request without a deadline is passed over MAX_PASSED_OVER times at most.
+        A request without a deadline is passed over at most MAX_PASSED_OVER times.
         """
         first = self._requests.live(chosen.head.key)
         waiting = chosen.request_class.priorities[chosen.priority]
@@ -421,7 +411,7 @@ class Scheduler:
 
 
 class Placements:
-    """Takes and releases slots, with the accounts, caps, estimates and retry budgets that follow from that."""
+    """Takes and releases slots, and updates accounts, caps, estimates and retry budgets accordingly."""
 
     def __init__(
         self,
@@ -441,7 +431,7 @@ class Placements:
         self._failing = FailingPrompts()
 
     def may_try(self, request: Request, candidate: Candidate, now: float) -> bool:
-        """Whether the attempt is a first one, or the retry budget of its queue permits it."""
+        """Whether this is a first attempt, or its queue's retry budget allows it."""
         if not request.is_retry:
             return True
         return self.retries.allow(request.queue, self._index.health.is_clean(candidate, now), now)
@@ -492,7 +482,7 @@ class Placements:
             self._index.health.note_content(request.placed_on, now)
 
     def take_back(self, request: Request, now: float) -> tuple[Candidate, bool]:
-        """Release the slot of a failed attempt, which costs its tenant nothing.
+        """Release the slot of a failed attempt, which is not charged.
 
         Returns the candidate, and whether its tenant was at its cap.
         """
@@ -501,7 +491,7 @@ class Placements:
     def note_failed(
         self, request: Request, candidate: Candidate, reason: Reason, now: float, *, had_begun: bool = False
     ) -> None:
-        """Record for the health of its candidate a failed attempt; `had_begun`: it failed after its first content."""
+        """Record a failed attempt for the candidate's health; `had_begun`: it failed after its first content."""
         health, kind = self._index.health, classify(reason)
         if not may_follow_prompt(reason):
             health.note_failure(candidate, kind, now, had_begun=had_begun)
@@ -520,22 +510,22 @@ class Placements:
         health.note_shared_failure(candidate, now, is_the_prompts=is_the_prompts)
 
     def is_refused(self, request: Request, now: float) -> bool:
-        """Whether engines refuse the prompt of a request while they answer others."""
+        """Whether engines refuse the request's prompt while they answer others."""
         return self._failing.is_refused(request.queue, request.spec.prompt_digest, now)
 
     def note_refused(self, request: Request, candidate: Candidate, now: float) -> None:
-        """Record that a request was refused for as long as it was tried, if others were answered meanwhile."""
+        """Record that all attempts of a request were refused, if others were answered meanwhile."""
         if self._index.health.has_succeeded_since(candidate, request.arrived_at):
             self._failing.of(request.queue, request.spec.prompt_digest, request.key, now).is_refused = True
 
     def end(self, request: Request, served: Served | None, failure: Reason | None, now: float) -> bool:
         """End a request. Returns whether its tenant was at its cap.
 
-        An answer that broke off counts against its runner and is not measured.
+        An interrupted answer counts against its runner and is not measured.
         """
         candidate = request.placed_on
         assert candidate is not None, "only a placed request ends"
-        # Requests that run on a model at once share its device.
+        # Concurrent requests on a model share its device.
         seconds = now - request.placed_at
         device_seconds = seconds / max(1, self._running.count(candidate))
         content_at, unit = request.content_at, MEDIA_UNITS.get(request.kind.needs.operation)
@@ -578,7 +568,7 @@ class Placements:
         unit: WorkUnit | None,
         device_seconds: float,
     ) -> float:
-        """Return what the request is charged in tokens: of media the device time that it took, however it ended."""
+        """Return the charge in tokens: for media the device time that it took, however it ended."""
         if unit is None:
             return _tokens_of(request, served)
         return device_seconds * self._estimates.tokens_per_device_second(candidate)
@@ -600,7 +590,7 @@ class Placements:
 
 
 def _tokens_of(request: Request, served: Served | None) -> float:
-    """Return its cost in tokens; if unknown, the estimate after its first content and nothing before it."""
+    """Return its cost in tokens; if unknown, the estimate once content began, else 0."""
     if served is None:
         return request.charged if request.content_at is not None else 0.0
     return float(max(0, served.prompt_tokens - served.cached_tokens) + served.output_tokens)

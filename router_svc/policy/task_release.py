@@ -1,7 +1,4 @@
-"""The policy of kept results: how many finished tasks are released, oldest first, so that the rest stays in its bounds.
-
-A task that has not ended is never released.
-"""
+"""The policy of kept results: how many finished tasks are released, oldest first, to stay within bounds."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,11 +9,11 @@ class ReleaseBound(Enum):
     """Why finished tasks are released before their time."""
 
     COUNT = "count"
-    """Their tenant has as many as it may."""
+    """Their tenant has too many."""
     TENANT_BYTES = "tenant_bytes"
-    """Those of their tenant are as long as they may be."""
+    """Those of their tenant are too large."""
     BYTES = "bytes"
-    """Those of all tenants are as long as they may be (`router.tasks.max_kept_bytes`)."""
+    """Those of all tenants are too large (`router.tasks.max_kept_bytes`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +27,7 @@ class KeptTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepBounds:
-    """What may be kept."""
+    """Maximum of kept results."""
 
     max_per_tenant: int
     max_tenant_bytes: int
@@ -39,19 +36,19 @@ class KeepBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """The oldest finished tasks are to be released until so many, or so many bytes, are gone."""
+    """Release the oldest finished tasks until this many, or this many bytes, are gone."""
 
     bound: ReleaseBound
     tenant: str
-    """Empty: of any tenant."""
+    """Empty: all tenants."""
     count: int = 0
     size: int = 0
 
 
 def releases(kept: Mapping[str, KeptTasks], bounds: KeepBounds) -> Iterator[Release]:
-    """Yields what has to be released, by tenant; what one release frees is not counted for the next.
+    """Yields the releases by tenant, each independent of what the others free.
 
-    The last one, of all tenants, is about what is left if each earlier one frees what it is to.
+    The last one, over all tenants, assumes that each earlier one frees what it should.
     """
     left = 0
     for tenant, own in sorted(kept.items()):

@@ -12,7 +12,7 @@ MAX_OFFER_PAUSE_SECONDS = 30.0
 
 
 MAX_FRUITLESS_ATTEMPTS = 100
-"""Free attempts of a task that fail without its fault; after that such attempts count like all others."""
+"""Maximum free attempts of a task that fail through no fault of it; further ones count like all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class TryAgain:
 
 @dataclass(frozen=True, slots=True)
 class OfferAgain:
-    """The task still waits: a refusal before the claim is no attempt."""
+    """The task keeps waiting: a refusal before the claim is no attempt."""
 
     pause_seconds: float
     whole_lane: bool
-    """Whether all tasks of its lane would be refused, too."""
+    """Whether all tasks of its lane would be refused too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ _HOPELESS = frozenset(
         Reason.BACKEND_REJECTED,
     }
 )
-"""The request itself is refused: neither waiting nor another runner helps."""
+"""The request itself is refused, so neither waiting nor another runner helps."""
 _FINAL = _HOPELESS | {
     Reason.NOT_FOUND,
     Reason.UNSUPPORTED_OPERATION,
@@ -68,7 +68,7 @@ _FINAL = _HOPELESS | {
     Reason.TOOL_CALL_INVALID,
     Reason.TEMPLATE_FAILED,
 }
-"""Reasons after which an attempt is not repeated."""
+"""Reasons after which an attempt is not retried."""
 _NOT_ITS_FAULT = frozenset(
     {
         Reason.WORKER_RESTARTED,
@@ -80,9 +80,9 @@ _NOT_ITS_FAULT = frozenset(
         Reason.TICKET_INVALID,
     }
 )
-"""Reasons with which a runner reports that it has not taken a request, or that its engine was stopped on purpose."""
+"""Reasons for which a runner has not accepted a request, or its engine was stopped on purpose."""
 _LOST = frozenset({Reason.WORKER_LOST, Reason.CONNECT_FAILED})
-"""Reasons that leave open whether the request was taken, unless the runner has reported before."""
+"""Reasons that leave open whether the request was accepted, unless the runner has reported before."""
 _OF_THE_TASK = frozenset(
     {
         Reason.UNSUPPORTED_OPERATION,
@@ -94,7 +94,7 @@ _OF_THE_TASK = frozenset(
         Reason.INTERNAL,
     }
 )
-"""Refusals that may concern one task of a lane and not the next: tasks differ in skills, tools and permits."""
+"""Refusals that may concern a task but not the next one in its lane, as tasks differ in skills, tools and permits."""
 
 
 def after_failed_attempt(
@@ -111,8 +111,8 @@ def after_failed_attempt(
 
     `was_taken`: whether a runner has reported anything in this attempt.
 
-    A runner that is full, stopped on purpose, or dead and not yet known to be, costs no attempt: until the mesh has
-    noticed, a task may be granted to it repeatedly.
+    A runner that is full, stopped on purpose, or dead but still listed costs no attempt: a task may be granted to it
+    repeatedly until the mesh has noticed.
     """
     reason, message = error.reason, error.message
     if reason in _FINAL:
@@ -129,7 +129,7 @@ def after_failed_attempt(
 
 
 def after_refused_offer(error: WeftError, refusals: int) -> OfferAgain | GivesUp:
-    """Return what follows a refusal before the claim; `refusals`: their number since the last claim, with this one."""
+    """Return what follows a refusal before the claim; `refusals`: how many since the last claim, this one included."""
     if error.reason in _HOPELESS:
         return GivesUp(error.reason, error.message)
     pause = doubled(FIRST_OFFER_PAUSE_SECONDS, refusals, MAX_OFFER_PAUSE_SECONDS)
@@ -139,5 +139,5 @@ def after_refused_offer(error: WeftError, refusals: int) -> OfferAgain | GivesUp
 
 def doubled(first_seconds: float, times: int, most_seconds: float) -> float:
     """Return the pause after this many consecutive failures, 1 or more."""
-    # A larger exponent overflows a float, long after every bound.
+    # A larger exponent would overflow a float, far beyond any bound.
     return min(first_seconds * 2.0 ** min(max(times - 1, 0), 64), most_seconds)

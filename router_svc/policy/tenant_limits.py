@@ -1,4 +1,4 @@
-"""The limits of tenants: what each counts, and which of them count a request. Pure."""
+"""The limits of tenants: what each counts, and which ones apply to a request. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,31 +9,31 @@ from weft.kernel.units import Rate
 
 
 class LimitSubject(Enum):
-    """What has its own window."""
+    """What a limit counts separately."""
 
     TENANT = "tenant"
     KEY = "key"
     """Each API key of the tenant."""
     MODEL = "model"
-    """Each name that its requests ask for."""
+    """Each name that its requests specify."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitScope:
-    """What a limit is of: the rates of one scope have the same windows' keys."""
+    """The requests that a limit counts, and what has a separate window; rates of one scope share window keys."""
 
     subject: LimitSubject = LimitSubject.TENANT
     model: str = ""
-    """Only requests for this name, or with `*` at its end for all that begin so; empty: all."""
+    """Only requests for this name, or with a trailing `*` for this prefix; empty: all."""
 
     def concerns(self, model: str) -> bool:
-        """Whether it is of requests for this name."""
+        """Whether it counts requests for this name."""
         return not self.model or matches(self.model, model)
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLimit:
-    """At most `rate` of what `scope` says."""
+    """At most `rate` within `scope`."""
 
     rate: Rate
     scope: LimitScope = LimitScope()
@@ -48,5 +48,5 @@ def by_scope(limits: Sequence[TenantLimit]) -> dict[LimitScope, tuple[Rate, ...]
 
 
 def over_the_whole(rates: Sequence[Rate]) -> tuple[TenantLimit, ...]:
-    """Returns rates of all requests of a tenant as its limits."""
+    """Returns rates as limits over all requests of a tenant."""
     return tuple(TenantLimit(rate) for rate in rates)

@@ -1,4 +1,4 @@
-"""Rate limit of wrong tokens: guessing must not cost the registry more than a little."""
+"""Rate limit of wrong tokens, so that guessing costs the registry little."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalLimits:
-    """Bounds of the cost of wrong tokens."""
+    """Bounds on the cost of wrong tokens."""
 
     burst: int = 20
-    """Refusals that one peer may cause in a burst."""
+    """Refusals that a peer may cause in a burst."""
     seconds_each: float = 2.0
-    """Time after which one more is allowed to the peer."""
+    """Time after which the peer may cause another one."""
     burst_overall: int = 500
     """Refusals that all peers together may cause in a burst."""
     seconds_each_overall: float = 0.05
     max_peers: int = 1024
-    """Peers that are remembered; the one refused longest ago is forgotten first."""
+    """Maximum remembered peers; the one refused longest ago is dropped first."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class TokenRefusals:
         self._peers: OrderedDict[str, _Debt] = OrderedDict()
 
     def wait_seconds(self, peer: str, now: float) -> float:
-        """Return the wait in seconds until a new token of this peer is checked; 0: now."""
+        """Return the seconds until a token of this peer may be checked; 0: now."""
         limits = self._limits
         debt = self._peers.get(peer, _Debt())
         too_much = max(0.0, debt.left(now, limits.seconds_each) + 1 - limits.burst)

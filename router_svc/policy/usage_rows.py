@@ -1,14 +1,14 @@
-"""In which row of its hour a request is counted: bounded, however many tenants, keys and models there are."""
+"""The hourly row in which a request is counted. Rows are bounded for any number of tenants, keys and models."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 OTHER = "_other"
-"""The tenant, key, model and name of the rows for everything else. No name of the mesh begins with `_`."""
+"""Tenant, key, model and name of the rows for everything else. No name of the mesh begins with `_`."""
 
 
 class UsageKey(NamedTuple):
-    """What one row of usage counts."""
+    """The key of a usage row."""
 
     hour: int
     """Hours since the epoch, UTC."""
@@ -16,18 +16,18 @@ class UsageKey(NamedTuple):
     key: str
     model: str
     asked: str
-    """The name that was asked for; empty: the model's own."""
+    """The requested name; empty: the model's own."""
 
 
 class HourRows:
-    """The rows of one hour: at most `limit` separate ones, as many for the rest of tenants, and one for the others.
+    """The rows of an hour: at most `limit` separate ones, `limit` for the rest of a tenant, and one for all others.
 
-    A row that exists stays: only what has none yet may be counted in `OTHER`. Sums per tenant are exact for
-    up to `limit` tenants.
+    Existing rows stay: only keys without a row may be counted in `OTHER`. Sums per tenant are exact for up to `limit`
+    tenants.
     """
 
     def __init__(self, limit: int, existing: Iterable[UsageKey] = ()) -> None:
-        """`limit`: most separate rows, and most tenants with a row for the rest."""
+        """`limit`: maximum separate rows, and maximum tenants with a row for the rest."""
         self._limit = limit
         self._own = 0
         self._rest = 0
@@ -39,7 +39,7 @@ class HourRows:
         return key in self._known
 
     def row_of(self, key: UsageKey) -> UsageKey:
-        """Returns the row that counts `key`; from then on the row exists."""
+        """Returns the row that counts `key`, and creates it if needed."""
         if key in self._known:
             return key
         if key.key == OTHER:

@@ -1,1 +1,1 @@
-"""Where requests can go: candidates, pools, routes, their health, and the choice of one endpoint."""
+"""Where requests can go: candidates, pools, routes, endpoint health, and the choice of an endpoint."""

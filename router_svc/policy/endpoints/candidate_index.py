@@ -1,9 +1,9 @@
-"""Which candidates can serve a request, and which of them is selected.
+"""Which candidates can serve a request, and which one is selected.
 
-Choosing, taking and releasing cost O(log n) in the candidates of a pool, times the few kinds of candidates in it.
+Selecting, taking and releasing cost O(log n) in the candidates of a pool, times the few kinds of candidates in it.
 
-The health monitor decides what successes and failures of attempts mean for endpoints, and ends their pauses and
-ejections; the health of one endpoint is in `health`.
+`HealthMonitor` decides what results of attempts mean for endpoints, and ends pauses and ejections; the state of one
+endpoint is in `circuit_breaker`.
 """
 
 import itertools
@@ -34,8 +34,8 @@ MAX_REMEMBERED_SESSIONS = 65_536
 class CandidateIndex:
     """Selects candidates for requests and counts the slots that this router has granted them.
 
-    Load is what this router granted, and what the figures of engines add to it (`engine_load`). The slots that runners
-    report in use are seconds old: they break ties, and show what this router cannot have granted (`EngineSlots`).
+    Load is what this router granted plus what engine figures add (`engine_load`). Slots that runners report in use are
+    seconds old: they only break ties and reveal requests that this router cannot have granted (`EngineSlots`).
     """
 
     def __init__(self, settings: Settings, limits: SchedulerLimits) -> None:
@@ -46,37 +46,36 @@ class CandidateIndex:
         self._samples = ConsideredSamples()
         self._numbers = itertools.count(1)
         self.total_in_flight = 0
-        """Requests in flight over all candidates."""
 
     # -- what a queue has
 
     def in_flight_of_queue(self, queue: str) -> int:
-        """Requests on the members of a queue, whichever queue they came from; for a pool also on earlier members."""
+        """Requests on the members of a queue, from any queue; for a pool also on earlier members."""
         return sum(step.in_flight() for step in self.table.steps(queue))
 
     # -- selection
 
     def permitted(self, queue: str, needs: Needs, excluded: Collection[CandidateKey]) -> Iterator[Candidate]:
-        """Yield candidates that meet the needs and are neither excluded nor down; a route's in order."""
+        """Yield candidates that meet the needs and are neither excluded nor down; for a route in its order."""
         return (endpoint.candidate for step in self.table.steps(queue) for endpoint in step.permitted(needs, excluded))
 
     def refusal(self, queue: str, needs: Needs, name: str = "") -> GateSummary:
-        """Explain why no candidate of a queue can serve such requests, for when `permitted` yields none.
+        """Explain why no candidate of a queue can serve such requests, if `permitted` yields none.
 
-        `name`: what the caller asked for; empty: the queue's name.
+        `name`: the target that the caller requested; empty: the queue's name.
         """
         stripped = [endpoint.candidate for step in self.table.steps(queue) for endpoint in step.stripped()]
         return summarize(name or queue, self.table.members(queue), stripped, needs)
 
     def has_free(self, queue: str) -> bool:
-        """Whether some member may be free, if only for some requests, as of the latest `now`. False: none is."""
+        """Whether a member may be free, at least for some requests, as of the latest `now`."""
         pool = self.table.pools.get(queue)
         return any(step.has_free() for step in self.table.steps(queue)) if pool is None else pool.has_free
 
     def choose(self, queue: str, pick: PickRequest, now: float) -> Choice | None:
-        """Select a free candidate for a request; None: no candidate is free for it.
+        """Select a free candidate for a request; None: none is free for it.
 
-        A choice is meant to be taken: its session and prompt prefixes are recorded as served there.
+        The caller must take the choice: its session and prompt prefixes are recorded as served there.
         """
         self.health.advance(now)
         self.figures.advance(now)
@@ -100,18 +99,18 @@ class CandidateIndex:
         )
 
     def lost_tokens(self, queue: str, pick: PickRequest) -> int:
-        """Return the prompt tokens that a busy member of a pool has in its cache, and no free one has."""
+        """Return the prompt tokens that a busy member of a pool has cached but no free member has."""
         pool = self.table.pools.get(queue)
         return 0 if pool is None else self.selector.lost_tokens(pool, pick)
 
     def considered(self, queue: str, pick: PickRequest, now: float) -> tuple[Considered, ...]:
-        """Return the candidates for a request with what keeps each from it, best first; of many only some."""
+        """Return candidates for a request and why each cannot take it, best first; a sample if there are many."""
         self.health.advance(now)
         self.figures.advance(now)
         return consider(self._steps_for(queue, pick), pick, now)
 
     def unhealthy(self, queue: str, pick: PickRequest, now: float) -> tuple[tuple[str, str], ...]:
-        """Return the ready models with a free slot that get no request, each with the reason as text."""
+        """Return the ready models with a free slot that get no requests, each with the reason as text."""
         self.health.advance(now)
         unhealthy = {
             endpoint.candidate.model: why
@@ -142,7 +141,7 @@ class CandidateIndex:
             self.table.settle_runner(endpoint.runner)
 
     def release(self, candidate: Candidate) -> None:
-        """Return the slot of a request that ended."""
+        """Release the slot of a request that ended."""
         endpoint = self.table.by_key[candidate.key]
         assert endpoint.in_flight > 0, "only a granted slot can be given back"
         pool = endpoint.pool
@@ -162,7 +161,7 @@ class CandidateIndex:
             self.table.forget_if_unused(endpoint)
 
     def owe(self, candidate: Candidate, tokens: float) -> None:
-        """Record prompt tokens that an endpoint has to process before a first token; negative: it has."""
+        """Add prompt tokens that an endpoint must process before a first token; negative: they are processed."""
         endpoint = self.table.by_key.get(candidate.key)
         if endpoint is not None:
             was = endpoint.owed_tokens > 0
@@ -171,17 +170,17 @@ class CandidateIndex:
             endpoint.pool.prefilling += (endpoint.owed_tokens > 0) - was
 
     def in_flight(self, candidate: Candidate) -> int:
-        """Requests on this candidate."""
+        """Return the requests on this candidate."""
         endpoint = self.table.by_key.get(candidate.key)
         return 0 if endpoint is None else endpoint.in_flight
 
     def on_runner(self, candidate: Candidate) -> int:
-        """Requests on all models of its runner incarnation."""
+        """Return the requests on all models of its runner incarnation."""
         runner = self.table.runner((candidate.runner, candidate.incarnation))
         return 0 if runner is None else runner.requests
 
     def _steps_for(self, queue: str, pick: PickRequest) -> Sequence[RouteStep]:
-        """Return the steps of a queue; those after a pinned primary that can serve the request get a gate."""
+        """Return the steps of a queue; steps after a pinned primary that can serve the request get a gate."""
         steps = self.table.steps(queue)
         resolved = None if queue in self.table.pools else self.table.resolved(queue)
         if resolved is None or not resolved.route.pin_primary or not steps:
@@ -193,7 +192,7 @@ class CandidateIndex:
         return steps
 
     def _first_free(self, steps: Sequence[RouteStep], pick: PickRequest, now: float) -> Selection | None:
-        """Select from the first step that has a free endpoint; from ejected endpoints only where none is usable."""
+        """Select from the first step with a free endpoint; use ejected endpoints only if none is usable."""
         for step in steps:
             found = None if step.gate else step.choose(self.selector, pick, now)
             if found is not None:
@@ -205,16 +204,16 @@ class CandidateIndex:
 
 
 class EngineFigureAges:
-    """Applies the figures of engines to their endpoints when they arrive, and revokes them when they are too old."""
+    """Applies engine figures to their endpoints, and revokes figures that are too old."""
 
     def __init__(self, table: EndpointTable, limits: SchedulerLimits) -> None:
         self._table = table
         self._limit_seconds = limits.engine_figures_seconds
         self._ends: deque[tuple[float, Endpoint, EngineFigures]] = deque()
-        """All count equally long, so that the oldest is the first to end."""
+        """Ordered by expiry, since all figures expire after the same time."""
 
     def note(self, candidate: Candidate, now: float) -> None:
-        """Apply the figures of a candidate. A sample that is known already does not become younger."""
+        """Apply a candidate's figures. A sample that was seen before does not extend their lifetime."""
         endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None or endpoint.engine == candidate.engine:
             return
@@ -224,7 +223,7 @@ class EngineFigureAges:
             self._ends.append((now + self._limit_seconds, endpoint, candidate.engine))
 
     def advance(self, now: float) -> None:
-        """Revoke the figures that are too old by `now`. Selections do this first."""
+        """Revoke figures that are too old. Call it before a selection."""
         while self._ends and self._ends[0][0] <= now:
             _, endpoint, figures = self._ends.popleft()
             if endpoint.engine is figures:
@@ -243,7 +242,7 @@ class PauseEnds:
         self._ends: list[tuple[float, int, Endpoint]] = []
         self._numbers = count()
         self.first = inf
-        """Time at which `over` must be called next; infinity: there is no end to wait for."""
+        """Time at which `over` must be called next; infinity: nothing is scheduled."""
 
     def await_end(self, endpoint: Endpoint) -> None:
         """Schedule the next end of an endpoint whose health changed."""
@@ -254,7 +253,7 @@ class PauseEnds:
         endpoint.awaited_end = end
 
     def over(self, now: float) -> Iterator[Endpoint]:
-        """Yield the endpoints with an end by `now`, each with its health advanced to `now`."""
+        """Yield the endpoints with an end that is due, their health advanced to `now`."""
         while self._ends and self._ends[0][0] <= now:
             endpoint = heappop(self._ends)[2]
             self.first = self._ends[0][0] if self._ends else inf
@@ -264,7 +263,7 @@ class PauseEnds:
 
 
 class HealthMonitor:
-    """Updates the health of endpoints, and ejects those that fail unless they are the last usable one of a queue."""
+    """Updates the health of endpoints. Ejects those that fail unless they are the last usable one of a queue."""
 
     def __init__(self, table: EndpointTable, limits: SchedulerLimits) -> None:
         self._table = table
@@ -272,13 +271,13 @@ class HealthMonitor:
         self._ends = PauseEnds()
 
     def advance(self, now: float) -> None:
-        """End the pauses and ejections that are due by `now`. Every method that takes `now` does this first."""
+        """End the pauses and ejections that are due. Every method that takes `now` calls it first."""
         if now >= self._ends.first:
             for endpoint in self._ends.over(now):
                 self._table.settle(endpoint)
 
     def note_content(self, candidate: Candidate, now: float) -> None:
-        """Record that an answer of the candidate has begun: it is not full, and it works."""
+        """Record that an answer of the candidate has begun, so that it is neither full nor broken."""
         self.advance(now)
         endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None:
@@ -301,7 +300,7 @@ class HealthMonitor:
     ) -> None:
         """Record a failed attempt; `had_begun`: it failed after its first content.
 
-        `may_follow_prompt`: the endpoint is paused or ejected only if another one fails much less.
+        `may_follow_prompt`: pause or eject the endpoint only if another one fails much less often.
         """
         self.advance(now)
         endpoint = self._table.by_key.get(candidate.key)
@@ -309,7 +308,7 @@ class HealthMonitor:
             return
         endpoint.pool.breaks_in_a_row += kind is FailureKind.BROKE
         is_outlier = endpoint.health.note_failure(kind, now, had_begun=had_begun)
-        # The last endpoint of a queue is never closed: all callers would wait for what one request may have caused.
+        # Never close a queue's last endpoint: all callers would wait because of what one request may have caused.
         if kind is FailureKind.BROKE and self._is_replaceable(endpoint, by_paused=False, by_better=may_follow_prompt):
             endpoint.health.pause_after_break(now)
         if is_outlier and self._is_replaceable(endpoint, by_paused=True, by_better=may_follow_prompt):
@@ -317,9 +316,9 @@ class HealthMonitor:
         self._health_changed(endpoint)
 
     def note_shared_failure(self, candidate: Candidate, now: float, *, is_the_prompts: bool) -> None:
-        """Record a failure that other endpoints share: the candidate gets further requests immediately.
+        """Record a failure that other endpoints share: the candidate stays available.
 
-        `is_the_prompts`: whether the prompt is known to cause it. If not, such a failure counts after
+        `is_the_prompts`: whether the prompt is known to be the cause. If not, such failures count after
         `max_shared_failures` in a row.
         """
         endpoint = self._table.by_key.get(candidate.key)
@@ -331,7 +330,7 @@ class HealthMonitor:
             self.note_failure(candidate, FailureKind.BROKE, now, may_follow_prompt=True)
 
     def take_back_break(self, candidate: Candidate, now: float, *, is_the_prompts: bool) -> None:
-        """Revoke the last counted failure, which another candidate shared; see `note_shared_failure`."""
+        """Revoke the last counted failure because another candidate shared it; see `note_shared_failure`."""
         self.advance(now)
         endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None or not (is_the_prompts or endpoint.health.excuses_shared_failure()):
@@ -340,7 +339,7 @@ class HealthMonitor:
         self._health_changed(endpoint)
 
     def is_without_others(self, queue: str, failed: Sequence[Candidate]) -> bool:
-        """Whether the queue has no usable endpoint beside these."""
+        """Whether the queue has no usable endpoint besides these."""
         keys = {candidate.key for candidate in failed}
         usable = (endpoint for step in self._table.steps(queue) for endpoint in step.endpoints() if endpoint.is_usable)
         return all(endpoint.key in keys for endpoint in usable)
@@ -351,9 +350,9 @@ class HealthMonitor:
         return endpoint is not None and endpoint.health.has_succeeded_since(moment)
 
     def is_clean(self, candidate: Candidate, now: float) -> bool:
-        """Whether a retry there does not repeat a recent failure.
+        """Whether a retry there is unlikely to repeat a recent failure.
 
-        The candidate succeeded since its last break; or nothing broke there lately, and its pool is not in an outage.
+        Either the candidate has succeeded since its last break, or it had no recent break and its pool has no outage.
         """
         endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None or endpoint.health.has_proven_itself:
@@ -369,7 +368,7 @@ class HealthMonitor:
     def _is_replaceable(self, endpoint: Endpoint, *, by_paused: bool, by_better: bool) -> bool:
         """Whether each queue of this endpoint has another usable one.
 
-        `by_paused`: one that is paused counts; `by_better`: only one that fails much less counts.
+        `by_paused`: paused ones count; `by_better`: only those that fail much less often count.
         """
         return endpoint.group is not None and all(
             any(

@@ -1,4 +1,4 @@
-"""The mesh as the scheduler sees it: models on runners, grouped into pools, hosts' memory, and what requests need."""
+"""The scheduler's view of the mesh: models on runners, their pools, host memory, and request needs."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,13 +10,13 @@ from weft.kernel.request import Operation, Skill
 from weft.kernel.value import value_class
 
 SURE_SHARE_OF_PROMPT = 0.5
-"""Prompts are measured in characters, not tokens: only half of the estimate counts, so that no request is refused for a
+"""Only half of the token estimate counts, as prompts are measured in characters: a request must not be refused for a
 context that it would have fitted into."""
 
 
 @value_class()
 class Needs:
-    """What a candidate must have to serve a request. Requests with equal needs can stand in for each other."""
+    """What a candidate must have to serve a request. Requests with equal needs are interchangeable."""
 
     operation: Operation
     allow_remote: bool = False
@@ -24,11 +24,11 @@ class Needs:
     thinking: ThinkingMode = ThinkingMode.DEFAULT
     tools: frozenset[str] = frozenset()
     context_tokens: int = 0
-    """Rounded down to a power of two, so that there are few different needs; 0: unknown."""
+    """Rounded down to a power of two to limit the number of distinct needs; 0: unknown."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Needs are looked up several times per request, and all fields would be hashed each time.
+        # Needs are hashed several times per request, and a dataclass would hash all fields each time.
         parts = (self.operation, self.allow_remote, self.skills, self.thinking, self.tools, self.context_tokens)
         object.__setattr__(self, "_hash", hash(parts))
 
@@ -37,7 +37,7 @@ class Needs:
 
 
 def needs_of(spec: PlacementRequest, *, allow_remote: bool) -> Needs:
-    """Return the needs of a request; `allow_remote`: the permit of both the request and its tenant."""
+    """Return the needs of a request; `allow_remote`: both the request and its tenant permit it."""
     return Needs(
         operation=spec.operation,
         allow_remote=allow_remote,
@@ -49,7 +49,7 @@ def needs_of(spec: PlacementRequest, *, allow_remote: bool) -> Needs:
 
 
 def context_class(prompt_tokens: int) -> int:
-    """Return `Needs.context_tokens` for a prompt of about this many tokens."""
+    """Return `Needs.context_tokens` for a prompt of this estimated length."""
     sure = int(prompt_tokens * SURE_SHARE_OF_PROMPT)
     return 1 << (sure.bit_length() - 1) if sure else 0
 
@@ -63,13 +63,13 @@ RunnerKey = tuple[str, str]
 
 
 class Readiness(Enum):
-    """Whether a candidate takes requests."""
+    """Whether a candidate accepts requests."""
 
     READY = "ready"
     LOADING = "loading"
-    """It becomes ready without further action."""
+    """Becomes ready without further action."""
     ASLEEP = "asleep"
-    """It becomes ready after a wake."""
+    """Becomes ready after a wake."""
     DOWN = "down"
 
 
@@ -81,7 +81,7 @@ class Candidate:
     pool: str
     """The effective pool; never empty."""
     runner: str
-    """Empty: no runner serves it yet."""
+    """Empty: no runner serves it."""
     incarnation: str
     """Empty: no runner is known."""
     readiness: Readiness
@@ -89,62 +89,60 @@ class Candidate:
     slots_reported_used: int = 0
     """Slots in use by all clients in the runner's last report; seconds old."""
     engine: EngineFigures | None = None
-    """Its engine's own figures of its load; None: it has no request, or does not report them."""
+    """The engine's own load figures; None: it has no request, or does not report them."""
     operations: frozenset[Operation]
     remote: bool = False
-    """Whether serving it sends bytes to a remote provider."""
+    """Whether it is served by a remote provider."""
     runner_max_requests: int = 0
-    """Maximum number of requests on its runner over all its models; 0: as many as its slots."""
+    """Maximum number of requests on its runner over all models; 0: as many as its slots."""
     runner_wakes: bool = False
-    """Whether its runner can wake it."""
     max_wake_seconds: float = 0.0
     """Maximum duration of a wake; only used while it is asleep."""
     load_progress: float | None = None
     load_eta_seconds: float | None = None
-    """Remaining load time as its runner reports it; None: unknown, or not loading."""
+    """Remaining load time reported by its runner; None: unknown, or not loading."""
     usual_load_seconds: float | None = None
-    """Usual duration of a load from nothing as its runner reports it; None: unknown."""
+    """Usual duration of a cold load reported by its runner; None: unknown."""
     detail: str = ""
     host: str = ""
-    """The host that it runs on; empty: unknown, or no runner serves it."""
+    """Empty: unknown, or no runner serves it."""
     memory_bytes: int = 0
     """Accelerator memory that it uses while loaded; 0: none, or unknown."""
     pinned: bool = False
     """Whether it is never evicted for another model."""
     skills: frozenset[Skill] | None = None
-    """Skills that a request may need: those that it has, and those of which nothing is known; None: any."""
+    """Skills that a request may need: those it has and those that are unknown; None: any."""
     thinking_modes: frozenset[ThinkingMode] = frozenset()
-    """How a request may set its thinking; empty: unknown, and any mode may be requested."""
+    """Supported thinking modes; empty: unknown, and any mode may be requested."""
     clock_refused: bool = False
-    """Whether its runner refuses requests because of its clock; it is down then, and `detail` has the difference."""
+    """Whether its runner refuses requests because of its clock; it is then down, and `detail` has the difference."""
     tools: frozenset[str] = frozenset()
-    """Tools of the mesh that its runner has."""
+    """Mesh tools available on its runner."""
     context_tokens: int = 0
     """Context of one slot; 0: unknown."""
     base_model: str = ""
-    """The model whose engine serves it, as an adapter of that model; empty: it has its own engine."""
+    """The model that this adapter belongs to and shares an engine with; empty: it has its own engine."""
     key: tuple[str, str, str] = field(init=False, repr=False, compare=False)
-    """Unique for as long as the runner process lives."""
+    """Unique for the lifetime of the runner process."""
 
     def __post_init__(self) -> None:
-        # Read several times per request.
+        # Computed once, as it is read several times per request.
         object.__setattr__(self, "key", (self.model, self.runner, self.incarnation))
 
     @property
     def engine_key(self) -> EngineKey:
-        """Key of its engine, which an adapter shares with its model and with the other adapters."""
+        """Key of its engine, which adapters share with their base model."""
         return (self.base_model or self.model, self.runner, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryHolder:
-    """One holder of memory on a host."""
+    """A holder of memory on a host."""
 
     name: str
-    """Name of a model, or the name that a program gave itself."""
+    """Name of a model, or the name that a program chose."""
     is_model: bool
-    """Whether `name` is a model of the mesh, which can be evicted when it is idle and not pinned; a program never
-    is."""
+    """Whether `name` is a model of the mesh, which can be evicted if it is idle and not pinned; programs cannot."""
     held_bytes: int
     pinned: bool = False
     is_leaving: bool = False
@@ -152,21 +150,21 @@ class MemoryHolder:
     is_lost: bool = False
     """Whether its runner is silent and its memory has not been observed as free."""
     active_requests: int = 0
-    """Requests that it works on, as its runner last reported."""
+    """Running requests in its runner's last report."""
     unowned: bool = False
-    """Whether no runner of the mesh owns it any more: then no load can count on its eviction."""
+    """Whether no runner of the mesh owns it any more, so that no load can rely on its eviction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Accelerator memory of one host as the registry's VRAM ledger has it.
+    """Accelerator memory of a host according to the registry's VRAM ledger.
 
-    Memory that is neither free nor in `holders` is used by processes without a lease.
+    Memory that is neither free nor in `holders` belongs to processes without a lease.
     """
 
     host: str
     total_bytes: int
-    """Total of all devices, without the margins that are never leased."""
+    """Total of all devices without the margins that are never leased."""
     free_bytes: int
-    """Memory available to a new lease now."""
+    """Memory available to a new lease."""
     holders: tuple[MemoryHolder, ...] = ()

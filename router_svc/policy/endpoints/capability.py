@@ -25,7 +25,7 @@ _GATES_IN_ORDER = ("operation", "remote", "skills", "tools", "context")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The capabilities that needs are compared with. Candidates with equal profiles can serve the same requests."""
+    """The capabilities that needs are compared with. Candidates with equal profiles serve the same requests."""
 
     operations: frozenset[Operation]
     remote: bool
@@ -56,11 +56,11 @@ class GateSummary:
     reason: Reason
     message: str
     gates: Mapping[str, int]
-    """Number of members that each gate excludes."""
+    """Number of members excluded by each gate."""
 
 
 def gate(candidate: Candidate | Profile, needs: Needs) -> str:
-    """Return which need a candidate lacks, one of `_GATES_IN_ORDER`; empty: it meets all needs."""
+    """Return the need that a candidate lacks, one of `_GATES_IN_ORDER`; empty: it meets all needs."""
     if needs.operation not in candidate.operations:
         return "operation"
     if candidate.remote and not needs.allow_remote:
@@ -75,7 +75,7 @@ def gate(candidate: Candidate | Profile, needs: Needs) -> str:
 
 
 def _takes(candidate: Candidate | Profile, needs: Needs) -> bool:
-    """Whether a candidate may take what a request holds, and its way of thinking."""
+    """Whether a candidate supports the request's skills and thinking mode."""
     if candidate.skills is not None and not needs.skills <= candidate.skills:
         return False
     return needs.thinking is ThinkingMode.DEFAULT or takes_mode(candidate.thinking_modes, needs.thinking)
@@ -102,8 +102,8 @@ def fits(candidate: Candidate | Profile, needs: Needs) -> str:
 def summarize(name: str, members: Iterable[Candidate], stripped: Iterable[Candidate], needs: Needs) -> GateSummary:
     """Explain why no candidate can serve a request for the target `name`.
 
-    `stripped`: the fallbacks off the premises that the mesh's settings exclude. The reason is the need that leaves no
-    member when the members are filtered by one need after the other, so that it names what to change.
+    `stripped`: remote fallbacks that the mesh's settings exclude. Members are filtered by one need after the other; the
+    reason is the need that leaves none, so that it names what to change.
     """
     left = list(members)
     left_out = [candidate for candidate in stripped if gate(candidate, needs) in ("", "remote")]
@@ -129,7 +129,7 @@ def _readiness_gate(candidate: Candidate) -> str:
 
 
 def _not_offered(name: str, operation: Operation, members: Iterable[Candidate]) -> str:
-    """Return what is lacking and, for operations that not every server offers, how a runner can offer it."""
+    """Return the error message, with how a runner can offer the operation if not every server offers it."""
     message = f"{name} does not offer {operation.name.lower()}"
     how = _HOW_OFFERED.get(operation)
     if how is None:

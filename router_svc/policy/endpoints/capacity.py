@@ -1,4 +1,4 @@
-"""The capacity that a queue's members offer to waiting requests: ready, loading, waking and sleeping candidates."""
+"""The capacity of a queue's members for waiting requests: ready, loading, waking and sleeping candidates."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from router_svc.policy.endpoints.candidates import Candidate, EngineKey, Readiness
 
 MAX_TAKERS = 64
-"""Ready members whose running requests are examined for an estimate."""
+"""Ready members whose running requests an estimate examines."""
 _COMES_BY_ITSELF = (Readiness.READY, Readiness.LOADING)
-"""Readiness of an engine with which its adapters are ready, too, as soon as its runner reports them."""
+"""States of an engine in which its adapters are ready as soon as its runner reports them."""
 MAX_ASLEEP = 16
-"""Sleeping members that are considered for a load."""
+"""Maximum sleeping members considered for a load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +19,10 @@ class Capacity:
 
     count: int = 0
     slots: int = 0
-    """Slots of the ready members, at most as many as their runners' request limits allow."""
+    """Slots of the ready members, limited by their runners' request limits."""
     ready: Candidate | None = None
-    """One ready member; None: none is ready."""
+    """Any ready member; None: none is ready."""
     taker_count: int = 0
-    """Number of ready members."""
     takers: tuple[Candidate, ...] = ()
     """Ready members, at most MAX_TAKERS."""
     loading: tuple[str, ...] = ()
@@ -31,10 +30,8 @@ class Capacity:
     loading_slots: int = 0
     """Slots of the loading members, at least one each."""
     waking: tuple[str, ...] = ()
-    """Models with a wake under way."""
     asleep: tuple[Candidate, ...] = ()
-    """Sleeping members: first those with a wake under way, then the others in order of preference. At most
-    MAX_ASLEEP."""
+    """Sleeping members, at most MAX_ASLEEP: those with a wake under way, then the others in order of preference."""
 
     @property
     def is_cold(self) -> bool:
@@ -48,9 +45,9 @@ def capacity_of(
     preference: Callable[[Candidate], tuple[object, ...]],
     engine_of: Callable[[Candidate], Candidate] = lambda candidate: candidate,
 ) -> Capacity:
-    """Summarise the members of a queue that waiting requests may go to.
+    """Summarise the members of a queue that waiting requests may use.
 
-    `engine_of` returns the model whose engine serves a member: for an adapter it is that model which is loaded.
+    `engine_of` returns the model whose engine serves a member: an adapter needs its base model loaded.
     """
     engines: set[EngineKey] = set()
     count = slots = loading_slots = 0

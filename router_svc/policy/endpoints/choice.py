@@ -1,4 +1,4 @@
-"""What the selection of an endpoint starts from, and what it results in."""
+"""The requirements and the result of an endpoint selection."""
 
 from collections.abc import Mapping
 from dataclasses import field, replace
@@ -10,16 +10,16 @@ from weft.kernel.placement_request import PrefixHolder
 from weft.kernel.value import value_class
 
 MAX_CONSIDERED = 16
-"""Candidates that a choice names; it counts the rest."""
+"""Maximum candidates that a choice lists; the rest are only counted."""
 SHOWN_OF_MANY = 4
-"""Candidates that a choice among more than MAX_CONSIDERED names: choices are too frequent to describe them all."""
+"""Candidates listed for a choice among more than MAX_CONSIDERED: choices are too frequent to describe all."""
 
 FREE = 5
-"""Score of a free candidate, to which its worth among the free ones adds at most 1."""
+"""Base score of a free candidate; its rank among the free ones adds at most 1."""
 
 
 class PickRequest(NamedTuple):
-    """Requirements of a request for the endpoint that it is placed on. A tuple, since one is made for every attempt."""
+    """Requirements of a request for its endpoint. A tuple, as one is created for every attempt."""
 
     needs: Needs
     excluded: frozenset[CandidateKey] = frozenset()
@@ -28,25 +28,25 @@ class PickRequest(NamedTuple):
     prefix_digests: tuple[int, ...] = ()
     prefix_holder: PrefixHolder | None = None
     prompt_tokens: int = 0
-    """An estimate; 0: unknown, or no prompt."""
+    """Estimated; 0: unknown, or no prompt."""
     seed: int = 0
-    """Seed of random selections: the same seed selects the same endpoint."""
+    """Seed of random selections; equal seeds select the same endpoint."""
 
 
 @value_class(kw_only=True)
 class Considered:
-    """One candidate as a decision saw it."""
+    """A candidate as seen by a decision."""
 
     model: str
     runner: str
     score: float
-    """The candidate with the higher score is preferred."""
+    """Candidates with higher scores are preferred."""
     gate: str = ""
-    """Why it was not chosen, as text; empty: nothing kept it from being chosen."""
+    """Why it was not chosen, as text; empty: it could have been chosen."""
     chosen: bool = False
     engine_load: str = ""
-    """Why it counts as busier than its slots say, and the expected time to the first token there, as text; empty: the
-    one does not hold, and the policy does not compare the other."""
+    """Why it counts as busier than its slots show, and its expected time to the first token, as text; each part is
+    omitted if it does not apply."""
 
 
 @value_class(kw_only=True)
@@ -56,24 +56,21 @@ class Choice:
     candidate: Candidate
     policy: str
     score: float
-    """Score of the selected candidate, comparable with those of the others."""
+    """Comparable with the scores of the others."""
     others: tuple[Considered, ...] = ()
-    """In order of preference. Of many, a recent sample, which may contain the selected one."""
+    """In order of preference. If there are many, a recent sample, which may contain the selected one."""
     count: int = 1
-    """Number of candidates that were considered."""
+    """Number of considered candidates."""
     engine_load: str = ""
-    """As that of a considered candidate."""
+    """See `Considered.engine_load`."""
     expected: FirstToken | None = None
-    """The expected time to its first token; None: the policy does not compare it."""
+    """Its expected time to the first token; None: the policy does not use it."""
     times: Mapping[CandidateKey, FirstToken] = field(default_factory=dict, hash=False)
-    """The same of all candidates that were compared."""
+    """Expected times of all compared candidates."""
 
     @property
     def considered(self) -> tuple[Considered, ...]:
-        """Return the selected candidate and the others in order of preference, at most MAX_CONSIDERED.
-
-        Computed on demand.
-        """
+        """Return the selected candidate and the others in order of preference, at most MAX_CONSIDERED."""
         where = self.candidate
         chosen = Considered(
             model=where.model, runner=where.runner, score=self.score, chosen=True, engine_load=self.engine_load
@@ -83,7 +80,7 @@ class Choice:
         return self._timed((chosen, *others[: shown - 1]))
 
     def _timed(self, considered: tuple[Considered, ...]) -> tuple[Considered, ...]:
-        """Add the expected times to the first token; free candidates are ordered by them."""
+        """Add expected times to the first token, by which free candidates are ordered."""
         times = {(model, runner): time for (model, runner, _), time in self.times.items()}
 
         def timed(each: Considered) -> Considered:

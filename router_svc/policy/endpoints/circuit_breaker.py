@@ -1,14 +1,13 @@
-"""The circuit breaker of each endpoint, by the results of its requests: pauses and ejections.
+"""The circuit breaker of an endpoint: pauses and ejections by the results of its requests.
 
-A pause is short and follows one failure. An ejection follows many failures, and ends with one trial request:
+A pause is short and follows one failure. An ejection follows many failures and ends with one trial request:
 
-        works ──── breaks in a row, or too large a share of them ────▶ ejected
-          ▲                                                             │ its time has passed
-          └────────────── a success ────────────── on trial ◀───────────┘
-                                                      └── it breaks: ejected for longer
+    works ──── breaks in a row, or too large a share of them ────▶ ejected
+      ▲                                                             │ its time has passed
+      └────────────── a success ────────────── on trial ◀───────────┘
+                                                  └── it breaks: ejected for longer
 
-Whether an endpoint is really ejected (the last usable one of a queue never is) is decided by `HealthMonitor`
-(`candidate_index`).
+`HealthMonitor` (`candidate_index`) decides whether to eject an endpoint, never the last usable one of a queue.
 """
 
 from enum import Enum
@@ -18,17 +17,17 @@ from router_svc.policy.limits import SchedulerLimits
 from weft.kernel.failures import FailureKind
 
 CLEAN_AFTER_SECONDS = 10.0
-"""How long after its last failure a runner no longer counts as one that failed lately; immediately after a success."""
+"""Time after its last failure during which a runner counts as failing, unless a request succeeds first."""
 EJECTION_BASE_SECONDS = 10.0
-"""Length of an ejection, in seconds, times the number of ejections in a row, up to `max_ejection_seconds`."""
+"""Length of an ejection, multiplied by the number of ejections in a row, up to `max_ejection_seconds`."""
 OUTLIER_MAX_FAILURE_SHARE = 0.5
-"""Share of failed requests above which a model is ejected, though they were not in a row."""
+"""Share of failed requests above which a model is ejected even if the failures were not in a row."""
 OUTLIER_WINDOW_SECONDS = 60.0
 """Window over which the share of failed requests is measured."""
 MUCH_WORSE = 2.0
-"""How many times the failure share of another endpoint makes an endpoint the one that is broken."""
+"""An endpoint is considered broken if its failure share is this many times another endpoint's."""
 MAX_DOUBLINGS = 16
-"""More doublings change nothing and would overflow eventually."""
+"""Larger exponents change nothing and would eventually overflow."""
 NEVER = float("-inf")
 _BROKE = "failed"
 
@@ -39,11 +38,11 @@ class HealthState(Enum):
     WORKS = "works"
     EJECTED = "ejected"
     ON_TRIAL = "on trial"
-    """It gets one request at a time until one succeeds."""
+    """Gets one request at a time until one succeeds."""
 
 
 class _Window:
-    """Successes and breaks within the last half window to full window."""
+    """Counts successes and breaks over the last half to full window."""
 
     __slots__ = ("_began_at", "_broken", "_broken_before", "_good", "_good_before")
 
@@ -85,7 +84,7 @@ class _Window:
 
 
 class EndpointHealth:
-    """Health of one candidate. A new incarnation of its runner starts with a new one."""
+    """Health of a candidate. A new incarnation of its runner starts with a new record."""
 
     __slots__ = (
         "_breaks_before_success",
@@ -124,7 +123,7 @@ class EndpointHealth:
         self._window = _Window()
 
     def note_success(self, now: float) -> None:
-        """Record a success. An ejected endpoint stays ejected: the request was granted before."""
+        """Record a success. An ejected endpoint stays ejected, as the request was granted before."""
         self._breaks_before_success = self._breaks_in_a_row
         self._busy_in_a_row = self._breaks_in_a_row = self._shared_in_a_row = 0
         self._has_succeeded, self._succeeded_at = True, now
@@ -137,7 +136,7 @@ class EndpointHealth:
     def note_failure(self, kind: FailureKind, now: float, *, had_begun: bool = False) -> bool:
         """Record a failed attempt. Returns whether the endpoint should be ejected.
 
-        `had_begun`: the answer had begun, so that it was counted as a success before.
+        `had_begun`: the answer had begun, so it was counted as a success.
         """
         limits = self._limits
         if had_begun:
@@ -158,30 +157,30 @@ class EndpointHealth:
         return False
 
     def pause_after_break(self, now: float) -> None:
-        """Pause the endpoint for a break that was just recorded."""
+        """Pause the endpoint because of the break that was just recorded."""
         self._pause(now, self._limits.break_pause_seconds, _BROKE)
 
     def is_much_worse_than(self, other: Self) -> bool:
-        """Whether lately a far larger share of its requests broke than of another's, which shared no failure either."""
+        """Whether its failure share is far above that of another endpoint, which had no shared failure either."""
         return not other.shares_failures and self.failure_share >= MUCH_WORSE * other.failure_share
 
     @property
     def failure_share(self) -> float:
-        """Share of its requests of the window that broke; 0 without requests."""
+        """Share of its requests in the window that broke; 0 without requests."""
         return self._window.broken / self._window.total if self._window.total else 0.0
 
     @property
     def shares_failures(self) -> bool:
-        """Whether its failures since its last success were shared by another candidate."""
+        """Whether any failure since its last success was shared by another candidate."""
         return self._shared_in_a_row > 0
 
     def excuses_shared_failure(self) -> bool:
-        """Count one more failure that another candidate shared. Returns whether it is excused."""
+        """Count a failure that another candidate shared. Returns whether it is excused."""
         self._shared_in_a_row += 1
         return self._shared_in_a_row <= self._limits.max_shared_failures
 
     def take_back_break(self, now: float) -> None:
-        """Revoke the last break and the pause that followed it; an ejection stays."""
+        """Revoke the last break and its pause; an ejection stays."""
         self._window.take_back_broken()
         self._breaks_in_a_row = max(0, self._breaks_in_a_row - 1)
         if self.paused and self._paused_for == _BROKE:
@@ -201,7 +200,7 @@ class EndpointHealth:
         self.state = HealthState.EJECTED
 
     def advance(self, now: float) -> None:
-        """End the pause and the ejection that are due by `now`."""
+        """End the pause and the ejection that are due."""
         if self.paused and self._paused_until <= now:
             self.paused = False
         if self.state is HealthState.EJECTED and self._ejected_until <= now:
@@ -214,7 +213,7 @@ class EndpointHealth:
 
     @property
     def next_end(self) -> float | None:
-        """Return when the next pause or ejection ends; None: there is none."""
+        """Return when the next pause or ejection ends; None: neither is active."""
         ends = []
         if self.paused:
             ends.append(self._paused_until)
@@ -224,15 +223,15 @@ class EndpointHealth:
 
     @property
     def has_proven_itself(self) -> bool:
-        """Whether a request succeeded there and none broke since."""
+        """Whether a request succeeded and none broke since."""
         return self._has_succeeded and not self._breaks_in_a_row and self.state is HealthState.WORKS
 
     def has_succeeded_since(self, moment: float) -> bool:
-        """Whether a request succeeded there after this moment."""
+        """Whether a request succeeded after this moment."""
         return self._succeeded_at > moment
 
     def has_not_failed_lately(self, now: float) -> bool:
-        """Whether nothing broke there for `clean_after_seconds`."""
+        """Whether nothing broke for CLEAN_AFTER_SECONDS."""
         return self.state is HealthState.WORKS and now - self._broke_at >= CLEAN_AFTER_SECONDS
 
     def gate(self, now: float) -> str:

@@ -1,4 +1,4 @@
-"""The mesh as the scheduler uses it: the registry's view, corrected by what runners report themselves."""
+"""The mesh as the scheduler uses it: the registry's view, corrected by runners' own reports."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,24 +13,21 @@ from weft.kernel.names import ROUTE_PREFIX
 
 
 class RunnerReports:
-    """Readiness that runners report themselves, per model, with the registry's view at that time.
+    """Readiness per model as runners report it, with the registry's view at that time.
 
-    The registry may be unreachable: then its view stands still while models go on falling asleep and waking.
+    While the registry is unreachable its view is frozen, but models still fall asleep and wake.
     """
 
     def __init__(self) -> None:
         self._reports: dict[str, tuple[Candidate, Readiness]] = {}
 
     def note(self, last_status: Candidate | None, readiness: Readiness) -> None:
-        """Record the readiness that a runner reports.
-
-        Ignored for a model that the registry shows as down or not at all (None).
-        """
+        """Record a reported readiness; ignored for a model that the registry shows as down or not at all (None)."""
         if last_status is not None and last_status.readiness is not Readiness.DOWN:
             self._reports[last_status.model] = (last_status, readiness)
 
     def corrected(self, last_status: Candidate) -> Candidate:
-        """Return the model with its runner's report applied, unless the registry's view of it has changed since."""
+        """Return the model with its runner's report applied, unless the registry's view has changed since."""
         report = self._reports.get(last_status.model)
         if report is None:
             return last_status
@@ -40,20 +37,20 @@ class RunnerReports:
         return replace(last_status, readiness=report[1])
 
     def forget(self, model: str) -> None:
-        """Forget a model that left the mesh."""
+        """Remove a model that left the mesh."""
         self._reports.pop(model, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshChange:
-    """Changes of the mesh; fields that are not set are unchanged."""
+    """Changes of the mesh; unset fields are unchanged."""
 
     candidates: tuple[Candidate, ...] = ()
-    """Models that appeared or changed, each with its complete description."""
+    """New or changed models, each with its complete description."""
     gone: tuple[str, ...] = ()
-    """Names of models that left the mesh."""
+    """Models that left the mesh."""
     hosts: Mapping[str, HostMemory] | None = None
-    """Memory of all hosts that have a VRAM ledger; None: unchanged."""
+    """Memory of all hosts with a VRAM ledger; None: unchanged."""
     routes: Mapping[str, Route] | None = None
     """All routes by name; None: unchanged."""
     cloud_fallback: bool | None = None
@@ -75,17 +72,17 @@ _WHAT_COUNTS = attrgetter(
         "detail",
     ),
 )
-"""Fields whose change matters to waiting requests. Load and progress are read when they are needed."""
+"""Fields whose changes affect waiting requests. Load and progress are read when needed."""
 
 
 @dataclass(slots=True)
 class ViewDelta:
-    """What a change of the mesh may have changed for waiting requests."""
+    """What a mesh change may affect."""
 
     queues: set[str]
-    """Names of the affected queues; some may no longer exist."""
+    """Affected queues; some may no longer exist."""
     renames: bool = False
-    """Whether targets may resolve to other queues than before."""
+    """Whether targets may now resolve to other queues."""
     memory: bool = False
 
 
@@ -95,7 +92,6 @@ class ClusterView:
     def __init__(self, settings: Settings, limits: SchedulerLimits, is_waking: Callable[[str], bool]) -> None:
         self.index = CandidateIndex(settings, limits)
         self._is_waking = is_waking
-        """Whether a wake of a model is under way."""
         self._registry_view: dict[str, Candidate] = {}
         self._runner_reports = RunnerReports()
         self._by_host: dict[str, dict[str, Candidate]] = {}
@@ -105,7 +101,7 @@ class ClusterView:
         self.hosts: Mapping[str, HostMemory] = {}
 
     def apply(self, change: MeshChange, now: float) -> ViewDelta:
-        """Apply a change of the mesh. Returns which queues it affects."""
+        """Apply a change of the mesh. Returns the affected queues."""
         delta = ViewDelta(set())
         for model in change.gone:
             self._drop(model, delta)
@@ -120,7 +116,7 @@ class ClusterView:
         return delta
 
     def refresh(self, model: str, now: float) -> ViewDelta:
-        """Reassess a model whose wake has begun or ended, since that changes what its being down means."""
+        """Reassess a model at the beginning or end of its wake, which changes what being down means."""
         delta = ViewDelta(set())
         if model in self._registry_view:
             self._refresh(model, delta, now)
@@ -130,7 +126,7 @@ class ClusterView:
         return delta
 
     def apply_self_report(self, model: str, readiness: Readiness, now: float) -> ViewDelta:
-        """Apply the readiness that a model's runner reports, which is that of all models that share its engine."""
+        """Apply the readiness that a runner reports to a model and all models that share its engine."""
         known = self.index.table.candidate(model)
         sharing = {model, *(each.model for each in self.index.table.sharing(known))} if known is not None else {model}
         delta = ViewDelta(set())
@@ -142,7 +138,7 @@ class ClusterView:
         return delta
 
     def is_doubted(self, candidate: Candidate) -> bool:
-        """Whether the registry shows a model as ready while its runner reports that it is asleep."""
+        """Whether the registry shows a model as ready while its runner reports it as asleep."""
         last_status = self._registry_view.get(candidate.model)
         return (
             candidate.readiness is Readiness.ASLEEP
@@ -156,12 +152,12 @@ class ClusterView:
         return None if candidate is None else candidate.readiness
 
     def usual_load_of(self, model: str) -> float | None:
-        """Return the usual load time of a model in seconds, as its runner last reported it; None: unknown."""
+        """Return the usual load time in seconds that a model's runner last reported; None: unknown."""
         candidate = self.index.table.candidate(model)
         return None if candidate is None else candidate.usual_load_seconds
 
     def larger_than_its_host(self, model: str) -> tuple[Candidate, HostMemory] | None:
-        """Return a model and the memory of its host if the model exceeds it; None: it fits, or unknown."""
+        """Return a model and its host's memory if the model exceeds it; None: it fits, or this is unknown."""
         candidate = self.index.table.candidate(model)
         memory = None if candidate is None else self.hosts.get(candidate.host)
         if candidate is None or memory is None or candidate.memory_bytes <= memory.total_bytes:
@@ -169,21 +165,21 @@ class ClusterView:
         return candidate, memory
 
     def route_of(self, queue: str) -> Route | None:
-        """Return the route of a queue; None: it is a pool's."""
+        """Return the route of a queue; None: the queue is a pool's."""
         return self._routes.get(queue.removeprefix(ROUTE_PREFIX)) if queue.startswith(ROUTE_PREFIX) else None
 
     def ready_on(self, host: str) -> Iterator[tuple[Candidate, float]]:
-        """Yield the ready models of a host, each with the time at which it became ready."""
+        """Yield the ready models of a host, each with the time it became ready."""
         for model, candidate in self._by_host.get(host, {}).items():
             if candidate.readiness is Readiness.READY:
                 yield candidate, self._ready_since[model]
 
     def _refresh(self, model: str, delta: ViewDelta, now: float) -> None:
-        """Put the current description of a model into the index if it changed."""
+        """Update the index with the current description of a model if it changed."""
         before = self.index.table.candidate(model)
         candidate = self._runner_reports.corrected(self._registry_view[model])
         if candidate.readiness is Readiness.DOWN and self._is_waking(model):
-            # A host that wakes may look gone for a moment; the end of its wake decides.
+            # A waking host may briefly look gone; the end of the wake decides.
             candidate = replace(candidate, readiness=Readiness.ASLEEP)
         if candidate == before:
             return
@@ -205,7 +201,7 @@ class ClusterView:
         self.index.figures.note(candidate, now)
 
     def _queues_of(self, candidate: Candidate) -> set[str]:
-        """Return the queues of a candidate and of those that share its engine: what it can do concerns them, too."""
+        """Return the queues of all candidates that share the engine of this one, as a change affects all of them."""
         table = self.index.table
         return {queue for each in table.sharing(candidate) for queue in table.queues_of(each)}
 

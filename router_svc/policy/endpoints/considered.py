@@ -1,4 +1,4 @@
-"""Explains decisions: which candidates were considered for a request, and what kept each of them from it."""
+"""Explains decisions: which candidates were considered for a request, and why each could not take it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SAMPLE_SECONDS = 0.1
 MAX_SAMPLES = 1_024
-"""Queues and needs with a cached sample."""
+"""Combinations of queue and needs with a cached sample."""
 _CHOSEN, _READY, _LOADING, _ASLEEP, _DOWN, _UNFIT = 6, 4, 3, 2, 1, 0
 _WARMTH = {
     Readiness.READY: _READY,
@@ -27,10 +27,7 @@ _UNREADY_GATES = {Readiness.LOADING: "loading", Readiness.ASLEEP: "hibernating",
 
 
 class ConsideredSamples:
-    """Recently considered candidates of queues with many.
-
-    Describing them again for every choice would cost too much.
-    """
+    """Recent samples of considered candidates, for queues with too many to describe for every choice."""
 
     def __init__(self) -> None:
         self._others: dict[tuple[str, Needs], tuple[float, tuple[Considered, ...]]] = {}
@@ -38,7 +35,7 @@ class ConsideredSamples:
     def others(
         self, queue: str, steps: Sequence[RouteStep], pick: PickRequest, now: float, chosen: Endpoint
     ) -> tuple[Considered, ...]:
-        """Return what `consider` returns for a choice; of many candidates, a sample up to SAMPLE_SECONDS old."""
+        """Return `consider` for a choice; if there are many candidates, a sample up to SAMPLE_SECONDS old."""
         if pick.excluded or len(steps) != 1 or count_of(steps) <= MAX_CONSIDERED:
             return consider(steps, pick, now, besides=chosen, most=SHOWN_OF_MANY)
         known = self._others.get((queue, pick.needs))
@@ -58,7 +55,7 @@ def consider(
     besides: Endpoint | None = None,
     most: int = MAX_CONSIDERED,
 ) -> tuple[Considered, ...]:
-    """Describe the candidates, except `besides`: free ones first, then ready, loading, hibernating, down, unfit ones.
+    """Describe candidates except `besides`: free ones first, then ready, loading, hibernating, down, unfit ones.
 
     Equal ones are ordered by position in the route and by load. Of more than MAX_CONSIDERED, at most `most`.
     """
@@ -84,18 +81,18 @@ def consider(
 
 
 def count_of(steps: Sequence[RouteStep]) -> int:
-    """Return the number of candidates to choose among."""
+    """Return the number of candidates."""
     return steps[0].count() if len(steps) == 1 else sum(step.count() for step in steps)
 
 
 def score_of_chosen(steps: Sequence[RouteStep], chosen: Endpoint) -> float:
-    """Return the score of the selected endpoint, which is above that of all others."""
+    """Return the score of the selected endpoint, which exceeds all others."""
     position = steps[0].position if len(steps) == 1 else next(step.position for step in steps if step.holds(chosen))
     return _score(_CHOSEN, position, chosen)
 
 
 def gate(endpoint: Endpoint, pick: PickRequest, now: float) -> str:
-    """Return what keeps an endpoint from serving a request now, as text; empty: nothing."""
+    """Return why an endpoint cannot serve a request now, as text; empty: it can."""
     if lacking := fits(endpoint.candidate, pick.needs):
         return lacking
     if endpoint.key in pick.excluded:
@@ -110,7 +107,7 @@ def gate(endpoint: Endpoint, pick: PickRequest, now: float) -> str:
 
 
 def _state(endpoint: Endpoint) -> str:
-    """Return what keeps an endpoint from any request, apart from its health and its pool."""
+    """Return why an endpoint takes no request at all, apart from its health and its pool."""
     candidate = endpoint.candidate
     if candidate.readiness is not Readiness.READY:
         return _UNREADY_GATES[candidate.readiness]

@@ -1,8 +1,8 @@
 """All endpoints by model, runner, pool and queue.
 
-A pool is a queue of requests; so is a route, whose members are those of its steps. Adding, changing and removing one
-candidate costs O(log n) in the candidates of its pool. A runner with a request limit over all its models costs time in
-proportion to its models each time it reaches the limit or leaves it.
+Pools and routes are queues of requests; a route's members are those of its steps. Adding, changing and removing a
+candidate costs O(log n) in the candidates of its pool. A runner with a request limit over all models costs O(models)
+each time it reaches or leaves that limit.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,29 +18,29 @@ from weft.kernel.names import ROUTE_PREFIX
 
 
 class EndpointTable:
-    """Keeps every candidate of the mesh in its pool, with what this router has granted it."""
+    """Holds every candidate of the mesh in its pool, with what this router has granted it."""
 
     def __init__(self, settings: Settings, limits: SchedulerLimits) -> None:
         self._settings = settings
         self._limits = limits
         self.pools: dict[str, Pool] = {}
-        """By name; only to be read."""
+        """By name. Read-only."""
         self._pool_steps: dict[str, tuple[RouteStep, ...]] = {}
         self._by_model: dict[str, Endpoint] = {}
         self.by_key: dict[CandidateKey, Endpoint] = {}
-        """Those in `_by_model`, and those that left the mesh and on which requests still run; only to be read."""
+        """The endpoints in `_by_model`, and those that left the mesh while requests still run on them. Read-only."""
         self._engines: dict[EngineKey, EngineSlots] = {}
         self._runners: dict[RunnerKey, RunnerLoad] = {}
         self._routes = RouteTable({}, cloud_fallback=False)
         self._held: dict[CandidateKey, str] = {}
-        """Held endpoints, each with the model that is to be loaded in its place."""
+        """Held endpoints, each with the model to be loaded in its place."""
         self._freed: dict[str, None] = {}
-        """Queues with an endpoint that may have become free; ordered, so that runs are reproducible."""
+        """Queues with an endpoint that may have become free; ordered to make runs reproducible."""
 
     # -- membership
 
     def put(self, candidate: Candidate) -> None:
-        """Add or update a candidate. A new incarnation of its runner starts with a clean health record."""
+        """Add or update a candidate. A new runner incarnation starts with a clean health record."""
         endpoint = self._by_model.get(candidate.model)
         if endpoint is not None and _place_of(endpoint.candidate) != _place_of(candidate):
             self.drop(candidate.model)
@@ -51,7 +51,7 @@ class EndpointTable:
         if endpoint.candidate == candidate:
             return
         endpoint.runner.change_limit(endpoint.candidate.runner_max_requests, candidate.runner_max_requests)
-        # A change of it shows a new report; anything else may change long after the last one.
+        # Only a changed count proves a new report; other fields may change long after the last one.
         is_new = candidate.slots_reported_used != endpoint.candidate.slots_reported_used
         is_other = is_new and endpoint.engine_slots.note_used(candidate.slots_reported_used)
         endpoint.pool.change(endpoint, candidate)
@@ -60,7 +60,7 @@ class EndpointTable:
         self.note_change(endpoint)
 
     def drop(self, model: str) -> None:
-        """Remove a model; requests that still run on it count until they end."""
+        """Remove a model; its running requests count until they end."""
         endpoint = self._by_model.pop(model, None)
         if endpoint is None:
             return
@@ -78,7 +78,7 @@ class EndpointTable:
     def hold(self, keys: frozenset[CandidateKey], instead: Mapping[CandidateKey, str] | None = None) -> None:
         """Hold exactly these endpoints: they take no new requests.
 
-        `instead`: the models that are to be loaded in their places, for explanations.
+        `instead`: the models to be loaded in their places, for explanations.
         """
         models = instead or {}
         was, self._held = self._held, {key: models.get(key, "") for key in sorted(keys)}
@@ -92,7 +92,7 @@ class EndpointTable:
     # -- lookup
 
     def queue_of(self, target: str) -> str | None:
-        """Return the queue of a target: a route, a pool, or the pool of a model; None: the name is unknown."""
+        """Return the queue of a target: a route, a pool, or a model's pool; None: the name is unknown."""
         if target.startswith(ROUTE_PREFIX):
             return target if self._routes.of(target) is not None else None
         if self._pool_called(target) is not None:
@@ -101,7 +101,7 @@ class EndpointTable:
         return None if endpoint is None else endpoint.candidate.pool
 
     def queues_of(self, candidate: Candidate) -> dict[str, None]:
-        """Return the queues that a candidate serves, by its current description."""
+        """Return the queues that a candidate serves."""
         pool, model = candidate.pool, candidate.model
         if not self._routes.queues:
             return {pool: None}
@@ -109,28 +109,28 @@ class EndpointTable:
         return dict.fromkeys((pool, *self._routes.queues_with(candidate, names)))
 
     def queues(self) -> Collection[str]:
-        """Return the names of all pools with a member and of all routes."""
+        """Return the names of all routes, and of all pools with a member."""
         return [*(name for name, pool in self.pools.items() if pool.endpoints), *self._routes.queues]
 
     def members(self, queue: str) -> Sequence[Candidate]:
-        """Return the candidates of a queue, each once; those of a route in the order of its steps."""
+        """Return each candidate of a queue once; for a route in the order of its steps."""
         endpoints = (endpoint for step in self.steps(queue) for endpoint in step.endpoints())
         return [endpoint.candidate for endpoint in {endpoint.key: endpoint for endpoint in endpoints}.values()]
 
     def candidate(self, model: str) -> Candidate | None:
-        """Return what is known of a model; None: it is not in the mesh."""
+        """Return the candidate of a model; None: it is not in the mesh."""
         endpoint = self._by_model.get(model)
         return None if endpoint is None else endpoint.candidate
 
     def engine_of(self, candidate: Candidate) -> Candidate:
-        """Return the model whose engine serves a candidate: for an adapter another one, if that is in the mesh."""
+        """Return the model whose engine serves a candidate: for an adapter its base model, if that is in the mesh."""
         if not candidate.base_model:
             return candidate
         base = self._by_model.get(candidate.base_model)
         return candidate if base is None or base.key != candidate.engine_key else base.candidate
 
     def sharing(self, candidate: Candidate) -> Sequence[Candidate]:
-        """Return all candidates that share the engine of one, with itself; empty: it left the mesh."""
+        """Return all candidates that share an engine with this one, itself included; empty: it left the mesh."""
         engine = self._engines.get(candidate.engine_key)
         return () if engine is None else [endpoint.candidate for endpoint in engine.endpoints.values()]
 
@@ -139,7 +139,7 @@ class EndpointTable:
         return self._runners.get(key)
 
     def steps(self, queue: str) -> Sequence[RouteStep]:
-        """Return the steps of a queue, best first: one for a pool; empty where there is no such queue."""
+        """Return the steps of a queue, best first: one for a pool; empty if there is no such queue."""
         steps = self._pool_steps.get(queue)
         if steps is not None:
             return steps
@@ -147,7 +147,7 @@ class EndpointTable:
         return () if resolved is None else list(resolved.steps(self._pool_called, self._by_model.get))
 
     def resolved(self, queue: str) -> ResolvedRoute | None:
-        """Return the route of a queue; None: it is a pool's."""
+        """Return the route of a queue; None: the queue is a pool's."""
         return None if queue in self.pools else self._routes.of(queue)
 
     # -- changes of load and health
@@ -174,12 +174,12 @@ class EndpointTable:
             self.settle(endpoint)
 
     def note_change(self, endpoint: Endpoint) -> None:
-        """Mark the queues of a changed endpoint: it may be free, or the ejected ones of its pool may be needed."""
+        """Mark the queues of a changed endpoint: it may be free, or its pool may need ejected members."""
         if endpoint.is_open or endpoint.is_spare or endpoint.pool.has_spare:
             self._freed |= self.queues_of(endpoint.candidate)
 
     def note_cap_released(self, pool: Pool) -> None:
-        """Mark the queues of a pool that is no longer at its concurrency cap."""
+        """Mark the queues of a pool that left its concurrency cap."""
         self._freed |= dict.fromkeys((pool.name, *self._routes.queues))
 
     def take_freed(self) -> Collection[str]:
@@ -188,7 +188,7 @@ class EndpointTable:
         return freed
 
     def forget_if_unused(self, endpoint: Endpoint) -> None:
-        """Forget an endpoint that left the mesh and on which no request runs."""
+        """Remove an endpoint that left the mesh if no request runs on it."""
         if endpoint.in_flight or endpoint.group is not None:
             return
         del self.by_key[endpoint.key]
@@ -202,7 +202,7 @@ class EndpointTable:
         return pool if pool is not None and pool.endpoints else None
 
     def _add(self, candidate: Candidate) -> None:
-        """Add an endpoint for a candidate, or reuse the one on which requests of an earlier membership still run."""
+        """Add an endpoint for a candidate, or reuse one on which requests of an earlier membership still run."""
         pool = self.pools.get(candidate.pool)
         if pool is None:
             settings = self._settings.pool(candidate.pool)
@@ -248,5 +248,5 @@ class EndpointTable:
 
 
 def _place_of(candidate: Candidate) -> tuple[object, ...]:
-    """What an endpoint keeps for as long as it is the same: a change of it makes another endpoint."""
+    """Return the identity of an endpoint: if it changes, another endpoint replaces it."""
     return candidate.key, candidate.pool, candidate.base_model

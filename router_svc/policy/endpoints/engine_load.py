@@ -1,11 +1,11 @@
-"""How much busier an endpoint is than its granted slots say, by its engine's own figures.
+"""How much busier an endpoint is than its granted slots show, by its engine's own figures.
 
-- Requests that others have sent to the engine count like granted ones.
+- Requests that others sent to the engine count like granted ones.
 - A slot whose request waits inside the engine does not count as a slot.
-- An engine has no more slots than its KV cache has room for: 8 where 6 requests use 75 % of it.
+- An engine has no more slots than its KV cache has room for: 8 if 6 requests use 75 % of it.
 
-So no request counts twice. Figures that are missing or too old change nothing. They only order endpoints: they refuse
-no request and close no endpoint.
+So no request counts twice. Missing or old figures change nothing. Figures only order endpoints: they never cause a
+refusal or close an endpoint.
 """
 
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFigures:
-    """The figures of an engine that has requests, as its runner last reported them."""
+    """The last reported figures of an engine that has requests."""
 
     sampled_at: float
-    """Seconds by the runner's clock. Only compared with other samples of the runner: a newer one renews the figures."""
+    """Seconds on the runner's clock. Compared only with its other samples: a newer one renews the figures."""
     running: int = 0
     """Requests that the engine computes, from all senders."""
     waiting: int = 0
     """Requests that wait in the engine, from all senders."""
     others: int = 0
-    """Requests that run or wait there and that others than its runner sent."""
+    """Running and waiting requests from senders other than its runner."""
     cache_share: float = 0.0
-    """Share of its KV cache that is in use; 0: also if unknown."""
+    """Used share of its KV cache; 0: also if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What the figures of an engine mean for the load of its endpoint."""
+    """What an engine's figures mean for the load of its endpoint."""
 
     others: int = 0
-    """Requests that count in addition to the granted ones."""
+    """Requests that count in addition to granted ones."""
     waiting: int = 0
     """Slots that do not count."""
     room: int | None = None
@@ -44,11 +44,11 @@ class EngineLoad:
         return max(1, counted if self.room is None else min(counted, self.room))
 
     def used_share(self, granted: int, slots: int) -> float:
-        """Return the share of its slots that an endpoint with so many granted requests uses."""
+        """Return the used share of an endpoint's slots."""
         return (granted + self.others) / self.slots(slots)
 
     def explanation(self, slots: int) -> str:
-        """Return why an endpoint with so many slots counts as busier than they say; empty: it does not."""
+        """Return why an endpoint counts as busier than its slots show, as text; empty: it does not."""
         facts = (
             _counted(self.waiting, "waits in its engine", "wait in its engine"),
             _counted(self.others, "of others is in its engine", "of others are in its engine"),
@@ -61,7 +61,7 @@ NO_ENGINE_LOAD = EngineLoad()
 
 
 def engine_load(figures: EngineFigures | None) -> EngineLoad:
-    """Return what an engine's figures mean while they count."""
+    """Return the load that an engine's figures show; none without figures."""
     if figures is None:
         return NO_ENGINE_LOAD
     share = figures.cache_share

@@ -1,6 +1,6 @@
-"""Prompts that engines lately answered with errors, and the endpoints that did.
+"""Prompts that engines recently answered with errors, and the endpoints that did.
 
-A prompt that fails on several endpoints is what their failures have in common: they say nothing about the endpoints.
+If a prompt fails on several endpoints, its failures do not count against them.
 """
 
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from enum import Enum
 from router_svc.policy.endpoints.candidates import Candidate
 
 MEMORY_SECONDS = 60.0
-"""How long a prompt is known to fail; after that its next failure counts, until another endpoint shares it again."""
+"""How long a prompt is known to fail. Its next failure then counts until another endpoint shares it again."""
 MAX_PROMPTS = 1_024
-"""Prompts that are remembered; the oldest is dropped first."""
+"""Maximum remembered prompts; the oldest is dropped first."""
 
 
 class FailureCause(Enum):
-    """What the failures of a prompt so far say about the endpoint of the latest one."""
+    """What a prompt's failures imply about the endpoint of the latest one."""
 
     UNKNOWN = "unknown"
-    """Only this endpoint failed: the failure counts against it."""
+    """Only this endpoint failed, so the failure counts against it."""
     SHARED = "shared"
     """Another endpoint failed with the same request."""
     PROMPT = "prompt"
@@ -27,21 +27,21 @@ class FailureCause(Enum):
 
 @dataclass(slots=True)
 class FailingPrompt:
-    """One prompt and where it failed."""
+    """A prompt and the endpoints it failed on."""
 
     since: float
     request: int
-    """The scheduler's number for the first request that failed."""
+    """The scheduler's key of the first request that failed."""
     failed_on: list[Candidate]
     counted_on: Candidate | None = None
-    """The endpoint against which its latest failure counts."""
+    """The endpoint that its latest failure counts against."""
     is_refused: bool = False
-    """Whether an engine called itself busy for as long as it was tried, and answered other requests meanwhile."""
+    """Whether engines reported busy for all of its attempts while they answered other requests."""
     is_answered: bool = False
-    """Whether an endpoint answered it: other requests with it say nothing about the cause."""
+    """Whether an endpoint answered it, so that other requests with it do not show the cause."""
 
     def note(self, candidate: Candidate, request: int) -> FailureCause:
-        """Record a failure and return what is known of its cause."""
+        """Record a failure and return its presumed cause."""
         if self.is_answered and request != self.request:
             self.request, self.failed_on, self.counted_on = request, [], None
         if all(each.key != candidate.key for each in self.failed_on):
@@ -52,16 +52,13 @@ class FailingPrompt:
 
 
 class FailingPrompts:
-    """The prompts of all queues that failed lately."""
+    """The recently failed prompts of all queues."""
 
     def __init__(self) -> None:
         self._prompts: dict[tuple[str, int], FailingPrompt] = {}
 
     def of(self, queue: str, digest: int, request: int, now: float) -> FailingPrompt:
-        """Return what is known of a prompt of a queue that just failed.
-
-        A request without a digest has a prompt that no other request has.
-        """
+        """Return the record of a prompt that just failed. Without a digest, a request shares its prompt with none."""
         key = (queue, digest or -request)
         prompt = self._prompts.pop(key, None)
         if prompt is None or now - prompt.since >= MEMORY_SECONDS:

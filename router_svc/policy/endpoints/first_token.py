@@ -1,15 +1,15 @@
-"""The expected time to the first token of a request on an endpoint, in seconds: what the policy `first_token` compares.
+"""The expected time to the first token of a request on an endpoint, by which the policy `first_token` compares.
 
     first token = overhead + (owed + uncached) * prefill + running * token + wait
 
-- overhead: the time of an answer whose prompt is cached, round trip included, as measured;
-- owed: prompt tokens of requests that were placed there and have no first token yet;
-- uncached: prompt tokens of this request that the endpoint does not have in its cache;
+- overhead: measured time to the first token of a cached prompt, round trip included;
+- owed: prompt tokens of requests placed there that have no first token yet;
+- uncached: prompt tokens of this request that the endpoint has not cached;
 - prefill: measured seconds per prompt token;
 - token: measured seconds between two tokens of an answer, by which each running request delays a prefill;
-- wait: for a slot of the engine, where requests wait inside it or its KV cache is full.
+- wait: for an engine slot, if requests wait inside the engine or its KV cache is full.
 
-All terms are seconds, so that machines of different speed compare.
+All terms are seconds, so machines of different speed compare.
 """
 
 import math
@@ -24,29 +24,29 @@ from weft.kernel.value import value_class
 PRIOR_OVERHEAD_SECONDS = 0.02
 """Assumed time to the first token of a cached prompt."""
 PRIOR_PREFILL_SECONDS = 0.25e-3
-"""Assumed time of a prompt token: that of an 8B model on a small GPU."""
+"""Assumed time per prompt token: that of an 8B model on a small GPU."""
 PRIOR_PREFILL_TOKENS = 1_000.0
 PRIOR_BETWEEN_SECONDS = 1.0 / 30.0
-"""Assumed time from one token to the next."""
+"""Assumed time between two tokens."""
 PRIOR_SERVICE_SECONDS = 2.0
-"""Assumed time of an answer."""
+"""Assumed time of a whole answer."""
 MAX_COUNTED_PROMPTS = 32
-"""Prompts of a model on a host that count for its speed; older ones are discounted."""
+"""Prompts that count for the speed of a model on a host; older ones are discounted."""
 NEWEST_SHARE = 0.3
 """Weight of the newest answer in the other averages."""
 MAX_SURPRISE = 4.0
-"""A first token counts with at most this multiple of the expected time: the first one after a load says little."""
+"""A first token counts at most this multiple of the expected time: the first one after a load says little."""
 SPEED_SECONDS = 3_600.0
-"""How long a speed counts from its last measurement. A slow endpoint of an idle pool is not measured again before: one
-request an hour finds out whether it still is."""
+"""How long a speed counts after its last measurement. This also limits how long a slow endpoint of an idle pool is
+avoided: afterwards one request per hour measures it again."""
 MAX_SPEEDS = 16_384
-"""Models on hosts with a known speed; the least recently measured ones are forgotten first."""
+"""Maximum models on hosts with a known speed; the least recently measured is dropped first."""
 SHOWN_SECONDS = 0.005
 
 
 @dataclass(slots=True)
 class Speed:
-    """Speed of a model on a host: least squares of the time to the first token over the prompt tokens processed for it.
+    """Speed of a model on a host: least squares of the time to the first token over the processed prompt tokens.
 
     It starts with two assumed prompts, which are discounted like all others.
     """
@@ -57,7 +57,7 @@ class Speed:
     squares: float = PRIOR_PREFILL_TOKENS**2
     products: float = PRIOR_PREFILL_TOKENS * (PRIOR_OVERHEAD_SECONDS + PRIOR_PREFILL_TOKENS * PRIOR_PREFILL_SECONDS)
     between_seconds: float = PRIOR_BETWEEN_SECONDS
-    """Time from one token of an answer to the next."""
+    """Time between two tokens of an answer."""
     service_seconds: float = PRIOR_SERVICE_SECONDS
     """Time of a whole answer."""
     noted_at: float = -math.inf
@@ -75,7 +75,7 @@ class Speed:
         self.noted_at = now
 
     def note_answer(self, seconds: float, between_seconds: float | None) -> None:
-        """Add the duration of one answer, and the time between its tokens."""
+        """Add the duration of an answer and the time between its tokens."""
         self.service_seconds += NEWEST_SHARE * (seconds - self.service_seconds)
         if between_seconds is not None:
             self.between_seconds += NEWEST_SHARE * (between_seconds - self.between_seconds)
@@ -94,18 +94,18 @@ _UNKNOWN = Speed()
 
 
 class Speeds:
-    """Speeds of models on hosts, as far as answers have shown them."""
+    """Measured speeds of models on hosts."""
 
     def __init__(self) -> None:
         self._speeds: OrderedDict[tuple[str, str], Speed] = OrderedDict()
 
     def of(self, candidate: Candidate, now: float) -> Speed:
-        """Return the speed of a candidate; the assumed one if it was not measured lately."""
+        """Return the speed of a candidate; the assumed one without a recent measurement."""
         known = self._speeds.get(_place(candidate))
         return _UNKNOWN if known is None or now > known.noted_at + SPEED_SECONDS else known
 
     def note(self, candidate: Candidate, prompt_tokens: float, first_seconds: float, now: float) -> Speed:
-        """Record a time to the first token, and the prompt tokens processed meanwhile, those of others included."""
+        """Record a time to the first token, and the prompt tokens processed meanwhile for all requests."""
         place = _place(candidate)
         speed = self._speeds.setdefault(place, Speed())
         speed.note(prompt_tokens, first_seconds, now)
@@ -121,7 +121,7 @@ def _place(candidate: Candidate) -> tuple[str, str]:
 
 @value_class(kw_only=True)
 class FirstToken:
-    """The expected time to the first token on one endpoint, by its terms."""
+    """The expected time to the first token on an endpoint, by its terms."""
 
     overhead_seconds: float
     prefill_seconds: float
@@ -130,12 +130,12 @@ class FirstToken:
     owed_tokens: float
     prompt_tokens: int
     uncached_tokens: int
-    """Prompt tokens that the endpoint has to process for this request."""
+    """Prompt tokens of this request that the endpoint has to process."""
     hit: Hit
 
     @property
     def own_seconds(self) -> float:
-        """Return the part of the prefill that is this request's own."""
+        """Return this request's own part of the prefill."""
         return self.prefill_seconds * self.uncached_tokens / ((self.uncached_tokens + self.owed_tokens) or 1.0)
 
     @property
@@ -160,21 +160,21 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """What an endpoint works on."""
+    """Current work of an endpoint."""
 
     requests: int
     """Requests that this router has granted its engine."""
     owed_tokens: float
-    """Their prompt tokens without a first token yet."""
+    """Prompt tokens of requests without a first token."""
     load: EngineLoad
-    """What its engine's figures add."""
+    """What the engine's figures add."""
 
 
 def first_token(candidate: Candidate, busy: Busy, speed: Speed, prompt_tokens: int, hit: Hit) -> FirstToken:
     """Return the expected time to the first token of a prompt on an endpoint with a free slot."""
     overhead, per_token = speed.prefill()
     running = busy.requests + busy.load.others
-    # No slot is free while requests wait in the engine, whatever holds them up there.
+    # While requests wait in the engine no slot is free, whatever the reason.
     ahead = max(running - busy.load.slots(candidate.slots), busy.load.waiting - 1)
     uncached = max(0, prompt_tokens - hit.tokens)
     return FirstToken(

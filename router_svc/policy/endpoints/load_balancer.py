@@ -1,14 +1,14 @@
 """Load balancing: which free endpoint of a pool a request gets, by policy.
 
-- first_token: the endpoint with the lowest expected time to the first token (`first_token.py`); the one that served the
-  session, unless another is clearly sooner; least_loaded for a request without a prompt;
-- least_loaded: the endpoint with the lowest share of its slots in use, with what its engine's figures add;
-- round_robin: the endpoint that was granted longest ago;
-- random: any free endpoint, each equally likely.
+- first_token: the endpoint with the lowest expected time to the first token (`first_token.py`), or the session's last
+  endpoint unless another is clearly sooner; least_loaded for requests without a prompt;
+- least_loaded: the endpoint with the lowest share of slots in use, engine figures included;
+- round_robin: the least recently granted endpoint;
+- random: any free endpoint with equal probability.
 
-With the last three, a request with a session goes where its session ran, if that is free.
+The last three send a request with a session to its last endpoint if that is free.
 
-A new policy is a rank of the free endpoints (as `by_turn`) or a function that picks one of them (as `draw`).
+A new policy is a rank of the free endpoints (like `by_turn`) or a function that picks one of them (like `draw`).
 """
 
 from collections import OrderedDict
@@ -24,19 +24,19 @@ from router_svc.policy.endpoints.prefix_affinity import NO_HIT, PrefixCaches, to
 from router_svc.policy.settings import ChoicePolicy
 
 LEAST_LOADED, SESSION_AFFINITY = "least_loaded", "session_affinity"
-"""Names of choices in decisions, logs and explanations, beside those of the policies."""
+"""Names of choices in decisions, logs and explanations, in addition to the policies' names."""
 MAX_SCORED = 64
-"""Free endpoints that are scored one by one; of more, those with a cached prefix and the least loaded ones."""
+"""Maximum free endpoints that are scored; if there are more, those with a cached prefix and the least loaded."""
 MAX_SCORED_OF_MANY = 16
 SESSION_GATE_SECONDS = 1.0
 SESSION_GATE_SHARE = 0.25
-"""A session stays where it ran unless another endpoint is sooner by more than both: its later turns need the cache."""
+"""A session moves only if another endpoint is sooner by more than both: its later turns need the cache."""
 DELAY_EXPONENT = 3
-"""A prompt delays those that come after it, too: its own prefill counts once more times the share of the pool's
-endpoints that process prompts, to this power. Of 0, 1, 2, 3 and constant shares, 3 came closest to a router that sees
-all caches and queues, over pools that are idle, loaded and full (`python -m bench.routing`)."""
+"""A prompt also delays those after it, so its own prefill counts once more times the share of the pool's endpoints
+that process prompts, to this power. Of 0, 1, 2, 3 and constant shares, 3 came closest to a router that sees all caches
+and queues, over idle, loaded and full pools (`python -m bench.routing`)."""
 MAX_DRAWS = 8
-"""Random draws that may hit excluded endpoints before the next endpoint that is not excluded is taken."""
+"""Random draws that may hit excluded endpoints before the next endpoint that is not excluded is used."""
 _order = attrgetter("rank", "key")
 _MASK = (1 << 64) - 1
 
@@ -44,15 +44,14 @@ _MASK = (1 << 64) - 1
 def by_load(endpoint: Endpoint) -> Rank:
     """Rank by the share of slots in use, then by the load that the runner reports, then by the oldest grant.
 
-    The share is that of the slots granted, corrected by the engine's figures. A router that has just started knows of
-    no grants.
+    The share counts granted slots, corrected by engine figures, as a router that has just started knows of no grants.
     """
     candidate = endpoint.candidate
     return (endpoint.share, candidate.slots_reported_used / (candidate.slots or 1), endpoint.granted)
 
 
 def by_turn(endpoint: Endpoint) -> Rank:
-    """Rank by the number of the last grant, so that turns rotate within one moment too."""
+    """Rank by the number of the last grant, so that turns also rotate within one moment."""
     return (endpoint.granted,)
 
 
@@ -65,7 +64,7 @@ def rank_for(policy: ChoicePolicy) -> Callable[[Endpoint], Rank]:
 
 
 class Selection(NamedTuple):
-    """A free endpoint, the name of the policy that chose it, and the times that it was compared by."""
+    """A free endpoint, the policy that chose it, and the compared times."""
 
     endpoint: Endpoint
     policy: str
@@ -73,7 +72,7 @@ class Selection(NamedTuple):
 
 
 class SessionEndpoints:
-    """Bounded table of the endpoint that last served each session of a pool; evicts the least recently used one."""
+    """The endpoint that last served each session of a pool; bounded, drops the least recently used one."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -96,7 +95,7 @@ class SessionEndpoints:
 
 
 class Selector:
-    """Selects endpoints, and remembers over all pools which ones served sessions and prompt prefixes."""
+    """Selects endpoints, and remembers for all pools which ones served sessions and prompt prefixes."""
 
     def __init__(self, *, max_sessions: int, max_prefixes: int) -> None:
         self.sessions = SessionEndpoints(max_sessions)
@@ -106,7 +105,7 @@ class Selector:
     def choose(self, pool: Pool, pick: PickRequest, now: float) -> Selection | None:
         """Select a free endpoint; None: none is free for the request.
 
-        The choice is recorded as if it was taken, so that the next request of the session goes there too.
+        The selection is recorded as taken, so that the next request of the session goes there too.
         """
         if pool.is_at_its_cap:
             return None
@@ -130,7 +129,7 @@ class Selector:
         return chosen
 
     def _learn_holder(self, pool: Pool, pick: PickRequest) -> None:
-        """Learn from the dispatcher where a prompt is cached that an earlier router has placed."""
+        """Learn from the dispatcher where a prompt is cached that an earlier router placed."""
         holder = pick.prefix_holder
         if holder is None or (endpoint := pool.endpoints.get(holder[:3])) is None:
             return
@@ -143,7 +142,7 @@ class Selector:
                 self.sessions.note(pool.name, pick.affinity_key, endpoint.key)
 
     def lost_tokens(self, pool: Pool, pick: PickRequest) -> int:
-        """Return the prompt tokens that a busy endpoint has in its cache, and no free one has."""
+        """Return the prompt tokens that a busy endpoint has cached but no free one has."""
         if pool.settings.policy is not ChoicePolicy.FIRST_TOKEN or not pick.prefix_digests:
             return 0
         groups = pool.fitting(pick.needs)
@@ -159,7 +158,7 @@ class Selector:
     def _soonest(
         self, pool: Pool, groups: Sequence[EndpointGroup], pick: PickRequest, session: Endpoint | None, now: float
     ) -> Selection | None:
-        """Return the endpoint with the lowest expected time to the first token, or that of the session."""
+        """Return the endpoint with the lowest expected time to the first token, or the session's."""
         hits = self.caches.hits(pool.name, pick.prefix_digests) if pick.prefix_digests else {}
         known = [*hits, session.key] if session is not None else [*hits]
         best: tuple[float, Rank, CandidateKey] | None = None
@@ -190,7 +189,7 @@ class Selector:
 def _to_score(
     pool: Pool, groups: Sequence[EndpointGroup], known: Sequence[CandidateKey], excluded: Collection[CandidateKey]
 ) -> Iterable[Endpoint]:
-    """Yield the free endpoints that are worth comparing: all, or of many the known and the idlest ones."""
+    """Yield the free endpoints to compare: all, or of many the known and the least loaded ones."""
     if sum(len(group.open) for group in groups) <= MAX_SCORED:
         return (endpoint for group in groups for endpoint in group.open if endpoint.key not in excluded)
     found = {key: endpoint for key in known if (endpoint := pool.open_endpoint(key, groups, excluded)) is not None}
@@ -202,7 +201,7 @@ def _to_score(
 
 
 def choose_ejected(pool: Pool, pick: PickRequest) -> Selection | None:
-    """Return the least loaded endpoint that only its ejection keeps from the request, for when no other works."""
+    """Return the least loaded endpoint that is only unavailable because it is ejected, as a last resort."""
     if pool.is_at_its_cap:
         return None
     spare = pool.spare_endpoints(pick)
@@ -223,7 +222,7 @@ def mix(number: int) -> int:
 
 
 def first_of(groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey]) -> Endpoint | None:
-    """Return the open endpoint of the lowest rank over several groups of one pool; None: there is none."""
+    """Return the open endpoint with the lowest rank of several groups of a pool; None: none is open."""
     if len(groups) == 1:
         return groups[0].first(excluded)
     firsts = [endpoint for group in groups if (endpoint := group.first(excluded)) is not None]
@@ -231,7 +230,7 @@ def first_of(groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey]
 
 
 def draw(groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey], seed: int) -> Endpoint | None:
-    """Return a random open endpoint that is not excluded; the same seed draws the same one from the same groups."""
+    """Return a random open endpoint that is not excluded; equal seeds and groups give the same one."""
     count = sum(len(group.open) for group in groups)
     if not count:
         return None

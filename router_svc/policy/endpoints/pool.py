@@ -1,10 +1,10 @@
-"""The endpoints of one pool: candidates with their load and health, grouped by what they can serve.
+"""The endpoints of a pool: candidates with their load and health, grouped by what they can serve.
 
-- `Endpoint` is one candidate with everything that changes about it from one request to the next.
-- `EndpointGroup` holds the endpoints of a pool that can serve the same requests, ordered by the selection policy.
-- `Pool` holds all endpoints of a pool and its concurrency cap.
+- `Endpoint`: a candidate with everything about it that changes between requests.
+- `EndpointGroup`: the endpoints of a pool that can serve the same requests, ordered by the selection policy.
+- `Pool`: all endpoints of a pool and its concurrency cap.
 
-Which free endpoint a request gets is decided in `selection.py`.
+`load_balancer.py` decides which free endpoint a request gets.
 """
 
 from collections import Counter
@@ -20,23 +20,23 @@ from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigure
 from router_svc.policy.settings import PoolSettings
 
 MAX_STALE_SHARE = 2
-"""The heap of a group is rebuilt when it has more entries than this times the open endpoints ..."""
+"""The heap of a group is rebuilt if it has more entries than this times the open endpoints ..."""
 MIN_STALE_ENTRIES = 64
-"""... and this many on top."""
+"""... plus this many."""
 MAX_SAMPLED_PER_SHOWN = 1
-"""Members that are examined for each one that is shown."""
+"""Members examined for each one that is shown."""
 MAX_REMEMBERED_NEEDS = 1_024
 """Distinct needs for which the matching groups are cached."""
 NEVER_GRANTED = -1
-# Endpoints are settled twice per request, and looking up a member of an Enum takes longer than the rest of it.
+# Endpoints are settled twice per request, and looking up an Enum member would take longer than the rest of it.
 _READY, _WORKS, _ON_TRIAL = Readiness.READY, HealthState.WORKS, HealthState.ON_TRIAL
 
 Rank = tuple[float, ...]
-"""Sort key of the free endpoints of a group; the lowest is selected first."""
+"""Sort key of the free endpoints in a group; the lowest is selected first."""
 
 
 class RunnerLoad:
-    """Number of requests that one runner incarnation works on, over all its models."""
+    """Number of requests on a runner incarnation over all its models."""
 
     __slots__ = ("endpoints", "key", "limits", "requests")
 
@@ -44,12 +44,11 @@ class RunnerLoad:
         self.key = key
         self.requests = 0
         self.endpoints: dict[CandidateKey, Endpoint] = {}
-        """The runner's endpoints that are in the mesh."""
         self.limits: Counter[int] = Counter()
-        """Request limits of the runner's candidates, and how many candidates have each limit."""
+        """Request limits of the runner's candidates, with the number of candidates that have each."""
 
     def change_limit(self, was: int, becomes: int) -> None:
-        """Replace the limit of one candidate; 0 means no limit, or no such candidate."""
+        """Replace the limit of a candidate; 0: no limit, or no such candidate."""
         if was:
             self.limits[was] -= 1
             if not self.limits[was]:
@@ -59,7 +58,7 @@ class RunnerLoad:
 
 
 class EngineSlots:
-    """Number of requests that one engine works on, for its model and all adapters of that: they share its slots."""
+    """Number of requests on an engine, whose slots its model and that model's adapters share."""
 
     __slots__ = ("endpoints", "granted", "inherited", "key", "owed_tokens", "requests")
 
@@ -67,20 +66,19 @@ class EngineSlots:
         self.key = key
         self.requests = 0
         self.granted = 0
-        """Requests that this router has ever granted it."""
+        """Requests that this router has granted it since it appeared."""
         self.inherited = 0
-        """Requests that it works on and that this router has not granted, as far as its runner's reports show: those
-        of an earlier process of this router, of another router, or of callers of the runner itself."""
+        """Requests that this router has not granted, by its runner's reports: those of an earlier process
+        of this router, of another router, or of direct callers of the runner."""
         self.owed_tokens = 0.0
         """Prompt tokens of its requests without a first token."""
         self.endpoints: dict[CandidateKey, Endpoint] = {}
-        """The engine's endpoints that are in the mesh."""
 
     def note_used(self, slots: int) -> bool:
         """Note how many slots its runner reports in use. Returns whether that changes `inherited`.
 
-        Reports are seconds old. Each used slot is inherited, or of a request that this router has granted; so there are
-        at least those above all that it ever granted. There are never more than before, above those that it grants now.
+        Reports are seconds old. A used slot is inherited or belongs to a granted request. So at least the slots above
+        all grants ever are inherited; beyond that no more than before, and no more than exceed the current grants.
         """
         was = self.inherited
         self.inherited = max(slots - self.granted, min(was, slots - self.requests), 0)
@@ -88,7 +86,7 @@ class EngineSlots:
 
 
 class Endpoint:
-    """One candidate in its pool, with its load and health. Only the pool and the candidate index change it."""
+    """A candidate in its pool, with its load and health. Only the pool and the candidate index change it."""
 
     __slots__ = (
         "awaited_end",
@@ -124,43 +122,42 @@ class Endpoint:
         self.runner = runner
         self.health = health
         self.pool = pool
-        """The pool that counts its requests, also after it left that pool."""
+        """The pool that counts its requests, even after it left that pool."""
         self.group: EndpointGroup | None = None
-        """None: its candidate left the mesh, and requests still run on it."""
+        """None: its candidate left the mesh while requests still run on it."""
         self.in_flight = 0
         self.owed_tokens = 0.0
-        """Its part of the engine's."""
+        """Its part of the engine's owed tokens."""
         self.engine: EngineFigures | None = None
-        """The figures of its engine that arrived last, whether or not they still count."""
+        """The last received figures of its engine, even if they no longer count."""
         self.engine_load = NO_ENGINE_LOAD
-        """What these figures mean for its load, as long as they count."""
+        """What these figures mean for its load while they count."""
         self.granted = NEVER_GRANTED
-        """Number of its last grant; grants are numbered over all endpoints."""
+        """Number of its last grant; grants of all endpoints share one sequence."""
         self.held_for: str | None = None
-        """The model that is to be loaded in its place, empty if that is unknown; None: it is not held."""
+        """The model to be loaded in its place, empty if unknown; None: it is not held."""
         self.trying = False
-        """Whether a trial request runs on it. Any request that ends there allows the next trial: which one was the
-        trial is not recorded.
-        """
+        """Whether a trial request runs on it. The end of any request allows the next trial, since the trial
+        request is not recorded."""
         self.awaited_end: float | None = None
-        """End of its pause or ejection, as scheduled in `PauseEnds`."""
+        """End of its pause or ejection as scheduled in `PauseEnds`."""
         self.is_open = False
         """Whether it takes a request now."""
         self.is_spare = False
-        """Whether its ejection is the only reason that it takes none."""
+        """Whether it takes none only because it is ejected."""
         self.is_usable = False
         """Whether it takes requests at all: ready, not held and healthy."""
         self.rank: Rank = ()
         self.entry = 0
         """Number of its valid heap entry in its group; 0: none."""
         self.considered: tuple[int, Considered] | None = None
-        """Cached description of it for decisions, with its position in a route; None: stale."""
+        """Cached description for decisions, with its position in a route; None: stale."""
         self.place = 0
-        """Index in the list of open endpoints of its group."""
+        """Index in its group's list of open endpoints."""
 
     @property
     def is_full(self) -> bool:
-        """Whether all slots of its engine are granted, or inherited."""
+        """Whether all slots of its engine are granted or inherited."""
         slots = self.engine_slots
         return slots.requests + slots.inherited >= self.candidate.slots
 
@@ -172,14 +169,14 @@ class Endpoint:
 
     @property
     def share(self) -> float:
-        """Share of its slots in use, by its grants and its engine's figures; above 1: more than these leave."""
+        """Share of its slots in use, by grants and engine figures; it can exceed 1."""
         granted, slots = self.engine_slots.requests, self.candidate.slots
         if self.engine_load is NO_ENGINE_LOAD:
             return granted / (slots or 1)
         return self.engine_load.used_share(granted, slots)
 
     def settle(self) -> None:
-        """Recompute what it is open for, after any change of it."""
+        """Recompute which requests it is open for, after any change."""
         self.considered = None
         takes = self.candidate.readiness is _READY and self.held_for is None
         state = self.health.state
@@ -193,7 +190,7 @@ _Entry = tuple[Rank, CandidateKey, int, Endpoint]
 
 
 class EndpointGroup:
-    """Endpoints of one pool with equal profiles: a heap of the open ones with lazy invalidation, and a list of them."""
+    """Endpoints of a pool with equal profiles: a list of the open ones, and a heap of them with lazy invalidation."""
 
     def __init__(self, profile: Profile, rank: Callable[[Endpoint], Rank]) -> None:
         self.profile = profile
@@ -201,13 +198,12 @@ class EndpointGroup:
         self.spare: dict[CandidateKey, Endpoint] = {}
         self.endpoints: dict[CandidateKey, Endpoint] = {}
         self.usable = 0
-        """Number of endpoints that take requests at all."""
         self._rank = rank
         self._heap: list[_Entry] = []
         self._numbers = count(1)
 
     def put(self, endpoint: Endpoint) -> bool:
-        """Reorder an endpoint of this group that changed. Returns whether the change made it free."""
+        """Reorder a changed endpoint. Returns whether the change made it free."""
         was_usable, was_open, was_free = endpoint.is_usable, endpoint.is_open, endpoint.is_open or endpoint.is_spare
         endpoint.settle()
         self.usable += endpoint.is_usable - was_usable
@@ -228,7 +224,7 @@ class EndpointGroup:
         self.put(endpoint)
 
     def remove(self, endpoint: Endpoint) -> None:
-        """Remove an endpoint from this group; it is then neither open nor usable."""
+        """Remove an endpoint from this group; it becomes neither open nor usable."""
         if endpoint.is_open:
             self._close(endpoint)
         self.usable -= endpoint.is_usable
@@ -238,13 +234,13 @@ class EndpointGroup:
         endpoint.group = None
 
     def first(self, excluded: Collection[CandidateKey]) -> Endpoint | None:
-        """Return the open endpoint of the lowest rank that is not excluded; None: there is none."""
+        """Return the open endpoint with the lowest rank that is not excluded; None: there is none."""
         heap = self._heap
         aside: list[_Entry] = []
         found = None
         while heap:
             _, key, number, endpoint = heap[0]
-            # Entries are numbered per group, so an endpoint that moved may have this number in its new group.
+            # Entries are numbered per group, so an endpoint that moved may have the same number in its new group.
             if endpoint.entry != number or endpoint.group is not self:
                 heappop(heap)
             elif key in excluded:
@@ -257,7 +253,7 @@ class EndpointGroup:
         return found
 
     def some_of_the_best(self, most: int) -> list[Endpoint]:
-        """Return some of the open endpoints of low rank, the lowest one among them; unordered."""
+        """Return some open endpoints of low rank, including the lowest; unordered."""
         return [
             endpoint
             for _, _, number, endpoint in self._heap[:most]
@@ -286,18 +282,18 @@ class EndpointGroup:
 
 
 class Pool:
-    """The endpoints of one pool. It exists while it has members, or requests of earlier members still run."""
+    """The endpoints of a pool. It exists while it has members, or requests of earlier members run."""
 
     def __init__(self, name: str, settings: PoolSettings, rank: Callable[[Endpoint], Rank]) -> None:
         self.name = name
         self.settings = settings
         self.endpoints: dict[CandidateKey, Endpoint] = {}
         self.in_flight = 0
-        """Requests on its members and on its earlier members."""
+        """Requests on current and earlier members."""
         self.prefilling = 0
-        """Members, and earlier ones, with prompts without a first token."""
+        """Current and earlier members with prompts without a first token."""
         self.breaks_in_a_row = 0
-        """Requests that broke on its members since one succeeded."""
+        """Requests that broke on its members since the last success."""
         self._rank = rank
         self._groups: dict[Profile, EndpointGroup] = {}
         self._fitting: dict[Needs, tuple[EndpointGroup, ...]] = {}
@@ -314,15 +310,15 @@ class Pool:
 
     @property
     def has_spare(self) -> bool:
-        """Whether ejection alone keeps some members from requests."""
+        """Whether some members take no requests only because they are ejected."""
         return any(group.spare for group in self._groups.values())
 
     @property
     def has_free(self) -> bool:
-        """Whether some member may be free, if only for some needs. False: none is."""
+        """Whether some member may be free, at least for some needs."""
         if 0 < self.settings.max_in_flight <= self.in_flight:
             return False
-        # No any(): this runs several times per request.
+        # Not any(), as this runs several times per request.
         for group in self._groups.values():  # noqa: SIM110
             if group.open or group.spare:
                 return True
@@ -336,7 +332,7 @@ class Pool:
         self._group_for(endpoint).add(endpoint)
 
     def remove(self, endpoint: Endpoint) -> None:
-        """Remove a member; requests that still run on it count here until they end."""
+        """Remove a member; its running requests count here until they end."""
         self._remove_from_group(endpoint)
         del self.endpoints[endpoint.key]
 
@@ -354,7 +350,7 @@ class Pool:
     # -- which members can serve a request
 
     def fitting(self, needs: Needs) -> tuple[EndpointGroup, ...]:
-        """Return the groups whose endpoints can serve such requests."""
+        """Return the groups that can serve such requests."""
         found = self._fitting.get(needs)
         if found is None:
             if len(self._fitting) >= MAX_REMEMBERED_NEEDS:
@@ -364,7 +360,7 @@ class Pool:
         return found
 
     def spare_endpoints(self, pick: PickRequest) -> list[Endpoint]:
-        """Return the endpoints for a request that only their ejection keeps from it."""
+        """Return the endpoints that could take a request if they were not ejected."""
         return [
             endpoint
             for group in self.fitting(pick.needs)
@@ -393,7 +389,7 @@ class Pool:
     def open_endpoint(
         self, key: CandidateKey, groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey]
     ) -> Endpoint | None:
-        """Return a member by its key if it is free for a request."""
+        """Return a member if it is free for a request."""
         endpoint = self.endpoints.get(key)
         return (
             endpoint
@@ -402,7 +398,7 @@ class Pool:
         )
 
     def some_endpoints(self, groups: Sequence[EndpointGroup], most: int) -> Iterable[Endpoint]:
-        """Return all members where they are few; otherwise the ones of best rank, filled up with others.
+        """Return all members if there are few, else the best ranked of `groups`, filled up with others.
 
         `groups`: the groups that can serve the request.
         """

@@ -1,7 +1,7 @@
-"""Prefix affinity: what the prefix caches of endpoints probably hold, from the prompts that were placed there.
+"""Prefix affinity: what endpoints' prefix caches probably hold, from the prompts placed there.
 
 A prompt is entered when it is placed, so that a burst of equal prompts stays together. An endpoint is assumed to keep
-the tokens that were entered last, as many as its KV cache has room for; what engines report as cached corrects that.
+the most recently entered tokens, as many as its KV cache has room for; cached tokens that engines report correct that.
 """
 
 from collections import OrderedDict
@@ -12,53 +12,53 @@ from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
 from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS
 
 MAX_HOLDERS = 16
-"""Endpoints per prefix that are remembered; the one that got it longest ago is forgotten first."""
+"""Maximum remembered endpoints per prefix; the one that got it longest ago is dropped first."""
 DEFAULT_CAPACITY_TOKENS = 65_536.0
 """Assumed room of an engine that reports no context size."""
 MIN_CAPACITY_TOKENS = 4_096.0
 MISS_SHARE, HIT_SHARE = 0.5, 1.5
-"""An engine that reports less than this share of the expected tokens as cached has evicted the prefix; one that reports
-more than this share has more room than assumed."""
+"""An engine that reports less than the first share of the expected tokens as cached has evicted the prefix; one that
+reports more than the second has more room than assumed."""
 MIN_LEARNED_TOKENS = 512
-"""Smaller prefixes say nothing about what an engine evicts: templates and rounding weigh too much."""
+"""Smaller prefixes do not show what an engine evicts: templates and rounding weigh too much."""
 LEARNED_STEP = 0.25
 
 
 class Hit(NamedTuple):
-    """The beginning of a prompt that an endpoint probably has in its cache."""
+    """The beginning of a prompt that an endpoint has probably cached."""
 
     tokens: int
     age_tokens: float
-    """Tokens that were entered there since it was last used."""
+    """Tokens entered there since it was last used."""
 
 
 NO_HIT = Hit(0, 0.0)
 
 
 def tokens_of(digests: Sequence[int]) -> int:
-    """Return the tokens of the beginning of a prompt that has these digests."""
+    """Return the tokens of a prompt's beginning that has these digests."""
     return int(PREFIX_ENDS[len(digests) - 1] / CHARS_PER_TOKEN) if digests else 0
 
 
 class PrefixCaches:
-    """Prefixes by pool, and the endpoints that have them; the least recently used prefixes are dropped first."""
+    """Prefixes by pool and the endpoints that hold them; the least recently used prefix is dropped first."""
 
     def __init__(self, max_prefixes: int) -> None:
         self._max_prefixes = max_prefixes
         self._holders: OrderedDict[tuple[str, int], dict[CandidateKey, float]] = OrderedDict()
-        """For each holder how many tokens had been entered there when the prefix was last used."""
+        """For each holder the tokens that had been entered there when the prefix was last used."""
         self._entered: dict[CandidateKey, float] = {}
-        """All tokens ever entered, by endpoint."""
+        """Total tokens entered, by endpoint."""
         self._capacities: dict[CandidateKey, float] = {}
-        """Room in tokens, by endpoint: that of its context at first, then as learned."""
+        """Room in tokens, by endpoint: first that of its context, then as learned."""
         self._reporting: set[CandidateKey] = set()
-        """Endpoints whose engines have ever reported cached tokens: what others report says nothing."""
+        """Endpoints whose engines have reported cached tokens; a 0 from any other says nothing."""
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def hits(self, pool: str, digests: Sequence[int]) -> dict[CandidateKey, Hit]:
-        """Return the longest known prefix of a prompt on each endpoint that probably has one."""
+        """Return a prompt's longest known prefix on each endpoint that probably holds one."""
         found: dict[CandidateKey, Hit] = {}
         for end, digest in zip(PREFIX_ENDS, digests, strict=False):
             holders = self._holders.get((pool, digest))
@@ -75,7 +75,7 @@ class PrefixCaches:
         return (pool, digest) in self._holders
 
     def enter(self, pool: str, digests: Sequence[int], candidate: Candidate, uncached_tokens: float) -> None:
-        """Record that a prompt is processed on an endpoint."""
+        """Record that an endpoint processes a prompt."""
         key = candidate.key
         room = float(candidate.slots * candidate.context_tokens) or DEFAULT_CAPACITY_TOKENS
         self._capacities.setdefault(key, room)
@@ -92,7 +92,7 @@ class PrefixCaches:
             self._holders.popitem(last=False)
 
     def correct(self, candidate: Candidate, expected: Hit, cached_tokens: int) -> None:
-        """Compare what an engine reports as cached with what was expected of it."""
+        """Compare the cached tokens that an engine reports with the expected ones."""
         key = candidate.key
         known = self._capacities.get(key)
         if known is None:
@@ -110,13 +110,13 @@ class PrefixCaches:
         self._capacities[key] = known + LEARNED_STEP * (target - known)
 
     def drop(self, candidate: Candidate) -> None:
-        """Forget an endpoint that left the mesh."""
+        """Remove an endpoint that left the mesh."""
         self._entered.pop(candidate.key, None)
         self._capacities.pop(candidate.key, None)
         self._reporting.discard(candidate.key)
 
     def empty(self, candidate: Candidate) -> None:
-        """Forget what an endpoint had: its engine ended, or sleeps."""
+        """Clear an endpoint's cache, because its engine ended or sleeps."""
         if candidate.key in self._entered:
-            # Everything that was entered before is out of its room; what comes is not.
+            # Moves earlier entries out of its room, but not those that follow.
             self._entered[candidate.key] += 2.0 * self._capacities[candidate.key]

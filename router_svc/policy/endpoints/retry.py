@@ -1,8 +1,8 @@
-"""How many retries of failed attempts a queue has; `weft.kernel.failures` says which of them may be retried.
+"""The retry budget of a queue; `weft.kernel.failures` defines which failures may be retried.
 
-Retries on a candidate that has not failed lately are always allowed: when one of many breaks, its requests go on
-elsewhere. Other retries share a budget that grows with first attempts, as the retry budgets of Envoy and Finagle do.
-Freely allowed retries are charged to it too, so that in a full outage the attempts stay within the share in the end.
+Retries on a candidate that has not failed recently are always allowed, so that requests of one broken runner continue
+elsewhere. Other retries share a budget that grows with first attempts, like the retry budgets of Envoy and Finagle.
+The free retries are charged to it too, so that attempts stay within the share in a full outage.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from router_svc.policy.limits import SchedulerLimits
 
 RETRY_RESERVE_SECONDS = 10.0
-"""Time in which a pool or route with few requests gains one retry beyond its share, up to `retry_reserve`."""
+"""Time in which a pool or route with few requests gains one retry beyond RETRY_SHARE, up to `retry_reserve`."""
 RETRY_SHARE = 0.2
-"""Retries on runners that failed lately, per first attempt of a pool or route."""
+"""Retries on recently failed runners per first attempt of a pool or route."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Balance:
 
 
 class RetryBudget:
-    """Retry budgets by queue. Queues that no longer exist must be forgotten."""
+    """Retry budgets by queue. The owner must call `forget` for queues that no longer exist."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
@@ -43,14 +43,14 @@ class RetryBudget:
         if balance.attempts == limits.max_retry_balance:
             balance.looked_at = now
             return
-        # The reserve is for queues with few requests: it is not added to what requests bring.
+        # The reserve is for queues with few requests, so it is not added to what requests bring.
         gained = max(RETRY_SHARE, balance.gain(now, limits))
         balance.attempts = min(balance.attempts + gained, limits.max_retry_balance)
 
     def allow(self, queue: str, candidate_is_clean: bool, now: float) -> bool:
-        """Whether a request of the queue may be retried; a permitted retry is charged to the budget.
+        """Whether a request of the queue may be retried; if so, the retry is charged to the budget.
 
-        `candidate_is_clean`: whether the retry goes to a candidate that has not failed lately.
+        `candidate_is_clean`: the retry goes to a candidate that has not failed recently.
         """
         balance = self._balance(queue)
         balance.attempts += balance.gain(now, self._limits)

@@ -37,9 +37,9 @@ PRIMARY = 0
 
 
 class RouteStep:
-    """One entry of a route in the current mesh: a pool, or one model of a pool.
+    """An entry of a route in the current mesh: a pool, or a model of a pool.
 
-    It applies the route's rule for remote candidates: where it takes none, a request's permit is ignored.
+    It applies the route's rule for remote candidates: if it takes none, the request's permission is ignored.
     """
 
     __slots__ = ("_only", "gate", "pool", "position", "takes_remote")
@@ -49,13 +49,13 @@ class RouteStep:
         self.pool = pool
         self.takes_remote = takes_remote
         self.gate = ""
-        """What keeps the whole step from the current request, as text; empty: nothing."""
+        """Why the whole step cannot serve the current request, as text; empty: it can."""
         self._only = only
 
     # -- selection
 
     def needs(self, needs: Needs) -> Needs:
-        """Return the needs as they apply to the candidates of this step."""
+        """Return the needs that apply to the candidates of this step."""
         return replace(needs, allow_remote=False) if needs.allow_remote and not self.takes_remote else needs
 
     def choose(self, selector: Selector, pick: PickRequest, now: float) -> Selection | None:
@@ -66,7 +66,7 @@ class RouteStep:
         return self._alone(self._only) if self._is_free(self._only.is_open, pick) else None
 
     def choose_ejected(self, pick: PickRequest) -> Selection | None:
-        """Select an endpoint of this step that only its ejection keeps from the request."""
+        """Select an endpoint of this step that is only unavailable because it is ejected."""
         pick = self._allowed(pick)
         if self._only is None:
             return choose_ejected(self.pool, pick)
@@ -83,7 +83,7 @@ class RouteStep:
         return self._only.is_usable and self._fits(pick)
 
     def has_free(self) -> bool:
-        """Whether some endpoint of this step may be free, if only for some requests."""
+        """Whether some endpoint of this step may be free, at least for some requests."""
         if self._only is None:
             return self.pool.has_free
         return not self.pool.is_at_its_cap and (self._only.is_open or self._only.is_spare)
@@ -103,7 +103,7 @@ class RouteStep:
     # -- members
 
     def endpoints(self) -> Iterator[Endpoint]:
-        """Yield the endpoints of this step."""
+        """Yield the endpoints of this step that the mesh's settings do not exclude."""
         return (endpoint for endpoint in self._all() if not self.leaves_out(endpoint))
 
     def stripped(self) -> Iterator[Endpoint]:
@@ -111,7 +111,7 @@ class RouteStep:
         return (endpoint for endpoint in self._all() if self.leaves_out(endpoint))
 
     def some_endpoints(self, groups: Sequence[EndpointGroup], most: int) -> Iterable[Endpoint]:
-        """Return some endpoints as `Pool.some_endpoints` does, excluded remote ones included."""
+        """Return `Pool.some_endpoints`, including excluded remote ones."""
         return self.pool.some_endpoints(groups, most) if self._only is None else (self._only,)
 
     def leaves_out(self, endpoint: Endpoint) -> bool:
@@ -123,11 +123,11 @@ class RouteStep:
         return endpoint.pool is self.pool and self._only in (None, endpoint)
 
     def count(self) -> int:
-        """Number of endpoints, excluded remote ones included."""
+        """Return the number of endpoints, including excluded remote ones."""
         return len(self.pool.endpoints) if self._only is None else 1
 
     def in_flight(self) -> int:
-        """Requests that run on the endpoints."""
+        """Return the number of requests that run on the endpoints."""
         return self.pool.in_flight if self._only is None else self._only.in_flight
 
     def _allowed(self, pick: PickRequest) -> PickRequest:
@@ -154,13 +154,13 @@ class ResolvedRoute:
         self._cloud_fallback = cloud_fallback
 
     def admits(self, candidate: Candidate, name: str) -> bool:
-        """Whether a candidate belongs to the entry of this name."""
+        """Whether a candidate may serve the entry with this name."""
         return self._cloud_fallback or not candidate.remote or self.route.candidates[PRIMARY] == name
 
     def steps(
         self, pool_called: Callable[[str], Pool | None], endpoint_of: Callable[[str], Endpoint | None]
     ) -> Iterator[RouteStep]:
-        """Yield the entries that exist in the mesh, best first. A name of both a pool and a model means the pool."""
+        """Yield the entries that exist in the mesh, best first. A name of both a pool and a model is the pool's."""
         for position, name in enumerate(self.route.candidates):
             takes_remote = position == PRIMARY or self._cloud_fallback
             pool = pool_called(name)
@@ -181,17 +181,17 @@ class RouteTable:
             for name, route in routes.items()
         }
         self._naming: dict[str, list[str]] = {}
-        """Queues of the routes with an entry of a name."""
+        """Queues of the routes that list each name."""
         for queue, resolved in self.queues.items():
             for name in resolved.route.candidates:
                 self._naming.setdefault(name, []).append(queue)
 
     def of(self, queue: str) -> ResolvedRoute | None:
-        """Return the route of a queue; None: it is not a route's."""
+        """Return the route of a queue; None: the queue is not a route's."""
         return self.queues.get(queue)
 
     def queues_with(self, candidate: Candidate, names: Sequence[str]) -> Iterator[str]:
-        """Yield the queues of routes that a candidate serves under the given names; some of them twice."""
+        """Yield the queues of routes that a candidate serves under the given names; may repeat."""
         if self._naming:
             for name in names:
                 yield from (queue for queue in self._naming.get(name, ()) if self.queues[queue].admits(candidate, name))

@@ -1,1 +1,1 @@
-"""Which models are loaded and woken, and which are evicted for them."""
+"""Which models are loaded, woken and evicted."""

@@ -1,4 +1,4 @@
-"""Load coordination: collects what queues demand and what is loaded, and decides when the load planner runs."""
+"""Load coordination: collects the queues' demands and the residents, and decides when the load planner runs."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ _DURABLE = " (durable)"
 
 @dataclass(slots=True)
 class _Group:
-    """Request classes of one queue that the same models could be loaded for."""
+    """Request classes of a queue that the same models could be loaded for."""
 
     asleep: tuple[Candidate, ...]
     capacity: Capacity
@@ -35,7 +35,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """All demands, and the name of the demand of each class."""
+    """All demands, and the name of each class's demand."""
 
     demands: tuple[Demand, ...]
     label_of: Mapping[RequestClass, str]
@@ -44,9 +44,9 @@ class Demands:
 def demands_of(
     demanding: Mapping[RequestClass, Capacity], worth_loading: Callable[[Capacity], tuple[Candidate, ...]], now: float
 ) -> Demands:
-    """Build one demand for all classes of a queue that the same models could be loaded for, durable ones apart.
+    """Build one demand per queue and set of models that could be loaded, durable classes separately.
 
-    A demand is named like its queue; demands of a queue for only some of its models name these too.
+    A demand has the name of its queue; a queue's demands for only some of its models include the models' names.
     """
     groups: dict[Shape, _Group] = {}
     for request_class, capacity in demanding.items():
@@ -98,12 +98,12 @@ def _demand(label: str, group: _Group, now: float) -> Demand:
 
 
 REVIEW_INTERVAL_SECONDS = 0.05
-"""Minimum time between two plans while only the queues change."""
+"""Minimum time between two plans if only the queues change."""
 
 
 @dataclass(slots=True)
 class _QueuedDemand:
-    """Waiting requests for one resident, over all queues that it serves."""
+    """Waiting requests for a resident, over all queues that it serves."""
 
     queued_tokens: float = 0.0
     durable_tokens: float = 0.0
@@ -112,7 +112,7 @@ class _QueuedDemand:
 
 
 class LoadCoordinator:
-    """Collects what the queues demand and what is loaded, and asks the planner what to load next."""
+    """Collects the queues' demands and the residents, and runs the planner."""
 
     def __init__(
         self, limits: SchedulerLimits, cluster: ClusterView, queues: Queues, wakes: WakeTracker, estimates: Estimates
@@ -127,7 +127,7 @@ class LoadCoordinator:
         """Classes with waiting requests and sleeping candidates."""
         self._gates: Mapping[str, LoadGate] = {}
         self._label_of: Mapping[RequestClass, str] = {}
-        """Name of the demand of each class."""
+        """Name of each class's demand."""
         self._decided: frozenset[str] = frozenset()
         self._held: frozenset[CandidateKey] = frozenset()
         self._granted_at: dict[str, float] = {}
@@ -135,7 +135,7 @@ class LoadCoordinator:
         self._used_at: dict[str, float] = {}
         """Time at which a caller's request last ended, by model."""
         self._durable_on: Counter[CandidateKey] = Counter()
-        """Number of durable requests that run, by candidate."""
+        """Running durable requests, by candidate."""
         self._failed_at: dict[str, float] = {}
         """Time of the last failed load, by model."""
         self._reviewed_at = -math.inf
@@ -143,7 +143,7 @@ class LoadCoordinator:
         self._is_stale = False
 
     def note_demand(self, request_class: RequestClass, capacity: Capacity) -> None:
-        """Record that requests wait in this class, and the current capacity for them."""
+        """Record that requests wait in this class, with the capacity for them."""
         if not capacity.asleep:
             self.drop_demand(request_class)
             return
@@ -157,7 +157,7 @@ class LoadCoordinator:
             self._is_urgent = True
 
     def note_change(self) -> None:
-        """Record a change of the mesh, of its memory or of a load under way."""
+        """Record a change of the mesh, its memory, or a load under way."""
         self._is_urgent = True
 
     def note_grant(self, candidate: Candidate, now: float, *, durable: bool) -> None:
@@ -185,31 +185,31 @@ class LoadCoordinator:
         self._is_urgent = True
 
     def note_failed(self, model: str, now: float) -> None:
-        """Record a failed load, because requests with another candidate to wait for would demand it again."""
+        """Record a failed load, so that requests with an alternative do not demand it again immediately."""
         self._failed_at[model] = now
         self._is_urgent = True
 
     def forget(self, model: str) -> None:
-        """Forget a model that left the mesh."""
+        """Remove a model that left the mesh."""
         self._granted_at.pop(model, None)
         self._used_at.pop(model, None)
         self._failed_at.pop(model, None)
         self.wakes.forget(model)
 
     def gate_of(self, request_class: RequestClass) -> LoadGate | None:
-        """Return what blocks the load for a class; None: nothing."""
+        """Return what blocks the load for a class; None: nothing does."""
         return self._gates.get(self._label_of.get(request_class, request_class.queue))
 
     def is_decided(self, request_class: RequestClass) -> bool:
-        """Whether a load for this class is certain, and only waits for evictions or for earlier loads."""
+        """Whether a load for this class is certain and only waits for evictions or earlier loads."""
         return self._label_of.get(request_class) in self._decided
 
     def demanding(self) -> Iterable[tuple[RequestClass, Capacity]]:
-        """Return the classes that demand a load with their capacity; only to be read."""
+        """Return the classes that demand a load, with their capacity. Read-only."""
         return self._demanding.items()
 
     def is_held(self, candidate: Candidate) -> bool:
-        """Whether a candidate takes no new requests since it is to be evicted."""
+        """Whether a candidate takes no new requests because it will be evicted."""
         return candidate.key in self._held
 
     def is_due(self, now: float) -> bool:
@@ -219,7 +219,7 @@ class LoadCoordinator:
         return self._is_urgent or (self._is_stale and now >= self._reviewed_at + REVIEW_INTERVAL_SECONDS)
 
     def note_time(self) -> None:
-        """Record that time passed, which alone makes demands due."""
+        """Record that time passed, which can make demands due."""
         self._is_stale = True
 
     def review(self, now: float) -> tuple[LoadPlan, frozenset[CandidateKey]]:
@@ -239,7 +239,7 @@ class LoadCoordinator:
         return plan, lifted
 
     def _with_adapters(self, plan: LoadPlan) -> tuple[frozenset[CandidateKey], Mapping[CandidateKey, str]]:
-        """Return what a plan holds, and the models instead, with all that share an engine with a held model."""
+        """Extend a plan's held models and their replacements by all models that share an engine with a held one."""
         table = self._index.table
         held = ((key, table.candidate(key[0])) for key in plan.hold)
         sharing = {
@@ -249,12 +249,12 @@ class LoadCoordinator:
         return plan.hold | sharing.keys(), {**plan.instead, **instead}
 
     def _waking(self) -> dict[str, Candidate]:
-        """Return the models with a wake under way as the mesh shows them, or as they slept if they left it."""
+        """Return the models with a wake under way as the mesh shows them, or as they slept if they left the mesh."""
         found = ((before, self._index.table.candidate(before.model)) for before in self.wakes.under_way)
         return {before.model: before if now is None else now for before, now in found}
 
     def _loading_on(self, hosts: Iterable[str]) -> set[str]:
-        """Return the models that hold memory of these hosts and are loading."""
+        """Return the models that are loading and hold memory of these hosts."""
         books = (self._cluster.hosts[host] for host in hosts if host in self._cluster.hosts)
         named = (
             self._index.table.candidate(holder.name) for book in books for holder in book.holders if holder.is_model
@@ -262,7 +262,7 @@ class LoadCoordinator:
         return {each.model for each in named if each is not None and each.readiness is Readiness.LOADING}
 
     def first_for(self, candidate: Candidate) -> tuple[Priority, int | None]:
-        """Return the first of the requests for which a candidate is woken, by priority class and key."""
+        """Return the priority class and key of the first request that a candidate is woken for."""
         heads = (each.head() for each, capacity in self._demanding.items() if candidate in capacity.asleep)
         firsts = [(priority, head.place) for priority, head in filter(None, heads)]
         if not firsts:
@@ -271,10 +271,7 @@ class LoadCoordinator:
         return priority, key
 
     def _worth_loading(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
-        """Return the sleeping members worth a load.
-
-        Those that just failed are skipped where others serve, load or wake.
-        """
+        """Return the sleeping members to load, without recently failed ones if others serve, load or wake."""
         if capacity.is_cold and not capacity.loading and not capacity.waking:
             return capacity.asleep
         since = now - self._limits.failed_load_pause_seconds
@@ -282,7 +279,7 @@ class LoadCoordinator:
         return tuple(each for each in capacity.asleep if failed_at.get(each.model, -math.inf) <= since)
 
     def _residents_of(self, host: str) -> list[Resident]:
-        # An adapter is evicted with its model alone, whose resident has the requests of both.
+        # An adapter is evicted only with its base model, and that resident has the requests of both.
         engine_of = self._index.table.engine_of
         ready = self._cluster.ready_on(host)
         return [self._resident(each, since) for each, since in ready if engine_of(each) is each]

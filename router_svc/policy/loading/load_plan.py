@@ -1,4 +1,4 @@
-"""Input and output of the load planner: demands and residents, and the plan."""
+"""Input and output of the load planner: demands, residents and the plan."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class Demand:
 
     queue: str
     asleep: tuple[Candidate, ...]
-    """Models that could be loaded for its head requests, in a stable order; at most 16."""
+    """Models that could be loaded for its next requests, in a stable order; at most 16."""
     waiting: int
     priority: Priority
     """Priority class of its next request."""
@@ -23,17 +23,17 @@ class Demand:
     """Sum over all waiting requests."""
     queued_tokens: float
     account: float = 0.0
-    """Account of the tenant of its next request; see fair_share."""
+    """Account of its next request's tenant; see fair_share."""
     ready_slots: int = 0
-    """Slots of its ready members, in use or not; 0: it is cold."""
+    """Slots of its ready members, free or not; 0: it is cold."""
     loading_slots: int = 0
-    """Slots of members whose load or wake the planner did not begin."""
+    """Slots of members with a load or wake that the planner did not begin."""
     deadline_at: float | None = None
     """Earliest deadline of its requests."""
 
     @property
     def is_durable(self) -> bool:
-        """Whether it is a demand of durable requests, which have their own demands."""
+        """Whether its requests are durable."""
         return self.priority is Priority.DURABLE
 
 
@@ -43,17 +43,17 @@ class Resident:
 
     candidate: Candidate
     active: int
-    """Number of running requests."""
+    """Running requests."""
     durable_active: int = 0
-    """Number of running durable requests."""
+    """Running durable requests."""
     queued_tokens: float = 0.0
-    """Tokens that callers wait for in its queues; 0: none wait."""
+    """Tokens that callers' requests wait for in its queues."""
     durable_tokens: float = 0.0
     """Tokens that durable requests wait for."""
     account: float = math.inf
-    """Account of the tenant that is served next there; infinite: no request waits."""
+    """Account of the tenant that is served next; infinity: no request waits."""
     priority: Priority | None = None
-    """Priority class of the next request there; None: no request waits."""
+    """Priority class of the next request; None: no request waits."""
     last_granted_at: float = -math.inf
     """Time of the last grant; minus infinity: never."""
     last_used_at: float = -math.inf
@@ -77,7 +77,7 @@ class Resident:
         return self.is_wanted and not self.serves_callers
 
     def idle_since(self) -> float:
-        """Return since when no caller has used it. A model that was not used since its load counts as used then."""
+        """Return the time of its last use by a caller. A model that was not used since its load counts as used then."""
         return self.since if self.last_granted_at < self.since else self.last_used_at
 
 
@@ -87,7 +87,7 @@ class LoadStart:
 
     candidate: Candidate
     why: str
-    """Why, as text for explanations."""
+    """The reason as text, for explanations."""
     evicts: bool = False
     """Whether other models are evicted for it."""
 
@@ -108,12 +108,12 @@ class LoadPlan:
 
     begin: tuple[LoadStart, ...] = ()
     hold: frozenset[CandidateKey] = frozenset()
-    """Models to be evicted: they finish their requests and take no new ones. Replaces the models held before."""
+    """Models to be evicted: they finish their requests and take no new ones. Replaces the previously held models."""
     instead: Mapping[CandidateKey, str] = field(default_factory=dict)
-    """For each held model, the model that is to be loaded in its place."""
+    """The model to be loaded in place of each held model."""
     give_up: tuple[str, ...] = ()
-    """Models whose load is under way and cannot get its memory: the waiting requests return to the queue."""
+    """Models with a load under way that cannot get memory: the waiting requests return to the queue."""
     gates: Mapping[str, LoadGate] = field(default_factory=dict)
     """By queue; a queue without an entry is not blocked."""
     decided: frozenset[str] = frozenset()
-    """Cold queues whose load is certain, and only waits for evictions or for earlier loads."""
+    """Cold queues with a load that is certain and only waits for evictions or earlier loads."""

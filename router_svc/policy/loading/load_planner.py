@@ -1,24 +1,24 @@
-"""The load planner: which sleeping model is loaded now, and which models are evicted for it.
+"""The load planner: which sleeping models are loaded, and which models are evicted for them.
 
-A load that fits beside all loaded models begins at once. Where models have to be evicted, it begins
+A load that fits beside all loaded models begins immediately. If models must be evicted, it begins
 
-- when the waiting requests are worth what the swap costs (see swap_cost),
-- or when the tenants of the loaded models had more than their share, by a quantum that grows with the cost,
-- and at the latest `max_cold_wait_seconds` after the oldest request of its queue arrived, or after its model was
-  unloaded if that was later. Due queues are served in the order in which they became due.
+- when the waiting requests are worth the cost of the swap (see swap_cost),
+- or when the tenants of the loaded models exceed their share by a quantum that grows with the cost,
+- and at the latest `max_cold_wait_seconds` after the oldest request of its queue arrived or its model was unloaded,
+  whichever is later. Queues that reach this bound are due, and served in the order in which they became due.
 
-Durable requests have demands of their own. They get free memory, or models that no caller has used for a while, take
-turns among themselves, and make callers wait for no longer than the shortest turn; no bound evicts a model for them.
+Durable requests have separate demands. They get free memory, or models that no caller has used for a while, take turns
+among themselves, and delay callers by at most the shortest turn; no bound evicts a model for them.
 
-A loaded model has its turn while it is wanted (SwapCosts.turn_seconds); not even a due queue ends it early. So a cold
-queue waits no longer than the bound, and one turn (the end of running requests, a load, the turn) of each other due
-queue of that host. Programs and pinned models that hold the memory are never evicted.
+A loaded model keeps its turn while it is wanted (SwapCosts.turn_seconds), even against a due queue. So a cold queue
+waits no longer than the bound plus, for each other due queue of the host, one turn: the end of running requests, a load
+and the turn. Programs and pinned models are never evicted.
 
-A model to be evicted is held: it finishes its running requests and takes no new ones, and only then the load begins. So
-requests wait in the queue and never inside a load. A model that fits elsewhere is not delayed by one that does not. A
-decision is kept while there is demand for it and it is possible.
+A model to be evicted is held: it takes no new requests, and the load begins when its running ones have ended. So
+requests wait in the queue, never inside a load. A model that fits elsewhere is not delayed by one that does not. A
+decision stands while it is possible and in demand.
 
-`Review` is the state of one review: the planner's input, the options to load, and the decided loads.
+`Review` is the state of one review: the planner's input, the load options and the decided loads.
 """
 
 import math
@@ -44,7 +44,7 @@ from weft.kernel.request import Priority
 
 @dataclass(slots=True, kw_only=True)
 class PlannedLoad:
-    """A decided load: it waits until its victims are idle, or is under way."""
+    """A decided load, which waits until its victims are idle or is under way."""
 
     candidate: Candidate
     queue: str
@@ -52,17 +52,16 @@ class PlannedLoad:
     is_cold: bool
     why: str
     is_durable: bool = False
-    """Whether it is for durable requests, for which no model is evicted that callers use."""
+    """Whether it is for durable requests, for which no model used by callers is evicted."""
     was_booked: bool
-    """Whether the ledger still has a lease of the model's previous incarnation, which this load does not get."""
+    """Whether the ledger still shows a lease of the model's previous incarnation, which this load does not get."""
     begun: bool = False
     begun_at: float = 0.0
     starved_since: float | None = None
-    """Since when it waits for memory that it does not get; None: it does not."""
+    """Since when it waits for memory in vain; None: it does not."""
     given_up: bool = False
-    """Whether it was given up already."""
     left: frozenset[CandidateKey] = frozenset()
-    """Victims that take no requests any more; the memory that the ledger still shows for them is being released."""
+    """Victims that take no more requests; the memory that the ledger still shows for them is being released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ class LoadOption:
 
     candidate: Candidate
     space: HostSpace | None
-    """None: the memory there is unknown, or the model uses none; the ledger decides."""
+    """None: the host's memory is unknown, or the model uses none; the ledger decides."""
     victims: tuple[Resident, ...] | None
     """The models to evict; None: no eviction makes it fit."""
     turn_left: float
@@ -79,11 +78,11 @@ class LoadOption:
     cost: float
     """What all tenants lose by it, in seconds."""
     effort_seconds: float
-    """The cost plus its own load and the wait for turns: the option with the lowest effort is taken."""
+    """The cost plus its own load and the wait for turns; the lowest wins."""
 
     @property
     def has_rivals(self) -> bool:
-        """Whether requests use or wait for a model that would have to be evicted."""
+        """Whether requests use or wait for a model that would be evicted."""
         return self.victims is None or any(victim.is_wanted for victim in self.victims)
 
 
@@ -93,7 +92,7 @@ class LoadCase:
 
     demand: Demand
     combined: Demand
-    """The demand with the waiting requests of other queues that the model would serve too."""
+    """The demand including other queues' waiting requests that the model would also serve."""
     option: LoadOption
     is_cold: bool
     """Whether no member is ready, loading or waking."""
@@ -103,7 +102,7 @@ class LoadCase:
 
 
 DemandKey = tuple[str, bool]
-"""A model, and whether durable requests demand it."""
+"""A model, and whether the demand is durable."""
 OptionsKey = tuple[tuple[str, ...], Priority, bool]
 """The models that may be loaded, the priority class of the waiting requests, and whether others serve them
 meanwhile."""
@@ -119,7 +118,7 @@ class Review:
     now: float
     spaces: dict[str, HostSpace] = field(default_factory=dict)
     waiting: dict[DemandKey, int] = field(default_factory=dict)
-    """Waiting requests over all queues, by the models that could serve them; durable ones apart."""
+    """Waiting requests over all queues by the models that could serve them, durable ones separately."""
     waited: dict[DemandKey, float] = field(default_factory=dict)
     """Their waiting times in seconds, weighted by priority class."""
     planned: dict[str, list[PlannedLoad]] = field(default_factory=dict)
@@ -129,9 +128,9 @@ class Review:
     options: dict[OptionsKey, list[LoadOption]] = field(default_factory=dict)
     """Cached options, valid until the next reservation."""
     loading: Container[str] = frozenset()
-    """Models that load as their runners report, or because they are being woken."""
+    """Models that are loading, as reported by their runners or because of a wake."""
     doubted: Container[str] = frozenset()
-    """Models that did not get the memory that the ledger showed as free."""
+    """Models that did not get memory that the ledger showed as free."""
     begin: list[LoadStart] = field(default_factory=list)
     give_up: list[str] = field(default_factory=list)
     gates: dict[str, LoadGate] = field(default_factory=dict)
@@ -139,7 +138,7 @@ class Review:
     """See `LoadPlan.decided`."""
 
     def space(self, candidate: Candidate) -> HostSpace | None:
-        """Return the memory of its host; None: the host has no ledger, or the model's size is unknown."""
+        """Return its host's memory; None: the host has no ledger, or the model's size is unknown."""
         memory = self.hosts.get(candidate.host)
         if memory is None or candidate.memory_bytes <= 0:
             return None
@@ -150,7 +149,7 @@ class Review:
         return self.spaces[candidate.host]
 
     def update(self, planned: PlannedLoad) -> None:
-        """Update a load whose runner reported the model's size after the load had begun; a known size is kept."""
+        """Update a begun load whose model's size was reported later; a known size is kept."""
         now = self.waking.get(planned.candidate.model)
         if planned.begun and now is not None and now.memory_bytes > 0:
             planned.candidate = now
@@ -170,15 +169,12 @@ class Review:
             self.waited[key] = self.waited.get(key, 0.0) + counted
 
     def waiting_for(self, model: str, *, durable: bool) -> int:
-        """Return how many waiting requests the model could serve.
-
-        For durable ones callers count too, since they go first.
-        """
+        """Return how many waiting requests the model could serve; for durable ones including callers, who go first."""
         callers = self.waiting.get((model, False), 0)
         return callers + self.waiting.get((model, True), 0) if durable else callers
 
     def combined(self, demand: Demand, candidate: Candidate) -> Demand:
-        """Return the demand with the requests of other queues that `candidate` would serve too, weighted by class."""
+        """Return the demand plus other queues' requests that `candidate` would also serve, weighted by class."""
         key = (candidate.model, demand.is_durable)
         waited_seconds = self.waited[key] / PRIORITY_WEIGHTS[demand.priority]
         return replace(demand, waiting=self.waiting[key], waited_seconds=waited_seconds)
@@ -189,12 +185,12 @@ class Review:
         space.reserve(candidate, evicted, **other)
 
     def give_up_starved(self, planned: PlannedLoad, space: HostSpace, loads: bool, limits: SchedulerLimits) -> bool:
-        """Give up a load under way whose runner waits for memory that it does not get.
+        """Give up a load under way whose runner waits in vain for memory.
 
-        Either the memory is held by what is never evicted, or it seems to be free and is not granted. The load would
-        keep its place at the ledger before all others of its host, and its requests would not be in the queue, for as
-        long as a load may wait. Short waits are tolerated. `loads`: its runner reports that it is loading. Returns
-        whether the ledger's figures are to be doubted.
+        Either the holders are never evicted, or the memory seems free and is not granted. The load would otherwise keep
+        its place at the ledger before all others of its host, and its requests would stay out of the queue, for as long
+        as a load may wait. Short waits are tolerated. `loads`: its runner reports that it is loading. Returns whether
+        to distrust the ledger's figures.
         """
         candidate = planned.candidate
         waits = planned.begun and not space.has_booked(candidate) and space.could_ever_fit(candidate)
@@ -213,7 +209,7 @@ class Review:
         return is_misjudged
 
     def held_by(self, planned: PlannedLoad) -> Iterable[CandidateKey]:
-        """Return its victims that are still ready; all of them on a host without residents data."""
+        """Return its victims that are still ready; all of them if the host's residents are unknown."""
         if planned.candidate.host not in self.residents:
             return planned.victims
         return [victim.candidate.key for victim in self.present(planned)]
@@ -225,11 +221,11 @@ class Review:
 
 
 MAX_REMEMBERED_MODELS = 16_384
-"""Models whose last ready time is kept; the least recently seen one is forgotten first."""
+"""Maximum models with a remembered last ready time; the least recently seen is dropped first."""
 
 
 class LoadPlanner:
-    """Plans loads. It remembers the loads that it decided; everything else is passed to each review."""
+    """Plans loads. It remembers only the loads that it decided; each review gets everything else."""
 
     def __init__(self, limits: SchedulerLimits, estimates: Estimates) -> None:
         self._limits = limits
@@ -251,10 +247,10 @@ class LoadPlanner:
         *,
         loading: AbstractSet[str] = frozenset(),
     ) -> LoadPlan:
-        """Return the plan for now.
+        """Return the plan.
 
-        `residents` by host, at least of the hosts that `demands` concern. `waking`: models with a wake under way in
-        their current state. `loading`: models that load as their runners report. The cost is proportional to the
+        `residents` by host, at least of the hosts that `demands` concern. `waking`: current state of the models with a
+        wake under way. `loading`: models whose runners report that they are loading. The cost is proportional to the
         demands, their sleeping models, and the residents of their hosts.
         """
         doubted = {model for model, until in self._doubted_until.items() if until > now}
@@ -277,12 +273,12 @@ class LoadPlanner:
         )
 
     def note_no_memory(self, model: str, now: float) -> None:
-        """Record that a load that was begun found no memory; it is tried again after a pause."""
+        """Record that a load that was begun found no memory; it is retried after a pause."""
         self._planned.pop(model, None)
         self._no_memory_until.put(model, now + self._limits.memory_retry_seconds)
 
     def _due_at(self, demand: Demand) -> float:
-        """Return when models are evicted at any cost; infinite for a demand that is durable or not cold."""
+        """Return when models are evicted at any cost; infinity for a demand that is durable or not cold."""
         if demand.ready_slots > 0 or demand.is_durable:
             return math.inf
         unloaded = max((self._last_resident.get(each.model, -math.inf) for each in demand.asleep), default=-math.inf)
@@ -306,7 +302,7 @@ class LoadPlanner:
             review.update(planned)
             if planned.begun and planned.candidate.host in review.residents:
                 here = frozenset(victim.candidate.key for victim in review.present(planned))
-                # A victim that is loaded again later is not held for this load a second time.
+                # A victim that was loaded again is not held for this load a second time.
                 left = planned.left | planned.victims - here
                 planned.left = frozenset(key for key in left if key[0] not in self._planned)
                 planned.victims = here
@@ -325,10 +321,7 @@ class LoadPlanner:
                 self._begin_when_idle(planned, review)
 
     def _still_stands(self, planned: PlannedLoad, demands: Mapping[str, Demand], review: Review) -> bool:
-        """Whether a load that waits for its victims is still wanted and they are enough.
-
-        Otherwise it is planned again.
-        """
+        """Whether a waiting load is still wanted and its victims suffice; if not, it is planned again."""
         demand = demands.get(planned.queue)
         if demand is None or (planned.is_cold and demand.ready_slots > 0) or planned.candidate.model in review.waking:
             return False
@@ -359,10 +352,10 @@ class LoadPlanner:
         review.gates[planned.queue] = LoadGate(reason=message, eta_seconds=self._ready_in(planned.candidate, victims))
 
     def _make_room_for_stuck(self, planned: PlannedLoad, space: HostSpace, review: Review) -> None:
-        """Evict models for a load under way that finds no memory after all, once their turns have ended.
+        """Evict models for a load under way that finds no memory, once their turns have ended.
 
-        It was begun while the memory of its host was unknown, or other loads took it meanwhile. The ledger evicts only
-        idle models, so a model that is never idle would block it.
+        It began while the host's memory was unknown, or other loads took it meanwhile. The ledger evicts only idle
+        models, so a model that is never idle would block the load.
         """
         is_stuck = planned.begun and review.now >= planned.begun_at + self._limits.min_turn_seconds
         if not is_stuck or planned.victims or space.has_booked(planned.candidate) or space.fits(planned.candidate):
@@ -378,7 +371,7 @@ class LoadPlanner:
         planned.victims = frozenset(victim.candidate.key for victim in evicted)
 
     def _consider(self, demand: Demand, review: Review) -> None:
-        """Decide whether a queue gets one more load now."""
+        """Decide whether a queue gets another load now."""
         slots_to_come = self._slots_to_come(demand, review)
         pending = next((planned for planned in self._planned_for(demand, review) if not planned.begun), None)
         if pending is not None:
@@ -403,14 +396,14 @@ class LoadPlanner:
         return own + [planned for planned in shared if planned.queue != demand.queue]
 
     def _slots_to_come(self, demand: Demand, review: Review) -> int:
-        """Return the slots of the models that are being loaded for this queue, by this planner or not."""
+        """Return the slots of models that are being loaded for this queue, by this planner or otherwise."""
         begun = [planned.candidate for planned in self._planned_for(demand, review) if planned.begun]
         loading = {candidate.model: candidate for candidate in begun}
         loading |= {each.model: each for each in demand.asleep if each.model in review.waking}
         return demand.loading_slots + sum(max(1, candidate.slots) for candidate in loading.values())
 
     def _options(self, demand: Demand, review: Review) -> list[LoadOption]:
-        """Return every way to load something for this queue, the best first."""
+        """Return every way to load a model for this queue, best first."""
         candidates = [
             candidate
             for candidate in demand.asleep
@@ -433,7 +426,7 @@ class LoadPlanner:
 
     def _option(self, demand: Demand, candidate: Candidate, review: Review) -> LoadOption:
         space, load_seconds = review.space(candidate), self._costs.load_seconds(candidate)
-        # A model larger than its host is requested all the same: the ledger refuses it at once, with the figures.
+        # A model larger than its host is still requested, as the ledger refuses it immediately and reports the figures.
         if space is None or space.fits(candidate) or not space.could_ever_fit(candidate):
             cost = self._costs.cost(demand, candidate, (), review.now)
             return LoadOption(
@@ -485,7 +478,7 @@ class LoadPlanner:
             if case.is_due:
                 review.decided.add(demand.queue)
             if case.is_due and option.space is not None:
-                # No other load takes its memory; the turn that it waits for may still be shortened.
+                # Reserve the memory, as the turn that the load waits for may become shorter.
                 review.reserve(option.space, option.candidate, (victim.candidate.key for victim in option.victims))
         if is_cold:
             review.gates[demand.queue] = self._gate_word(case, option.victims, review.now)
@@ -505,7 +498,7 @@ class LoadPlanner:
             return
         if case.is_due:
             review.decided.add(queue)
-            # It waits for earlier loads; later ones do not take the memory that these release.
+            # It waits for earlier loads; later ones must not take the memory that those release.
             able = self._able(case.demand, candidate, review)
             review.reserve(space, candidate, (each.candidate.key for each in able))
         before = [each.candidate.model for each in self._planned.values() if each.candidate.host == candidate.host]
@@ -564,7 +557,7 @@ class LoadPlanner:
         return LoadGate(reason=reason, eta_seconds=None if eta == math.inf else eta)
 
     def _ready_in(self, candidate: Candidate, victims: Iterable[Resident]) -> float | None:
-        """Return how long its load takes from the moment at which `victims` are held; None: unknown."""
+        """Return the time of its load after `victims` are held; None: unknown."""
         load = self._estimates.load_seconds(candidate)
         ends = [self._estimates.mean_service_seconds(each.candidate) for each in victims if each.active > 0]
         known = [end for end in ends if end is not None]
@@ -573,7 +566,7 @@ class LoadPlanner:
         return load + max(known, default=0.0)
 
     def _explain_pause(self, demand: Demand, review: Review) -> None:
-        """Record what a queue waits for whose models recently found no memory."""
+        """Record what blocks a queue whose models recently found no memory."""
         paused = [each for each in demand.asleep if self._no_memory_until.get(each.model, -math.inf) > review.now]
         if not paused or demand.ready_slots > 0:
             return

@@ -1,6 +1,6 @@
-"""The memory gate: whether a load fits on a host, which models would be evicted for it, and the messages about that.
+"""The memory gate: whether a load fits on a host, which models would be evicted for it, and messages about that.
 
-It counts bytes; the ledger decides.
+It only counts bytes; the ledger decides.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -11,10 +11,10 @@ from weft.kernel.units import size_words
 
 
 class HostSpace:
-    """The memory of one host while loads are planned. Memory reserved for one load is not available to the next.
+    """A host's memory while loads are planned. Memory reserved for one load is not available to the next.
 
-    The ledger's figures are seconds old: ready models that it does not show yet count as holders. `doubted`: models
-    that did not get memory that the ledger showed as free, since their runner may not use all devices of the host.
+    The ledger's figures are seconds old, so ready models that it does not show yet count as holders. `doubted`: models
+    that did not get memory that the ledger showed as free, as their runner may not use all devices of the host.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class HostSpace:
     ) -> None:
         self.memory = memory
         self.loading = loading
-        """Models that load as their runners report."""
+        """Models whose runners report that they are loading."""
         self._models = {holder.name: holder for holder in memory.holders if holder.is_model}
         self._residents = {resident.candidate.model: resident for resident in residents}
         self._doubted = doubted
@@ -41,20 +41,20 @@ class HostSpace:
         return self.memory.host
 
     def bytes_of(self, resident: Resident) -> int:
-        """Return the memory that the eviction of a resident frees."""
+        """Return the memory that evicting a resident frees."""
         return self._held_by(resident.candidate.model)
 
     def is_evictable(self, resident: Resident) -> bool:
-        """Whether it may be evicted, and no other load counts on its memory already."""
+        """Whether it may be evicted and no other load relies on its memory."""
         return resident.candidate.key not in self._reserved and not self.is_pinned(resident)
 
     def is_pinned(self, resident: Resident) -> bool:
-        """Whether it is pinned, by its runner or in the ledger."""
+        """Whether it is pinned by its runner or in the ledger."""
         holder = self._models.get(resident.candidate.model)
         return resident.candidate.pinned or (holder is not None and holder.pinned)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether it fits beside all holders, as far as is known."""
+        """Whether it probably fits beside all holders."""
         is_known = candidate.model not in self._doubted or not self._residents
         return candidate.memory_bytes <= self.free_bytes and is_known
 
@@ -65,10 +65,7 @@ class HostSpace:
     def victims(
         self, candidate: Candidate, among: Iterable[Resident], price: Callable[[Resident], tuple[float, float]]
     ) -> tuple[Resident, ...] | None:
-        """Return which of `among` are evicted for it: the cheapest, and none needlessly.
-
-        None: all together are not enough.
-        """
+        """Return the cheapest of `among` to evict for it, none needlessly; None: all together are not enough."""
         if candidate.model in self._doubted:
             return self._all_on_its_devices(candidate, among)
         missing = candidate.memory_bytes - self.free_bytes
@@ -88,7 +85,7 @@ class HostSpace:
         return tuple(chosen)
 
     def _all_on_its_devices(self, candidate: Candidate, among: Iterable[Resident]) -> tuple[Resident, ...]:
-        """Return those of its runner if they hold enough, else all; the ledger evicts only those that it needs."""
+        """Return its runner's residents if they hold enough, else all; the ledger evicts only as many as needed."""
         able = [resident for resident in among if self.bytes_of(resident) > 0]
         own = [resident for resident in able if resident.candidate.runner == candidate.runner]
         held_by_own = sum(self.bytes_of(resident) for resident in own)
@@ -100,7 +97,7 @@ class HostSpace:
         return holder is not None and not holder.is_leaving
 
     def reserve(self, candidate: Candidate, victims: Iterable[CandidateKey], *, is_booked: bool = False) -> None:
-        """Reserve memory for it from what its victims hold and from free memory; a load with a lease needs none."""
+        """Reserve memory from its victims and from free memory; a load with a lease needs none."""
         victims = tuple(victims)
         self._reserved.update(victims)
         if not is_booked:
@@ -108,14 +105,14 @@ class HostSpace:
             self.free_bytes -= max(0, candidate.memory_bytes - given)
 
     def _held_by(self, model: str) -> int:
-        """Return the memory that a victim holds, also while it is being released."""
+        """Return the memory that a victim holds, even while it is being released."""
         resident, holder = self._residents.get(model), self._models.get(model)
         if holder is not None:
             return holder.held_bytes
         return 0 if resident is None else resident.candidate.memory_bytes
 
     def unevictable(self) -> list[MemoryHolder]:
-        """Return the holders that are never evicted: programs, pinned and unowned models, the largest first."""
+        """Return the holders that are never evicted (programs, pinned and unowned models), the largest first."""
         pinned = {model for model, resident in self._residents.items() if self.is_pinned(resident)}
         kept = [
             each
@@ -130,7 +127,7 @@ class HostSpace:
         return candidate.memory_bytes > self.memory.total_bytes - kept - self.unleased_bytes()
 
     def in_transition(self) -> list[MemoryHolder]:
-        """Return the holders of memory that are not ready: models that load, and holders that release their memory."""
+        """Return the holders that are not ready: models that load, and holders that release their memory."""
         return [
             holder
             for holder in self.memory.holders
@@ -165,7 +162,7 @@ def held_for_good(candidate: Candidate, space: HostSpace) -> str:
 
 
 def held_by_other_loads(candidate: Candidate, space: HostSpace, before: Sequence[str]) -> str:
-    """Return the message for memory that earlier loads get (`before`: their models), or that is being released."""
+    """Return the message for memory that earlier loads (of the models `before`) get, or that is being released."""
     moving = [holder for holder in space.in_transition() if holder.name not in before]
     holders = [f"{model} (loaded before it)" for model in before]
     holders += [f"{_short(holder.name)} ({_doing(holder, space)})" for holder in moving]
@@ -175,7 +172,7 @@ def held_by_other_loads(candidate: Candidate, space: HostSpace, before: Sequence
 
 
 def _doing(holder: MemoryHolder, space: HostSpace) -> str:
-    """Return what a model that is not ready does with its memory, as far as is known; see `_doing` of the registry."""
+    """Return what a model that is not ready does with its memory; see `_doing` of the registry."""
     if holder.is_leaving:
         return "unloading"
     if holder.is_lost:
@@ -186,7 +183,7 @@ def _doing(holder: MemoryHolder, space: HostSpace) -> str:
 
 
 def refused_lately(candidate: Candidate, seconds: float) -> str:
-    """Return the message for a host that had no memory for the model a moment ago."""
+    """Return the message for a host that recently had no memory for the model."""
     again = f"requested again in {seconds:.0f} s"
     if not candidate.memory_bytes:
         return f"VRAM: {candidate.model} did not fit on {candidate.host or candidate.runner} a moment ago, {again}"

@@ -1,7 +1,6 @@
-"""The cost and the value of a swap, and the length of a model's turn, all in seconds.
+"""The cost and the value of a swap and the length of a model's turn, in seconds of waiting time.
 
-Seconds are waiting time that requests lose: the value of a load is the time that the requests for it have waited, its
-cost is what other requests lose by it.
+A load's value is the time that the requests for it have waited; its cost is the time that other requests lose.
 """
 
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ class SwapCosts:
     estimates: Estimates
 
     def load_seconds(self, candidate: Candidate) -> float:
-        """Return how long a load takes; an assumption where that is unknown."""
+        """Return the duration of a load, or UNKNOWN_LOAD_SECONDS."""
         known = self.estimates.load_seconds(candidate)
         return UNKNOWN_LOAD_SECONDS if known is None else known
 
@@ -44,9 +43,9 @@ class SwapCosts:
         return max(self.limits.min_turn_seconds, min(wanted, self.limits.max_cold_wait_seconds))
 
     def turn_left(self, resident: Resident, priority: Priority, now: float) -> float:
-        """Return for how long it is not evicted for a request of this class; 0: its turn has ended, or it is unwanted.
+        """Return how long it must not be evicted for a request of this class; 0: its turn has ended, or it is unwanted.
 
-        A request of a higher class waits for the shortest turn only.
+        A request of a higher class waits only for the shortest turn.
         """
         if not resident.is_wanted:
             return 0.0
@@ -56,9 +55,9 @@ class SwapCosts:
         return max(0.0, resident.since + turn - now)
 
     def loss(self, resident: Resident, now: float) -> float:
-        """Return what its eviction costs: its next load, and the time of the requests that wait for it.
+        """Return the cost of its eviction: its next load, and the time of the requests that wait for it.
 
-        An unwanted model may be wanted again soon if it was just used. So it costs its next load, but no more than the
+        An unwanted model that was just used may be wanted again soon. It costs its next load, but no more than the
         shortest turn, less the time since its last grant.
         """
         reload_seconds = self.load_seconds(resident.candidate)
@@ -70,10 +69,11 @@ class SwapCosts:
         return reload_seconds + weight * tokens / self._pace(resident.candidate)
 
     def cost(self, demand: Demand, candidate: Candidate, victims: Sequence[Resident], now: float) -> float:
-        """Return what it costs to load `candidate` in place of `victims`.
+        """Return the cost of loading `candidate` in place of `victims`.
 
-        Its own load costs nothing where no request is served less meanwhile: the requests for it have no alternative.
-        What only durable requests lose by a load for callers has their low weight, and their longer wait costs nothing.
+        Its own load costs nothing unless other requests are delayed meanwhile, as the requests for it have no
+        alternative. Durable requests' losses by a load for callers have their low weight, and their longer wait costs
+        nothing.
         """
         lost = own_load_counts = 0.0
         for victim in victims:
@@ -89,22 +89,19 @@ class SwapCosts:
         return lost + own_load_counts * self.load_seconds(candidate)
 
     def may_be_evicted_for(self, demand: Demand, resident: Resident, now: float) -> bool:
-        """Whether it may be evicted for the demand.
-
-        For durable requests only after no caller has used it for a while.
-        """
+        """Whether it may be evicted for the demand; for a durable demand only after a time without callers."""
         if not demand.is_durable:
             return True
         return not resident.serves_callers and now - resident.idle_since() >= self.limits.durable_idle_seconds
 
     def value(self, demand: Demand) -> float:
-        """Return what the load is worth to the waiting requests."""
+        """Return the value of the load for the waiting requests."""
         return PRIORITY_WEIGHTS[demand.priority] * demand.waited_seconds
 
     def is_worth_it(self, demand: Demand, candidate: Candidate, victims: Sequence[Resident], now: float) -> bool:
-        """Whether the swap is begun for its own sake: the waiting is worth it, or fairness between tenants is.
+        """Whether to swap before the bound: for the waiting time, or for fairness between tenants.
 
-        Accounts count only within one priority class. A tenant that had a quantum more than its share waits for the
+        Accounts are compared only within a priority class. A tenant that exceeds its share by a quantum waits for the
         bound.
         """
         rivals = _rivals(victims)
@@ -122,10 +119,7 @@ class SwapCosts:
     def seconds_until_worth(
         self, demand: Demand, candidate: Candidate, victims: Sequence[Resident], now: float
     ) -> float | None:
-        """Return in how many seconds the waiting will be worth the swap, without new requests.
-
-        None: never, or unknown.
-        """
+        """Return in how many seconds the swap will be worth it without new requests; None: never, or unknown."""
         rivals = _rivals(victims)
         if rivals and demand.priority >= min(rivals):
             return None
@@ -133,7 +127,7 @@ class SwapCosts:
         return max(0.0, missing / (PRIORITY_WEIGHTS[demand.priority] * max(1, demand.waiting)))
 
     def _pace(self, candidate: Candidate) -> float:
-        """Return the tokens per second of all its slots together; of a model of media, what its time is charged as."""
+        """Return the tokens per second of all its slots; for a media model, the tokens that its time is charged as."""
         if not any(UNITS.get(operation) is WorkUnit.TOKENS for operation in candidate.operations) and any(
             operation in MEDIA_UNITS for operation in candidate.operations
         ):

@@ -1,7 +1,6 @@
-"""Tracks the wakes under way and the results of earlier ones.
+"""Tracks wakes under way and the results of earlier ones.
 
-A model lives on one runner at a time, and that may change while it wakes: the host returns, its runner has another
-incarnation, or is known for the first time. So wakes are identified by model, with at most one per model.
+A model's runner may change or become known while it wakes, so wakes are identified by model, at most one per model.
 """
 
 from collections.abc import Callable
@@ -10,31 +9,31 @@ from dataclasses import dataclass
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 
 MAX_ESTIMATED_PROGRESS = 0.95
-"""An estimate never reports completion."""
+"""An estimate never shows completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeStatus:
-    """Progress of a wake in whole seconds, so that its status changes at most once per second."""
+    """Progress of a wake, in whole seconds so that its status changes at most once per second."""
 
     elapsed_seconds: int
     max_wait_seconds: float
     progress: float | None
-    """Estimated from the duration of the model's last wake or its usual load time; None: unknown."""
+    """Estimated from the model's last wake or its usual load time; None: unknown."""
     eta_seconds: float | None
-    """From the same estimate; None also when this wake takes longer."""
+    """From the same estimate; None also if the wake takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledWakes:
-    """Wakes reported as successful, with what the registry's view shows of them."""
+    """Wakes reported as successful, by what the registry's view shows."""
 
     ready: tuple[tuple[Candidate, float], ...] = ()
-    """Models that became ready, as they slept, and the seconds that took."""
+    """Models that became ready, as they were asleep, with the seconds that it took."""
     unsettled: tuple[str, ...] = ()
     """Models that did not become ready in time."""
     loading: tuple[str, ...] = ()
-    """Models that still load when they should be ready; they are treated like any loading model."""
+    """Models that are still loading after the settle time; they are treated like any loading model."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,30 +41,30 @@ class _Wake:
     candidate: Candidate
     started_at: float
     woken_at: float | None = None
-    """When success was reported, which the registry's view still has to confirm."""
+    """When success was reported; the registry's view has to confirm it."""
 
 
 class WakeTracker:
-    """State of all wakes, at most one entry per model. It decides nothing."""
+    """State of all wakes, at most one per model. It makes no decisions."""
 
     def __init__(self, settle_seconds: float) -> None:
         self._settle_seconds = settle_seconds
         self._under_way: dict[str, _Wake] = {}
         self._woken: set[str] = set()
-        """Those of the wakes under way that were reported as successful."""
+        """Models under way whose wake was reported as successful."""
         self._last_took_seconds: dict[str, float] = {}
         self._failed_last: set[str] = set()
 
     def is_waking(self, candidate: Candidate) -> bool:
-        """Whether its model is being woken, or was woken and is not reported ready yet."""
+        """Whether its model is being woken, or was woken and is not yet reported ready."""
         return candidate.readiness is not Readiness.READY and candidate.model in self._under_way
 
     def is_under_way(self, model: str) -> bool:
-        """Whether a wake of this model has not ended, or is not confirmed by the registry's view."""
+        """Whether a wake of this model has not ended or is not yet confirmed by the registry's view."""
         return model in self._under_way
 
     def began_at(self, model: str) -> float | None:
-        """Return when the wake of this model under way began; None: there is none."""
+        """Return when the current wake of this model began; None: there is none."""
         wake = self._under_way.get(model)
         return None if wake is None else wake.started_at
 
@@ -80,19 +79,16 @@ class WakeTracker:
         return bool(self._under_way)
 
     def failed_last(self, model: str) -> bool:
-        """Whether the model's last wake failed, in which case another one is preferred."""
+        """Whether the model's last wake failed, so that others are preferred."""
         return model in self._failed_last
 
     def begin(self, candidate: Candidate, now: float) -> None:
-        """Begin a wake; none of the model may be under way."""
+        """Begin a wake; the model must not have one under way."""
         assert candidate.model not in self._under_way, "a model is woken once at a time"
         self._under_way[candidate.model] = _Wake(candidate=candidate, started_at=now)
 
     def note_woken(self, model: str, now: float) -> None:
-        """Record the reported success of a wake.
-
-        The registry's view must show the model ready within the settle time.
-        """
+        """Record a reported success, which the registry's view must confirm within the settle time."""
         wake = self._under_way.get(model)
         if wake is not None and wake.woken_at is None:
             wake.woken_at = now
@@ -105,12 +101,12 @@ class WakeTracker:
             self._failed_last.add(model)
 
     def note_put_off(self, model: str) -> None:
-        """Record a wake that was not possible for now, which is no failure of the model."""
+        """Record a wake that is currently impossible, which is no failure of the model."""
         self._woken.discard(model)
         self._under_way.pop(model, None)
 
     def settle(self, readiness_of: Callable[[str], Readiness | None], now: float) -> SettledWakes | None:
-        """End the wakes whose models are ready, or are not ready in time; None: there are none."""
+        """End the wakes of models that are ready, or not ready in time; None: there are none."""
         if not self._woken:
             return None
         ready: list[tuple[Candidate, float]] = []
@@ -139,7 +135,7 @@ class WakeTracker:
     def status(self, model: str, now: float, usual_seconds: float | None = None) -> WakeStatus:
         """Return the progress of a model's wake under way.
 
-        `usual_seconds`: usual load time, for a model that was never woken.
+        `usual_seconds`: usual load time of a model that was never woken.
         """
         wake = self._under_way[model]
         elapsed = max(0, int(now - wake.started_at))
@@ -152,6 +148,6 @@ class WakeTracker:
         )
 
     def forget(self, model: str) -> None:
-        """Forget the history of a model that is gone. A wake under way stays until its end is reported."""
+        """Remove the history of a model that left. A wake under way stays until its end is reported."""
         self._failed_last.discard(model)
         self._last_took_seconds.pop(model, None)

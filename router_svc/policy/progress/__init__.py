@@ -1,1 +1,1 @@
-"""How long requests wait, and the status messages that say so."""
+"""Estimated waits and status messages."""

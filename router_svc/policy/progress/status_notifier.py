@@ -1,4 +1,4 @@
-"""Status messages for waiting requests: immediately when a request begins to wait, then at most one per interval."""
+"""Status messages to waiting requests: immediately when a request begins to wait, then at most one per interval."""
 
 import math
 from collections import deque
@@ -18,13 +18,13 @@ from router_svc.policy.settings import Settings
 from weft.kernel.units import TENTHS_BELOW_SECONDS
 
 MAX_UNWELL_NAMED = 3
-"""Unhealthy replicas that a message names."""
+"""Maximum unhealthy replicas that a message lists."""
 
 
 def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -> str:
-    """Return the message for candidates with free slots that take no request.
+    """Return the message for candidates that take no request despite free slots.
 
-    `unhealthy`: their models with the reasons. `busy`: how many others have no free slot.
+    `unhealthy`: their models with the reasons. `busy`: number of others without a free slot.
     """
     named = [f"{model} ({why})" for model, why in unhealthy[:MAX_UNWELL_NAMED]]
     if len(unhealthy) > MAX_UNWELL_NAMED:
@@ -54,7 +54,7 @@ def waits_for_wake(request: Request, candidate: Candidate, status: WakeStatus) -
 
 
 def says_the_same(message: Waits | Loads, earlier: Waits | Loads | None) -> bool:
-    """Whether a status repeats the earlier one; the considered candidates are sent once and not compared."""
+    """Whether a status repeats the earlier one. Considered candidates are sent once and not compared."""
     if isinstance(message, Waits) and isinstance(earlier, Waits):
         shown = (message.position, message.reason, message.eta_seconds)
         return shown == (earlier.position, earlier.reason, earlier.eta_seconds)
@@ -62,9 +62,9 @@ def says_the_same(message: Waits | Loads, earlier: Waits | Loads | None) -> bool
 
 
 def shown_seconds(seconds: float | None) -> float | None:
-    """Round an estimate up to what is shown of it: to tenths of a second below TENTHS_BELOW_SECONDS, else to seconds.
+    """Round an estimate up to what users see: tenths of a second below TENTHS_BELOW_SECONDS, else seconds.
 
-    A barely different estimate is then not sent again.
+    So a barely different estimate is not sent again.
     """
     if seconds is None:
         return None
@@ -73,7 +73,7 @@ def shown_seconds(seconds: float | None) -> float | None:
 
 
 class StatusSchedule:
-    """The order in which waiting requests are examined: a FIFO queue, since all have the same interval."""
+    """The order in which waiting requests are examined: FIFO, since all have the same interval."""
 
     def __init__(self, interval_seconds: float, waiting: Callable[[int], Request | None]) -> None:
         self._interval = interval_seconds
@@ -86,7 +86,7 @@ class StatusSchedule:
         self._next.append((request.status_at, request.key))
 
     def due(self, now: float, most: int) -> list[Request]:
-        """Return the requests that are due, at most `most`; each must be recorded again."""
+        """Return the due requests, at most `most`; the caller must record each again."""
         due: list[Request] = []
         while self._next and self._next[0][0] <= now and len(due) < most:
             at, key = self._next.popleft()
@@ -98,7 +98,7 @@ class StatusSchedule:
 
 
 class StatusNotifier:
-    """Composes the status of waiting requests."""
+    """Builds the status of waiting requests."""
 
     def __init__(
         self, settings: Settings, cluster: ClusterView, queues: Queues, loads: LoadCoordinator, estimator: WaitEstimator
@@ -110,7 +110,7 @@ class StatusNotifier:
         self._estimator = estimator
 
     def status(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Waits | Loads:
-        """Return what the request waits for now."""
+        """Return what the request waits for."""
         tenant = request.spec.tenant
         most, running = self._caps.most(tenant), self._caps.running(tenant)
         if 0 < most <= running:
@@ -162,7 +162,7 @@ class StatusNotifier:
         eta: float | None,
         now: float,
     ) -> Waits:
-        """Build the status; the first one of a request has the considered candidates."""
+        """Build the status; the first one of a request includes the considered candidates."""
         return Waits(
             key=request.key,
             position=position,

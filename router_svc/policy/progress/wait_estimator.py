@@ -1,4 +1,4 @@
-"""Estimates how long requests wait: for a slot, for a load, for their answer."""
+"""Estimates waits for a slot, a load or an answer."""
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -22,14 +22,13 @@ from weft.kernel.names import ROUTE_PREFIX
 T = TypeVar("T")
 
 MAX_SLOTS_LOOKED_AT = 64
-"""Running requests whose end is estimated one by one; the others are assumed to end like these."""
+"""Running requests whose end is estimated individually; the others are assumed to end like these."""
 MAX_TURNS_STEPPED = 64
-"""Requests ahead in the queue that are assigned to the slot that frees first; further ones are spread over all
-slots."""
+"""Requests ahead in the queue that are assigned to the first slot to free; further ones are spread over all slots."""
 MIN_REMAINING_SECONDS = 0.001
-"""The shortest time in which a running request is expected to end."""
+"""Minimum expected time until a running request ends."""
 OVERDUE_SHARE = 0.15
-"""Share of its estimated length that an overdue request is assumed to take longer, measured in the simulator."""
+"""Additional share of its estimated length that an overdue request is assumed to take, measured in the simulator."""
 
 
 class RunningRequests:
@@ -65,11 +64,11 @@ class RunningRequests:
     ) -> float | None:
         """Return when one of `all_slots`, all busy, is free for a request with this many ahead of it.
 
-        `members` have some of those slots and stand for all. `mean_work`: of the requests ahead, in `unit`. None:
-        unknown, since nothing of any member was measured.
+        `members` have some of those slots and represent all. `mean_work`: of the requests ahead, in `unit`. None:
+        unknown, as no member was measured.
 
-        Lengths of answers vary: between the estimate for answers of equal length and that for answers whose end is left
-        to chance, their measured spread decides.
+        The measured spread of answer lengths interpolates between an estimate for equal lengths and one for random
+        ends.
         """
         speeds = [speed for member in members if (speed := self._estimates.speed(member, unit)) is not None]
         if not speeds:
@@ -84,12 +83,12 @@ class RunningRequests:
         return spread * by_chance + (1.0 - spread) * _in_order(ends, slots, ahead, service)
 
     def _spread(self, members: Collection[Candidate]) -> float:
-        """Return how much the lengths of answers of these members vary, 0 to 1; see `Estimates.spread`."""
+        """Return how much these members' answer lengths vary, 0 to 1; see `Estimates.spread`."""
         pools = {member.pool for member in members}
         return sum(self._estimates.spread(pool) for pool in pools) / len(pools)
 
     def _ends(self, members: Iterable[Candidate], now: float) -> Iterator[float]:
-        """Yield in how many seconds each running request ends."""
+        """Yield the seconds until each running request ends."""
         seen = 0
         for member in members:
             for request in self._running.get(member.key, {}).values():
@@ -108,16 +107,16 @@ class RunningRequests:
 
 
 def _first_by_chance(ends: Sequence[float], slots: int) -> float:
-    """Return when the first of `slots` is free whose answers may end at any time, after `ends` seconds on average.
+    """Return when the first of `slots` is free if answers may end at any time, after `ends` seconds on average.
 
-    The chance of an end per second of all together is the sum of theirs. The examined ones stand for all slots.
+    The rates of ends per second add up. The examined answers represent all slots.
     """
     rate = sum(1.0 / max(seconds, MIN_REMAINING_SECONDS) for seconds in ends)
     return len(ends) / (rate * max(slots, len(ends)))
 
 
 def _in_order(ends: list[float], slots: int, ahead: int, service: float) -> float:
-    """Return when a slot is free if each answer ends when it is expected to; `ends` are sorted, and consumed."""
+    """Return when a slot is free if each answer ends as expected; `ends` must be sorted, and is modified."""
     stepped = min(ahead * len(ends) // max(slots, len(ends)), MAX_TURNS_STEPPED)
     for _ in range(stepped):
         heapq.heapreplace(ends, ends[0] + service)
@@ -126,7 +125,7 @@ def _in_order(ends: list[float], slots: int, ahead: int, service: float) -> floa
 
 
 class WaitEstimator:
-    """Estimates waits. It caches capacities per queue and changes nothing else."""
+    """Estimates waits. It caches results on the queues and changes nothing else."""
 
     def __init__(self, limits: SchedulerLimits, cluster: ClusterView, wakes: WakeTracker, estimates: Estimates) -> None:
         self._limits = limits
@@ -137,7 +136,7 @@ class WaitEstimator:
         self.running = RunningRequests(estimates)
 
     def capacity(self, queue: Queue, kind: RequestKind) -> Capacity:
-        """Return the capacity that a queue's members offer to requests of this kind."""
+        """Return the capacity of a queue's members for requests of this kind."""
         known = queue.capacities.get(kind)
         if known is None:
             members = self._members(queue, kind)
@@ -151,7 +150,7 @@ class WaitEstimator:
         return known
 
     def pick(self, request: Request) -> PickRequest:
-        """Return the requirements of a request for its endpoint."""
+        """Return what the request requires of its endpoint."""
         kind = request.kind
         return PickRequest(
             needs=kind.needs,
@@ -164,7 +163,7 @@ class WaitEstimator:
         )
 
     def considered(self, queue: Queue, request: Request, now: float) -> tuple[Considered, ...]:
-        """Return the considered candidates for a request, at most as old as the interval of status messages."""
+        """Return the considered candidates for a request, at most one status interval old."""
         look = self._index.considered
         return self._recently(queue.considered, TELL_INTERVAL_SECONDS, look, queue, request, now)
 
@@ -181,7 +180,7 @@ class WaitEstimator:
         request: Request,
         now: float,
     ) -> T:
-        """Return what `look` returned for such a request, at most so many seconds ago."""
+        """Return the result of `look` for such a request, at most `seconds` old."""
         found = known.get(request.kind)
         if found is None or now >= found[0] + seconds:
             if len(known) >= MAX_REMEMBERED_KINDS:
@@ -190,10 +189,10 @@ class WaitEstimator:
         return found[1]
 
     def slot_wait(self, queue: Queue, capacity: Capacity, position: int, now: float) -> float | None:
-        """Return the expected wait for a slot at this position in seconds; None: unknown.
+        """Return the expected wait in seconds for a slot at this position; None: unknown.
 
-        It is based on the grant rate of the queue only when that is steady: after some seconds without any grant, such
-        as while a runner or a router was away, the few grants since do not predict the next ones.
+        It uses the queue's grant rate only if that is steady: after seconds without grants, such as while a runner or
+        router was away, the few grants since do not predict the next ones.
         """
         rate = queue.grant_rate.grants_per_second(now) if queue.grant_rate.is_steady(now) else None
         if rate is not None:
@@ -208,8 +207,8 @@ class WaitEstimator:
         """Return the wait for a slot that a request is shown; None: unknown.
 
         An answer that grows token by token takes as long as its requested length at the measured speed, and an image or
-        a recording as long as its work. The grant rate of the queue reflects earlier requests and would promise too
-        much if these were shorter; it is used where no speed was measured.
+        recording as long as its work. The grant rate reflects earlier requests, and would promise too much if these
+        were shorter; it is used if no speed was measured.
         """
         unit = UNITS.get(request.kind.needs.operation)
         if request.kind.durable or unit is None:
@@ -229,7 +228,7 @@ class WaitEstimator:
         return self.slot_wait(queue, capacity, position, now)
 
     def load_wait(self, capacity: Capacity, gate: LoadGate | None, now: float) -> float | None:
-        """Return how long a cold queue waits until one of its members is ready; None: unknown."""
+        """Return how long a cold queue waits until a member is ready; None: unknown."""
         known: list[float] = []
         for model in capacity.waking:
             candidate = self._index.table.candidate(model)
@@ -262,7 +261,7 @@ class WaitEstimator:
         else:
             waits = ("until a model is loaded", self.load_wait(capacity, gate, now))
         answer = None if served_by is None else self.estimates.certain_service_seconds(served_by, request)
-        # What is unknown counts as nothing.
+        # Unknown parts count as 0.
         parts = tuple((what, seconds) for what, seconds in (waits, ("to answer", answer)) if seconds is not None)
         left = request.deadline_at - now
         if sum(seconds for _, seconds in parts) <= left:
@@ -270,7 +269,7 @@ class WaitEstimator:
         return refusals.deadline_unreachable(request, parts, left)
 
     def too_late(self, request: Request, candidate: Candidate, now: float) -> Rejects | None:
-        """Return the refusal of a request that is answered too late even without waiting; None: it is in time."""
+        """Return the refusal of a request that ends too late even without waiting; None: it is in time."""
         if request.deadline_at is None:
             return None
         if now >= request.deadline_at:
@@ -281,10 +280,7 @@ class WaitEstimator:
         return refusals.deadline_unreachable(request, (("to answer", answer),), request.deadline_at - now)
 
     def _excluded(self, kind: RequestKind) -> frozenset[CandidateKey]:
-        """Return where attempts failed, and sleeping models that the request failed to wake.
-
-        Not even a primary that its route pins is waited for then.
-        """
+        """Return candidates of failed attempts and sleeping models that failed to wake, even a pinned primary."""
         table = self._index.table
         failed = [candidate for model in kind.failed_wakes if (candidate := table.candidate(model)) is not None]
         sharing = (each for candidate in failed for each in table.sharing(candidate))

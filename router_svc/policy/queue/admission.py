@@ -1,4 +1,4 @@
-"""Admission: whether one more request may wait in a queue, and which waiting request is evicted for it."""
+"""Admission: whether another request may wait in a queue, and which waiting request is evicted for it."""
 
 from collections.abc import Callable
 
@@ -13,13 +13,13 @@ from weft.kernel.request import CALLER_BANDS, Priority
 from weft.kernel.value import value_class
 
 OVERLOAD_FILL = 0.8
-"""Share of the queue timeout that the estimated wait of a request may take up in overload."""
+"""Maximum share of the queue timeout that a request's estimated wait may take during overload."""
 LOWEST_FIRST = tuple(sorted(CALLER_BANDS, reverse=True))
 
 
 @value_class()
 class Admitted:
-    """A request may wait; `instead_of`: the request that is evicted for it, None: there is a free place."""
+    """A request may wait; `instead_of`: the request evicted for it, None: a place is free."""
 
     instead_of: int | None = None
 
@@ -32,16 +32,16 @@ SlotWait = Callable[[Queue, Capacity, int, float], float | None]
 
 
 class Admission:
-    """Decides on admission; it changes nothing."""
+    """Decides on admission without changing any state."""
 
     def __init__(self, limits: SchedulerLimits, slot_wait: SlotWait) -> None:
         self._limits = limits
         self._slot_wait = slot_wait
 
     def in_overload(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects | Admitted | None:
-        """Return how an overloaded queue treats this request: a refusal, or the eviction of another; None: no overload.
+        """Return what an overloaded queue does with this request: refuse it or evict another; None: no overload.
 
-        Durable requests take no place of callers and are not bound by the queue timeout.
+        Durable requests take no place of callers and have no queue timeout.
         """
         slow = None if request.kind.durable else self._too_slow(request, queue, capacity, now)
         if slow is None:
@@ -50,9 +50,9 @@ class Admission:
         return slow if better_served is None else Admitted(instead_of=better_served)
 
     def in_depth(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects | Admitted:
-        """Return how the depth of the queue treats this request: a refusal, a free place, or the eviction of another.
+        """Return what the depth of the queue allows: a refusal, a free place, or the eviction of another request.
 
-        The cost does not depend on the number of waiting requests, unless one of them is evicted.
+        The cost does not depend on the number of waiting requests, unless one is evicted.
         """
         depth = self._limits.queue_depth_per_runner * capacity.count
         if request.kind.durable or queue.callers_waiting < depth:
@@ -72,7 +72,7 @@ class Admission:
         return self._refuse(request, queue, capacity, message, now)
 
     def timed_out(self, request: Request, queue: Queue, capacity: Capacity, waited: float, now: float) -> Rejects:
-        """Return the refusal of a request that waited for the queue timeout."""
+        """Return the refusal of a request that reached the queue timeout."""
         message = f"no slot for {request.spec.model} came free in {round(waited, 1):g} s"
         return self._refuse(request, queue, capacity, message, now, Reason.QUEUE_TIMEOUT)
 
@@ -85,9 +85,9 @@ class Admission:
         now: float,
         reason: Reason = Reason.QUEUE_FULL,
     ) -> Rejects:
-        """Return a refusal with the figures of the queue, until its tenant's next grant is expected.
+        """Return a refusal with the figures of the queue and the time until its tenant's next expected grant.
 
-        That is while all other waiting tenants take theirs.
+        By then each other waiting tenant has had its grants.
         """
         rate = queue.grant_rate.grants_per_second(now)
         seconds = FULL_RETRY_SECONDS if rate is None else 1.0 / (rate * queue.share_of(request.spec.tenant))
@@ -102,7 +102,7 @@ class Admission:
         )
 
     def _too_slow(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects | None:
-        """In overload, refuse a request immediately whose expected wait exceeds its part of the queue timeout."""
+        """During overload, refuse a request whose expected wait exceeds its part of the queue timeout."""
         if queue.grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return None
         expected = max(self._behind_all(request, queue, capacity, now), self._behind_own(request, queue, now))
@@ -114,16 +114,13 @@ class Admission:
     def _behind_all(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> float:
         """Return the expected wait behind all requests that go first, in seconds; 0: unknown.
 
-        Of higher priority classes, no more count than go first before this class has its guaranteed grant.
+        Of higher priority classes, only those count that go first before this class has its guaranteed grant.
         """
         in_class = self._limits.lower_band_every * (queue.waiting_in(request.spec.priority) + 1)
         return self._slot_wait(queue, capacity, min(queue.position_of(request), in_class), now) or 0.0
 
     def _behind_own(self, request: Request, queue: Queue, now: float) -> float:
-        """Return the expected wait behind its tenant's requests of its class at their own grant rate, in seconds.
-
-        0: unknown, as their rate is not steady.
-        """
+        """Return the expected wait in seconds behind its tenant's requests in its class; 0: rate not steady."""
         tenant, priority = request.spec.tenant, request.spec.priority
         grant_rate = queue.grant_rate_of(tenant, priority)
         if grant_rate is None or not grant_rate.is_steady(now):
@@ -134,12 +131,11 @@ class Admission:
         return 0.0 if rate is None else (queue.waiting_of(tenant, priority) + 1) / rate
 
     def _victim(self, request: Request, queue: Queue, depth: int) -> int | None:
-        """Return which request is evicted from a full queue; None: none.
+        """Return the request to evict from a full queue; None: none.
 
-        It is of a lower class, else of a tenant that was served more, else of a higher class.
-
-        A class keeps the same share of the places as of the grants, so that the classes above it can neither evict its
-        last request nor keep it out for good. The last request of the most served tenant in a class is evicted.
+        It is of a lower class, else of a tenant that was served more, else of a higher class; in a class it is the last
+        request of the most served tenant. A class keeps the same share of places as of grants, so higher classes can
+        neither evict its last request nor lock it out.
         """
         priority, kept = request.spec.priority, depth // self._limits.lower_band_every
         lower = next((each for each in LOWEST_FIRST if each > priority and queue.waiting_in(each) > kept), None)
@@ -156,7 +152,7 @@ class Admission:
     def _better_served(self, request: Request, queue: Queue) -> int | None:
         """Return the request of its class to evict for it: the last one of a tenant that would be served after it.
 
-        Grants go by accounts, so a tenant that was served less has a claim to a place, however many others hold.
+        Grants go by accounts, so a less served tenant is entitled to a place, however many others hold.
         """
         priority, tenant = request.spec.priority, request.spec.tenant
         if priority is Priority.SYSTEM:

@@ -1,7 +1,4 @@
-"""The order of requests within one priority class of a request class.
-
-Tenants by account, within a tenant by deadline.
-"""
+"""The order of requests within a priority class of a request class: tenants by account, then requests by deadline."""
 
 import bisect
 import heapq
@@ -22,7 +19,7 @@ _SPARE_HEAD = 64
 
 @dataclass(slots=True)
 class SortedPositions:
-    """Sorted positions. Taking the first one is cheap, however many there are."""
+    """Sorted positions. Taking the first one is O(1) on average."""
 
     _places: list[QueuePosition] = field(default_factory=list)
     _gone: int = 0
@@ -33,7 +30,7 @@ class SortedPositions:
 
     @property
     def first(self) -> QueuePosition:
-        """The position that is served next; there must be one."""
+        """The position that is served first; there must be one."""
         return self._places[self._gone]
 
     @property
@@ -47,7 +44,7 @@ class SortedPositions:
         return self._places[index] if index < len(self._places) else None
 
     def add(self, place: QueuePosition) -> None:
-        """Insert a position, which is usually the end."""
+        """Insert a position, usually at the end."""
         if len(self) and place > self._places[-1]:
             self._places.append(place)
         else:
@@ -66,21 +63,18 @@ class SortedPositions:
             self._gone = 0
 
     def ahead_of(self, place: QueuePosition) -> int:
-        """Return the number of positions before this one, whether it is present or not."""
+        """Return the number of positions before this one, which need not be present."""
         if self._places[-1] == place:
             return len(self._places) - self._gone - 1
         return bisect.bisect_left(self._places, place, lo=self._gone) - self._gone
 
     def request_keys(self) -> list[int]:
-        """Return the keys of all requests, in order."""
+        """Return the keys of all requests in order."""
         return [place[2] for place in self._places[self._gone :]]
 
 
 class TenantHead(NamedTuple):
-    """The tenant and request that a fair queue serves next.
-
-    A tuple, since one is made for every queue that is examined.
-    """
+    """The tenant and request that a fair queue serves next. A tuple, as one is created for every examined queue."""
 
     account: float
     place: QueuePosition
@@ -94,19 +88,16 @@ class TenantHead(NamedTuple):
 
 @dataclass(slots=True)
 class FairQueue:
-    """One priority class of a request class.
-
-    Tenants at their concurrency cap are set aside until they are reactivated.
-    """
+    """One priority class of a request class. Tenants at their concurrency cap are set aside until reactivated."""
 
     priority: Priority
     account_of: Callable[[str], float]
     may_run: Callable[[str], bool]
-    """Whether a tenant may have one more request running."""
+    """Whether a tenant may have another request running."""
     _tenants: dict[str, SortedPositions] = field(default_factory=dict)
     _heap: list[_Entry] = field(default_factory=list)
-    """Heap by account and first request, corrected lazily: both only rise, except when a new request goes before the
-    first one, which adds a new entry of its tenant."""
+    """Heap by account and first request, corrected lazily: both only rise, except when a new request precedes the first
+    one, which adds a new entry of its tenant."""
     _entries: dict[str, _Entry] = field(default_factory=dict)
     """The valid heap entry of each tenant that is not set aside."""
     _aside: set[str] = field(default_factory=set)
@@ -133,7 +124,7 @@ class FairQueue:
             self._aside.discard(tenant)
 
     def head(self) -> TenantHead | None:
-        """Return the tenant and request to serve next; None: no tenant waits that may have more running."""
+        """Return the tenant and request to serve next; None: no waiting tenant is below its cap."""
         heap = self._heap
         while heap:
             entry = account, place, tenant = heap[0]
@@ -153,7 +144,7 @@ class FairQueue:
         return None
 
     def reactivate(self, tenant: str) -> None:
-        """Reactivate a tenant that may have more requests running again."""
+        """Reactivate a tenant that left its cap."""
         if tenant in self._aside:
             self._aside.discard(tenant)
             self._enter(tenant, self._tenants[tenant])

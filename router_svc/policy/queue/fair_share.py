@@ -1,7 +1,7 @@
-"""Fair share: an account per tenant of what it was served, divided by its weight; the lowest account is served next.
+"""Fair share: each tenant's account holds what it was served divided by its weight; the lowest is served next.
 
-There is one account per tenant over the whole router. It is charged an estimate when a request is placed, and the error
-of that estimate is settled with the next charges, so that accounts only rise and heaps of them can be corrected lazily.
+A tenant has one account over the whole router. It is charged an estimate when a request is placed, and the error is
+settled with the next charges, so that accounts only rise and heaps of them can be corrected lazily.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 MIN_COST = 1.0
-"""Minimum tokens charged for a request, so that grants rotate also where costs are unknown."""
+"""Minimum tokens charged per request, so that grants rotate even if costs are unknown."""
 COST_WEIGHT = 0.1
 """Weight of the newest request in a tenant's mean cost."""
 _SPARE_ENTRIES = 64
@@ -18,39 +18,38 @@ _SPARE_ENTRIES = 64
 
 @dataclass(slots=True)
 class Account:
-    """Account of one tenant; only `FairShare` changes it."""
+    """A tenant's account; only `FairShare` changes it."""
 
     weight: float
     served: float = 0.0
     """Tokens divided by the weight."""
     credit: float = 0.0
-    """Overcharge so far (negative: undercharge), in the same unit."""
+    """Total overcharge (negative: undercharge), in the same unit."""
     mean_cost: float = MIN_COST
-    """Mean cost of its requests, divided by its weight."""
+    """Mean cost of its requests divided by its weight."""
     was_charged: bool = False
     live: int = 0
-    """Requests that wait or run."""
+    """Waiting and running requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptAccount:
-    """An account as it is kept over a restart of the router. Accounts of one router can be compared, of two not."""
+    """An account as stored for a restart of the router. Accounts of different routers are not comparable."""
 
     tenant: str
     tokens: float
-    """What it was served, divided by its weight."""
+    """Served tokens divided by its weight."""
     mean_cost_tokens: float | None = None
     """Mean cost of its requests in tokens; None: it was never charged."""
     is_active: bool = False
-    """Whether one of its requests waited or ran."""
+    """Whether it had a waiting or running request."""
 
 
 def aged(accounts: Iterable[KeptAccount], age_seconds: float, memory_seconds: float) -> Sequence[KeptAccount]:
-    """Return accounts of a router that ended this long ago: how far each is above the lowest, less for its age.
+    """Return accounts of a router that ended `age_seconds` ago: each one's lead over the lowest, reduced by age.
 
-    The differences shrink evenly until nothing is left of them after `memory_seconds`. The lowest is that of the
-    tenants that were active: one without requests has no claim to be served first. An age below 0, of a clock that was
-    set back, counts as 0.
+    The leads shrink linearly to 0 after `memory_seconds`. The lowest account is that of an active tenant, as one
+    without requests has no claim to be served first. A negative age, after the clock was set back, counts as 0.
     """
     known = list(accounts)
     lowest = min((each.tokens for each in known if each.is_active), default=None)
@@ -63,7 +62,7 @@ def aged(accounts: Iterable[KeptAccount], age_seconds: float, memory_seconds: fl
 class _Lowest:
     """The lowest account of the active tenants: a heap that is corrected when it is read.
 
-    An account that rose need not be reported: its heap entry is then too low, and reaches the top.
+    Accounts that rose need not be reported: their heap entries are too low, and so reach the top.
     """
 
     def __init__(self, figure: Callable[[str], float | None]) -> None:
@@ -97,19 +96,19 @@ class _Lowest:
 
 
 class FairShare:
-    """The accounts of all tenants. A tenant is active while one of its requests waits or runs."""
+    """The accounts of all tenants. A tenant is active while it has a waiting or running request."""
 
     def __init__(self, weight_of: Callable[[str], float], *, max_lag: float, max_remembered: int) -> None:
         self._weight_of = weight_of
         self._max_lag = max_lag
         self._max_remembered = max_remembered
         self.active: dict[str, Account] = {}
-        """Accounts of active tenants by name, without the correction for the maximum lag. Only to be read."""
+        """Accounts of active tenants by name, without the correction for the maximum lag. Read-only."""
         self._idle: OrderedDict[str, Account] = OrderedDict()
         self._returning: set[str] = set()
-        """Tenants that were active when the router ended, and have not come back since."""
+        """Tenants that were active when the router ended and have sent no request since."""
         self._changed: set[str] = set()
-        """Tenants whose account has changed since `take_changed`."""
+        """Tenants with accounts that changed since `take_changed`."""
         self._lowest = _Lowest(self._served)
         self._ceiling = 0.0
         """Upper bound of all active accounts."""
@@ -118,20 +117,20 @@ class FairShare:
     def enter(self, tenant: str) -> None:
         """Record a new request of a tenant.
 
-        A tenant that was inactive starts no lower than the lowest active account, unless it was active when the router
-        ended and `restore` gave it its account back.
+        An inactive tenant starts at least at the lowest active account, unless it was active when the router ended and
+        its account was restored.
         """
         account = self.active.get(tenant)
         if account is not None:
             account.live += 1
             return
         self._changed.add(tenant)
-        # It never stopped waiting: only its router did.
+        # Its requests kept waiting while the router was away.
         floor = None if tenant in self._returning else self._lowest.lowest()
         self._returning.discard(tenant)
         account = self._idle.pop(tenant, None) or Account(weight=self._weight_of(tenant))
         if account.credit < 0.0:
-            # Leaving between requests does not cancel an undercharge.
+            # An undercharge must not be cancelled by leaving between requests.
             account.served, account.credit = account.served - account.credit, 0.0
         if floor is not None and account.served - account.credit < floor:
             account.served = max(account.served, floor)
@@ -154,14 +153,14 @@ class FairShare:
         self._forget_idle()
 
     def _forget_idle(self) -> None:
-        """Forgets the tenant that has been inactive for the longest time, where too many are remembered."""
+        """Forget the tenant that has been inactive longest if too many are stored."""
         if len(self._idle) > self._max_remembered:
             forgotten, _ = self._idle.popitem(last=False)
             self._changed.discard(forgotten)
             self._returning.discard(forgotten)
 
     def charge(self, tenant: str, tokens: float) -> float:
-        """Charge a tenant for a placed request with estimated tokens; returns the charge that `correct` revises."""
+        """Charge a tenant for a placed request with estimated tokens; returns the charge, for `correct`."""
         account = self.active[tenant]
         self._changed.add(tenant)
         charged = max(MIN_COST, tokens)
@@ -175,13 +174,13 @@ class FairShare:
         return charged
 
     def correct(self, tenant: str, charged: float, tokens: float) -> None:
-        """Revise a charge to the tokens that were really used; 0 for a request that was not served."""
+        """Correct a charge to the tokens that were used; 0 for a request that was not served."""
         account = self.active[tenant]
         self._changed.add(tenant)
         account.credit += (charged - tokens) / account.weight
 
     def account(self, tenant: str) -> float:
-        """Return the account of an active tenant in tokens by weight, raised to the maximum lag behind the highest."""
+        """Return an active tenant's account in weighted tokens, raised to the maximum lag behind the highest."""
         account = self.active[tenant]
         if account.served < self._ceiling - self._max_lag:
             if not self._ceiling_is_exact:
@@ -191,7 +190,7 @@ class FairShare:
         return account.served
 
     def known_account(self, tenant: str) -> float | None:
-        """Return the account of a tenant, active or not, without a change; None: it has none, or it was forgotten."""
+        """Return the account of a tenant, active or not, without changing it; None: none, or it was forgotten."""
         account = self.active.get(tenant) or self._idle.get(tenant)
         return None if account is None else account.served - account.credit
 
@@ -200,9 +199,9 @@ class FairShare:
         return self.active[tenant].weight
 
     def reweigh(self, tenant: str) -> float:
-        """Take the present weight of a tenant; returns the one before.
+        """Apply a tenant's current weight; returns the previous one.
 
-        What it was served by its old weight stays as it is; its mean cost and what it was overcharged are of tokens.
+        What it was served keeps the old weight; its mean cost and overcharge are converted.
         """
         account = self.active.get(tenant) or self._idle.get(tenant)
         if account is None:
@@ -214,18 +213,18 @@ class FairShare:
         return before
 
     def take_changed(self) -> Sequence[KeptAccount]:
-        """Return the accounts that have changed since the last call, to be kept; forgotten ones are left out."""
+        """Return the accounts to store that changed since the last call, without forgotten ones."""
         changed, self._changed = self._changed, set()
         return [found for tenant in sorted(changed) if (found := self._kept(tenant)) is not None]
 
     def give_back(self, accounts: Iterable[KeptAccount]) -> None:
-        """Return them with the next call of `take_changed` again: they could not be kept."""
+        """Return these accounts again from the next `take_changed`, as they could not be stored."""
         self._changed.update(each.tenant for each in accounts)
 
     def restore(self, accounts: Iterable[KeptAccount]) -> None:
-        """Take accounts of before a restart, as `aged` returns them. Called once, before the first request.
+        """Restore accounts from before a restart, as returned by `aged`. Call it once, before the first request.
 
-        Of more than may be remembered the lowest are left out: a tenant without an account begins at 0, as they do.
+        If there are too many, the lowest are dropped: a tenant without an account starts at 0, as they nearly do.
         """
         highest = sorted(accounts, key=lambda each: (-each.tokens, each.tenant))[: self._max_remembered]
         for kept in reversed(highest):
@@ -237,7 +236,7 @@ class FairShare:
             self._changed.add(kept.tenant)
 
     def end_return(self) -> None:
-        """Treat the tenants that have not come back since `restore` as any that left."""
+        """Treat tenants that have sent no request since `restore` like any inactive tenant."""
         self._returning.clear()
 
     def _kept(self, tenant: str) -> KeptAccount | None:

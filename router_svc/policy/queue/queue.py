@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from router_svc.policy.endpoints.choice import Considered
 
 PACE_WINDOW_SECONDS = 60.0
-"""Window over which the throughput of a pool is averaged."""
+"""Window over which a pool's throughput is averaged."""
 AVERAGE_WEIGHT = 0.1
 """Weight of the newest wait in the average."""
 MIN_STEADY_GRANTS = 8.0
-"""Grants of a backlogged queue, older ones discounted, below which their rate is not significant."""
+"""Discounted grants of a backlogged queue below which their rate is not significant."""
 
 
 class GrantRate:
-    """Grants per second of one queue while it is backlogged, and the average wait of granted requests."""
+    """Grants per second of a queue while it is backlogged, and the average wait of granted requests."""
 
     def __init__(self, window_seconds: float) -> None:
         self._window = window_seconds
@@ -46,7 +46,7 @@ class GrantRate:
             self._count = 0.0
 
     def note_grant(self, waited_seconds: float, now: float) -> None:
-        """Record a grant to a request that had waited this long; 0: it did not have to wait."""
+        """Record a grant to a request that waited this long; 0: it did not wait."""
         average = self.average_wait_seconds
         self.average_wait_seconds = (
             waited_seconds if average is None else average + AVERAGE_WEIGHT * (waited_seconds - average)
@@ -56,11 +56,11 @@ class GrantRate:
             self._counted_at = now
 
     def backlogged_seconds(self, now: float) -> float:
-        """Return for how long requests have waited without a break."""
+        """Return how long requests have waited without a break."""
         return 0.0 if self._backlogged_since is None else now - self._backlogged_since
 
     def grants_per_second(self, now: float) -> float | None:
-        """Return the grants per second; None: no request waits, or none was granted since the backlog began."""
+        """Return the grants per second; None: no request waits, or no grant since the backlog began."""
         since = self._backlogged_since
         if since is None or not self._count or now <= since:
             return None
@@ -68,7 +68,7 @@ class GrantRate:
         return self._decayed(now) / seen
 
     def is_steady(self, now: float) -> bool:
-        """Whether enough grants were made during the backlog for their rate to be significant."""
+        """Whether the backlog has had enough grants for their rate to be significant."""
         return self._backlogged_since is not None and self._decayed(now) >= MIN_STEADY_GRANTS
 
     def _decayed(self, now: float) -> float:
@@ -76,24 +76,22 @@ class GrantRate:
 
 
 MAX_TENANTS_COMPARED = 64
-"""Tenants whose requests a position takes into account one by one; the others count as their average."""
+"""Tenants that a position considers individually; the others count as their average."""
 
 MAX_TENANTS_WITH_TIES = 4
-"""Maximum number of waiting tenants up to which equal accounts are ordered by arrival."""
+"""Maximum number of waiting tenants for which equal accounts are ordered by arrival."""
 MAX_REMEMBERED_KINDS = 1_024
-"""Request kinds that a queue caches; callers name tools as they like."""
+"""Maximum request kinds that a queue caches, as callers choose names of tools freely."""
 Rank = tuple[int, float, tuple[float, float, int]]
-"""Priority class, account, position: the lower one is served first. Class -1: a class that was passed over long
-enough."""
+"""Priority class, account, position: the lower one is served first. Class -1: a class that is overdue."""
 _DURABLE = Priority.DURABLE
 _MOST_SAVED_GRANTS = 1.0
-"""Grants that durable requests may carry over beyond the one that they get: a share that is no whole fraction of the
-grants evens out over several grants, and a class that could not be served for a while does not get many grants in a
-row."""
+"""Maximum grants that durable requests carry over in addition to the next one. So a share that is no whole fraction
+evens out over several grants, and a class that could not be served for a while gets no long series of grants."""
 
 
 class QueueEntry(NamedTuple):
-    """A request that may be granted next. A tuple, since one is made for every queue that is examined."""
+    """A request that may be granted next. A tuple, as one is created for every examined queue."""
 
     rank: Rank
     priority: Priority
@@ -103,7 +101,7 @@ class QueueEntry(NamedTuple):
 
 @dataclass(slots=True)
 class _TenantBacklog:
-    """Waiting requests of one tenant in one priority class, with the tenant's account."""
+    """A tenant's waiting requests in a priority class, with its account."""
 
     account: Account
     grant_rate: GrantRate
@@ -116,38 +114,36 @@ class Queue:
     def __init__(self, name: str, limits: SchedulerLimits, shares: FairShare, may_run: Callable[[str], bool]) -> None:
         self.name = name
         self.waiting = 0
-        """All waiting requests."""
         self.callers_waiting = 0
-        """Waiting requests of callers: status messages and refusals count these."""
+        """Waiting requests of callers, which status messages and refusals count."""
         self.capacities: dict[RequestKind, Capacity] = {}
-        """Capacity for requests of a kind; cleared whenever it changes."""
+        """Capacity for requests of a kind; cleared when it changes."""
         self.unhealthy: dict[RequestKind, tuple[float, tuple[tuple[str, str], ...]]] = {}
-        """Endpoints that get no request for another reason than their slots, with the time; cleared with
-        `capacities`."""
+        """Endpoints that get no request for reasons other than slots, with the time; cleared with `capacities`."""
         self.considered: dict[RequestKind, tuple[float, tuple[Considered, ...]]] = {}
         """Candidates considered for requests of a kind, with the time; cleared with `capacities`."""
         self.grant_rate = GrantRate(PACE_WINDOW_SECONDS)
         self.classes: dict[RequestKind, RequestClass] = {}
         self._kinds: tuple[dict[Needs, RequestKind], dict[Needs, RequestKind]] = ({}, {})
-        """Cached kinds: of callers; of durable requests."""
+        """Cached kinds: of callers, of durable requests."""
         self._limits = limits
         self._shares = shares
         self._may_run = may_run
         self._backlogs: tuple[dict[str, _TenantBacklog], ...] = tuple({} for _ in PRIORITIES)
         """Waiting requests by priority class and tenant."""
         self._places: dict[str, int] = {}
-        """Number of waiting requests per tenant of callers, over all priority classes."""
+        """Waiting requests of callers per tenant, over all priority classes."""
         self._by_priority = [0] * len(PRIORITIES)
         self._weight_waiting = 0.0
         self._passed_over = [0.0] * len(PRIORITIES)
-        """Grants to higher priority classes since the class had its last one while requests waited in it."""
+        """Grants to higher priority classes since the last grant of each class, while requests waited in it."""
         self._due_after = _due_after(limits)
         self._first_due_after = min(self._due_after)
 
     def keeps_waiting(self, priority: Priority) -> bool:
         """Whether an arriving request of this class must wait behind waiting ones.
 
-        Durable requests that only fill free slots do not make callers wait, unless their share is due.
+        Durable requests only fill free slots, so they do not delay callers unless their share is due.
         """
         if not self.waiting:
             return False
@@ -155,7 +151,7 @@ class Queue:
         return priority is _DURABLE or bool(self.callers_waiting) or is_due
 
     def kind_of(self, needs: Needs, *, durable: bool = False) -> RequestKind:
-        """Return the kind of a request without attempts; the same object for equal needs."""
+        """Return the kind of a request without attempts; equal needs give the same object."""
         kinds = self._kinds[durable]
         kind = kinds.get(needs)
         if kind is None:
@@ -213,7 +209,7 @@ class Queue:
             self.grant_rate.note_backlog(now, waiting=False)
 
     def entries(self, blocked: set[RequestClass], now: float) -> Iterator[QueueEntry]:
-        """Yield the requests that may be granted next, one or more per request class."""
+        """Yield the requests that may be granted next, at least one per request class."""
         overdue: Sequence[Priority] = ()
         if max(self._passed_over) >= self._first_due_after:
             overdue = [priority for priority in PRIORITIES if self._passed_over[priority] >= self._due_after[priority]]
@@ -236,9 +232,9 @@ class Queue:
         self.note_placed(priority, waited_seconds, now)
 
     def note_placed(self, priority: Priority, waited_seconds: float, now: float) -> None:
-        """Record a grant to a request of this class, whether it waited here or was placed immediately.
+        """Record a grant to a request of this class, whether it waited or was placed immediately.
 
-        The grant rate is that of callers, which their status messages and refusals are based on.
+        The grant rate counts only callers, as status messages and refusals are based on it.
         """
         if priority is not _DURABLE:
             self.grant_rate.note_grant(waited_seconds, now)
@@ -246,9 +242,9 @@ class Queue:
             self.note_passed_over(priority, 1.0)
 
     def note_passed_over(self, priority: Priority, share: float) -> None:
-        """Record that a model that waiting requests need was granted to a request of this class.
+        """Record that a request of this class got a model that waiting requests need.
 
-        `share`: the part of that grant that counts for this queue; less than 1 where several queues were passed over.
+        `share`: the part of the grant that counts for this queue; below 1 if several queues were passed over.
         """
         for lower in PRIORITIES[priority + 1 :]:
             if self._by_priority[lower]:
@@ -268,25 +264,25 @@ class Queue:
         return self._by_priority[priority]
 
     def grant_rate_of(self, tenant: str, priority: Priority) -> GrantRate | None:
-        """Return the grant rate of a tenant in a priority class; None: none of its requests waits there."""
+        """Return a tenant's grant rate in a priority class; None: no request of it waits there."""
         backlog = self._backlogs[priority].get(tenant)
         return None if backlog is None else backlog.grant_rate
 
     def reweigh(self, tenant: str, before: float) -> None:
-        """Record that a tenant's weight is another than `before`."""
+        """Record that a tenant's weight changed from `before`."""
         if tenant in self._places:
             self._weight_waiting += self._shares.weight(tenant) - before
 
     def share_of(self, tenant: str) -> float:
-        """Return the share of an active tenant among all waiting callers and itself, 0 to 1."""
+        """Return an active tenant's share among all waiting callers and itself, 0 to 1."""
         weight = self._shares.weight(tenant)
         others = self._weight_waiting - (weight if tenant in self._places else 0.0)
         return weight / (max(0.0, others) + weight)
 
     def account_after(self, tenant: str, requests: int, cost: float) -> float:
-        """Return the account that an active tenant will have after this many of its requests were served.
+        """Return the account of an active tenant after this many more of its requests are served.
 
-        `cost`: tokens of each, where none of the tenant's requests was served yet.
+        `cost`: tokens per request, if none of the tenant was served yet.
         """
         account = self._shares.active[tenant]
         each = account.mean_cost if account.was_charged else max(MIN_COST, cost) / account.weight
@@ -295,8 +291,8 @@ class Queue:
     def last_of_furthest(self, priority: Priority, spared: str | None, cost: float) -> tuple[float, int] | None:
         """Return the last request of the tenant with the highest account after all its requests of a class are served.
 
-        Returns that account and the request's key. `spared` is not counted; `cost`: see `account_after`. None: there is
-        none.
+        Returns that account and the request's key; None: there is none. `spared`: a tenant to skip. `cost`: see
+        `account_after`.
         """
         others = [
             (self.account_after(tenant, backlog.count, cost), tenant)
@@ -311,7 +307,7 @@ class Queue:
         return account, max(place for place in lasts if place is not None)[2]
 
     def position_of(self, request: Request) -> int:
-        """Return the position in the queue, from 1 on: exact within a tenant, estimated between tenants."""
+        """Return the position in the queue, from 1: exact within a tenant, estimated between tenants."""
         priority, mine = request.spec.priority, self._shares.active[request.spec.tenant]
         own, passed = self._own_ahead(request), 0
         until = mine.served + own * mine.mean_cost
@@ -344,7 +340,7 @@ class Queue:
         return ahead
 
     def _goes_first(self, other: str, turns: int, request: Request) -> bool:
-        """Whether, with equal accounts after this many grants, the other tenant's next request precedes this one."""
+        """Whether the other tenant's next request precedes this one if accounts are equal after this many grants."""
         priority, place = request.spec.priority, request.place
         for request_class in self.classes.values():
             fair_queue = request_class.priorities[priority]
@@ -355,9 +351,9 @@ class Queue:
         return False
 
     def _overdue(self, request_class: RequestClass, priorities: Sequence[Priority], now: float) -> Iterator[QueueEntry]:
-        """Yield the request of each overdue class; the class that was passed over most often is served first.
+        """Yield the request of each overdue class, most often passed over first.
 
-        Durable requests waited long before they were offered: their share counts from the first grant on.
+        Durable requests waited long before they were offered, so their share counts from the first grant.
         """
         for priority in priorities:
             head = request_class.head_in(priority)
@@ -368,7 +364,7 @@ class Queue:
                 yield QueueEntry((-1, -how_often, (arrived_at, deadline_at, key)), priority, head, request_class)
 
     def _still_owed(self) -> float:
-        """Return the grants still owed to durable requests when one of them is granted."""
+        """Return the grants still owed to durable requests when one is granted."""
         priority = _DURABLE
         return max(0.0, min(_MOST_SAVED_GRANTS, self._passed_over[priority] - self._due_after[priority]))
 
@@ -382,6 +378,6 @@ class Queue:
 
 
 def _due_after(limits: SchedulerLimits) -> tuple[float, ...]:
-    """Return by priority class after how many grants to higher ones it gets one; infinite: never."""
+    """Return for each priority class after how many grants to higher ones it gets one; infinity: never."""
     durable = max(1.0, 1.0 / limits.durable_share - 1.0) if limits.durable_share > 0.0 else inf
     return tuple(durable if priority is _DURABLE else limits.lower_band_every - 1.0 for priority in PRIORITIES)

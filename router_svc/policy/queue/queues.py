@@ -1,4 +1,4 @@
-"""All queues, the requests that wait in them, and the concurrency caps of tenants."""
+"""All queues, their waiting requests, and the concurrency caps of tenants."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -12,14 +12,14 @@ from router_svc.policy.settings import Settings, TenantSettings
 from weft.kernel.pool_queue import PoolQueue
 
 MAX_REMEMBERED_TENANTS = 10_000
-"""Tenants without any request whose accounts are kept; the one that left first is dropped first."""
+"""Maximum idle tenants with stored accounts; the one that left first is dropped first."""
 MAX_FAIR_LAG_TOKENS = 200_000.0
-"""How far a tenant's account may lag behind the highest one. A tenant that had no competition for long is not held back
-for hours afterwards."""
+"""Maximum lag of a tenant's account behind the highest one, so that a tenant without competition for a long time is not
+held back for hours afterwards."""
 
 
 class TenantTable:
-    """The settings of every tenant. They change while its requests wait and run."""
+    """The settings of every tenant, which may change while its requests wait and run."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -30,7 +30,7 @@ class TenantTable:
         return self._declared.get(name) or self._settings.tenant(name)
 
     def declare(self, tenants: Mapping[str, TenantSettings]) -> list[str]:
-        """Use these in place of those that were declared. Returns the tenants with other settings than before."""
+        """Replace the declared tenants. Returns the tenants with changed settings."""
         touched = sorted({*self._declared, *tenants})
         before = {name: self.get(name) for name in touched}
         self._declared = dict(tenants)
@@ -38,14 +38,14 @@ class TenantTable:
 
 
 class TenantCaps:
-    """Counts how many requests each tenant has running, and how many it may have."""
+    """Counts each tenant's running requests against its maximum."""
 
     def __init__(self, tenants: TenantTable) -> None:
         self._tenants = tenants
         self._running: dict[str, int] = {}
 
     def may_run(self, tenant: str) -> bool:
-        """Whether the tenant may have one more request running."""
+        """Whether the tenant may have another request running."""
         most = self.most(tenant)
         return not most or self._running.get(tenant, 0) < most
 
@@ -58,11 +58,11 @@ class TenantCaps:
         return self._running.get(tenant, 0)
 
     def take(self, tenant: str) -> None:
-        """Count one more running request."""
+        """Add a running request."""
         self._running[tenant] = self._running.get(tenant, 0) + 1
 
     def release(self, tenant: str) -> bool:
-        """Count one running request less. Returns whether the tenant was at its cap."""
+        """Remove a running request. Returns whether the tenant was at its cap."""
         most, running = self.most(tenant), self._running[tenant]
         if running > 1:
             self._running[tenant] = running - 1
@@ -72,10 +72,7 @@ class TenantCaps:
 
 
 class Queues:
-    """All queues by name.
-
-    A queue is created on first use and exists while the mesh has its target or requests wait in it.
-    """
+    """All queues by name. A queue is created on first use and exists while its target or waiting requests do."""
 
     def __init__(self, limits: SchedulerLimits, settings: Settings) -> None:
         self._limits = limits
@@ -89,10 +86,9 @@ class Queues:
         self._queues: dict[str, Queue] = {}
         self._backlogged: dict[str, Queue] = {}
         self._of_tenant: dict[str, set[str]] = {}
-        """Queues in which a tenant waits."""
+        """Queues in which each tenant waits."""
         self.waiting = 0
         self.durable_waiting = 0
-        """Number of waiting durable requests."""
 
     @property
     def callers_waiting(self) -> int:
@@ -104,7 +100,7 @@ class Queues:
         return self._queues.get(name)
 
     def open(self, name: str) -> Queue:
-        """Return a queue, creating it if needed."""
+        """Return a queue; create it if needed."""
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = Queue(name, self._limits, self.shares, self.caps.may_run)
@@ -120,7 +116,7 @@ class Queues:
         return tuple(self._backlogged.values())
 
     def backlogged_of(self, names: Collection[str]) -> list[Queue]:
-        """Return those of the named queues that have waiting requests, in a reproducible order."""
+        """Return the named queues with waiting requests, in a reproducible order."""
         if len(names) > 1:
             names = sorted(names)
         return [self._backlogged[name] for name in names if name in self._backlogged]
@@ -153,7 +149,7 @@ class Queues:
                 del self._of_tenant[tenant]
 
     def declare_tenants(self, tenants: Mapping[str, TenantSettings]) -> set[str]:
-        """Use other settings of tenants. Returns the queues in which a tenant waits that may now run more."""
+        """Apply changed settings of tenants. Returns the queues in which a tenant waits that may now run more."""
         touched = set[str]()
         for tenant in self.tenants.declare(tenants):
             waits_in = self._of_tenant.get(tenant, set())
@@ -165,7 +161,7 @@ class Queues:
         return touched
 
     def reactivate(self, tenant: str) -> set[str]:
-        """Reactivate a tenant that may have more requests running again. Returns the queues in which it waits."""
+        """Reactivate a tenant that left its cap. Returns the queues in which it waits."""
         names = self._of_tenant.get(tenant, set())
         for name in names:
             for request_class in self._queues[name].classes.values():
@@ -183,9 +179,9 @@ def _reactivate(request_class: RequestClass, tenant: str) -> None:
 
 
 def queue_lengths(index: CandidateIndex, queues: Queues, limits: SchedulerLimits) -> list[PoolQueue]:
-    """Return the length of every pool with a member and of every route, in order of their names.
+    """Return the length of each route and of each pool with a member, sorted by name.
 
-    Durable requests occupy no place of callers and are not counted as waiting.
+    Durable requests take no place of callers and do not count as waiting.
     """
     lengths: list[PoolQueue] = []
     for name in sorted(index.table.queues()):

@@ -1,4 +1,4 @@
-"""Request classes: the requests of one queue that can stand in for each other."""
+"""Request classes: interchangeable requests of a queue."""
 
 import heapq
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ _SPARE_ENTRIES = 64
 
 @dataclass(slots=True, eq=False)
 class RequestClass:
-    """Requests of one queue that can stand in for each other."""
+    """Interchangeable requests of a queue."""
 
     queue: str
     kind: RequestKind
@@ -24,11 +24,11 @@ class RequestClass:
     waiting: int = 0
     queued_tokens: float = 0.0
     expected_work: float = 0.0
-    """Expected work of all waiting requests, which have one operation."""
+    """Expected work of all waiting requests, which share one operation."""
     arrived_sum: float = 0.0
     """Sum of the arrival times of all waiting requests."""
     counted_from: float = float("-inf")
-    """Queue timeouts count from no earlier than this: the end of the last load that the class waited for."""
+    """Earliest start of queue timeouts: the end of the last load that the class waited for."""
     is_paused: bool = False
     """Whether the class waits for a load."""
     cold_since: float | None = None
@@ -36,7 +36,7 @@ class RequestClass:
     awaited_wake: str | None = None
     """The model whose wake the class waits for."""
     awaited_began_at: float = float("inf")
-    """When the last awaited wake began; infinite: none was."""
+    """When the last awaited wake began; infinity: none did."""
     _arrivals: list[tuple[float, int]] = field(default_factory=list)
     _keys: set[int] = field(default_factory=set)
 
@@ -75,7 +75,7 @@ class RequestClass:
             self._arrivals.clear()
 
     def head(self) -> tuple[Priority, TenantHead] | None:
-        """Return the next request of the highest priority class that has one; None: there is none."""
+        """Return the next request of the highest priority class with one; None: there is none."""
         for fair_queue in self.priorities:
             if fair_queue is not None and fair_queue.waiting and (head := fair_queue.head()) is not None:
                 return fair_queue.priority, head
