@@ -1,1 +1,1 @@
-"""The composition root: reads the configuration, builds the services, and runs them together or one by one."""
+"""The composition root: reads the configuration, builds the services, and runs them together or separately."""

@@ -8,7 +8,7 @@ MIB = 1024**2
 
 
 class AbsentNvml:
-    """A reader for hosts on which NVML must not be called: it reports no driver."""
+    """Reports no driver, for hosts on which NVML must not be called."""
 
     def read(self) -> NvmlReading:
         """Returns no cards."""
@@ -16,7 +16,7 @@ class AbsentNvml:
 
 
 def host_observer(section: AcceleratorSettings, host: str | None = None) -> HostObserver:
-    """Returns the observer of this host, by default under its own name. One per process: it caches observations."""
+    """Returns this host's observer, by default under the host name. One per process: it caches observations."""
     declared = [DeclaredDevice(name=device.name, memory_bytes=device.memory_mb * MIB) for device in section.declared]
     return HostObserver(
         declared=declared_snapshots(declared),

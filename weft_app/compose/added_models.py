@@ -1,4 +1,4 @@
-"""Models that a runner is asked for by their source: found or pulled, given engine and size, read as weft.yaml is."""
+"""Models added to a runner by their source: finds or pulls the files and chooses engine and size."""
 
 import asyncio
 import json
@@ -41,11 +41,11 @@ from weft_app.config.runners import ConfiguredRunner
 MAX_CONFIGURATION_BYTES = 1024**2
 GGUF_BEGINNING = b"GGUF"
 BuildModel = Callable[[RunnerSettings, ModelSettings], ServedModel]
-"""Builds a model of a runner's section as it is served. Raises INVALID_ARGUMENT naming a setting."""
+"""Builds the served model from a runner's section. Raises INVALID_ARGUMENT naming a setting."""
 
 
 class SectionAdder(ModelAdder):
-    """Makes models of sources for one runner of the configuration."""
+    """Builds models from their sources for one configured runner."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class SectionAdder(ModelAdder):
     def _served(
         self, added: added_model_pb2.AddedModel, runtime: Runtime[Any], source: ModelSource, files: FoundFiles | None
     ) -> ServedModel:
-        """Returns the served model for the settings that weft.yaml would have for it."""
-        # A folder may have been named that holds the file.
+        """Returns the served model, parsed from the document that weft.yaml would have for it."""
+        # The path may be a folder that holds the file.
         if isinstance(source, PathSource) and files is None:
             files = self._sources.files_here(source)
         document = model_document(added, runtime, source, files)
@@ -156,7 +156,7 @@ class SectionAdder(ModelAdder):
 def model_document(
     added: added_model_pb2.AddedModel, runtime: Runtime[Any], source: ModelSource, files: FoundFiles | None
 ) -> dict[str, Any]:
-    """Returns an added model as weft.yaml would have it; `files`: those of a path."""
+    """Returns an added model in the form of weft.yaml. `files` are the ones found at a path."""
     where = str(files.path) if files is not None and isinstance(source, PathSource) else str(source)
     document: dict[str, Any] = {"name": added.name, "start_asleep": True, "source": where}
     document |= size_settings(added.sizing, runtime)

@@ -1,6 +1,6 @@
-"""Announcements of meshes on the local network (mDNS): what they say, finding them, and which one is joined.
+"""Announcements of meshes on the local network (mDNS): parsing, discovery, and the choice of the mesh to join.
 
-`announcer` sends them. An announcement is untrusted: anyone on the network can send one.
+`announcer` sends them. Announcements are untrusted: anyone on the network can send one.
 """
 
 import asyncio
@@ -21,34 +21,33 @@ if TYPE_CHECKING:
 SERVICE_TYPE = "_weft._tcp.local."
 """The DNS-SD service: `_weft`, over TCP."""
 MAX_ADDRESSES = 8
-"""Addresses of one mesh."""
+"""Maximum number of addresses of a mesh."""
 MAX_MESHES = 32
-"""Meshes of one network; those that are found later are left out."""
+"""Maximum number of meshes found; later ones are ignored."""
 MAX_NAME_CHARS = 63
-"""As long as a label of DNS."""
+"""Length of a DNS label."""
 MAX_VERSION_CHARS = 32
 FINGERPRINT_KEY, VERSION_KEY = "fp", "version"
-"""Keys of the TXT record. The name is the instance's, and the port and the addresses are in separate records."""
+"""Keys of the TXT record. Name, port and addresses are in other records."""
 OTHER_WAY = (
     "join with the line that `weft runner token create` prints on the mesh's machine: it names the mesh's addresses"
 )
 LISTEN_SECONDS = 2.0
-"""How long announcements are listened for."""
 RESOLVE_MILLISECONDS = 1000
-"""Longest wait for the addresses of the meshes that were heard of; mostly they came with their names."""
+"""Timeout for resolving addresses; most arrive with the names."""
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """The announcement of one mesh."""
+    """A mesh as announced."""
 
     name: str
     port: int
-    """Where runners join."""
+    """Port of the relay."""
     addresses: tuple[str, ...]
     fingerprint: str = ""
-    """Of the relay's certificate, as `sha256:<hex>`; empty: that is one of a public authority, known by its name."""
+    """Fingerprint of the relay's certificate, as `sha256:<hex>`; empty: a public authority has issued it."""
     version: str = ""
 
     @property
@@ -59,19 +58,19 @@ class Announcement:
 
     @property
     def join_addresses(self) -> tuple[JoinAddress, ...]:
-        """Where the relay may be."""
+        """The possible addresses of the relay."""
         return tuple(JoinAddress(host=address, port=self.port, is_tls=True) for address in self.addresses)
 
     @property
     def shown_addresses(self) -> str:
-        """The addresses for people, such as `192.168.1.5:7443`."""
+        """The addresses as text, such as `192.168.1.5:7443`."""
         return ", ".join(address.target for address in self.join_addresses)
 
 
 def parse_announcement(
     name: str, port: int | None, properties: Mapping[bytes, bytes | None], addresses: Iterable[str]
 ) -> Announcement | None:
-    """Returns what was announced; None for what is no announcement of a mesh."""
+    """Returns the announcement; None if it is invalid."""
     fingerprint, version = (_text(properties.get(key.encode())) for key in (FINGERPRINT_KEY, VERSION_KEY))
     reachable = tuple(dict.fromkeys(filter(_is_reachable, addresses)))[:MAX_ADDRESSES]
     if not name or len(name) > MAX_NAME_CHARS or not port or not reachable:
@@ -88,9 +87,9 @@ def parse_announcement(
 
 
 def joined_mesh(found: Sequence[Announcement], fingerprint: str) -> tuple[JoinAddress, ...]:
-    """Returns the addresses that are announced with this fingerprint.
+    """Returns the addresses announced with this fingerprint. Raises NOT_FOUND if there are none.
 
-    Raises NOT_FOUND where there are none: one with another fingerprint is another mesh's, whatever its name.
+    Names are not compared, because any mesh can announce any name.
     """
     same = [mesh for mesh in found if mesh.fingerprint == fingerprint]
     if same:
@@ -105,7 +104,7 @@ def joined_mesh(found: Sequence[Announcement], fingerprint: str) -> tuple[JoinAd
 
 
 def require_same_mesh(mesh: Announcement, fingerprint: str) -> None:
-    """Raises PERMISSION_DENIED where an announced mesh is not the one that an invitation is for."""
+    """Raises PERMISSION_DENIED if an announced mesh is not the one of an invitation."""
     if mesh.fingerprint != fingerprint:
         raise WeftError(
             Reason.PERMISSION_DENIED,
@@ -115,7 +114,7 @@ def require_same_mesh(mesh: Announcement, fingerprint: str) -> None:
 
 
 def listed(found: Iterable[Announcement]) -> list[str]:
-    """Returns one line per mesh, for people."""
+    """Returns one line of text per mesh."""
     return [
         f"{mesh.name} at {mesh.shown_addresses}, {mesh.fingerprint or 'certificate of a public authority'}"
         for mesh in found
@@ -127,7 +126,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _is_reachable(address: str) -> bool:
-    """Whether a machine can have the address; a link-local one of IPv6 means nothing without its interface."""
+    """Whether a machine can be reached at the address. Link-local IPv6 would need the interface, too."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -137,13 +136,13 @@ def _is_reachable(address: str) -> bool:
 
 @contextmanager
 def multicast_errors() -> Iterator[None]:
-    """Raises CONNECT_FAILED, with the other way to join, where this machine or its network has no multicast."""
+    """Raises CONNECT_FAILED if the machine or its network has no multicast. The text names the other way to join."""
     import zeroconf  # noqa: PLC0415 - few commands need it
 
     try:
         yield
     except (OSError, RuntimeError, zeroconf.Error) as error:
-        # RuntimeError: there is no interface with an address.
+        # RuntimeError: no interface has an address.
         detail = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
         raise WeftError(
             Reason.CONNECT_FAILED, f"this machine or its network has no multicast DNS: {detail}; {OTHER_WAY}"
@@ -151,7 +150,7 @@ def multicast_errors() -> Iterator[None]:
 
 
 def open_multicast(interfaces: Sequence[str] = ()) -> "AsyncZeroconf":
-    """Returns the sockets of multicast DNS, on the interfaces with these addresses, or all; see `multicast_errors`."""
+    """Opens multicast DNS on the interfaces with these addresses, by default all. Use within `multicast_errors`."""
     from zeroconf import InterfaceChoice, IPVersion  # noqa: PLC0415 - few commands need it
     from zeroconf.asyncio import AsyncZeroconf  # noqa: PLC0415
 
@@ -160,7 +159,7 @@ def open_multicast(interfaces: Sequence[str] = ()) -> "AsyncZeroconf":
 
 
 async def find_meshes(seconds: float = LISTEN_SECONDS, interfaces: Sequence[str] = ()) -> tuple[Announcement, ...]:
-    """Returns the meshes that answer within this time, by name. Raises CONNECT_FAILED without multicast."""
+    """Returns the meshes that answer in time, sorted by name. Raises CONNECT_FAILED without multicast."""
     with multicast_errors():
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo  # noqa: PLC0415 - few commands need it
 
@@ -181,7 +180,7 @@ async def find_meshes(seconds: float = LISTEN_SECONDS, interfaces: Sequence[str]
 
 
 async def find_addresses(fingerprint: str) -> tuple[JoinAddress, ...]:
-    """Returns where the mesh with this fingerprint is announced now. Raises NOT_FOUND, or CONNECT_FAILED."""
+    """Returns the addresses now announced with this fingerprint. Raises NOT_FOUND or CONNECT_FAILED."""
     return joined_mesh(await find_meshes(), fingerprint)
 
 

@@ -1,6 +1,6 @@
-"""The announcement of a mesh on the local network (mDNS), while it runs.
+"""Announces a running mesh on the local network (mDNS).
 
-The announced addresses follow those of the machine; the end of the mesh withdraws them (a goodbye packet).
+The announcement follows address changes of the machine and is withdrawn (a goodbye packet) when the mesh stops.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 CHECK_INTERVAL_SECONDS = 15.0
-"""How often the addresses of this machine are compared with the announced ones."""
+"""Interval of checks for changed addresses."""
 NO_ADDRESS = "this machine has no network address"
 
 log = get_logger("weft.announcer")
@@ -45,13 +45,13 @@ class AnnouncementState:
     """Whether the mesh is announced."""
 
     name: str = ""
-    """The name it is announced by; empty: it is not. Another mesh of its name gives it a number, as in `atlas-2`."""
+    """The announced name; empty: not announced. Numbered, as in `atlas-2`, if another mesh has the name."""
     fingerprint: str = ""
     why_not: str = ""
 
 
 class Announcer:
-    """Announces one mesh. Life cycle: start, stop; without a network it tries again at every check."""
+    """Announces one mesh. Life cycle: start, stop. Without a network it retries at every check."""
 
     def __init__(
         self,
@@ -60,23 +60,22 @@ class Announcer:
         clock: Clock,
         read_addresses: Callable[[], tuple[str, ...]],
     ) -> None:
-        """The addresses of `announcement` are those that `read_addresses` returns at each check."""
+        """The addresses of `announcement` are ignored: each check takes those of `read_addresses`."""
         self._announcement = replace(announcement, addresses=())
         self._settings = settings
         self._clock = clock
         self._read_addresses = read_addresses
         self._host = f"weft-{uuid.uuid4().hex[:12]}.local."
-        """A separate host name: the machine's belongs to the machine's responder."""
+        """A host name separate from the machine's, which belongs to its own mDNS responder."""
         self._multicast: AsyncZeroconf | None = None
         self._info: AsyncServiceInfo | None = None
         self._sending: asyncio.Future[Any] | None = None
-        """The announcement is repeated twice, within a second."""
+        """The running transmission: each announcement is repeated twice within a second."""
         self._checks: asyncio.Task[None] | None = None
         self.state = AnnouncementState(fingerprint=announcement.fingerprint)
-        """Whether it is announced now."""
 
     async def start(self) -> None:
-        """Announces, or notes in `state` why it cannot, and begins to check the addresses."""
+        """Announces the mesh, or records in `state` why it cannot, and starts the checks."""
         await self.check()
         self._checks = start_task(self._check_on(), name="announcement")
 
@@ -88,7 +87,7 @@ class Announcer:
         await self._withdraw()
 
     async def check(self) -> None:
-        """Announces, updates or withdraws what is announced, by the addresses that the machine has now."""
+        """Announces, updates or withdraws the mesh according to the machine's current addresses."""
         addresses = self._read_addresses()[:MAX_ADDRESSES]
         is_new = addresses != self._announcement.addresses
         self._announcement = replace(self._announcement, addresses=addresses)
@@ -135,7 +134,7 @@ class Announcer:
                 await multicast.async_close()
 
     async def _sent(self) -> None:
-        """Waits until what was announced last is sent: nothing old is sent after something new."""
+        """Waits for the last transmission, so that no old announcement is sent after a new one."""
         sending, self._sending = self._sending, None
         if sending is not None:
             await sending
@@ -177,7 +176,7 @@ def announcer_of(config: WeftConfig, relay: RelayEndpoint, clock: Clock) -> Anno
 
 
 def _addresses(interfaces: tuple[str, ...], relay: RelayEndpoint, host: str) -> tuple[str, ...]:
-    """Returns the announced addresses of the relay on this machine."""
+    """Returns the relay's addresses to announce."""
     found = this_machine().addresses
     if not relay.is_everywhere:
         return tuple(each for each in found if each == host)
@@ -185,7 +184,7 @@ def _addresses(interfaces: tuple[str, ...], relay: RelayEndpoint, host: str) -> 
 
 
 def require_announceable(config: WeftConfig) -> None:
-    """Raises INVALID_ARGUMENT where there is nothing that other machines could join."""
+    """Raises INVALID_ARGUMENT if the mesh is to be announced and other machines cannot reach its relay."""
     if not config.announce.enabled:
         return
     listen = config.relay.listen
@@ -196,6 +195,6 @@ def require_announceable(config: WeftConfig) -> None:
 
 
 def _machine_name() -> str:
-    """Returns the machine's short name, as far as it can be announced."""
+    """Returns the machine's short name, shortened to what can be announced."""
     name = socket.gethostname().partition(".")[0].lower()
     return "".join(each for each in name if each.isascii() and (each.isalnum() or each in "-_"))[:40] or "weft"

@@ -1,6 +1,6 @@
-"""Certificates that this machine issues: for its relay, and for its HTTP edge by an authority of this home.
+"""Certificates that this machine issues: a self-signed one for its relay, and one by the home's CA for its HTTP edge.
 
-Imported only where a certificate is made or read: `cryptography` takes 6 MB.
+Import this module only to create or read certificates: `cryptography` needs 6 MB of memory.
 """
 
 import socket
@@ -28,7 +28,7 @@ CLOCK_SKEW_DAYS = 1
 MAX_ALTERNATIVE_NAMES = 128
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 397
-"""The most that browsers accept."""
+"""Maximum that browsers accept."""
 RENEW_BEFORE_DAYS = 30
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -47,14 +47,14 @@ class IssuedCertificate:
 
     @property
     def key_pem(self) -> bytes:
-        """The key as PEM, without a passphrase."""
+        """The key without a passphrase."""
         return self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
     @property
     def names(self) -> frozenset[str]:
-        """The names and addresses for which it is."""
+        """DNS names and IP addresses of the certificate."""
         try:
             found = self.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except x509.ExtensionNotFound:
@@ -62,7 +62,7 @@ class IssuedCertificate:
         return frozenset(str(each.value) for each in found)
 
     def why_due(self, names: Collection[str], now: datetime) -> str:
-        """Returns why it has to be replaced; empty: it can stay. A name that is gone is no reason."""
+        """Returns why the certificate must be replaced; empty if it can stay. Surplus names are no reason."""
         if now >= self.certificate.not_valid_after_utc - timedelta(days=RENEW_BEFORE_DAYS):
             return "it expires soon"
         if now < self.certificate.not_valid_before_utc:
@@ -81,7 +81,7 @@ def issue(
     key: ec.EllipticCurvePrivateKey | None = None,
     is_authority: bool = False,
 ) -> IssuedCertificate:
-    """Returns a certificate for names and addresses, of `issuer` or self-signed, and its key: `key` or a new one."""
+    """Issues a certificate for names and addresses, signed by `issuer` or itself. `key` defaults to a new one."""
     key = key or ec.generate_private_key(ec.SECP256R1())
     signer = key if issuer is None else issuer.key
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
@@ -99,7 +99,7 @@ def issue(
         alternatives = [_alternative(name) for name in list(dict.fromkeys(names))[:MAX_ALTERNATIVE_NAMES]]
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     if is_authority or issuer is not None:
-        # Verifiers that follow RFC 5280 strictly, as Python 3.13 does, ask for these of an authority and its issues.
+        # Strict RFC 5280 verifiers, such as Python 3.13, require both key identifiers.
         own, above = x509.SubjectKeyIdentifier, x509.AuthorityKeyIdentifier
         builder = builder.add_extension(own.from_public_key(key.public_key()), critical=False)
         builder = builder.add_extension(above.from_issuer_public_key(signer.public_key()), critical=False)
@@ -129,7 +129,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def read_issued(certificate_file: Path, key_file: Path) -> IssuedCertificate:
-    """Raises OSError, ValueError or TypeError for files that are no certificate and its key."""
+    """Reads a certificate and its key. Raises OSError, ValueError or TypeError for invalid files."""
     certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
     key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
@@ -138,13 +138,13 @@ def read_issued(certificate_file: Path, key_file: Path) -> IssuedCertificate:
 
 
 def self_signed_certificate(folder: Path, names: Sequence[str], now: datetime | None = None) -> ServerCertificate:
-    """Returns the relay's certificate in `folder`, made on first use; its fingerprint changes only with the folder.
+    """Returns the relay's certificate in `folder`, issued on first use, so that its fingerprint stays the same.
 
-    Raises INVALID_ARGUMENT when its files are damaged: a new one would lock out every runner that pins it.
+    Raises INVALID_ARGUMENT for damaged files: a new certificate would lock out every runner that pins the old one.
     """
     certificate_file, key_file = folder / "cert.pem", folder / "key.pem"
     try:
-        # The certificate is written last: a key without one is left over from a start that was interrupted.
+        # The certificate is written last: a key without one is left over from an interrupted start.
         if not certificate_file.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             issued = issue(
@@ -163,13 +163,13 @@ def self_signed_certificate(folder: Path, names: Sequence[str], now: datetime | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeCertificate:
-    """Files of the certificate of the HTTP edge, all under the home."""
+    """Files of the HTTP edge's certificate and its authority, all under the home."""
 
     folder: Path
 
     @property
     def authority_file(self) -> Path:
-        """PEM of the authority, for clients to trust."""
+        """PEM certificate of the authority, for clients to trust."""
         return self.folder / "ca.pem"
 
     @property
@@ -189,11 +189,11 @@ class EdgeCertificate:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the authority, as `sha256:<hex>`."""
+        """Fingerprint of the authority, as `sha256:<hex>`."""
         return fingerprint_of_pem(self.authority_file.read_bytes())
 
     def prepare(self, names: Sequence[str], now: datetime) -> str:
-        """Makes what is missing or due, and returns why; empty: nothing was. Raises INVALID_ARGUMENT for damage."""
+        """Issues what is missing or due, and returns why; empty if nothing was. Raises INVALID_ARGUMENT for damage."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = tuple(dict.fromkeys((*LOCAL_NAMES, *names)))
         authority = self._authority(now)
@@ -204,16 +204,16 @@ class EdgeCertificate:
         return why
 
     def held_authority(self) -> IssuedCertificate | None:
-        """Returns the authority; None: there is none yet. Raises INVALID_ARGUMENT for damage."""
+        """Returns the authority; None if there is none yet. Raises INVALID_ARGUMENT for damaged files."""
         try:
-            # The certificate is written last: a key without one is left over from a start that was interrupted.
+            # The certificate is written last: a key without one is left over from an interrupted start.
             is_there = self.authority_file.exists()
             return read_issued(self.authority_file, self.folder / "ca.key") if is_there else None
         except (OSError, ValueError, TypeError) as error:
             raise self.damaged(error) from error
 
     def damaged(self, error: Exception) -> WeftError:
-        """Returns the error for files of the authority that cannot be used."""
+        """Returns the error for damaged files of the authority."""
         return damaged_certificate("the mesh's", self.authority_file, self.folder / "ca.key", error)
 
     def _authority(self, now: datetime) -> IssuedCertificate:
@@ -228,12 +228,12 @@ class EdgeCertificate:
         return made
 
     def _held(self, authority: IssuedCertificate) -> IssuedCertificate | None:
-        """Returns the certificate in use; None where there is none of this authority that can be used."""
+        """Returns the certificate in use; None if this authority has issued none that can be read."""
         try:
             held = read_issued(self._certificate_file, self._key_file)
             held.certificate.verify_directly_issued_by(authority.certificate)
         except (OSError, ValueError, TypeError, InvalidSignature):
-            # Clients know the authority alone, so this one can be replaced whatever is wrong with it.
+            # Any damage is harmless: clients trust the authority, so a new certificate can replace this one.
             return None
         return held
 
@@ -245,5 +245,5 @@ class EdgeCertificate:
         made = issue("weft", names, now=now, valid_until=until, issuer=authority, key=key)
         if key is None:
             replace_file(self._key_file, made.key_pem)
-        # The key stays with a renewal, so that both files fit each other at every moment.
+        # A renewal keeps the key, so that certificate and key always match.
         replace_file(self._certificate_file, made.certificate_pem + authority.certificate_pem)

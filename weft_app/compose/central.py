@@ -1,7 +1,7 @@
-"""The process that serves central models: a runner of the mesh itself, whose models are those that operators declare.
+"""The process that serves central models: a runner of the mesh itself for the models that operators declare.
 
-It is a runner like any other: slots, tickets, receipts, retries and metrics are those of `runtime: openai_remote`. Its
-models and the keys of their providers come from the registry, and change while it runs.
+It has the slots, tickets, receipts, retries and metrics of any runner with `runtime: openai_remote`. Its models and
+the keys of their providers come from the registry and change while it runs.
 """
 
 import random
@@ -50,7 +50,7 @@ RUNTIME = "openai_remote"
 
 
 class CentralModelsFollower(Service):
-    """Keeps the models of a runner as the registry declares them. Life cycle: start, stop."""
+    """Serves on a runner the models that the registry declares. Life cycle: start, stop."""
 
     service_names = ()
 
@@ -63,9 +63,9 @@ class CentralModelsFollower(Service):
         self._drain_seconds = drain_seconds
         self._section = RunnerSettings(name=CENTRAL_RUNNER, runtime=RUNTIME, models=())
         self._keys: dict[str, str] = {}
-        """The keys of providers, by their references; engines read them for every request."""
+        """API keys of providers by reference. Engines read them for every request."""
         self._served: dict[str, bytes] = {}
-        """The manifest of each served model."""
+        """The serialized manifest of each served model, see `_served_bytes`."""
         self._task: asyncio.Task[None] | None = None
 
     @override
@@ -74,12 +74,12 @@ class CentralModelsFollower(Service):
 
     @override
     async def start(self) -> None:
-        """Start following the central models in a background task."""
+        """Starts following the registry in a background task."""
         self._task = start_critical(self._follow(), name="central-models")
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Stop following the central models, which stay loaded. Idempotent."""
+        """Stops following; the models stay loaded. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             await stop_tasks([task])
@@ -98,7 +98,7 @@ class CentralModelsFollower(Service):
             await self._clock.sleep(retry_pause_seconds(failures, random.random()))  # noqa: S311 - a pause
 
     async def apply(self, state: pb.WatchCentralModelsResponse) -> None:
-        """Serves these models, and no others."""
+        """Serves exactly these models."""
         self._keys |= {model.manifest.provider.api_key_ref: model.api_key for model in state.models}
         wanted = {model.manifest.name: model for model in state.models}
         for name in self._served.keys() - wanted.keys():
@@ -115,7 +115,7 @@ class CentralModelsFollower(Service):
         try:
             served = self._served_model(manifest)
         except WeftError as error:
-            # The registry has checked it; this process may be of an earlier release.
+            # The registry has validated the manifest, but this process may have an older version.
             log.error("a central model cannot be served", model=manifest.name, why=error.message)  # noqa: TRY400
             self._runner.withdraw(manifest.name)
             return
@@ -128,7 +128,7 @@ class CentralModelsFollower(Service):
 
 
 def _served_bytes(manifest: model_pb2.ModelManifest) -> bytes:
-    """Returns what of a manifest its engine depends on: a change of its labels interrupts no request."""
+    """Returns a manifest without its tags: a change of tags must not interrupt requests."""
     served = model_pb2.ModelManifest()
     served.CopyFrom(manifest)
     served.ClearField("tags")
@@ -136,7 +136,7 @@ def _served_bytes(manifest: model_pb2.ModelManifest) -> bytes:
 
 
 def model_settings(manifest: model_pb2.ModelManifest) -> OpenAiRemoteModel:
-    """Returns a central model as a model of a provider in `weft.yaml`."""
+    """Returns a central model in the form of `weft.yaml`."""
     provider = manifest.provider
     settings = OpenAiRemoteModel(
         name=manifest.name,
@@ -156,7 +156,7 @@ def model_settings(manifest: model_pb2.ModelManifest) -> OpenAiRemoteModel:
     if provider.HasField("timeout"):
         settings = replace(settings, timeout_seconds=seconds_of(provider.timeout))
     if provider.token_limit_name:
-        settings = replace(settings, token_limit_name=provider.token_limit_name)  # type: ignore[arg-type]  # its words
+        settings = replace(settings, token_limit_name=provider.token_limit_name)  # type: ignore[arg-type]  # the names of weft.yaml
     if provider.api == model_pb2.ModelProvider.API_ANTHROPIC:
         settings = replace(settings, api_kind="messages")
     return settings

@@ -1,4 +1,4 @@
-"""Certificates that this machine makes for its listeners, and those of the operator: chain, key and fingerprint."""
+"""TLS certificates of listeners, issued by this machine or the operator: chain, key and fingerprint."""
 
 import ssl
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ class ServerCertificate:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the server's own certificate, as `sha256:<hex>`."""
+        """Fingerprint of the first certificate of the chain, as `sha256:<hex>`."""
         return fingerprint_of_pem(self.chain)
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Returns them as credentials of a gRPC server."""
+        """Returns the credentials of a gRPC server."""
         return grpc.ssl_server_credentials([(self.key, self.chain)])
 
 
@@ -55,7 +55,7 @@ def certificate_from_files(certificate_file: Path, key_file: Path) -> ServerCert
 
 
 def damaged_certificate(whose: str, certificate_file: Path, key_file: Path, error: Exception) -> WeftError:
-    """Returns the error for files that this machine made and that cannot be used any more."""
+    """Returns the error for damaged files that this machine has issued."""
     why = "they are not a certificate and its key"
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
         why = str(error.strerror)

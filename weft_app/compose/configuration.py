@@ -1,4 +1,4 @@
-"""The configuration of a process that reads it again while it runs: its files, the environment and the command line."""
+"""A configuration that can be reloaded: from its files, the environment and the command line."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,52 +19,52 @@ from weft_app.config.runners import ConfiguredRunner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadConfiguration:
-    """A configuration that has been read."""
+    """A parsed configuration and its source."""
 
     document: Document
-    """What the files say, without environment and command line."""
+    """The content of the files, without environment and command line."""
     files: tuple[Path, ...]
-    """Later ones over earlier ones; none: there is no weft.yaml."""
+    """Later files override earlier ones; empty: there is no weft.yaml."""
     config: WeftConfig
     runners: tuple[ConfiguredRunner, ...]
-    """The runners of the configuration, or the demo's."""
+    """The configured runners, or the demo runner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationSource:
-    """Where the configuration of a process comes from."""
+    """The sources of a process's configuration."""
 
     path: Path | None = None
-    """The file of `--config`; None: the usual one."""
+    """The file of `--config`; None: the default file."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """What the command line says."""
+    """Settings of the command line."""
     below: Callable[[Document], Document] | None = None
-    """Adds what the environment says."""
+    """Adds the settings of the environment."""
     runners: Callable[[], Sequence[Document]] | None = None
-    """Returns the runners that are served where none is configured; None: the demo's.
+    """Returns the runners to serve if none is configured; None: the demo runner.
 
-    With them one of the demo runner's name is served in any case, so that it has the models that were added to that
-    one; it may have no others.
+    A runner with the demo runner's name is always added, possibly without models, so that models added to the demo
+    runner are kept.
     """
     http_port: int | None = None
-    """The HTTP port of the only runner, as the command line says."""
+    """The HTTP port of the only runner, from the command line."""
 
     def files(self) -> tuple[Path, ...]:
-        """Returns the files that a reading would read, as absolute paths. Raises as `config_files`."""
+        """Returns the absolute paths of the files that `read` would read. Raises as `config_files`."""
         return tuple(file.absolute() for file in config_files(self.path))
 
     def read(self) -> ReadConfiguration:
-        """Reads everything again. Raises INVALID_ARGUMENT and MALFORMED_REQUEST naming all that is wrong."""
+        """Reads all sources. Raises INVALID_ARGUMENT and MALFORMED_REQUEST, listing every problem."""
         files = self.files()
         return self.of_document(read_files(files), files)
 
     def of_document(self, document: Document, files: tuple[Path, ...]) -> ReadConfiguration:
-        """As `read`, of a document that stands for the files."""
+        """As `read`, with a document in place of the files."""
         config = self._parsed(document, files[0] if files else None)
         return ReadConfiguration(document=document, files=files, config=config, runners=configured_runners(config))
 
     def load(self) -> WeftConfig:
-        """Returns the configuration alone, read again; errors name its file as the command line does."""
+        """Reads all sources and returns the configuration; errors name its file."""
         files = config_files(self.path)
         return self._parsed(read_files(files), self.path or next(iter(files), None))
 
@@ -78,7 +78,7 @@ class ConfigurationSource:
     def with_values_of(
         self, read: ReadConfiguration, other: ReadConfiguration, paths: Iterable[str]
     ) -> ReadConfiguration:
-        """Returns `read` with the settings at these paths as `other` has them. Raises as `read`."""
+        """Returns `read` with the values of `other` at these paths. Raises as `read`."""
         document = read.document
         for path in paths:
             document = _with_value(document, other.document, path.split("."))
@@ -88,11 +88,11 @@ class ConfigurationSource:
 def _with_runners(
     runners: Sequence[Document], below: Callable[[Document], Document] | None
 ) -> Callable[[Document], Document]:
-    """Returns `below` for a document that gets these runners where none is configured, and placeholders of models."""
+    """Extends `below` to add these runners if none is configured, and placeholders for runners without models."""
 
     def with_them(document: Document) -> Document:
         if value_of(document.get("runners")) is None:
-            # A configured runner has a model at least; this one is taken out again.
+            # A configured runner needs at least one model. `_without_placeholders` removes this one.
             placeholder = {"name": DEMO_MODEL, "path": str(NOT_PULLED)}
             own = [] if any(each["name"] == DEMO_RUNNER for each in runners) else [DEMO_RUNNER]
             added = [*runners, *({"name": name, "models": [placeholder]} for name in own)]
@@ -103,7 +103,7 @@ def _with_runners(
 
 
 def _without_placeholders(config: WeftConfig) -> WeftConfig:
-    """Returns the configuration without the models that `_with_runners` put in place of none."""
+    """Removes the placeholders of `_with_runners`."""
     return replace(
         config,
         runners=tuple(
@@ -114,7 +114,7 @@ def _without_placeholders(config: WeftConfig) -> WeftConfig:
 
 
 def _with_value(document: Document, other: Mapping[str, Any], steps: list[str]) -> Document:
-    """Returns a document with the value of another one at a path; without it where the other one has none."""
+    """Copies a value at a path from another document, or removes it if that one has none."""
     first, *rest = steps
     result = dict(document)
     if rest and isinstance(document.get(first), dict | None) and isinstance(other.get(first), dict | None):
@@ -131,6 +131,6 @@ def _with_value(document: Document, other: Mapping[str, Any], steps: list[str]) 
 
 
 def write_snapshot(path: Path, document: Document) -> None:
-    """Writes the document of a configuration in force, for the processes that serve by it. Raises OSError."""
+    """Writes the document of the active configuration for the processes that use it. Raises OSError."""
     text = yaml.safe_dump(plain_document(document), sort_keys=False, allow_unicode=True)
     replace_file(path, text.encode())

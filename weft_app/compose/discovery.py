@@ -1,4 +1,4 @@
-"""What runs and lies on this machine, as runners of weft.yaml: servers that are followed, and model files."""
+"""Engines and model files of this machine as runners of weft.yaml."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 1024**2
 ANSWER_SECONDS = 2.0
-"""Longest wait for one answer; all addresses are asked concurrently."""
+"""Timeout of one answer; all addresses are queried concurrently."""
 OLLAMA_VARIABLE = "OLLAMA_HOST"
 _ANY_ADDRESS = ("", "0.0.0.0", "[::]", "::")  # noqa: S104 - addresses that a server listens on, not ours
 _FILE = "discovered.json"
@@ -32,15 +32,15 @@ log = get_logger("weft.discovery")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """A model file of another program, and the name that it would be served under."""
+    """A model file of another program, and the name to serve it under."""
 
     name: str
     model: model_store_pb2.FoundModel
     size: Document = field(default_factory=dict)
-    """The context, slots and layers that were chosen for it, as settings of weft.yaml; empty: the defaults."""
+    """Chosen context, slots and layers, as settings of weft.yaml; empty: the defaults."""
 
     def settings(self) -> Document:
-        """Returns the model as weft.yaml would have it."""
+        """Returns the model in the form of weft.yaml."""
         return {"name": self.name, "source": self.model.source, "start_asleep": True, **self.size}
 
 
@@ -50,18 +50,19 @@ class Discovered:
 
     servers: "tuple[FoundServer, ...]" = ()
     files: tuple[FoundFile, ...] = ()
-    """Files that would be served."""
+    """Files to serve."""
     left_out: int = 0
-    """Model files that would not be: of programs that run and serve them, folders, more than may be, and those that no
-    memory of this machine holds."""
+    """Number of model files not to serve: those of running programs that serve them, folders, those beyond the maximum,
+    and those too large for the memory of this machine.
+    """
 
     @property
     def is_something(self) -> bool:
-        """Whether there is anything that would be served."""
+        """Whether there is anything to serve."""
         return bool(self.files) or any(not server.why_empty for server in self.servers)
 
     def runners(self) -> list[Document]:
-        """Returns the runners of weft.yaml that serve it."""
+        """Returns the runners that serve it, in the form of weft.yaml."""
         taken = [DEMO_RUNNER]
         found: list[Document] = []
         for server in self.servers:
@@ -78,18 +79,18 @@ async def discover(
     environment: Mapping[str, str] = os.environ,
     accelerators: AcceleratorSettings | None = None,
 ) -> Discovered:
-    """Returns what is found on this machine, within the time limits of the settings.
+    """Searches this machine within the time limits of the settings.
 
-    Files get the size that `weft run` would choose, by the memory of this machine with these accelerators; None: none.
+    Files get the size that `weft run` would choose for this machine with these accelerators; None: no accelerators.
     """
-    # Imported here: a start with a configuration looks for nothing, and needs no HTTP client.
+    # Imported here: a start with a configuration searches for nothing and needs no HTTP client.
     from runner_svc.added_models import remembered_models  # noqa: PLC0415
     from runner_svc.discovery import find_servers  # noqa: PLC0415
     from runner_svc.model_store.found import found_models, program_folders  # noqa: PLC0415
 
     addresses = dict.fromkeys((*settings.addresses, *ollama_address(environment)))
     servers = await find_servers(tuple(addresses), ANSWER_SECONDS)
-    # In threads: a running mesh looks, too, and folders may be large or on a network.
+    # In threads: a running mesh searches, too, and folders may be large or on a network.
     files = await asyncio.to_thread(found_models, program_folders(environment)) if settings.max_files else []
     added = [each.name for each in await asyncio.to_thread(remembered_models, home.state / "runners")]
     found = arranged(servers, files, settings.max_files, added)
@@ -114,7 +115,7 @@ def arranged(
     max_files: int,
     names: Collection[str],
 ) -> Discovered:
-    """Returns what was found, with the files that would be served and their names; `names` are taken."""
+    """Chooses the files to serve and their names; `names` are taken."""
     running = {server.program for server in servers if not server.why_empty}
     taken = {name.lower() for server in servers for name in server.models} | {name.lower() for name in names}
     chosen: list[FoundFile] = []
@@ -129,7 +130,7 @@ def arranged(
 
 
 def ollama_address(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns where Ollama listens by its own variable; nothing where that names no port."""
+    """Returns the address in Ollama's own variable; empty if it has no port."""
     host, colon, port = environment.get(OLLAMA_VARIABLE, "").strip().rpartition("://")[2].rstrip("/").rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port[:6]) <= 65_535:
         return ()
@@ -137,7 +138,7 @@ def ollama_address(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def keep_discovered(found: Discovered, home: WeftHome) -> None:
-    """Writes the runners of what was found where `discovered_runners` reads them. Raises INVALID_ARGUMENT."""
+    """Writes the runners for `discovered_runners`. Raises INVALID_ARGUMENT."""
     try:
         home.state.mkdir(parents=True, exist_ok=True)
         replace_file(home.state / _FILE, f"{json.dumps({'runners': found.runners()}, indent=2)}\n".encode())
@@ -146,7 +147,7 @@ def keep_discovered(found: Discovered, home: WeftHome) -> None:
 
 
 def discovered_runners(home: WeftHome) -> list[dict[str, Any]]:
-    """Returns the runners that `keep_discovered` has written. Raises INVALID_ARGUMENT where they cannot be read."""
+    """Returns the runners that `keep_discovered` wrote. Raises INVALID_ARGUMENT if they cannot be read."""
     path = home.state / _FILE
     try:
         with path.open("rb") as file:

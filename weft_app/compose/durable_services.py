@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def router_database(config: WeftConfig, home: WeftHome, leads_at: str | None = None) -> RouterDatabase:
-    """Returns the database of a router, which leads at an address while it is open; not open yet."""
+    """Returns the router's database, not opened. While open, the router leads at `leads_at`."""
     url = config.router.database_url or home.state / "router.db"
     return RouterDatabase(url, promise_file=home.promises, leads_at=leads_at)
 
@@ -36,9 +36,9 @@ def router_database(config: WeftConfig, home: WeftHome, leads_at: str | None = N
 def usage_service(
     config: WeftConfig, database: RouterDatabase, router: RouterService, page: "MetricsPage | None" = None
 ) -> UsageService:
-    """Returns the counts of usage, in the router's database; it must be started before the router.
+    """Returns the usage service. Start it before the router.
 
-    `page` gets the metrics of usage; None: there are none.
+    `page` gets its metrics, if any.
     """
     settings = config.router.usage
     if page is None:
@@ -52,9 +52,9 @@ def usage_service(
 def record_service(
     config: WeftConfig, database: RouterDatabase, router: RouterService, page: "MetricsPage | None" = None
 ) -> RecordService:
-    """Returns what keeps the records of a router over a restart; it must be started before the router.
+    """Returns the service that keeps a router's records over restarts. Start it before the router.
 
-    `page` gets the number of records that are dropped; None: there is none.
+    `page` gets the number of dropped records, if any.
     """
     settings = config.router.records
     name, words = (
@@ -71,7 +71,7 @@ def record_service(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterStores:
-    """The database of a router, and the services that keep something in it. None is started."""
+    """A router's database and the services that use it, none of them started."""
 
     database: RouterDatabase
     usage: UsageService
@@ -81,11 +81,11 @@ class RouterStores:
     batches: BatchService
 
     def leading(self, router: RouterService, clock: Clock) -> LeadingRouter:
-        """Returns what the router does with them while it leads."""
+        """Returns the service that runs them while the router leads."""
         after = (self.responses, self.tasks, self.batches)
         names = tuple(name for service in after for name in service.service_names)
         check = write_check("journal", self.database.write_failure, clock, services=names)
-        # While the database is down, these services do not serve, and placement goes on.
+        # While the database is down, only these services fail; placement continues.
         checks = (replace(check, is_essential=False),)
         return LeadingRouter(
             self.database, router, clock, before=(self.usage, self.records), after=after, checks=checks
@@ -95,9 +95,9 @@ class RouterStores:
 def router_stores(
     config: WeftConfig, home: WeftHome, router: RouterService, address: str, page: "MetricsPage | None"
 ) -> RouterStores:
-    """Returns the stores of a router that leads at `address`; the router places tasks and batches itself.
+    """Returns the stores of a router that leads at `address` and places tasks and batches itself.
 
-    `page` gets their metrics; None: there are none.
+    `page` gets their metrics, if any.
     """
     database = router_database(config, home, address)
     limits = config.router.tasks

@@ -1,7 +1,7 @@
-"""The certificate of the HTTP edge where the operator names none: of an authority that this home keeps for itself.
+"""The HTTP edge's certificate if none is configured, issued by an authority of this home.
 
-Clients trust the authority, whose fingerprint stays. The certificate is issued again before it expires, and when the
-machine has got another name or address.
+Clients trust the authority, which does not change. The certificate is renewed before it expires and when the
+machine gets another name or address.
 """
 
 import asyncio
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from weft_app.compose.authority import EdgeCertificate
 
 RENEWAL_CHECK_SECONDS = 600
-"""How often a running mesh checks whether its own certificate is due: before it expires, and when the machine has got
-another name or address."""
+"""Interval of checks whether the certificate is due."""
 
 log = get_logger("weft.tls")
 
 
 def own_edge_certificate(config: WeftConfig, home: WeftHome) -> "EdgeCertificate | None":
-    """Returns the certificate that the HTTP edge makes for itself; None: it has another, or speaks plain HTTP.
+    """Returns the certificate that the HTTP edge issues; None: it has another one or uses plain HTTP.
 
     Raises INVALID_ARGUMENT for settings that exclude each other.
     """
@@ -48,7 +47,7 @@ def own_edge_certificate(config: WeftConfig, home: WeftHome) -> "EdgeCertificate
 
 
 def checked_edge_certificate(config: WeftConfig, home: WeftHome) -> "EdgeCertificate | None":
-    """As `own_edge_certificate`, with a check of what is there already; makes nothing. Raises INVALID_ARGUMENT."""
+    """As `own_edge_certificate`, but checks existing files. Issues nothing. Raises INVALID_ARGUMENT."""
     own = own_edge_certificate(config, home)
     if own is None:
         return None
@@ -57,9 +56,9 @@ def checked_edge_certificate(config: WeftConfig, home: WeftHome) -> "EdgeCertifi
 
 
 def with_edge_certificate(config: WeftConfig, home: WeftHome) -> WeftConfig:
-    """Returns the configuration with what the HTTP edge finds out for itself beyond loopback.
+    """Returns the configuration with defaults for an HTTP edge beyond loopback.
 
-    That is its own certificate, where none is configured, and the names of this machine among `allowed_hosts`.
+    They are its own certificate, if none is configured, and this machine's names among `allowed_hosts`.
     """
     gateway = config.gateway
     if not is_on_loopback(config.host):
@@ -72,7 +71,7 @@ def with_edge_certificate(config: WeftConfig, home: WeftHome) -> WeftConfig:
 
 
 def prepare_edge_certificate(config: WeftConfig, own: "EdgeCertificate") -> None:
-    """Issues the certificate where that is due. Raises INVALID_ARGUMENT when its files cannot be read or written."""
+    """Issues the certificate if it is due. Raises INVALID_ARGUMENT if its files cannot be read or written."""
     named = () if is_on_loopback(config.host) else this_machine().all
     configured = () if is_any_host(config.host) else (config.host,)
     names = certifiable((*named, *configured, *sorted(config.gateway.allowed_hosts)))
@@ -85,11 +84,11 @@ def prepare_edge_certificate(config: WeftConfig, own: "EdgeCertificate") -> None
 
 
 async def renew_edge_certificate(config: WeftConfig, own: "EdgeCertificate", clock: Clock) -> None:
-    """Renews the certificate of the HTTP edge while a mesh runs, until it is cancelled."""
+    """Renews the HTTP edge's certificate until cancelled."""
     while True:
         await clock.sleep(RENEWAL_CHECK_SECONDS)
         try:
             await asyncio.to_thread(prepare_edge_certificate, config, own)
         except WeftError as error:
-            # The certificate in use stays; the next check tries again.
-            log.error("the certificate of the HTTP edge cannot be issued", why=error.message)  # noqa: TRY400 - words enough
+            # The certificate in use is kept; the next check tries again.
+            log.error("the certificate of the HTTP edge cannot be issued", why=error.message)  # noqa: TRY400 - no traceback needed

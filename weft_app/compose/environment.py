@@ -1,7 +1,7 @@
-"""The environment variables of every command that reads a configuration.
+"""Environment variables of the commands that read a configuration.
 
-They are the layer below the command line and weft.yaml and above the defaults: what the file leaves open is merged into
-the document. The names of the runner API, for containers, include settings that only a runner's HTTP API reads.
+They override defaults, and weft.yaml and the command line override them: what the file does not set is merged into
+the document. The variables of the runner API, for containers, include settings that only a runner's HTTP API reads.
 """
 
 import re
@@ -26,7 +26,7 @@ DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 CLOUD_FALLBACK_VARIABLE = "WEFT_ALLOW_CLOUD_FALLBACK"
 KEY_PATH_VARIABLE = "VERIFIED_OP_TOKEN_KEY_PATH"
 DEFAULT_RATES = (Rate(50, 60),)
-"""50 requests a minute, where tenants are limited at all."""
+"""50 requests per minute, if tenants are limited at all."""
 MAX_TENANTS_NAMED = 1000
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -48,27 +48,27 @@ LogFormat = Literal["json", "text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerEnvironment:
-    """The parsed environment. None and empty: not set."""
+    """The parsed environment. None or empty: not set."""
 
     log_level: str | None = None
     log_format: LogFormat | None = None
     model_folders: tuple[Path, ...] = ()
-    """Folders in which relative model paths are looked up, in order."""
+    """Folders to search for relative model paths, in order."""
     context_tokens: int | None = None
     devices: tuple[int, ...] | None = None
-    """Accelerators that may be used, by number; empty: none of them."""
+    """Numbers of the usable accelerators; empty: none."""
     devices_by_id: bool = False
-    """Whether accelerators are named by ids instead of numbers."""
+    """Whether accelerators are given by ids instead of numbers."""
     max_queue_depth: int | None = None
     queue_timeout_seconds: float | None = None
     multi_tenant: bool = False
     default_rates: tuple[Rate, ...] = ()
-    """Requests and tokens, at most one of each; a runner's HTTP API counts requests only."""
+    """At most one rate of requests and one of tokens; a runner's HTTP API counts only requests."""
     tenant_rates: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)
     metrics: bool = True
     metrics_port: int | None = None
     ignored: tuple[tuple[str, str], ...] = ()
-    """Variables that are set without effect, with the reason."""
+    """Variables that are set but have no effect, with the reason."""
 
     def ignored_by(self, config: WeftConfig) -> tuple[tuple[str, str], ...]:
         """Returns the variables that no runner of a configuration reads either, with the reason."""
@@ -78,7 +78,7 @@ class RunnerEnvironment:
         return tuple((name, why) for name, why in self.ignored if not name.startswith(prefixes))
 
     def applied_to(self, document: Document) -> Document:
-        """Returns the document with what it leaves open. Raises INVALID_ARGUMENT naming the variable."""
+        """Adds the environment to what the document does not set. Raises INVALID_ARGUMENT naming the variable."""
         below: Document = {}
         if self.log_level is not None:
             below["log"] = {"level": _of("LOG_LEVEL", self.log_level)}
@@ -94,14 +94,14 @@ class RunnerEnvironment:
         merged = merge(below, document)
         runners = value_of(merged.get("runners"))
         if runners is None and (self.devices or self.devices_by_id or self.context_tokens is not None):
-            # The demo runner must respect the visible devices too.
+            # The demo runner must respect the visible devices, too.
             runners = [demo_runner_document()]
         if isinstance(runners, list):
             merged["runners"] = [self._runner(runner) if isinstance(runner, dict) else runner for runner in runners]
         return merged
 
     def _request_rates(self) -> Document:
-        """The rates of a runner's HTTP API, which counts requests only."""
+        """Returns the rates of a runner's HTTP API, which counts only requests."""
         tenants = {
             name: _of(RATE_PREFIX + name, plain_value(rate))
             for name, rates in self.tenant_rates.items()
@@ -141,7 +141,7 @@ class RunnerEnvironment:
         return found
 
     def _found(self, item: Any) -> Any:
-        """Returns the path of a model file: as written, or in the first model folder that has it."""
+        """Returns the path of a model file: unchanged, or in the first model folder that contains it."""
         text = value_of(item)
         if not isinstance(text, (str, Path)):
             return item
@@ -155,9 +155,9 @@ class RunnerEnvironment:
 
 
 def with_model_folders(document: Document, environment: Mapping[str, str]) -> Document:
-    """Returns the document of a mesh whose runners inherit this environment: only the model folders are applied.
+    """Applies the model folders only, for a mesh whose runners inherit this environment.
 
-    Raises INVALID_ARGUMENT naming a variable that runners would refuse.
+    Raises INVALID_ARGUMENT naming a variable that runners would reject.
     """
     read = read_environment(environment)
     read.applied_to(document)
@@ -165,7 +165,7 @@ def with_model_folders(document: Document, environment: Mapping[str, str]) -> Do
 
 
 def environment_of_mesh(document: Document, environment: Mapping[str, str]) -> Document:
-    """Returns the document of `weft up`. Its registry reads its variables itself, and names them in its refusals."""
+    """Returns the document of `weft up`. Its registry reads its variables itself, and its errors name them."""
     return with_model_folders(with_rates(document, environment), environment)
 
 
@@ -235,7 +235,7 @@ def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int |
 
 
 def _rates(given: Mapping[str, str], name: str) -> tuple[Rate, ...]:
-    """Returns the variable's rates: one, or one of each unit, as in `100req/min,20000tok/min`."""
+    """Parses one rate, or one of each unit, as in `100req/min,20000tok/min`."""
     rates = parse_rates(given[name].split(","), name) if name in given else ()
     if len({rate.unit for rate in rates}) < len(rates):
         raise invalid_field(name, "has two rates of the same unit")
@@ -262,7 +262,7 @@ def _tenant_rates(given: Mapping[str, str]) -> dict[str, tuple[Rate, ...]]:
 
 
 def _devices(given: Mapping[str, str]) -> tuple[tuple[int, ...] | None, bool]:
-    """Returns the device numbers, and whether there are ids instead. As in CUDA, a negative number ends the list."""
+    """Returns the device numbers, and whether ids are given instead. As in CUDA, a negative number ends the list."""
     text = given.get(DEVICES_VARIABLE)
     if text is None:
         return None, False
@@ -296,9 +296,9 @@ def _ignored(given: Mapping[str, str], *, multi_tenant: bool, metrics: bool) -> 
 
 
 def allow_cloud_fallback(configured: bool | None, environment: Mapping[str, str]) -> bool:
-    """Returns whether routes may fall back to remote models until an operator changes it.
+    """Whether routes may fall back to remote models until an operator changes it.
 
-    `configured` is the value of weft.yaml, None for none. Raises INVALID_ARGUMENT naming the variable.
+    `configured` is the value of weft.yaml, if any. Raises INVALID_ARGUMENT naming the variable.
     """
     if configured is not None:
         return configured
@@ -307,7 +307,7 @@ def allow_cloud_fallback(configured: bool | None, environment: Mapping[str, str]
 
 
 def environment_of(service: str, environment: Mapping[str, str]) -> Callable[[Document], Document]:
-    """Returns the function that adds the environment to a document, for `weft up` or a service of `weft serve`."""
+    """Returns a function that merges the environment into the document of `weft up` or a service of `weft serve`."""
     if service == "runner":
         return read_environment(environment).applied_to
     layers: list[Callable[[Document], Document]] = []
@@ -337,7 +337,7 @@ def _with_registry(document: Document, environment: Mapping[str, str]) -> Docume
 
 
 def with_rates(document: Document, environment: Mapping[str, str]) -> Document:
-    """Returns the document with the rates of a router's tenants. `rate_limits` in the file replaces them entirely."""
+    """Returns the document with the rates of a router's tenants. `rate_limits` in the file replaces all of them."""
     read = read_environment(environment)
     if not read.multi_tenant or _has_rates(document, "router"):
         return document

@@ -1,4 +1,4 @@
-"""`weft up --watch`: notices that the files of a configuration have changed, once they rest."""
+"""`weft up --watch`: detects changed configuration files once writing has ended."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -8,13 +8,13 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 
 WATCH_INTERVAL_SECONDS = 0.5
-"""How often the files are looked at; a change counts once they look the same twice."""
+"""Interval of checks. A change counts once two checks in a row see the same files."""
 
 Look = tuple[tuple[str, int, int, int], ...]
 
 
 def look_of(files: Iterable[Path]) -> Look:
-    """Returns what tells one version of files from another: name, inode, size and time of change."""
+    """Returns name, inode, size and modification time of each file."""
     found = []
     for file in files:
         try:
@@ -26,9 +26,9 @@ def look_of(files: Iterable[Path]) -> Look:
 
 
 async def watch_files(files: Callable[[], Iterable[Path]], known: Look, changed: asyncio.Event, clock: Clock) -> None:
-    """Sets `changed` when the files of the moment have changed, and rest. Runs until it is cancelled.
+    """Sets `changed` after each change of the files once they are stable. Runs until cancelled.
 
-    `known` is their look before they were read, so that a change during the start counts, too.
+    `known` is the state before the files were read, so that changes during the start count, too.
     """
     seen = known
     while True:

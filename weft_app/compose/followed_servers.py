@@ -1,4 +1,4 @@
-"""Servers whose lists of models a runner follows: each listed model is read as a model of weft.yaml is."""
+"""Servers that a runner follows: each model in a server's list is parsed like a model of weft.yaml."""
 
 import os
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
 LIST_SECONDS = 5.0
-"""Longest wait for a server's list of models."""
+"""Timeout of a request for a server's list of models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """A server that runs already, and how it is reached."""
+    """How to reach a running server."""
 
     name: str
     url: str = field(repr=False)
@@ -50,7 +50,7 @@ def configured_servers(
 
 
 async def list_of_followed(section: RunnerSettings) -> ServerList | None:
-    """Returns what the server that a runner follows lists now; None: it follows none.
+    """Returns the current list of the server that a runner follows; None: it follows none.
 
     Raises INVALID_ARGUMENT naming a setting.
     """
@@ -59,7 +59,7 @@ async def list_of_followed(section: RunnerSettings) -> ServerList | None:
 
 
 def why_none_served(found: ServerList) -> str:
-    """Returns why a runner serves no model of the server that it follows, and what to do, in words."""
+    """Returns a text that says why a runner serves no model of its server, and what to do."""
     if found.models is None:
         return f"serves no model of its server: {found.why}; {found.remedy}"
     if not found.models.names:
@@ -73,7 +73,7 @@ def _serves_nothing(section: RunnerSettings, model: ModelSettings) -> ServedMode
 
 @dataclass(frozen=True, slots=True)
 class SectionServers(ServerAdder):
-    """Makes servers that are attached to one runner of the configuration."""
+    """Builds servers attached to one configured runner."""
 
     section: RunnerSettings
     build: BuildModel
@@ -100,11 +100,11 @@ def followed_server(
     environment: Mapping[str, str] = os.environ,
     probes: ServerProbes | None = None,
 ) -> FollowedServer:
-    """Returns a server as a runner follows it, by the `probes` that its models share.
+    """Builds a followed server. Its models share `probes`.
 
-    Raises INVALID_ARGUMENT naming a setting, with `where` before it.
+    Raises INVALID_ARGUMENT naming a setting, prefixed with `where`.
     """
-    # Imported here: only a process that follows a server needs an HTTP client.
+    # Imported here: only processes that follow a server need an HTTP client.
     from runner_svc.openai_upstream.address import base_url, require_known_place, server_root  # noqa: PLC0415
     from runner_svc.openai_upstream.probe import list_of, probing  # noqa: PLC0415
     from runner_svc.runtimes.unmanaged_server import read_key  # noqa: PLC0415
@@ -129,7 +129,7 @@ def followed_server(
     def serve(model: FollowedModel) -> ServedModel:
         runner = {"name": section.name, "runtime": ATTACHED_RUNTIME, "models": [_document(address, model)]}
         (settings,) = parse_section(ConfiguredRunner, runner).models
-        # What weft.yaml says of this runner's engines is of its own runtime.
+        # The runner's engine settings in weft.yaml are for its own runtime.
         own = replace(section, runtime=ATTACHED_RUNTIME, command=None, url=None, models=(settings,))
         return replace(build(own, settings), server=address.name)
 
@@ -144,7 +144,7 @@ def followed_server(
 
 
 def _document(address: ServerAddress, model: FollowedModel) -> dict[str, Any]:
-    """Returns a model of a server as weft.yaml would have it."""
+    """Returns a server's model in the form of weft.yaml."""
     document: dict[str, Any] = {"name": model.name, "url": address.url, "upstream_model": model.upstream}
     if address.api_key_env is not None:
         document["api_key_env"] = address.api_key_env

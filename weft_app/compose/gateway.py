@@ -67,18 +67,18 @@ if TYPE_CHECKING:
 
 
 class GatewayRouters(RouterSource):
-    """The router that leads of all that the registry knows, and the configured one while it knows none."""
+    """The leading router among those in the registry, or the configured one while the registry has none."""
 
     def __init__(
         self, configured: grpc.aio.Channel, fleet: FleetWatcher, clock: Clock, security: ChannelSecurity | None = None
     ) -> None:
-        """`configured`: the channel to the router of the settings, which the caller closes."""
+        """`configured` is the channel to the configured router. The caller closes it."""
         self._configured = configured
         self._watch = RouterWatch(configured, clock)
         self._links = RouterLinks(clock, security)
         self._fleet = fleet
         self.channel: grpc.aio.Channel = PickedChannel(self._pick)
-        """The channel to the router that leads."""
+        """The channel to the leading router."""
         self.queues = RemotePlacement(self.channel)
         self.requests = RemoteRequests(self.channel)
         self.placement: RouterPort = LeaderPlacement(fleet, self._links, RemotePlacement(self.channel))
@@ -89,12 +89,12 @@ class GatewayRouters(RouterSource):
         return self._links.is_there if self._fleet.view.routers else self._watch.is_there
 
     async def start(self) -> None:
-        """Begin to follow the mesh's routers. Returns immediately."""
+        """Starts following the mesh's routers. Returns immediately."""
         self._fleet.subscribe(self._links.update_view)
         await self._watch.start()
 
     async def stop(self) -> None:
-        """Close the connections. Safe to call twice, or when never started."""
+        """Closes the connections. Idempotent, also if never started."""
         await self._watch.stop()
         await self._links.close()
 
@@ -104,7 +104,7 @@ class GatewayRouters(RouterSource):
 
 
 WATCH_QUEUE_SECONDS = 1.0
-"""Interval in which the router is asked for its queues while a stream of `/api/v1/watch` reads them."""
+"""Polling interval of the router's queues while a stream of `/api/v1/watch` reads them."""
 
 
 def gateway_config(config: WeftConfig) -> GatewayConfig:
@@ -113,7 +113,7 @@ def gateway_config(config: WeftConfig) -> GatewayConfig:
 
 
 def gateway_config_behind_edge(config: WeftConfig) -> GatewayConfig:
-    """Returns the configuration of the gateway: on loopback, where the edge of `weft up` has the public address."""
+    """Returns the configuration of the gateway, on loopback if `weft up` has a proxy at the public address."""
     outer = gateway_config(config)
     if config.edge.proxy == "none":
         return outer
@@ -131,9 +131,9 @@ RESULT_KEY_SETTING = "gateway.results.key_file"
 
 
 def result_key(config: WeftConfig, home: WeftHome) -> bytes:
-    """Returns the key that signs addresses of results; it is made where there is none.
+    """Returns the key that signs result URLs, generated if there is none.
 
-    Raises INVALID_ARGUMENT where others may read its file, or it is of another length, or cannot be read or written.
+    Raises INVALID_ARGUMENT if others may read its file, its length is wrong, or it cannot be read or written.
     """
     named = config.gateway.results.key_file
     path = home.state / "results.key" if named is None else named.expanduser()
@@ -162,10 +162,10 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
     names: FleetSource | None = None,
     discovery: DiscoverySource = look_nowhere,
 ) -> GatewayPorts:
-    """Returns what a gateway has from a registry and a scheduler; the caller adds the stores, keys and health.
+    """Returns a gateway's ports to a registry and a scheduler; the caller adds the stores, keys and health.
 
-    `home`: where a relay of this machine is known from. `processes`: a channel to the process of each service, by its
-    name; `mesh` is that of `weft up`. `names`: the mesh with the models that are still expected; None: `fleet`.
+    `home` locates this machine's relay. `processes` has a channel to each process by service name; `mesh` is `weft up`.
+    `names` is the mesh including expected models and defaults to `fleet`.
     """
     timeout = REGISTRY_TIMEOUT_SECONDS
     operations = OperationsClient(registry, timeout_seconds=timeout)
@@ -202,7 +202,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
 
 
 class RemoteMesh:
-    """The clients of a gateway whose registry and routers are in other processes."""
+    """The clients of a gateway with registry and routers in other processes."""
 
     def __init__(self, config: WeftConfig, home: WeftHome) -> None:
         self._config = config
@@ -219,7 +219,7 @@ class RemoteMesh:
         self.tracing = tracing_of(os.environ)
 
     def ports(self, health: HealthSource) -> GatewayPorts:
-        """Returns what a gateway is built over; `health` is that of its process."""
+        """Returns the gateway's ports. `health` is that of its process."""
         routers = self.routers
         dispatcher = Dispatcher(
             routers.placement,
@@ -258,14 +258,14 @@ class RemoteMesh:
         )
 
     async def start(self) -> None:
-        """Begin to follow routers, the fleet and keys."""
+        """Starts following routers, the fleet and keys."""
         await self.routers.start()
         await self.fleet.start()
         if self.keys is not None:
             await self.keys.follow(self.registry)
 
     async def stop(self) -> None:
-        """End what was begun, and close the channels; the failure of one keeps none of the others."""
+        """Stops following and closes all channels, even if one of them fails."""
         async with AsyncExitStack() as ends:
             ends.push_async_callback(close_tracing, self.tracing)
             for channel in (self.itself, self.router, self.registry, self.channels):
@@ -286,12 +286,12 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     figures = metrics_services(config, page, "gateway", monitor)
     edge = gateway_config(with_edge_certificate(config, home))
     service = gateway.service.build(edge, remote.ports(monitor), metrics=page, socket_path=home.http_socket())
-    # For its health, and for commands of this machine.
+    # Serves the gateway's health and this machine's commands.
     own = GrpcHost(guard=None if remote.keys is None else remote.keys.interceptor())
     own.bind(home.address("gateway"))
     process = ProcessService("gateway", monitor, lambda: open_channel(registry_address(config, home), remote.security))
     with CriticalTasks(stop):
-        # Closed in reverse order: callers get the drain, then the clients that serve them are closed.
+        # Closed in reverse order: drains callers before the clients that serve them are closed.
         async with AsyncExitStack() as ends:
             ends.push_async_callback(remote.stop)
             for each in figures:

@@ -1,4 +1,4 @@
-"""A gRPC server with health, its services, and reflection unless unauthenticated callers reach it."""
+"""A gRPC server with services and health; with reflection unless unauthenticated callers can reach it."""
 
 import errno
 import socket
@@ -21,11 +21,11 @@ from weft.kernel.tls import ServerTls
 __all__ = ["GrpcHost", "is_local", "is_loopback"]
 
 CLOSE_SECONDS = 1.0
-"""Grace of remaining calls after the services have drained."""
+"""Grace for remaining calls after the services have drained."""
 
 
 class GrpcHost:
-    """A gRPC server that is bound before its services are built, so that they can be given its address."""
+    """A gRPC server that binds before its services are built, so that they know its address."""
 
     def __init__(
         self,
@@ -38,11 +38,10 @@ class GrpcHost:
         first_guard: RpcGuard | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`server`: None for the options of the mesh. `is_public`: unauthenticated callers see its health only.
+        """`server` defaults to one with the mesh's options. `is_public`: unauthenticated callers can only query health.
 
-        `tls`: for addresses with TLS. `has_keys`: every call is admitted by a key, whatever its certificate.
-
-        `guard`: checks the keys of calls. `first_guard`: checks calls before that.
+        `tls` is for addresses with TLS. `has_keys`: every call needs a key, whatever its certificate.
+        `guard` checks the keys of calls, after `first_guard`.
         """
         guards = tuple(each for each in (first_guard, guard) if each is not None)
         self._server = server or new_server((*allowing_clients(() if tls is None else tls.allowed_clients), *guards))
@@ -58,8 +57,8 @@ class GrpcHost:
     def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
         """Listens at an address, with or without `tls:`, and returns the address for other processes.
 
-        `credentials`: instead of those of `tls`. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT when
-        it is none of this machine, or needs TLS or authenticated callers and the configuration provides neither.
+        `credentials` replace those of `tls`. Raises ALREADY_EXISTS if the address is taken, INVALID_ARGUMENT if this
+        machine does not have it, or if it needs TLS or authenticated callers and neither is configured.
         """
         if credentials is None and needs_tls(address):
             credentials = self._credentials(address)
@@ -86,19 +85,19 @@ class GrpcHost:
         return self._tls.credentials()
 
     def _announced(self, address: str) -> str:
-        """Returns the announced host. A server on all addresses is announced by the configured name."""
+        """Returns the host to announce: the configured name if the server listens on all addresses."""
         host = without_tls(address).rpartition(":")[0]
         if is_any_host(host) and self._tls is not None:
             host = self._tls.announced_host or socket.gethostname()
             host = f"[{host}]" if ":" in host else host
-        # A name that looks like a local one needs the prefix, or clients would not use TLS.
+        # A name that looks local needs the prefix; otherwise clients would not use TLS.
         is_explicit = address.startswith(TLS_PREFIX) or (needs_tls(address) and not needs_tls(f"{host}:0"))
         return f"{TLS_PREFIX}{host}" if is_explicit else host
 
     async def start(self, services: Sequence[Service], monitor: HealthMonitor | None = None) -> None:
         """Starts the services, then admits calls.
 
-        `monitor`: checks what the services need, from here until the stop; None: they serve while the server does.
+        `monitor` checks their dependencies until the stop; without it they are healthy while the server runs.
         """
         self._services, self._monitor = services, monitor
         names = self._names()
@@ -109,7 +108,7 @@ class GrpcHost:
         else:
             self._health.register(self._server, names)
         self._health.set_serving(names, serving=False)
-        # A service that depends on another one reaches it: connections are retried until the server admits calls.
+        # Services may depend on each other: their connections are retried until the server admits calls.
         for service in services:
             await service.start()
         await self._server.start()
@@ -130,7 +129,7 @@ class GrpcHost:
     async def stop(self, grace_seconds: float) -> None:
         """Reports not ready, drains the services in reverse order, then closes the server. Idempotent.
 
-        The grace is that of all of them: each has what the others have left.
+        The services share the grace: each gets what the others have left.
         """
         deadline = self._clock.monotonic() + grace_seconds
         if self._serving:
@@ -139,7 +138,7 @@ class GrpcHost:
             self._serving = False
             self._health.set_serving(self._names(), serving=False)
         services, self._services = self._services, ()
-        # A service that fails to stop, such as one whose background task died, must not keep the others from stopping.
+        # A service that fails to stop, such as one with a dead background task, must not prevent others from stopping.
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self._server.stop, CLOSE_SECONDS)
             if self._monitor is not None:
@@ -152,7 +151,7 @@ class GrpcHost:
 
 
 def _bind_error(address: str) -> WeftError:
-    """Returns why an address cannot be bound, by binding a socket: gRPC writes the reason only to its log."""
+    """Returns why an address cannot be bound, by binding a socket: gRPC only logs the reason."""
     bare = without_tls(address)
     in_use = WeftError(Reason.ALREADY_EXISTS, f"cannot listen on {address}: it is in use")
     if bare.startswith("unix:"):

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from weft.kernel.telemetry import BoundedLogFile
 
 MAX_SOCKET_PATH_BYTES = 100
-"""The kernel allows 107; the rest is a margin for what gRPC appends."""
+"""The kernel's limit is 107; the rest is a margin for what gRPC appends."""
 PROBE_BYTES = 4096
-"""Bytes written to test whether a folder takes files: a block of the usual file systems."""
+"""Bytes written to test whether a folder is writable: a block of common file systems."""
 _URI_CHARACTERS = frozenset("%?#")
-"""Characters that gRPC takes for parts of a URI in the path of a Unix socket."""
+"""Characters in a Unix socket's path that gRPC would parse as parts of a URI."""
 SERVED = ("registry", "router", "gateway")
-"""Services whose address `weft serve` writes to the home, so that commands find them."""
+"""Services whose addresses `weft serve` writes to the home for commands."""
 RUNNER_FILE = "runner-"
-"""Begin of the name of the address file of a runner; commands ask the registry for runners, and probes the file."""
+"""Name prefix of a runner's address file, which probes read. Commands ask the registry for runners instead."""
 LOCK_ATTEMPTS = 3
 LOCK_PAUSE_SECONDS = 0.02
 STARTING, RUNNING = "starting", "running"
-"""States of an announced mesh: its models still load, or all of them were ready once."""
+"""States of an announced mesh: models are loading, or all of them have been ready."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -50,12 +50,12 @@ class WeftHome:
 
     @property
     def state(self) -> Path:
-        """Folder of the data that survives a stop: databases, session ids."""
+        """Folder of data that survives a stop: databases, session ids."""
         return self.root / "state"
 
     @property
     def promises(self) -> Path:
-        """File that records how much of the router's database was acknowledged; not in `state`, which may be lost."""
+        """File that records how much of the router's database was acknowledged. Not in `state`, which may be lost."""
         return self.root / "router.promised"
 
     @property
@@ -65,38 +65,38 @@ class WeftHome:
 
     @property
     def environments(self) -> "EnvironmentFolder":
-        """Folder of the environments of engines, which `weft runtime install` makes."""
+        """Folder of the engine environments that `weft runtime install` creates."""
         from runner_svc.environments.folder import EnvironmentFolder  # noqa: PLC0415 - commands that read need none
 
         return EnvironmentFolder(self.root / "runtimes")
 
     @property
     def models(self) -> Path:
-        """Folder of the models that `weft pull` loads."""
+        """Folder of the models that `weft pull` downloads."""
         return self.root / "models"
 
     @property
     def up_file(self) -> Path:
-        """File that describes the mesh from when its services listen; absent when none runs."""
+        """File that describes the mesh once its services listen; absent if none runs."""
         return self.run / "up.json"
 
     def address_file(self, service: str) -> Path:
-        """File with the address of a service that `weft serve` runs: gRPC, of a gateway HTTP; absent when none runs."""
+        """File with the address of a `weft serve`: gRPC, or HTTP for a gateway. Absent if none runs."""
         return self.run / f"{service}.address"
 
     def target_file(self, process: str, service: str) -> Path:
-        """File with the address at which the configuration of a process of `weft serve` has a service of the mesh.
+        """File with the address of a service in the configuration of a `weft serve` process.
 
-        Absent when the process does not run, or finds that service on this home.
+        Absent if the process does not run, or finds the service on this home.
         """
         return self.run / f"{process}.{service}-target"
 
     def owner_file(self, service: str) -> Path:
-        """File with the address of the registry or the router that a standby of this home waits for."""
+        """File with the address of the registry or router that a standby of this home waits for."""
         return self.run / f"{service}.owner"
 
     def metrics_socket(self, runner: str) -> Path:
-        """Unix socket on which a runner process of `weft up` serves its metrics."""
+        """Unix socket of the metrics of a runner process of `weft up`."""
         return self.run / f"{runner}.metrics"
 
     def served(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ class WeftHome:
     def served_runners(self) -> dict[str, str]:
         """Returns the gRPC addresses of the runners that `weft serve` runs on this home, or ran until killed.
 
-        Their names are those of processes: `runner/NAME`, or `runner` where it was started without a name.
+        The keys are process names: `runner/NAME`, or `runner` if it was started without a name.
         """
         found = {}
         for file in sorted(self.run.glob("runner*.address")):
@@ -120,13 +120,13 @@ class WeftHome:
 
     @property
     def lock_file(self) -> Path:
-        """File that a running `weft up` has locked, with its process id."""
+        """File that a running `weft up` locks and writes its process id to."""
         return self.run / "up.lock"
 
     def create(self) -> None:
-        """Makes the folders, readable by their owner only, and checks that each can be written.
+        """Creates the folders, accessible only to their owner, and checks that they are writable.
 
-        Raises INVALID_ARGUMENT when that fails: a file in their place, a read-only or full disk.
+        Raises INVALID_ARGUMENT if that fails, such as for a file in their place or a read-only or full disk.
         """
         with self._explained():
             for folder in (self.root, self.run, self.state, self.logs):
@@ -136,7 +136,7 @@ class WeftHome:
                 _require_writable(folder)
 
     def log_file(self, service: str, max_bytes: int) -> "BoundedLogFile":
-        """Returns the log file of a service. Raises INVALID_ARGUMENT when it cannot be opened."""
+        """Returns the log file of a service. Raises INVALID_ARGUMENT if it cannot be opened."""
         from weft.kernel.telemetry import BoundedLogFile  # noqa: PLC0415 - as above
 
         with self._explained():
@@ -155,19 +155,19 @@ class WeftHome:
             ) from error
 
     def address(self, name: str) -> str:
-        """Returns a gRPC listen address: a Unix socket of this home, or a loopback port if its path is no address."""
+        """Returns a gRPC listen address: a Unix socket of this home, or a loopback port if its path is not usable."""
         path = self.run / f"{name}.sock"
         return f"unix:{path}" if is_socket_address(path) else "127.0.0.1:0"
 
     def http_socket(self) -> Path | None:
-        """Returns the Unix socket of the HTTP API; None: its path is too long for an address."""
+        """Returns the Unix socket of the HTTP API; None if its path is too long."""
         path = self.run / "http.sock"
         return path if is_socket_address(path) else None
 
     def running(self) -> dict[str, Any] | None:
-        """Returns the description that the `weft up` of this home wrote; None when none runs, or listens yet.
+        """Returns the description by this home's `weft up`; None if none runs or listens yet.
 
-        Its models may still load, see `has_started`.
+        Its models may still be loading, see `has_started`.
         """
         try:
             found = json.loads(self.up_file.read_text("utf-8"))
@@ -176,7 +176,7 @@ class WeftHome:
         return found if isinstance(found, dict) else None
 
     def is_claimed(self) -> bool:
-        """Whether a `weft up` has locked the home. Raises INVALID_ARGUMENT where the lock cannot be opened."""
+        """Whether a `weft up` has locked the home. Raises INVALID_ARGUMENT if the lock cannot be opened."""
         with self._explained():
             try:
                 opened = self.lock_file.open()
@@ -192,7 +192,7 @@ class WeftHome:
     def owner(self) -> int | None:
         """Returns the process id of the `weft up` that has locked the home.
 
-        None: none has, or it only begins or just ends. Raises as `is_claimed`.
+        None: none has, or it is just starting or ending. Raises as `is_claimed`.
         """
         if not self.is_claimed():
             return None
@@ -201,12 +201,12 @@ class WeftHome:
         return int(text) if text.isdecimal() else None
 
     def announce(self, facts: dict[str, Any]) -> None:
-        """Writes `up.json` atomically, as one line. Raises INVALID_ARGUMENT when it cannot be written."""
+        """Writes `up.json` atomically, as one line. Raises INVALID_ARGUMENT if it cannot be written."""
         with self._explained():
             replace_file(self.up_file, f"{json.dumps(facts)}\n".encode())
 
     def withdraw(self) -> None:
-        """Removes `up.json`; one that cannot be removed counts for nothing once the lock is free."""
+        """Removes `up.json`. If that fails, it is ignored once the lock is free."""
         with suppress(OSError):
             self.up_file.unlink(missing_ok=True)
 
@@ -214,7 +214,7 @@ class WeftHome:
     def claim(self) -> Iterator[None]:
         """Locks the home for the duration of the block.
 
-        Raises ALREADY_EXISTS, naming the owner, when another process has locked it; INVALID_ARGUMENT when that fails.
+        Raises ALREADY_EXISTS, naming the owner, if another process has locked it; INVALID_ARGUMENT if locking fails.
         """
         with self._explained():
             opened = self.lock_file.open("a+", encoding="utf-8", errors="replace")
@@ -224,12 +224,12 @@ class WeftHome:
             except OSError as error:
                 lock.seek(0)
                 raise WeftError(Reason.ALREADY_EXISTS, self._owner_text(lock.read().strip())) from error
-            # The pid is for error texts and `owner`: a full disk must not prevent a start.
+            # The pid is only for error texts and `owner`: a full disk must not prevent a start.
             with suppress(OSError):
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n")
                 lock.flush()
-            # After a SIGKILL the file remains; holding the lock proves that its writer has ended.
+            # A killed process leaves the file. Holding the lock proves that its writer has ended.
             self.up_file.unlink(missing_ok=True)
             try:
                 yield
@@ -253,8 +253,8 @@ def is_socket_address(path: Path) -> bool:
 
 
 def keep_address(file: Path, address: str | None) -> None:
-    """Writes an address to a file of a home; None: removes the file."""
-    # A folder that takes no file any more must not end a service: commands then need its address.
+    """Writes an address to a file; None removes the file."""
+    # An unwritable folder must not end a service; commands then need its address.
     with suppress(OSError):
         if address is None:
             file.unlink(missing_ok=True)
@@ -263,17 +263,17 @@ def keep_address(file: Path, address: str | None) -> None:
 
 
 def state_of(running: Mapping[str, Any]) -> str:
-    """Returns the state in the description of a mesh; a description without one was written once the mesh ran."""
+    """Returns the state of a described mesh. Descriptions without one were written once the mesh ran."""
     return STARTING if running.get("state") == STARTING else RUNNING
 
 
 def has_started(running: Mapping[str, Any] | None) -> bool:
-    """Whether a mesh is described whose models were all ready."""
+    """Whether a mesh is described and all its models have been ready."""
     return running is not None and state_of(running) == RUNNING
 
 
 def _lock_alone(lock: IO[str]) -> None:
-    """Locks a file. Raises OSError where another process keeps it locked: `owner` has it for a moment only."""
+    """Locks a file. Raises OSError if another process keeps it locked for longer than `owner` does."""
     for _ in range(LOCK_ATTEMPTS):
         with suppress(OSError):
             lock_file(lock)
@@ -283,7 +283,7 @@ def _lock_alone(lock: IO[str]) -> None:
 
 
 def _require_writable(folder: Path) -> None:
-    """Raises OSError with the folder's name."""
+    """Raises OSError naming the folder."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(PROBE_BYTES))

@@ -1,7 +1,6 @@
-"""Invitations of runners: where a mesh's relay is, by which fingerprint it is known, and a join token, in one word.
+"""Invitations of runners: the relay's addresses, its fingerprint and a join token in one word.
 
-Such as `weft://wjt_<id>_<secret>@192.168.1.5:7443,box.local:7443/sha256:<hex>`. None of its characters means anything
-to a shell.
+Example: `weft://wjt_<id>_<secret>@192.168.1.5:7443,box.local:7443/sha256:<hex>`. No character is special in a shell.
 """
 
 import re
@@ -17,17 +16,17 @@ from weft_app.compose.relay import RelayEndpoint, known_endpoint, split_address
 
 SCHEME = "weft://"
 MAX_ADDRESSES = 8
-"""Addresses in an invitation."""
+"""Maximum number of addresses in an invitation."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,256}")
 _FIELD = "URL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """What an invitation says."""
+    """A parsed invitation."""
 
     addresses: tuple[JoinAddress, ...]
-    """At least one; the relay is at whichever of them shows the certificate."""
+    """At least one. The relay is at the one that presents the certificate."""
     trust: Trust
     token: str = field(repr=False)
 
@@ -39,7 +38,7 @@ class Invitation:
 
 
 def parse_invitation(text: str) -> Invitation:
-    """Returns what an invitation says. Raises INVALID_ARGUMENT."""
+    """Parses an invitation. Raises INVALID_ARGUMENT."""
     if len(text) > MAX_URL_CHARS:
         raise invalid_field(_FIELD, f"has more than {MAX_URL_CHARS} characters")
     token, at, rest = text.removeprefix(SCHEME).partition("@")
@@ -57,14 +56,14 @@ def parse_invitation(text: str) -> Invitation:
 
 
 def invitation_to(endpoint: RelayEndpoint, token: str) -> Invitation | None:
-    """Returns an invitation to the relay of this machine; None where it is for this machine alone."""
+    """Returns an invitation to this machine's relay; None if other machines cannot reach it."""
     if not endpoint.url.startswith("https://"):
         return None
     own = parse_join_address(endpoint.url)
     hosts: tuple[str, ...] = (own.host,)
     if endpoint.is_everywhere and endpoint.fingerprint:
         machine = this_machine()
-        # Brackets around an IPv6 address are patterns to some shells, and IPv4 is nearly always there.
+        # Some shells expand the brackets of IPv6 addresses, and IPv4 is nearly always available.
         hosts = tuple(each for each in machine.addresses if ":" not in each) or machine.addresses
         hosts = (*hosts[: MAX_ADDRESSES - 1], *(name for name in machine.names[-1:] if not is_loopback(name)))
     addresses = tuple(JoinAddress(host=host, port=own.port, is_tls=True) for host in hosts or (own.host,))
@@ -72,7 +71,7 @@ def invitation_to(endpoint: RelayEndpoint, token: str) -> Invitation | None:
 
 
 def invitation_to_relays(targets: Sequence[str], fingerprint: str, token: str) -> Invitation:
-    """Returns an invitation to relays of one certificate. Raises INVALID_ARGUMENT for a target that is no HOST:PORT."""
+    """Returns an invitation to relays that share a certificate. Raises INVALID_ARGUMENT for targets not HOST:PORT."""
     if len(targets) > MAX_ADDRESSES:
         raise invalid_field("--address", f"may be given {MAX_ADDRESSES} times")
     for target in targets:
@@ -83,15 +82,15 @@ def invitation_to_relays(targets: Sequence[str], fingerprint: str, token: str) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinCommand:
-    """The command with which a runner joins the mesh of a home."""
+    """The command that joins a runner to the mesh of a home."""
 
     text: str = field(repr=False)
     this_machine_only: bool = False
-    """Whether it works on the mesh's own machine alone."""
+    """Whether it works only on the mesh's own machine."""
 
 
 def join_command(home: WeftHome, token: str) -> JoinCommand | None:
-    """Returns the command to type where a runner is to join with a token; None: no relay runs on this home."""
+    """Returns the command to join a runner with a token; None if no relay runs on this home."""
     endpoint = known_endpoint(home)
     if endpoint is None:
         return None

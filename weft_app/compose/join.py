@@ -1,4 +1,4 @@
-"""`weft runner join`: an ordinary runner on a private socket, and the one outbound link that the mesh reaches it by."""
+"""`weft runner join`: an ordinary runner on a private socket, reached by the mesh over one outbound link."""
 
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -34,18 +34,18 @@ SOCKET_NAME = "runner.sock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinPlan:
-    """The runner and the mesh that it joins."""
+    """A runner and the mesh to join."""
 
     runner: RunnerSettings
     published: tuple[str, ...]
-    """Its published models."""
+    """Names of its published models."""
     mesh: Invitation
     find: FindAddresses | None = None
-    """Returns where the relay is announced, if it is at none of the addresses any more; None: it is not looked for."""
+    """Returns the announced addresses of the relay if none of the known ones works; None: not searched for."""
 
     @property
     def shown_address(self) -> str:
-        """The addresses, for messages."""
+        """The addresses as text for messages."""
         return " or ".join(address.target for address in self.mesh.addresses)
 
 
@@ -60,7 +60,7 @@ def config_with_server(
 ) -> WeftConfig:
     """Returns the configuration with an OpenAI-compatible server of the command line as its only runner.
 
-    `model`: None publishes every model that the server lists, under its own name. `details`: further settings of it.
+    `model`: None publishes every model that the server lists, under its own name. `details` are further settings.
     Raises INVALID_ARGUMENT naming the field.
     """
     if model is None and details.get("upstream_model") is not None:
@@ -74,9 +74,9 @@ def config_with_server(
 def pick_published(
     config: WeftConfig, runner: str | None, opted_in: Collection[str]
 ) -> tuple[RunnerSettings, list[str]]:
-    """Returns the runner that joins and its published models: those with `publish: true`, and those in `opted_in`.
+    """Returns the runner to join and its published models: those with `publish: true` or in `opted_in`.
 
-    Raises INVALID_ARGUMENT, with the remedy, when none is published.
+    Raises INVALID_ARGUMENT, with the remedy, if none is published.
     """
     section = pick_runner(configured_runners(config), runner)
     names = {model.name for model in section.models}
@@ -93,7 +93,7 @@ def pick_published(
 
 
 async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Callable[[LinkEvent], None]) -> None:
-    """Joins until a signal arrives, then drains. Raises errors that no retry can mend, such as UNAUTHENTICATED."""
+    """Joins until a signal arrives, then drains. Raises errors that a retry cannot fix, such as UNAUTHENTICATED."""
     stop = stop_requested()
     with private_folder(home, plan.runner.name) as folder:
         host = GrpcHost()
@@ -140,7 +140,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
 
 @contextmanager
 def private_folder(home: WeftHome, runner: str) -> Iterator[Path]:
-    """Yields a private folder for the runner's socket. Raises ALREADY_EXISTS when the runner has joined already."""
+    """Yields a private folder for the runner's socket. Raises ALREADY_EXISTS if the runner has already joined."""
     folder = home.run / f"join-{runner}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)

@@ -1,4 +1,4 @@
-"""The address of the relay that a runner joins, and the trust in its certificate."""
+"""The address of a relay to join, and the verification of its certificate."""
 
 import asyncio
 import re
@@ -24,13 +24,13 @@ FETCH_SECONDS = 10.0
 MAX_URL_CHARS = 2048
 _PORTS = {"http": 80, "https": 443}
 _PLAIN_REASONS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
-"""Reasons of OpenSSL for an answer that is no TLS."""
+"""OpenSSL's reasons for an answer without TLS."""
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinAddress:
-    """A relay as its URL names it."""
+    """A relay's address from its URL."""
 
     host: str
     port: int
@@ -38,26 +38,26 @@ class JoinAddress:
 
     @property
     def target(self) -> str:
-        """The relay as a gRPC target."""
+        """The gRPC target."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 FindAddresses = Callable[[], Awaitable[Sequence[JoinAddress]]]
-"""Returns where the relay may be now, such as by its announcement. May raise WeftError."""
+"""Returns the relay's possible current addresses, such as the announced ones. May raise WeftError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """How a relay's certificate is verified. Neither field: by the system's roots."""
+    """How to verify a relay's certificate. Without either field the system's roots are used."""
 
     ca: bytes | None = None
     """PEM roots."""
     fingerprint: str = ""
-    """Fingerprint of the relay's own certificate, as `sha256:<hex>`."""
+    """Fingerprint of the relay's certificate, as `sha256:<hex>`."""
 
 
 def parse_join_address(url: str) -> JoinAddress:
-    """Returns the relay at a URL such as https://mesh.example:7443. Raises INVALID_ARGUMENT."""
+    """Parses a URL such as https://mesh.example:7443. Raises INVALID_ARGUMENT."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -73,7 +73,7 @@ def parse_join_address(url: str) -> JoinAddress:
 
 
 def parse_trust(address: JoinAddress, ca_file: Path | None, fingerprint: str | None) -> Trust:
-    """Parses the trust options. Raises INVALID_ARGUMENT for options that conflict or are wrong."""
+    """Parses the trust options. Raises INVALID_ARGUMENT for invalid or conflicting options."""
     if ca_file is not None and fingerprint is not None:
         raise invalid_field("--fingerprint", "and --ca-file exclude each other")
     if not address.is_tls and (ca_file or fingerprint):
@@ -84,7 +84,7 @@ def parse_trust(address: JoinAddress, ca_file: Path | None, fingerprint: str | N
 
 
 def parse_fingerprint(text: str, option: str) -> str:
-    """Returns a fingerprint in the form of `fingerprint_of`. Raises INVALID_ARGUMENT naming the option."""
+    """Normalizes a fingerprint to the form of `fingerprint_of`. Raises INVALID_ARGUMENT naming the option."""
     wanted = text.lower().replace("sha256:", "").replace(":", "")
     if _FINGERPRINT.fullmatch(f"sha256:{wanted}") is None:
         raise invalid_field(option, "must be sha256: and 64 hex digits, as `weft runner token create` shows it")
@@ -105,7 +105,7 @@ def _read_roots(ca_file: Path) -> bytes:
 async def open_join_channel(address: JoinAddress, trust: Trust) -> grpc.aio.Channel:
     """Returns a channel to the relay.
 
-    Raises CONNECT_FAILED when its certificate cannot be fetched, PERMISSION_DENIED when its fingerprint is another.
+    Raises CONNECT_FAILED if its certificate cannot be fetched, PERMISSION_DENIED if the fingerprint does not match.
     """
     if not address.is_tls:
         return grpc.aio.insecure_channel(address.target, options=LINK_CHANNEL_OPTIONS)
@@ -119,10 +119,10 @@ async def open_join_channel(address: JoinAddress, trust: Trust) -> grpc.aio.Chan
 
 
 class JoinDialer:
-    """Opens the channel of each dial, at the first of the addresses where a relay is; each gets FETCH_SECONDS.
+    """Opens the channel of each dial at the first address with a relay. Each address gets FETCH_SECONDS.
 
-    After a dial that led to no link the next one begins with the address behind it: whether a relay takes links, and
-    without a fingerprint whether there is one, is known only then.
+    If a channel does not result in a link, the next dial starts with the following address: only the link shows whether
+    the relay accepts it and, without a fingerprint, whether there is a relay.
     """
 
     def __init__(
@@ -131,17 +131,17 @@ class JoinDialer:
         trust: Trust,
         find: FindAddresses | None = None,
     ) -> None:
-        """`find` returns where a relay may be if there is none at the addresses."""
+        """`find` returns further addresses to try if there is no relay at the known ones."""
         self._addresses = tuple(addresses)
         self._trust = trust
         self._find = find
         self._first = 0
 
     async def open(self) -> grpc.aio.Channel:
-        """Returns a channel. Raises an error that says of each address why it has none.
+        """Returns a channel. Raises an error with the reason of each address.
 
-        It is PERMISSION_DENIED where all of them show other certificates, else CONNECT_FAILED: on another network the
-        same address is another machine's.
+        It is PERMISSION_DENIED if all show other certificates, else CONNECT_FAILED: on another network the same address
+        may belong to another machine.
         """
         try:
             return await self._open_first((*self._addresses[self._first :], *self._addresses[: self._first]))
@@ -154,7 +154,7 @@ class JoinDialer:
             raise
 
     def note_linked(self) -> None:
-        """Note that the channel that was opened last led to a link: the next dial begins with the first address."""
+        """Records that the last channel resulted in a link: the next dial starts with the first address."""
         self._first = 0
 
     async def _open_first(self, addresses: Sequence[JoinAddress]) -> grpc.aio.Channel:
@@ -179,7 +179,7 @@ def _no_relay(failures: Sequence[WeftError]) -> WeftError:
 
 
 def _fetch_pinned(address: JoinAddress, fingerprint: str) -> tuple[bytes, str]:
-    """Returns the relay's certificate (PEM) once its fingerprint matches, and the name to verify; empty: the host."""
+    """Returns the relay's certificate (PEM) if its fingerprint matches, and the name to verify; empty: the host."""
     der, _ = _peer_certificate(address, _context())
     if fingerprint_of(der) != fingerprint:
         raise WeftError(
@@ -188,13 +188,13 @@ def _fetch_pinned(address: JoinAddress, fingerprint: str) -> tuple[bytes, str]:
             "do not join there before its operator has told you why",
         )
     pem = ssl.DER_cert_to_PEM_cert(der)
-    # Only a verified handshake gives the names of a certificate.
+    # Only a verified handshake reports the names of a certificate.
     _, names = _peer_certificate(address, _context(pem))
     return pem.encode(), "" if address.host in names or not names else names[0]
 
 
 def _context(pem: str | None = None) -> ssl.SSLContext:
-    """Returns a context to fetch a certificate; with `pem`, exactly that one is required. No data is sent over it."""
+    """Returns a context to fetch a certificate, without sending data; with `pem`, exactly that one is required."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])
@@ -207,7 +207,7 @@ def _context(pem: str | None = None) -> ssl.SSLContext:
 
 
 def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[bytes, list[str]]:
-    """Returns the server's certificate (DER), and its names where the context has verified it."""
+    """Returns the server's certificate (DER), and its names if the context verifies it."""
     try:
         with (
             socket.create_connection((address.host, address.port), FETCH_SECONDS) as plain,
@@ -217,7 +217,7 @@ def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[by
             names = [str(value) for _, value in facts.get("subjectAltName", ())]
             return secure.getpeercert(binary_form=True) or b"", names
     except ssl.SSLCertVerificationError as error:
-        # The fingerprint matched, so only its dates can be invalid.
+        # The fingerprint matched, so only the dates can be invalid.
         raise WeftError(
             Reason.CONNECT_FAILED,
             f"the certificate of {address.target} is not valid now; check this machine's clock",
@@ -227,5 +227,5 @@ def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[by
             raise speaks_no_grpc(address.target, "plain HTTP") from error
         raise WeftError(Reason.CONNECT_FAILED, f"{address.target} does not answer with TLS") from error
     except (OSError, ValueError) as error:
-        # ValueError: a host name that cannot be resolved, such as one with a label of 64 characters.
+        # ValueError: an invalid host name, such as one with a label of 64 characters.
         raise WeftError(Reason.CONNECT_FAILED, f"{address.target} cannot be reached") from error

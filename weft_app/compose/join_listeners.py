@@ -1,4 +1,4 @@
-"""The configured listeners of a router for dial-out runners and publishers."""
+"""A router's listeners for dial-out runners and publishers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JoinListeners(Service):
-    """The configured listeners for runners and publishers as one service: both drain at the same time."""
+    """Combines the configured listeners into one service."""
 
     service_names: Sequence[str] = ()
 
@@ -33,13 +33,13 @@ class JoinListeners(Service):
 
     @override
     async def start(self) -> None:
-        """Starts the relay's listener, then the one of publishers, which join over it."""
+        """Starts the relay's listener, then that of publishers, which join over it."""
         for each in self._in_order():
             await each.start()
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Drains both at the same time."""
+        """Drains both concurrently."""
         ends = await asyncio.gather(*(each.stop(grace_seconds) for each in self._in_order()), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
@@ -50,7 +50,7 @@ class JoinListeners(Service):
 
 
 def join_listeners(config: WeftConfig, home: WeftHome, router: router_svc.service.RouterService) -> JoinListeners:
-    """Returns the listeners of a router. Raises INVALID_ARGUMENT for publishers where the router has no relay."""
+    """Returns the listeners of a router. Raises INVALID_ARGUMENT for publishers without a relay."""
     relay = router.relay
     if relay is None:
         if config.publishers.listen is not None:
@@ -58,7 +58,7 @@ def join_listeners(config: WeftConfig, home: WeftHome, router: router_svc.servic
         return JoinListeners()
     if config.publishers.listen is None:
         return JoinListeners(RelayListener(config.relay, home, relay))
-    # Only where it is configured: it imports runners, and the server of their HTTP protocol.
+    # Imported only if configured: it imports runners and their HTTP server.
     from weft_app.compose.publisher_http import PublisherListener  # noqa: PLC0415
 
     listener = RelayListener(config.relay, home, relay, has_publishers=True)

@@ -1,4 +1,4 @@
-"""The rules of journaled requests from the configuration; see `weft.durable.journal_policy`."""
+"""Journaling rules from the configuration; see `weft.durable.journal_policy`."""
 
 from router_svc.settings import RouterSettings
 from weft.durable.journal_policy import JournalRules
@@ -6,9 +6,9 @@ from weft.kernel.request import journal_mode_of
 
 
 def journal_rules(section: RouterSettings) -> JournalRules:
-    """Returns the modes of the tenants that a configuration names."""
+    """Returns the default mode and those of configured tenants."""
     return JournalRules(
         default_tenant=journal_mode_of(section.default_tenant.journal),
-        # A tenant that is named has nothing of the default: its settings replace it, as its limits do.
+        # A configured tenant inherits nothing from the default: its settings replace it, as its limits do.
         tenants={name: journal_mode_of(tenant.journal) for name, tenant in section.tenants.items()},
     )

@@ -1,4 +1,4 @@
-"""The delay of a process's event loop: by how much its timers are late."""
+"""The delay of a process's event loop: how late its timers are."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,18 +15,17 @@ if TYPE_CHECKING:
     import asyncio
 
 SAMPLE_SECONDS = 0.25
-"""Interval of the samples."""
 DELAY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""Buckets: from a loop at rest to one that makes heartbeats late."""
+"""Buckets, from an idle loop to one that delays heartbeats."""
 
 
 class LoopDelay(Service):
-    """Samples the delay of the event loop, and lets label sets of a page become idle."""
+    """Samples the delay of the event loop and expires idle label sets of the page."""
 
     service_names: Sequence[str] = ()
 
     def __init__(self, page: MetricsPage, clock: Clock, service: str) -> None:
-        """`service` is the name of the process's service, such as `router`; `weft up` has one for all of it."""
+        """`service` is the name of the process's service, such as `router`; `weft up` uses one name for all."""
         self._page = page
         self._clock = clock
         histogram = Histogram(
@@ -46,12 +45,12 @@ class LoopDelay(Service):
 
     @override
     async def start(self) -> None:
-        """Begins to sample."""
+        """Starts sampling."""
         self._task = start_restarting(self._run, name="loop-delay", clock=self._clock)
 
     @override
     async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Ends sampling. Idempotent."""
+        """Stops sampling. Idempotent."""
         if self._task is not None:
             task, self._task = self._task, None
             await stop_tasks([task])

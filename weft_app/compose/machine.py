@@ -1,4 +1,4 @@
-"""The names and addresses by which other machines may reach this one."""
+"""The names and addresses at which other machines may reach this one."""
 
 import socket
 from collections.abc import Iterable
@@ -12,20 +12,19 @@ from weft.kernel.address import is_any_host
 
 MAX_ADDRESSES = 64
 _DOCUMENTATION = ("192.0.2.1", 9)
-"""An address of no machine: connecting a UDP socket to it sends nothing and chooses the interface of the default
-route."""
+"""A documentation address: connecting a UDP socket to it sends nothing, but selects the default route's interface."""
 _SPEAKS_FOR_CONTAINERS = ("docker", "br-", "veth", "virbr", "cni", "flannel", "podman")
-"""Prefixes of interfaces that no other machine reaches this one by."""
+"""Prefixes of container and VM interfaces, which other machines cannot reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """This machine as seen from its networks."""
+    """Names and addresses of a machine."""
 
     names: tuple[str, ...]
-    """Host names: its own, and the one in mDNS."""
+    """Its host name and its mDNS name."""
     addresses: tuple[str, ...]
-    """Addresses that are neither loopback nor link-local, the likeliest one first."""
+    """Addresses other than loopback and link-local, the likeliest one first."""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -34,7 +33,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Returns the names and addresses of this machine now. Raises nothing; without a network there are no addresses."""
+    """Returns this machine's current names and addresses. Never raises: without a network there are no addresses."""
     host = socket.gethostname().lower()
     short = host.partition(".")[0]
     names = tuple(dict.fromkeys(name for name in (host, f"{short}.local") if _is_name(name)))
@@ -42,7 +41,7 @@ def this_machine() -> Machine:
 
 
 def local_url(url: str) -> str:
-    """Returns the URL of a listener as this machine calls it: of one on all addresses, the loopback one."""
+    """Returns a listener's URL for this machine, with loopback in place of all addresses."""
     parts = urlsplit(url)
     if not is_any_host(parts.hostname or ""):
         return url
@@ -51,7 +50,7 @@ def local_url(url: str) -> str:
 
 
 def network_urls(url: str) -> tuple[str, ...]:
-    """Returns the URLs of a listener as other machines call it, the likeliest one first, as far as is known."""
+    """Returns a listener's known URLs for other machines, the likeliest one first."""
     parts = urlsplit(url)
     if not is_any_host(parts.hostname or ""):
         return (url,)
@@ -61,9 +60,9 @@ def network_urls(url: str) -> tuple[str, ...]:
 
 
 def ordered_addresses(found: Iterable[tuple[str, str]], default: str | None) -> tuple[str, ...]:
-    """Returns the addresses of pairs of interface and address: that of the default route first, then IPv4.
+    """Sorts the addresses of (interface, address) pairs: the default route's first, then IPv4.
 
-    Loopback and link-local ones are left out, and those of bridges for containers come last.
+    Loopback and link-local addresses are removed; those of container bridges come last.
     """
     kept: dict[str, tuple[bool, bool, bool]] = {}
     for interface, text in found:
@@ -105,13 +104,13 @@ def _parsed(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def certifiable(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns those that a certificate may carry, addresses as they are usually written."""
+    """Returns the names that a certificate may contain, with addresses in their usual form."""
     addresses = ((name, _parsed(name)) for name in names)
     return tuple(str(address) if address else name for name, address in addresses if address or _is_name(name))
 
 
 def _is_name(name: str) -> bool:
-    """Whether a certificate may carry it: some machines are called what no DNS name is."""
+    """Whether a name is a valid DNS name: some machine names are not."""
     labels = name.split(".")
     return len(name) <= 253 and all(
         0 < len(label) <= 63 and label.isascii() and label.replace("-", "").isalnum() and label.strip("-") == label

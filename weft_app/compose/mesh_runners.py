@@ -1,4 +1,4 @@
-"""The runners of one `weft up`: their processes, and the reload of their models."""
+"""The runner processes of `weft up`, and the reload of their models."""
 
 import asyncio
 import os
@@ -20,11 +20,11 @@ from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.compose.runner_processes import RunnerChild
 
 RELOAD_SECONDS = 60.0
-"""Longest wait for a runner to serve other models; it is started again then."""
+"""Timeout for a runner to serve changed models; then it is restarted."""
 
 
 class MeshRunners:
-    """The runner processes of one mesh, by name, the one of central models included."""
+    """The runner processes of a mesh by name, including that of central models."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class MeshRunners:
         *,
         is_discovered: bool = False,
     ) -> None:
-        """`config_file`: read by the runners; `notify`: called with a message when a process exits unexpectedly.
+        """`config_file` is read by the runners. `notify` gets a message when a process exits unexpectedly.
 
-        `is_discovered`: whether those that were found on this machine are served where the file names none.
+        `is_discovered`: serve the discovered runners if the file has none.
         """
         self._is_discovered = is_discovered
         self._home = home
@@ -46,11 +46,11 @@ class MeshRunners:
         self._notify = notify
         self._children: dict[str, RunnerChild] = {}
         self.registry_address = ""
-        """gRPC target of the registry, once it serves."""
+        """gRPC target of the registry once it serves."""
 
     @property
     def pids(self) -> dict[str, int | None]:
-        """The process ids, by runner; None: it is started again just now."""
+        """Process ids by runner; None: it is being restarted."""
         return {name: child.pid for name, child in self._children.items()}
 
     async def start(self, runner: RunnerSettings) -> None:
@@ -69,7 +69,7 @@ class MeshRunners:
         await self._start(CENTRAL_RUNNER, ["serve", "central"])
 
     async def stop(self, name: str, grace_seconds: float) -> None:
-        """Drains and ends the process of a runner. Does nothing for an unknown one."""
+        """Drains and ends the process of a runner. Does nothing if it is unknown."""
         child = self._children.pop(name, None)
         if child is not None:
             await child.stop(grace_seconds)
@@ -79,19 +79,19 @@ class MeshRunners:
         await asyncio.gather(*(child.stop(grace_seconds) for child in self._children.values()))
 
     def kill_all(self) -> None:
-        """Kills the runners without a drain; their backends die with them."""
+        """Kills the runners without draining them; their backends die with them."""
         for child in self._children.values():
             child.kill()
 
     def refusal(self, name: str) -> str:
-        """Returns why a runner repeatedly refuses to start; empty: it does not."""
+        """Returns why a runner repeatedly refuses to start; empty if it does not."""
         child = self._children.get(name)
         return "" if child is None else child.refusal
 
     async def reload(self, address: str) -> pb.ReloadConfigurationResponse:
-        """Has the runner at this address serve the models of its file. Every failure is a WeftError.
+        """Makes the runner at this address serve the models of its file. Every failure is a WeftError.
 
-        It is UNSUPPORTED_OPERATION where the runner has returned changes that it cannot carry out.
+        It is UNSUPPORTED_OPERATION if the runner returns changes that it cannot apply.
         """
         async with open_channel(address) as channel:
             stub: Any = configuration_service_pb2_grpc.ConfigurationServiceStub(channel)

@@ -1,6 +1,6 @@
-"""The metrics of a process: its page, and the admin port on which scrapers find it.
+"""The metrics page of a process, and the admin port that serves it.
 
-Nothing here imports the metrics library before a process has a page: most starts of a runner or a registry need none.
+Imports the metrics library only when a process has a page: most starts of a runner or registry have none.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def metrics_page(config: WeftConfig) -> "MetricsPage":
-    """Returns the page of a process; its parts add their metrics."""
+    """Returns the page of a process, to which its parts add their metrics."""
     from prometheus_client import ProcessCollector  # noqa: PLC0415
 
     from weft.kernel.metrics import MetricsPage  # noqa: PLC0415
@@ -27,12 +27,12 @@ def metrics_page(config: WeftConfig) -> "MetricsPage":
 
 
 def page_if_served(config: WeftConfig) -> "MetricsPage | None":
-    """Returns the page of a process whose only way to it is the admin port; None: it has none."""
+    """Returns the page of a process that serves it only on the admin port; None: there is no port."""
     return None if config.metrics.listen is None else metrics_page(config)
 
 
 def runner_page(config: WeftConfig, runner: "RunnerService", name: str) -> "MetricsPage":
-    """Returns the page of a runner's process with its metrics."""
+    """Returns the page of a runner's process, with its metrics."""
     from runner_svc.metrics import add_runner_metrics  # noqa: PLC0415
 
     page = metrics_page(config)
@@ -43,9 +43,9 @@ def runner_page(config: WeftConfig, runner: "RunnerService", name: str) -> "Metr
 def metrics_services(
     config: WeftConfig, page: "MetricsPage | None", service: str, health: HealthSource
 ) -> tuple[Service, ...]:
-    """Returns what a process with a page runs: the samples of its event loop's delay, and its admin port if any.
+    """Returns the services of a page: the loop delay samples, and the admin port, if any.
 
-    `health` is what the probes on that port answer.
+    The port's probes report `health`.
     """
     if page is None:
         return ()

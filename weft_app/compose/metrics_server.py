@@ -1,4 +1,4 @@
-"""The admin port of a service: `GET /metrics` and its probes, on a TCP address or a Unix socket, and nothing else."""
+"""The admin port of a service: only `GET /metrics` and probes, on a TCP address or a Unix socket."""
 
 import asyncio
 import errno
@@ -19,11 +19,11 @@ from weft.kernel.service import Service
 log = get_logger("weft.metrics")
 
 MAX_CONNECTIONS = 16
-"""Concurrent connections of scrapers; one more is closed."""
+"""Maximum number of connections; further ones are closed."""
 KEEP_ALIVE_SECONDS = 75.0
-"""How long an idle connection of a scraper is kept: longer than a usual interval of scrapes."""
+"""Timeout of idle connections, longer than a usual scrape interval."""
 MAX_SCRAPES = 2
-"""Pages that are made concurrently; one more is refused with 503."""
+"""Maximum number of concurrent scrapes; further ones are rejected with 503."""
 UNIX_PREFIX = "unix:"
 _FIELD = "metrics.listen"
 _BACKLOG = 16
@@ -31,7 +31,7 @@ _PATHS = ("/metrics", LIVEZ, READYZ, HEALTH)
 
 
 class MetricsServer(Service):
-    """Serves a page of metrics. It asks for no key: it listens on loopback, or where the operator says."""
+    """Serves a metrics page without keys: on loopback, or where the operator configures it."""
 
     service_names: Sequence[str] = ()
 
@@ -47,7 +47,7 @@ class MetricsServer(Service):
 
     @property
     def url(self) -> str:
-        """The URL of the page; the path of its Unix socket where it has one."""
+        """The URL of the page, or the path of its Unix socket."""
         if self._path is not None:
             return f"{UNIX_PREFIX}{self._path}"
         host, port = self._address
@@ -59,7 +59,7 @@ class MetricsServer(Service):
 
     @override
     async def start(self) -> None:
-        """Listens. Raises ALREADY_EXISTS for an address that is taken, INVALID_ARGUMENT for one that cannot be used."""
+        """Starts listening. Raises ALREADY_EXISTS if the address is taken, INVALID_ARGUMENT if it cannot be used."""
         http = self._http = web.Server(
             self._answer, keepalive_timeout=KEEP_ALIVE_SECONDS, access_log=None, max_field_size=8190
         )

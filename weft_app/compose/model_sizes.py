@@ -1,4 +1,4 @@
-"""The size of models: context, slots and place by the facts of their files and the memory of a machine."""
+"""Model sizes: context, slots and placement, chosen by model files and the machine's memory."""
 
 import asyncio
 from pathlib import Path
@@ -31,9 +31,9 @@ from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
 CONTEXT_TOKENS, SLOTS = "context_tokens", "slots"
-"""Load parameters by which a caller asks for a size."""
+"""Load parameters that request a size."""
 GPU_LAYERS_FLAG = "--gpu-layers"
-"""Argument of the engines that load GGUF files."""
+"""Argument of engines that load GGUF files."""
 
 
 async def size_by_memory(
@@ -43,9 +43,9 @@ async def size_by_memory(
     memory: MachineMemory,
     options: load_pb2.LoadOptions | None = None,
 ) -> tuple[added_model_pb2.ModelSizing, tuple[str, ...]]:
-    """Returns the size that `policy/model_sizing.py` chooses, and why, in short sentences.
+    """Returns the size that `policy/model_sizing.py` chooses, and the reasons as short sentences.
 
-    `options`: what the caller wants of the load. Raises INSUFFICIENT_MEMORY for a model that fits nowhere.
+    `options` are the requested load options. Raises INSUFFICIENT_MEMORY if the model fits nowhere.
     """
     facts = await asyncio.to_thread(loaded_facts, ModelFiles(path=files.path, projector=files.projector))
     model = SizedModel(
@@ -56,14 +56,14 @@ async def size_by_memory(
     )
     chosen = choose_size(model, memory, asked_size(options or load_pb2.LoadOptions()))
     sizing = added_model_pb2.ModelSizing(context_tokens=chosen.context_tokens, slots=chosen.slots)
-    # Layers only if the engine would place them otherwise.
+    # Layers only if the engine would place them differently.
     if chosen.place is Place.SPLIT or (chosen.place is Place.HOST and memory.devices):
         sizing.gpu_layers = chosen.gpu_layers
     return sizing, chosen.reasons
 
 
 def asked_size(options: load_pb2.LoadOptions) -> AskedSize:
-    """Returns what the options of a load ask for; other parameters are checked when it is loaded."""
+    """Returns the requested size; the load checks other parameters."""
     return AskedSize(context_tokens=_positive(options, CONTEXT_TOKENS), slots=_positive(options, SLOTS))
 
 
@@ -73,7 +73,7 @@ def _positive(options: load_pb2.LoadOptions, name: str) -> int | None:
 
 
 def size_settings(sizing: added_model_pb2.ModelSizing, runtime: Runtime[Any]) -> Document:
-    """Returns a size as the settings of a model in weft.yaml."""
+    """Returns a size as model settings of weft.yaml."""
     found: Document = {}
     if sizing.context_tokens:
         found["context_tokens"] = sizing.context_tokens
@@ -85,10 +85,10 @@ def size_settings(sizing: added_model_pb2.ModelSizing, runtime: Runtime[Any]) ->
 
 
 async def found_size(document: Document, memory: MachineMemory, folders: ProgramFolders) -> tuple[Document | None, str]:
-    """Returns context, slots and layers for a model of weft.yaml with a `source` on this machine, as settings of it.
+    """Returns context, slots and layers as settings for a model of weft.yaml with a `source` on this machine.
 
-    None, with the reason, for one that no memory of this machine holds. Of one whose files cannot be found nothing is
-    chosen: the defaults of weft.yaml hold.
+    Returns None and the reason if the model does not fit into this machine's memory, and no settings if its files
+    cannot be found: then the defaults of weft.yaml apply.
     """
     runtime = parse_section(ConfiguredRunner, {"name": DEMO_RUNNER, "models": [document]}).engine
     source = parse_source(str(document["source"]), "source")
@@ -101,7 +101,7 @@ async def found_size(document: Document, memory: MachineMemory, folders: Program
 
 
 def _files(source: ModelSource, folders: ProgramFolders) -> FoundFiles:
-    """Returns the files of a source that was found on this machine. Raises NOT_FOUND where it is gone."""
+    """Returns the files of a source on this machine. Raises NOT_FOUND if they are gone."""
     match source:
         case PathSource():
             return FoundFiles(path=Path(source.path))
@@ -112,7 +112,7 @@ def _files(source: ModelSource, folders: ProgramFolders) -> FoundFiles:
 
 
 async def memory_here(accelerators: AcceleratorSettings) -> MachineMemory:
-    """Returns the memory of this machine: no mesh of it runs yet, so that what is in use is others'."""
+    """Returns this machine's memory before a mesh runs, so that all memory in use belongs to others."""
     snapshot = await host_observer(accelerators).look()
     devices = tuple(
         DeviceMemory(

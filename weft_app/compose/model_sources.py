@@ -1,4 +1,4 @@
-"""Models of weft.yaml with a `source`: what is here already is served from its path, the rest is pulled first."""
+"""Models of weft.yaml with a `source`: served from this machine, or pulled first."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,18 +33,18 @@ from weft.kernel.reasons import PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.units import size_words
 
 Build = Callable[[ModelSettings], ServedModel]
-"""Builds a model as it is served. Raises INVALID_ARGUMENT naming a setting."""
+"""Builds a served model. Raises INVALID_ARGUMENT naming a setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSources:
-    """The models that were pulled to one store, and how others are."""
+    """Finds models by source in a store and on this machine, and pulls others."""
 
     store: ModelStore
     settings: ModelStoreSettings
 
     def served(self, model: ModelSettings, build: Build) -> ServedModel:
-        """Returns a served model. If its source was not pulled yet, the first load pulls it."""
+        """Returns a served model. If its source is not on this machine, the first load pulls it."""
         if not isinstance(model, SourcedModelSettings) or model.source is None:
             return build(model)
         source = parse_source(model.source, f"{model.name}.source")
@@ -52,7 +52,7 @@ class ModelSources:
             here = self._files_here(source, model.form)
             if here is not None:
                 return _built(model, here, build)
-        # Nothing is known of its files, so that nothing is said of them either.
+        # Properties of the files are unknown, so none are published.
         return replace(
             build(model),
             abilities=UNKNOWN,
@@ -64,14 +64,14 @@ class ModelSources:
         )
 
     async def pull(self, source: ModelSource, form: ModelForm | None, show: ShowPull) -> pb.StoredModel:
-        """Pulls a model into the store, also one that is there, and may have changed. Raises as `Puller.pull`."""
+        """Pulls a model into the store, even if it is there, as it may have changed. Raises as `Puller.pull`."""
         return await pull_in_background(source, form, self.store, self._limits, show)
 
     async def files(self, source: ModelSource, show: ShowPull, memory_bytes: int | None) -> FoundFiles:
-        """Returns the files of a source in whatever form they are; what is not here is pulled.
+        """Returns the files of a source in any form, pulled if they are not on this machine.
 
-        `memory_bytes` is all memory of this machine; None: unknown. Raises as `pull`, INSUFFICIENT_MEMORY for weights
-        of the hub that are larger, and NOT_FOUND for what should be on this machine.
+        `memory_bytes` is this machine's total memory; None: unknown. Raises as `pull`, INSUFFICIENT_MEMORY for larger
+        weights of the hub, and NOT_FOUND if a local source is missing.
         """
         here = await asyncio.to_thread(self._files_here, source, None)
         if here is None:
@@ -80,7 +80,7 @@ class ModelSources:
         return here
 
     def found(self, source: ModelSource) -> FoundFiles | None:
-        """Returns the files of a source that are on this machine; None: they are not here, or cannot be read."""
+        """Returns the files of a source on this machine; None if there are none or they cannot be read."""
         try:
             here = self._files_here(source, None)
         except (OSError, WeftError):
@@ -88,7 +88,7 @@ class ModelSources:
         return here if here is not None and here.path.exists() else None
 
     def files_here(self, source: ModelSource) -> FoundFiles:
-        """Returns the files of a source that are on this machine. Raises NOT_FOUND where they are not."""
+        """Returns the files of a source on this machine. Raises NOT_FOUND if there are none."""
         here = self._files_here(source, None)
         if here is None:
             raise WeftError(Reason.NOT_FOUND, f"{source} is not stored any more; weft pull {source}")
@@ -113,14 +113,14 @@ class ModelSources:
         return served
 
     def _files_here(self, source: ModelSource, form: ModelForm | None) -> FoundFiles | None:
-        """Returns the files of a source that are on this machine; None: they must be pulled.
+        """Returns the files of a source on this machine; None: they must be pulled.
 
-        Raises NOT_FOUND and INVALID_ARGUMENT for a source that is used where it lies, and is not there.
+        Raises NOT_FOUND and INVALID_ARGUMENT for a missing local source, which cannot be pulled.
         """
         match source:
             case PathSource():
                 path = Path(source.path).expanduser()
-                # A folder may hold a GGUF file, or be the model itself.
+                # A folder may contain a GGUF file or be the model itself.
                 return found_in_folder(path) if form is None and path.is_dir() else FoundFiles(path=path)
             case OllamaSource() | LmStudioSource() | HubSource(scheme=SourceScheme.HUB_CACHE):
                 return locate(source, form, program_folders())
@@ -133,7 +133,7 @@ class ModelSources:
 
 def _built(model: SourcedModelSettings, here: FoundFiles, build: Build) -> ServedModel:
     served = build(model.pulled(here.path, here.projector))
-    # A folder in the store is named by its content.
+    # Folder names in the store are hashes of their content.
     return replace(served, upstream_name=model.upstream_name) if here.path.is_dir() else served
 
 

@@ -1,4 +1,4 @@
-"""ProcessService over gRPC: the health of this process with reasons, and the level of its log."""
+"""ProcessService over gRPC: the health of this process with reasons, and its log level."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -27,27 +27,27 @@ from weft.kernel.service import Service
 
 
 class SchemaSource(Protocol):
-    """A database, or what has one."""
+    """A database or its owner."""
 
     @property
     def known_schema(self) -> DatabaseSchema:
-        """The revision of its tables as known here."""
+        """The locally known revision of its tables."""
         ...
 
     async def schema(self) -> DatabaseSchema:
-        """Returns that and the revision that the database has; empty where it is not known."""
+        """Returns it with the revision of the database itself; empty if unknown."""
         ...
 
 
 SCHEMA_SECONDS = 1.0
-"""How long an answer waits for the schemas of databases, which may be frozen."""
+"""Timeout for reading the schemas of databases, which may be frozen."""
 
 
 class SchemaLooks:
-    """The schemas of some databases.
+    """Reads the schemas of databases.
 
-    A look that takes too long goes on, and the next answer waits for the same one: it may use the one connection by
-    which a registry owns its database, and a statement that is cancelled breaks its connection.
+    A slow read is not cancelled: it may use the only connection by which a registry owns its database, and a cancelled
+    statement breaks the connection. The next call waits for the same read.
     """
 
     def __init__(self, sources: Sequence[SchemaSource]) -> None:
@@ -55,7 +55,7 @@ class SchemaLooks:
         self._looks: dict[SchemaSource, asyncio.Task[DatabaseSchema]] = {}
 
     async def known(self) -> list[DatabaseSchema]:
-        """Returns the schemas; of a database that has not answered within SCHEMA_SECONDS what is known here."""
+        """Returns the schemas, locally known ones for databases that do not answer within SCHEMA_SECONDS."""
         looks = [self._look(source) for source in self._sources]
         if looks:
             await asyncio.wait(looks, timeout=SCHEMA_SECONDS)
@@ -65,7 +65,7 @@ class SchemaLooks:
         ]
 
     async def stop(self) -> None:
-        """Cancels the schema checks that still run."""
+        """Cancels running reads."""
         for look in self._looks.values():
             look.cancel()
         await asyncio.gather(*self._looks.values(), return_exceptions=True)
@@ -82,14 +82,14 @@ log = get_logger("weft.log_level")
 WatchingProcesses = Callable[[], Sequence[pb.WatchingProcess]]
 
 AUDIT_TIMEOUT_SECONDS = 2.0
-"""How long a change of the log level waits for its entry in the audit log."""
+"""Timeout for writing a changed log level to the audit log."""
 MAX_REQUESTER_CHARS = 256
 
 
 class _GenericHandlers:
-    """A server as the generated code needs it, to which methods are added by their names alone.
+    """A server for generated code that adds methods by name only.
 
-    Handlers that were registered would come before the relay of a router in the same process, which forwards calls of
+    Registered handlers would take precedence over the relay of a router in the same process, which forwards calls of
     this service that name a runner.
     """
 
@@ -101,7 +101,7 @@ class _GenericHandlers:
 
 
 class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
-    """Says how one process is, and changes the level of its log."""
+    """Reports the health of a process and changes its log level."""
 
     service_names = (pb.DESCRIPTOR.services_by_name["ProcessService"].full_name,)
 
@@ -114,10 +114,10 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
         schemas: Sequence[SchemaSource] = (),
         watching: WatchingProcesses | None = None,
     ) -> None:
-        """`process` is its name in the audit log; `open_registry` opens a channel to the registry, which keeps that.
+        """`process` is its name in the audit log, which is written over `open_registry`.
 
-        None: a runner that has joined; the relay that forwards the call writes the entry. `schemas`: of the databases
-        that it uses. `watching`: the processes that follow its watch; None: it has none.
+        `open_registry` is None for a joined runner: the relay that forwards the call writes the entry. `schemas`: its
+        databases. `watching`: the processes that follow its watch, if it has one.
         """
         self._schemas = SchemaLooks(schemas)
         self._watching = watching or tuple
@@ -133,11 +133,11 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
 
     @override
     async def start(self) -> None:
-        """Does nothing: it answers calls."""
+        """Does nothing: it only answers calls."""
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Uses the configured log level again, and ends looks at schemas."""
+        """Restores the configured log level and cancels reads of schemas."""
         await self._schemas.stop()
         await self._level.stop()
 
@@ -185,7 +185,7 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
         return response
 
     async def _audit(self, now: CurrentLevel, by: str) -> None:
-        """Writes a change into the audit log. The level of the log matters most while the registry does not answer."""
+        """Writes a change to the audit log. Failures are only logged: log levels matter most without a registry."""
         if self._open_registry is None:
             return
         request = operation_service_pb2.RecordLogLevelRequest(process=self._process, level=now.level, changed_by=by)
@@ -200,6 +200,6 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
 
 
 def _requester(request: pb.SetLogLevelRequest) -> str:
-    """Returns who asks: the caller, or whom a caller names that may act for others."""
+    """Returns the caller, or the requester that a caller names if it may act for others."""
     known = caller()
     return request.requested_by[:MAX_REQUESTER_CHARS] if known.names_tenants and request.requested_by else known.name

@@ -1,4 +1,4 @@
-"""The agents of a runner's settings as it publishes them."""
+"""Converts the configured agents of a runner to published manifests."""
 
 import math
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def _agent(agent: AgentSettings, where: str) -> agent_pb2.AgentManifest:
 
 
 def tags_of(settings: AgentSettings | ModelSettings, where: str) -> tags_pb2.Tags:
-    """Returns tier, labels and owner of a model or an agent; empty where it has none. Raises INVALID_ARGUMENT."""
+    """Returns the tier, labels and owner of a model or agent; empty if it has none. Raises INVALID_ARGUMENT."""
     tags = tags_pb2.Tags(tier=settings.tier or "", labels=settings.labels, owner=settings.owner or "")
     require_labels(tags, f"{where}.labels")
     return tags
@@ -65,9 +65,9 @@ def _behaviour(agent: AgentSettings, where: str) -> agent_behaviour_pb2.AgentBeh
 
 
 def sampling_of(params: Mapping[str, Any], where: str) -> sampling_pb2.SamplingParams:
-    """Returns the sampling parameters of an agent's or a model's settings. Raises INVALID_ARGUMENT naming the field."""
+    """Returns an agent's or model's sampling parameters. Raises INVALID_ARGUMENT naming the field."""
     sampling = sampling_pb2.SamplingParams()
-    # One by one, because the parser's own message does not name the invalid parameter.
+    # Parsed one by one because the parser's message does not name the invalid parameter.
     for name, value in params.items():
         field = f"{where}.{name}"
         if name not in sampling.DESCRIPTOR.fields_by_name and name not in sampling.DESCRIPTOR.fields_by_camelcase_name:

@@ -1,4 +1,4 @@
-"""The listener of the publisher protocol (docs/laptops.md): register, event stream, heartbeat, results, leave."""
+"""HTTP listener of the publisher protocol (docs/laptops.md): register, event stream, heartbeat, results, leave."""
 
 import asyncio
 import ssl
@@ -42,7 +42,7 @@ SESSION_HEADER = "weft-publisher-session"
 PROTOCOL_VERSION = 1
 MAX_LEAVE_BYTES = 4096
 PING_SECONDS = 10.0
-"""Interval of comments on an event stream that has nothing to say."""
+"""Interval of comments on an idle event stream."""
 _LINES = "application/x-ndjson"
 _PING = b": ping\n\n"
 _TOLD_LIMITS = (
@@ -67,7 +67,7 @@ class PublisherListener(Service):
         )
         self._server: AppServer | None = None
         self.url = ""
-        """Where publishers register, once started."""
+        """Base URL for publishers, once started."""
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
@@ -75,7 +75,7 @@ class PublisherListener(Service):
 
     @override
     async def start(self) -> None:
-        """Listens. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT for invalid settings."""
+        """Starts listening. Raises ALREADY_EXISTS if the address is taken, INVALID_ARGUMENT for invalid settings."""
         host, port = split_address(self._listen, "publishers.listen")
         context = self._tls(host)
         limits = self._limits
@@ -86,7 +86,7 @@ class PublisherListener(Service):
                 port=port,
                 tls=None if context is None else EdgeTls(),
                 tls_context=context,
-                # Each request has a join token or the secret of a session.
+                # Every request carries a join token or a session secret.
                 has_keys=True,
             ),
             limits=ConnectionLimits(
@@ -103,10 +103,10 @@ class PublisherListener(Service):
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Ends every session, after its tasks within the grace, and stops listening."""
+        """Drains all sessions within the grace and stops listening."""
         await self._publishers.drain(grace_seconds)
         if self._server is not None:
-            # It cancels registrations that are under way, which leave nothing behind.
+            # This cancels registrations in progress, which leave nothing behind.
             self._server.request_stop(0.0)
             await self._server.wait_stopped()
         self._publishers.close()
@@ -125,7 +125,7 @@ class PublisherListener(Service):
         )
 
     def _tls(self, host: str) -> ssl.SSLContext | None:
-        """Returns the relay's certificate as TLS of this listener; None on loopback where none is configured."""
+        """Returns TLS with the relay's certificate; None on loopback without a configured one."""
         section = self._relay_section
         if relay_certificate(section, self._home, host) is None:
             return None
@@ -211,7 +211,7 @@ class PublisherListener(Service):
         return Response(status_code=204)
 
     async def _take_result(self, session: PublisherSession, task: PublisherTask, request: Request) -> None:
-        """Takes the lines of a post until it ends, or the task does. Raises NOT_FOUND when the task fails meanwhile."""
+        """Processes a result's lines until the request or the task ends. Raises NOT_FOUND if the task fails first."""
         with Interruptible() as block:
 
             def give_up() -> None:
@@ -239,7 +239,7 @@ class PublisherListener(Service):
     async def _lines(self, request: Request) -> AsyncIterator[bytes]:
         """Yields the lines of a result as they arrive; a body of another type is one line.
 
-        Raises REQUEST_TOO_LARGE for a longer line than a chunk may be.
+        Raises REQUEST_TOO_LARGE for a line longer than the maximum chunk.
         """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _LINES:
             yield await _read_within(request, self._limits.max_answer_bytes, "max_answer_bytes")
@@ -270,7 +270,7 @@ def _too_large(what: str, limit: int, name: str) -> WeftError:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Answers an error with its reason as JSON."""
+    """Returns an error response with the reason as JSON."""
     if isinstance(error, HTTPException):
         reason = Reason.METHOD_NOT_ALLOWED if error.status_code == 405 else Reason.NOT_FOUND
         error = WeftError(reason, f"there is no {request.method} {request.url.path}; see docs/laptops.md")

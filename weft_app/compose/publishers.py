@@ -1,7 +1,7 @@
-"""Publishers of a mesh: each becomes a dial-out runner of this process, whose models the publisher serves over HTTP.
+"""Publishers of a mesh: each becomes a dial-out runner of this process, which serves its models over HTTP.
 
-Such a runner joins as every dial-out runner does: with the publisher's own token, over the relay, within the relay's
-limits. What is different is its backend alone, see `runner_svc.publishers`.
+The runner joins like any dial-out runner: with the publisher's token, over the relay, within the relay's limits. Only
+its backend differs, see `runner_svc.publishers`.
 """
 
 import asyncio
@@ -43,20 +43,20 @@ from weft_app.config.config import WeftConfig
 log = get_logger("weft.publishers")
 
 RUNTIME_NAME = "http"
-"""What `weft get runners` shows as the runtime of a publisher."""
+"""The runtime of a publisher in `weft get runners`."""
 SECRET_BYTES = 32
 MAX_SECRET_CHARS = 256
 KEPT_IDS_PER_SESSION = 4
-"""Session ids of earlier publishers that are kept, by the most publishers at a time."""
+"""Number of kept session ids of past publishers, per allowed concurrent publisher."""
 
 
 class PublisherRunner:
-    """One publisher as a dial-out runner of this process. Life cycle: `start`, then `drain` or `stop`."""
+    """A publisher as a dial-out runner of this process. Life cycle: `start`, then `drain` or `stop`."""
 
     def __init__(
         self, session: PublisherSession, config: RunnerConfig, *, own_address: str, relay_address: str, token: str
     ) -> None:
-        """`own_address`: the gRPC target of its own server. `relay_address`: the private one of the relay."""
+        """`own_address` is the gRPC target of its server, `relay_address` the private one of the relay."""
         self.session = session
         self._joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._host = GrpcHost()
@@ -77,13 +77,13 @@ class PublisherRunner:
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Joins. Returns once the mesh has the models; raises what refuses them."""
+        """Joins. Returns once the mesh has the models; raises the error if it rejects them."""
         await self._host.start([self._dial_out, self._runner])
         self._following = start_task(self._follow(), name="publisher-link")
         await self._joined
 
     async def drain(self, grace_seconds: float) -> None:
-        """Takes no new tasks, lets those that run end within their grace, and ends the session."""
+        """Rejects new tasks, lets running ones end within the grace, and ends the session."""
         await self._host.stop(grace_seconds)
         self.session.end(WeftError(Reason.SHUTTING_DOWN, "the publisher has left the mesh"))
 
@@ -92,7 +92,7 @@ class PublisherRunner:
         self.session.end(error)
         if self._following is not None:
             await stop_tasks([self._following])
-        # The link first: its loss tells the mesh at once that the runner is gone.
+        # The link first: its loss immediately tells the mesh that the runner is gone.
         await self._dial_out.stop(0.0)
         await self._host.stop(0.0)
 
@@ -114,7 +114,7 @@ class PublisherRunner:
 
 
 class Publishers:
-    """The publishers that are registered, each with its runner."""
+    """The registered publishers and their runners."""
 
     def __init__(self, config: WeftConfig, home: WeftHome, relay: Relay, relay_listener: RelayListener) -> None:
         self.limits = PublisherLimits(max_sessions=config.publishers.max_sessions)
@@ -124,23 +124,23 @@ class Publishers:
         self._relay_listener = relay_listener
         self._clock = SystemClock()
         self._sockets = tempfile.TemporaryDirectory(prefix="weft-publishers-")
-        """A private folder with a path that is short enough for sockets."""
+        """A private folder with a path short enough for sockets."""
         self._runners: dict[str, PublisherRunner] = {}
-        """By the hash of the session's secret."""
+        """Runners by the hash of the session's secret."""
         self._tasks: dict[PublisherRunner, asyncio.Task[None]] = {}
-        """What serves each publisher until it has ended."""
+        """Tasks that serve publishers until their sessions end."""
         self._opening = 0
         self._made = 0
         self._stopping = False
 
     async def drain(self, grace_seconds: float) -> None:
-        """Ends every session, after its tasks within the grace. From here on none is opened."""
+        """Drains all sessions within the grace and rejects new ones."""
         self._stopping = True
         await asyncio.gather(*(runner.drain(grace_seconds) for runner in list(self._runners.values())))
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def close(self) -> None:
-        """Removes the folder of the sockets, once no registration is under way."""
+        """Removes the folder of sockets. Call it when no registration is in progress."""
         self._sockets.cleanup()
 
     def session(self, secret: str) -> PublisherSession:
@@ -151,14 +151,14 @@ class Publishers:
         return runner.session
 
     def leave(self, session: PublisherSession, grace_seconds: float) -> None:
-        """Begins to drain a publisher, whose session ends after its tasks."""
+        """Starts draining a publisher. Its session ends after its tasks."""
         runner = self._runners.get(_hash(session.secret))
         if runner is not None:
             start_task(runner.drain(min(grace_seconds, self._drain_seconds)), name="publisher-leaves")
 
     async def open(self, registration: Registration, *, token: str, peer: str, earlier_secret: str) -> PublisherSession:
-        """Registers a publisher as a runner. Raises UNAUTHENTICATED, and what the mesh refuses."""
-        # The relay looks at the token again; here wrong ones are counted by the address of who shows them.
+        """Registers a publisher as a runner. Raises UNAUTHENTICATED, and the mesh's errors."""
+        # The relay checks the token again; this check counts invalid ones by client address.
         await self._relay.check_token(token, peer)
         await self._end_earlier(earlier_secret)
         self._require_open()
@@ -198,7 +198,7 @@ class Publishers:
         return session
 
     async def _serve(self, runner: PublisherRunner) -> None:
-        """Keeps a publisher until its session has ended, and ends its runner."""
+        """Waits for the end of a publisher's session, then ends its runner."""
         session = runner.session
         try:
             await session.watch()
@@ -211,7 +211,7 @@ class Publishers:
             log.info("publisher ended", runner=session.runner, reason=error.reason.name, message=error.message)
 
     async def _end_earlier(self, secret: str) -> None:
-        """Ends the session that a publisher had before, where it still stands."""
+        """Ends the publisher's earlier session, if it still exists."""
         earlier = self._runners.get(_hash(secret)) if secret else None
         task = None if earlier is None else self._tasks.get(earlier)
         if earlier is not None and task is not None:
@@ -219,7 +219,7 @@ class Publishers:
             await asyncio.wait({task})
 
     def _secret(self, earlier: str) -> str:
-        """Returns the secret of a new session: the earlier one where its session id is known, so that it is resumed."""
+        """Returns the secret of a new session: the earlier one if its session id is known, to resume it."""
         if 0 < len(earlier) <= MAX_SECRET_CHARS and self._session_file(earlier).exists():
             return earlier
         return f"pub_{secrets.token_hex(SECRET_BYTES)}"
@@ -239,7 +239,7 @@ class Publishers:
         return RunnerConfig(
             name=registration.name,
             runtime=RUNTIME_NAME,
-            # Hosts that share a name count as one machine: without one, a publisher shares with nobody.
+            # Publishers with the same host name count as one machine, so the default is unique.
             host=registration.host or registration.name,
             address="",
             registry_address="",
@@ -250,7 +250,7 @@ class Publishers:
         )
 
     def _served(self, section: RunnerSettings, model: UpstreamSettings, session: PublisherSession) -> ServedModel:
-        # The session itself ends what stalls, and says so in the words of the protocol.
+        # The session itself ends stalled tasks and reports them in its protocol.
         timeouts = TimeoutProfile(
             prefill_liveness_seconds=None, idle_stream_seconds=2 * self.limits.task_silence_seconds + 60
         )
@@ -260,7 +260,7 @@ class Publishers:
         return replace(served, make_backend=lambda: PublishedModel(model, context, parameters, session))
 
     def _forget_oldest(self, folder: Path) -> None:
-        """Removes session ids of publishers that have not come back, beyond a number; makes the folder."""
+        """Removes the oldest session ids of past publishers beyond the maximum; creates the folder."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         most = KEPT_IDS_PER_SESSION * self.limits.max_sessions
         with suppress(OSError):
@@ -270,5 +270,5 @@ class Publishers:
 
 
 def _hash(secret: str) -> str:
-    """Returns the name under which a session's secret is kept."""
+    """Returns the key under which a session is stored."""
     return sha256(secret.encode()).hexdigest()

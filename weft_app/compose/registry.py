@@ -51,7 +51,7 @@ _PERMISSIONS: Mapping[RemotePermission, "pb.RemotePermission.ValueType"] = {
 
 
 def configured_tenants(section: RouterSettings) -> tuple[pb.TenantManifest, ...]:
-    """Returns the tenants that a configuration names, by name."""
+    """Returns the configured tenants, sorted by name."""
     rates = {} if section.rate_limits is None else section.rate_limits.tenants
     names = sorted({*section.tenants, *rates})
     return tuple(_tenant(name, section.tenants.get(name, section.default_tenant), rates.get(name)) for name in names)
@@ -70,7 +70,7 @@ def _tenant(name: str, settings: TenantSettings, rates: Sequence[Rate] | None) -
 
 
 def _limits(rates: Sequence[Rate]) -> list[pb.TenantLimit]:
-    """Returns rates as limits, those of requests and tokens of one window together."""
+    """Returns rates as limits, with one limit for requests and tokens of the same window."""
     found: dict[int, pb.TenantLimit] = {}
     for rate in rates:
         limit = found.setdefault(rate.window_seconds, pb.TenantLimit(window=_WINDOWS[rate.window_seconds]))
@@ -82,7 +82,7 @@ def _limits(rates: Sequence[Rate]) -> list[pb.TenantLimit]:
 
 
 def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
-    """Returns the configuration of a registry; its database is under the home by default."""
+    """Returns the configuration of a registry. The database defaults to one under the home."""
     section = config.registry
     values = values_of(RegistrySettings, section) | {
         "database_url": section.database_url or home.state / "registry.db",
@@ -110,7 +110,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
         keys.use(lambda: service.key_ring)
     monitor = HealthMonitor(paired.health_checks(), SystemClock())
     paired.on_takeover(monitor.check)
-    # A standby answers no call: commands of this home go on to the owner.
+    # A standby does not answer calls: commands of this home use the owner's address.
     paired.on_owner(lambda owner: keep_address(home.owner_file("registry"), owner or None))
     page = page_if_served(config)
     if page is not None:
@@ -152,7 +152,7 @@ def governance_config(
 ) -> GovernanceConfig:
     """Returns the configuration of the registry's governance gate. `environment` defaults to this process's.
 
-    Raises INVALID_ARGUMENT when a shared key is required and no valid one is found.
+    Raises INVALID_ARGUMENT if a shared key is required and no valid one is found.
     """
     key = b""
     if section.mode is GovernanceMode.SHARED_KEY:
@@ -179,6 +179,6 @@ def _may_be_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        # The folder may not be readable, so existence is unknown; reading the file gives the error.
+        # The folder is not readable, so existence is unknown; reading the file reports the error.
         return True
     return True

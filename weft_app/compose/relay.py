@@ -1,4 +1,4 @@
-"""The listener of the router's relay, where dial-out runners join: with TLS unless it is loopback."""
+"""Listener of the router's relay, for dial-out runners: with TLS unless it is on loopback."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.config.config import RelaySettings
 
 MAX_CALLS_BESIDE_LINKS = 128
-"""Concurrent calls besides the links: runners that are being admitted or refused, and health checks."""
+"""Concurrent calls in addition to links: runners being admitted or rejected, and health checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,16 @@ class RelayEndpoint:
 
     url: str
     fingerprint: str = ""
-    """Of a self-signed certificate, as `sha256:<hex>`; empty for one of a public CA, or without TLS."""
+    """Fingerprint of a self-signed certificate, as `sha256:<hex>`; empty for a public CA's or without TLS."""
     is_everywhere: bool = False
-    """Whether it listens on all addresses of its machine."""
+    """Whether it listens on all addresses of the machine."""
 
 
 class RelayListener(Service):
-    """The relay as a service with a separate gRPC server: runners that join reach nothing else."""
+    """The relay on a separate gRPC server, so that joining runners can reach nothing else."""
 
     def __init__(self, section: RelaySettings, home: WeftHome, relay: Relay, *, has_publishers: bool = False) -> None:
-        """`has_publishers`: whether it listens at a private address, too, for runners of this process."""
+        """`has_publishers`: whether it also listens on a private address for runners of this process."""
         self._section = section
         self._has_publishers = has_publishers
         self._home = home
@@ -50,9 +50,9 @@ class RelayListener(Service):
         self._server: grpc.aio.Server | None = None
         self._host: GrpcHost | None = None
         self.endpoint = RelayEndpoint(url="")
-        """The address at which runners join, once it is started."""
+        """The address at which runners join, once started."""
         self.private_address = ""
-        """The gRPC target of the private address, once it is started; empty: there is none."""
+        """The gRPC target of the private address, once started; empty: none."""
 
     @property
     @override
@@ -66,7 +66,7 @@ class RelayListener(Service):
 
     @override
     async def start(self) -> None:
-        """Listens. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT for invalid settings."""
+        """Starts listening. Raises ALREADY_EXISTS if the address is taken, INVALID_ARGUMENT for invalid settings."""
         listen = self._section.listen or ""
         host, port = split_address(listen, "relay.listen")
         certificate = relay_certificate(self._section, self._home, host)
@@ -101,7 +101,7 @@ class RelayListener(Service):
 
 
 class _RelayService(Service):
-    """RelayService as a service of the relay's own server."""
+    """The relay as a service of its listener's server."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -126,14 +126,14 @@ class _RelayService(Service):
 
 
 def known_endpoint(home: WeftHome) -> RelayEndpoint | None:
-    """Returns the address at which runners join the mesh of this home; None when no relay runs here."""
+    """Returns the address at which runners join this home's mesh; None if no relay runs here."""
     with suppress(OSError, ValueError, TypeError):
         return RelayEndpoint(**json.loads(_endpoint_file(home).read_text("utf-8")))
     return None
 
 
 def split_address(address: str, field: str) -> tuple[str, int]:
-    """Returns host and port of `host:port`, an IPv6 host in brackets. Raises INVALID_ARGUMENT naming `field`."""
+    """Splits `host:port`, with an IPv6 host in brackets. Raises INVALID_ARGUMENT naming `field`."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise invalid_field(field, "must be an address and a port, such as 0.0.0.0:7443")
@@ -141,7 +141,7 @@ def split_address(address: str, field: str) -> tuple[str, int]:
 
 
 def relay_certificate(section: RelaySettings, home: WeftHome, host: str) -> ServerCertificate | None:
-    """Returns the certificate of a listener at `host`; None on loopback, where none is configured."""
+    """Returns the certificate of a listener at `host`; None on loopback if none is configured."""
     if (section.certificate_file is None) != (section.key_file is None):
         raise invalid_field("relay.certificate_file", "and relay.key_file must be set together")
     if section.certificate_file is not None and section.key_file is not None:
@@ -154,7 +154,7 @@ def relay_certificate(section: RelaySettings, home: WeftHome, host: str) -> Serv
 
 
 def shown_host(host: str) -> str:
-    """Returns the host of an address in URLs: the name of this machine where it listens everywhere."""
+    """Returns the host for URLs: this machine's name if it listens on all addresses."""
     shown = socket.gethostname() if is_any_host(host) else host
     return f"[{shown}]" if ":" in shown else shown
 

@@ -1,4 +1,4 @@
-"""The reload of a mesh: weft.yaml is read again, and what changed is carried out while everything else continues."""
+"""The reload of a mesh: reads weft.yaml and applies the changes while everything else continues."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -29,7 +29,7 @@ from weft_app.config.config import CONFIG_NAME
 from weft_app.config.reload_plan import ReloadPlan, plan_reload
 
 START_SECONDS = 60.0
-"""Longest wait for a runner that is started; requests for its models wait that long, too."""
+"""Timeout for the start of a runner; requests for its models wait that long, too."""
 START_CHECK_SECONDS = 0.1
 
 log = get_logger("weft_app.compose")
@@ -37,32 +37,31 @@ log = get_logger("weft_app.compose")
 
 @dataclass(slots=True, kw_only=True)
 class MeshReload:
-    """Carries out reloads of a running mesh, one at a time: the caller sees to that."""
+    """Reloads a running mesh. The caller must not run two reloads concurrently."""
 
     source: ConfigurationSource
     current: ReadConfiguration
     changed: Callable[[ReadConfiguration], None]
-    """Gets the configuration that is in force after a reload."""
+    """Called with the configuration that a reload puts in force."""
     home: WeftHome
     config_file: Path
-    """What the runners read."""
+    """The configuration file of the runners."""
     runners: MeshRunners
     registry: grpc.aio.Channel
     names: RegistryService
-    """Knows the aliases."""
     fleet: FleetWatcher
     router: RouterService
     edge: GatewayService
     expected: ExpectedMesh
-    """What the gateway shows before it has come."""
+    """Models and agents that the gateway shows before they are published."""
     names_waited_for: Callable[[], Awaitable[Collection[str]]]
-    """The names of models and pools for which tasks wait."""
+    """Returns the names of models and pools for which tasks wait."""
     clock: Clock
 
     async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
-        """Reads the configuration again and carries out what changed; `dry_run`: only returns it.
+        """Reads the configuration and applies the changes; `dry_run` only returns them.
 
-        Raises INVALID_ARGUMENT and MALFORMED_REQUEST naming all that is wrong, with nothing changed.
+        Raises INVALID_ARGUMENT and MALFORMED_REQUEST, listing every problem, without a change.
         """
         read = await asyncio.to_thread(self.source.read)
         current = self.current
@@ -78,7 +77,7 @@ class MeshReload:
         if dry_run:
             response.notes.extend(await self._replacements(wanted, plan))
             return response
-        # From here on it is the configuration in force: a runner that dies comes back with it.
+        # In force from here on: a runner that dies restarts with it.
         await asyncio.to_thread(write_snapshot, self.config_file, wanted.document)
         self.current = wanted
         self.changed(wanted)
@@ -88,8 +87,8 @@ class MeshReload:
         return response
 
     def _check(self, wanted: ReadConfiguration, plan: ReloadPlan) -> None:
-        """Checks what would only fail later, in a runner. Raises INVALID_ARGUMENT naming the setting."""
-        # The runner's parts are no part of a mesh's own process before the first reload.
+        """Checks what would otherwise fail later in a runner. Raises INVALID_ARGUMENT naming the setting."""
+        # `weft up` does not import the code of runners before the first reload.
         from weft_app.compose.runner import runner_config  # noqa: PLC0415
 
         require_startable(wanted.config, self.home)
@@ -102,7 +101,7 @@ class MeshReload:
         _require_free_names(sections, self.fleet.view, {runner.name for runner in self.current.runners})
 
     async def _replacements(self, wanted: ReadConfiguration, plan: ReloadPlan) -> list[str]:
-        """Returns a sentence for each model that would be loaded again: beside the old one, or after it."""
+        """Returns for each model to reload a sentence that says whether it loads beside the old one or after it."""
         from weft_app.compose.replacement_forecast import replacement_forecast  # noqa: PLC0415 - see _check
         from weft_app.compose.runner import runner_config  # noqa: PLC0415
 
@@ -141,12 +140,12 @@ class MeshReload:
         self.names.reconfigure(registry_config(wanted.config, self.home))
 
     async def _restart(self, section: RunnerSettings, grace: float, response: pb.ReloadConfigurationResponse) -> None:
-        """Ends the process of a runner after its requests, and starts it again."""
+        """Drains and restarts the process of a runner."""
         await self.runners.stop(section.name, grace)
         await self._start(section, response)
 
     async def _update(self, section: RunnerSettings, grace: float, response: pb.ReloadConfigurationResponse) -> None:
-        """Has a runner serve other models; one that cannot is started again."""
+        """Reloads the models of a runner, or restarts it if it cannot."""
         known = self.fleet.view.runners.get(section.name)
         try:
             if known is None or not known.active:
@@ -160,8 +159,8 @@ class MeshReload:
         response.notes.extend(answer.notes)
 
     async def _start(self, section: RunnerSettings, response: pb.ReloadConfigurationResponse) -> None:
-        """Starts a runner and waits until it has come; requests for its models wait meanwhile."""
-        # Each reader has its own: what one has seen come, another may still wait for.
+        """Starts a runner and waits until it is active; requests for its models wait meanwhile."""
+        # Separate objects: the router and the gateway see models arrive at different times.
         for_router, for_gateway = expected_mesh([section]), expected_mesh([section])
         self.router.expect(for_router)
         self.expected.add(for_gateway)
@@ -178,7 +177,7 @@ class MeshReload:
                     change.error = why
 
     async def _why_absent(self, runner: str) -> str:
-        """Returns why a runner that was started has not come; empty: it has."""
+        """Returns why a started runner is not active; empty if it is."""
         deadline = self.clock.monotonic() + START_SECONDS
         while self.clock.monotonic() < deadline:
             known = self.fleet.view.runners.get(runner)
@@ -191,7 +190,7 @@ class MeshReload:
 
 
 def _require_file(current: ReadConfiguration, read: ReadConfiguration) -> None:
-    """Raises INVALID_ARGUMENT for a file that is gone or empty: an editor may just be writing it."""
+    """Raises INVALID_ARGUMENT for a missing or empty file: an editor may be writing it."""
     if current.document and not read.document:
         (*_, file) = current.files or (Path(CONFIG_NAME),)
         what = "is empty" if read.files else "is not there any more"
@@ -199,7 +198,7 @@ def _require_file(current: ReadConfiguration, read: ReadConfiguration) -> None:
 
 
 def _require_free_names(sections: Iterable[RunnerSettings], view: FleetView, own: Collection[str]) -> None:
-    """Raises INVALID_ARGUMENT for a model or a runner whose name a runner elsewhere has."""
+    """Raises INVALID_ARGUMENT if a runner elsewhere has the name of a runner or a model."""
     for section in sections:
         other = view.runners.get(section.name)
         if section.name not in own and other is not None and other.active:

@@ -1,4 +1,4 @@
-"""How the changed models of a reload would replace the old ones, before it is carried out (`weft reload --dry-run`)."""
+"""Forecast of how a reload would replace changed models (`weft reload --dry-run`)."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ _IN_MEMORY = frozenset({InstanceState.PHASE_LOADING, InstanceState.PHASE_READY, 
 async def replacement_forecast(
     config: RunnerConfig, model: ServedModel, view: FleetView, registry: grpc.aio.Channel
 ) -> str:
-    """Returns a sentence about the order that the runner would choose now, by the same policy."""
+    """Returns a sentence about the order in which the runner would now replace the model, by its own policy."""
     runner = view.runners.get(config.name)
     instance = None if runner is None else runner.instances.get(model.name)
     expected = None if model.hibernation.attached else await model.forecast.expect(AS_CONFIGURED)
@@ -34,7 +34,7 @@ async def replacement_forecast(
 
 
 async def _free_bytes(config: RunnerConfig, registry: grpc.aio.Channel) -> int | None:
-    """Returns the memory that a further model can have now: of the accelerators, or of the host; None: unknown."""
+    """Returns the free memory of accelerators or host for another model; None: unknown."""
     stub: Any = lease_service_pb2_grpc.LeaseServiceStub(registry)
     request = lease_service_pb2.ListHostMemoryRequest(host=socket.gethostname())
     try:

@@ -29,10 +29,10 @@ from weft_app.config.config import WeftConfig
 
 
 def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
-    """Returns the configuration of a router over a registry.
+    """Returns the configuration of a router.
 
-    `address`: its own, for gateways and runners behind its relay. Without one it is no part of the mesh, and
-    places everything.
+    `address` is its own, for gateways and runners behind its relay. Without one it is not part of the mesh and places
+    all requests.
     """
     section = config.router
     rates, default_rates = section.rate_limits or TenantRates(), DEFAULT_RATES if section.multi_tenant else ()
@@ -43,7 +43,7 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
         security=channel_security(config),
         default_timeout_seconds=config.gateway.request_timeout_seconds,
         wake_recipes=section.wake_recipes,
-        # Recipes come with models: they see no other variables.
+        # Recipes come with models, so they get no other variables.
         wake_environment={
             name: value for name, value in os.environ.items() if name == "PATH" or name.startswith("WEFT_WAKE_")
         },
@@ -59,7 +59,7 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
 
 
 def scheduler_limits(section: RouterSettings) -> SchedulerLimits:
-    """Returns every bound of the scheduler."""
+    """Returns the limits of the scheduler."""
     return SchedulerLimits(**values_of(QueueLimits, section))
 
 
@@ -70,7 +70,7 @@ async def serve_router(
     announce: Announce,
 ) -> None:
     """Serves a router until a signal arrives."""
-    # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
+    # Imported here: a runner's own router (weft_app.compose.runner_http) stores nothing and has no database package.
     from router_svc.leader import SILENCE_SECONDS  # noqa: PLC0415
     from router_svc.store.database import ROUTER_OWNER  # noqa: PLC0415
     from weft.sql.ownership import OwnershipGuard, Paired  # noqa: PLC0415
@@ -115,10 +115,10 @@ async def serve_router(
         await monitor.check()
         await announcement.tell()
 
-    # The mesh learns of a takeover, and commands of this home where the leader is.
+    # Announces a takeover to the mesh, and the leader's address to this home's commands.
     paired.on_takeover(note_takeover)
     paired.on_owner(lambda leader: keep_address(home.owner_file("router"), leader or None))
-    # What drains last lets another router lead meanwhile; where none can, this one goes on placing requests.
+    # Listeners drain last if another router can lead meanwhile; otherwise this one continues to place requests.
     last = (listeners,) if database.is_shared else ()
     try:
         await serve_until_stopped(

@@ -49,22 +49,22 @@ if TYPE_CHECKING:
 
 DEFAULT_DRAIN_SECONDS = 10.0
 PUBLISH_SECONDS = 10.0
-"""Longest wait for the registry to forget the models that are gone, whose names others may take then."""
+"""Timeout for the registry to drop removed models, so that others can use their names."""
 
 log = get_logger("weft_app.compose")
 
 
 class HttpApi(Service, Protocol):
-    """The HTTP API of a runner, as a service."""
+    """A runner's HTTP API."""
 
     @property
     def url(self) -> str:
-        """The base URL, once started."""
+        """Base URL, once started."""
         ...
 
 
 MakeHttpApi = Callable[[RunnerService, RunnerConfig, HealthSource, "MetricsPage"], HttpApi]
-"""Makes the HTTP API of a runner over its metrics. A parameter: this module must not import the web stack."""
+"""Builds a runner's HTTP API. A parameter, because this module must not import the web stack."""
 
 
 def runner_config(  # noqa: PLR0913 - what the file says about this host, by its sections
@@ -78,11 +78,11 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     accelerators: AcceleratorSettings | None = None,
     model_store: ModelStoreSettings | None = None,
 ) -> RunnerConfig:
-    """Returns the configuration of a runner that others reach at `address`, a gRPC target.
+    """Returns the configuration of a runner at the gRPC target `address`.
 
-    `published`: the models that are served at all; None: those without `publish: false`.
-    `drain_seconds` is how long an unload waits for running requests. `accelerators` are the devices of this host whose
-    memory is leased; None: memory is not leased. `model_store`: how models with a `source` are pulled.
+    `published`: the models to serve; None: all without `publish: false`. `drain_seconds`: how long an unload waits for
+    running requests. `accelerators`: this host's devices with leased memory; None: memory is not leased. `model_store`:
+    how models with a `source` are pulled.
     """
     models = section.published_models
     if published is not None:
@@ -138,19 +138,19 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
 
 @dataclass(slots=True)
 class RunnerReload:
-    """Carries out the reloads of one runner, one after the other."""
+    """Reloads one runner, one reload at a time."""
 
     service: RunnerService
     section: RunnerSettings
     build: Callable[[RunnerSettings], RunnerConfig]
-    """Returns the configuration of a section."""
+    """Returns the runner's configuration from its section."""
     reread: Callable[[], RunnerSettings]
-    """Returns the section of the file, read again."""
+    """Reads the runner's section from the file."""
 
     async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
-        """Serves the models and agents of the file. Raises INVALID_ARGUMENT, with nothing changed.
+        """Serves the models and agents of the file. Raises INVALID_ARGUMENT without a change.
 
-        Other settings of the runner need a restart of its process, which the caller does: they are only returned.
+        Other changed settings are only returned: they need a restart of the process by the caller.
         """
         section = await asyncio.to_thread(self.reread)
         plan = plan_reload(WeftConfig(), WeftConfig(), [self.section], [section])
@@ -181,7 +181,7 @@ class RunnerReload:
             if words := await self.service.replace(models[name]):
                 response.notes.append(words)
             log.info("model is served as the configuration has it now", model=name)
-        # Whoever asks for a new model after the reload finds it.
+        # The new models must be usable once the reload returns.
         await self.service.until_published(PUBLISH_SECONDS)
 
 
@@ -197,7 +197,7 @@ async def serve_runner(
 ) -> None:
     """Serves a runner, and its HTTP API if any, until a signal arrives. Its backends have ended when this returns.
 
-    `reread` reads the configuration again; None: it is not reloaded.
+    `reread` reads the configuration for reloads; None: no reloads.
     """
     section = pick_runner(configured_runners(config), name)
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
@@ -240,12 +240,12 @@ async def serve_runner(
             announce(address)
             announce(made.url)
 
-        # The HTTP API starts first and stops last, so that it can report that the runner starts or stops.
+        # The HTTP API starts first and stops last, to report that the runner is starting or stopping.
         await serve_until_stopped(host, made, config, started, companions=[service, *companions], monitor=monitor)
 
 
 def pick_runner(runners: tuple[RunnerSettings, ...], name: str | None) -> RunnerSettings:
-    """Returns the runner of this name, or the only one. Raises INVALID_ARGUMENT naming the choices."""
+    """Returns the runner with this name, or the only one. Raises INVALID_ARGUMENT listing the choices."""
     names = ", ".join(runner.name for runner in runners)
     if name is None and len(runners) == 1:
         return runners[0]

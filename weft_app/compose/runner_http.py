@@ -1,6 +1,6 @@
-"""The HTTP API of a runner: a router for this runner alone, the gateway's endpoints over it, and the runner's own.
+"""A runner's HTTP API: the gateway's endpoints over a router for this runner alone, and the runner's own endpoints.
 
-Only the `weft serve runner` command imports it, and only for a runner with an HTTP API: others need no web stack.
+Imported only by `weft serve runner` for a runner with an HTTP API: others need no web stack.
 """
 
 import os
@@ -46,7 +46,7 @@ from weft_app.config.config import WeftConfig
 
 
 def other_names(models: Iterable[ModelSettings]) -> dict[str, frozenset[str]]:
-    """Returns what models are called by besides their names: source, with and without `hf:`, or path."""
+    """Returns further names of models: the source, with and without `hf:`, or path."""
     return {
         model.name: frozenset({model.location, model.location.removeprefix(f"{SourceScheme.HUB}:")})
         for model in models
@@ -60,7 +60,7 @@ def runner_facts(
     chat_models: Collection[str],
     called: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> RunnerFacts:
-    """Returns the facts in a runner's description; `chat_models` are those for chats, `called` as `other_names`."""
+    """Converts a runner's description. `chat_models` are the models for chats; `called` is as in `other_names`."""
     runner = description.runner
     described = {instance.model: instance for instance in description.instances}
     return RunnerFacts(
@@ -81,12 +81,12 @@ def runner_facts(
 
 
 def _source_names(source: str) -> frozenset[str]:
-    """Returns what a model is called by that was loaded by this source: with and without `hf:`; none for no source."""
+    """Returns the names of a model loaded by this source: with and without `hf:`; empty without a source."""
     return frozenset({source, source.removeprefix(f"{SourceScheme.HUB}:")} if source else ())
 
 
 def usable_devices(sight: HostSnapshot, allowed: Collection[int]) -> tuple[DeviceSnapshot, ...] | None:
-    """Returns the devices that a runner may use, all of the host where `allowed` is empty; None: unknown."""
+    """Returns the devices that a runner may use, all of the host if `allowed` is empty; None: unknown."""
     if sight.source is Source.UNKNOWN and not sight.devices:
         return None
     return tuple(device for device in sight.devices if not allowed or device.index in allowed)
@@ -130,7 +130,7 @@ class LocalRunner:
     def _look(self) -> RunnerFacts:
         description, view = self._runner.describe(), self._router.view
         known = view.runners.get(description.runner.name)
-        # Requests can be placed once the registry has reported this incarnation.
+        # Requests can be placed once the registry reports this incarnation.
         if known is not None and known.active and known.incarnation == description.runner.incarnation:
             self._stage = RunnerStage.SERVING
         chats = [model.name for model in view.models.values() if Operation.CHAT in model.operations]
@@ -139,7 +139,7 @@ class LocalRunner:
 
 
 class RunnerHttp(Service):
-    """The HTTP API of a runner as a service, started before the runner and stopped after it."""
+    """The service of a runner's HTTP API. Start it before the runner and stop it afterwards."""
 
     service_names: Sequence[str] = ()
 
@@ -156,9 +156,9 @@ class RunnerHttp(Service):
         registry_address: str,
         port: int,
     ) -> None:
-        """`port`: 0 takes a free one. `settings` are those that the runner was built with, `health` is its process's.
+        """`port` 0 selects a free one. `settings` are the runner's, `health` is that of its process.
 
-        `page` has the runner's metrics, and gets those of the API.
+        `page` has the runner's metrics and gets those of the API.
         """
         clock = SystemClock()
         security = channel_security(config)

@@ -1,4 +1,4 @@
-"""The metrics of the runner processes of `weft up`, on the page of the mesh."""
+"""Adds the metrics of the runner processes of `weft up` to the page of the mesh."""
 
 import asyncio
 import os
@@ -14,9 +14,9 @@ MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Maximum size of a runner's page: 20,000 series."""
 MAX_SERIES = 20_000
 TIMEOUT_SECONDS = 1.0
-"""How long a runner may take for its page; all are asked concurrently. One that is late is missing from this scrape."""
+"""Timeout for a runner's page. All are read concurrently; late ones are missing from the scrape."""
 HELD_SECONDS = 1.0
-"""Maximum age of the runners' pages, so that several scrapers cost them no more than one."""
+"""Maximum age of cached pages, so that several scrapers cost no more than one."""
 _CHUNK_BYTES = 65_536
 
 
@@ -26,7 +26,7 @@ class RunnerPages:
     def __init__(
         self, page: MetricsPage, socket_of: Callable[[str], Path], runners: Callable[[], Collection[str]], clock: Clock
     ) -> None:
-        """`socket_of` is where a runner serves its page, `runners` the names of those that run now."""
+        """`socket_of` returns the socket of a runner's page, `runners` the names of the running ones."""
         self._page = page
         self._socket_of = socket_of
         self._runners = runners
@@ -49,7 +49,7 @@ class RunnerPages:
             yield from page.families
 
     async def _refresh(self) -> None:
-        """Reads the pages, unless they were read just now."""
+        """Reads the pages unless the cached ones are recent."""
         async with self._reading:
             now = self._clock.monotonic()
             if self._read_at is not None and now - self._read_at < HELD_SECONDS:
@@ -63,11 +63,11 @@ class RunnerPages:
             for name, text in zip(names, texts, strict=True):
                 if text is not None:
                     self._pages[name] = passed_on(text, {"runner": name}, max_series=MAX_SERIES, keeps_own=True)
-                    await asyncio.sleep(0)  # other work goes on between two pages
+                    await asyncio.sleep(0)  # lets other tasks run between two pages
             self._read_at = self._clock.monotonic()
 
     async def _text(self, runner: str) -> str | None:
-        """Returns a runner's page; None: it does not answer in time, or its page is too large."""
+        """Returns a runner's page; None if it is late or too large."""
         socket = str(self._socket_of(runner))
         if not os.path.exists(socket):  # noqa: ASYNC240, PTH110 - a look at a local folder
             return None

@@ -1,6 +1,6 @@
 """The runner processes of `weft up`: start, supervision, restart, stop.
 
-Runners of an earlier start that the configuration no longer names are taken out of the mesh (`StartedRunners`).
+Also removes runners that are no longer configured from the mesh (`StartedRunners`).
 """
 
 import asyncio
@@ -43,10 +43,10 @@ RESTART_PAUSE_SECONDS = 1.0
 REFUSAL_CODES = frozenset({2, 4})
 """Exit codes for invalid arguments and for resources in use; see docs/start.md."""
 MAX_REFUSALS = 3
-"""Refusals in a row after which a start is abandoned; an earlier process may free its resources before."""
+"""Consecutive refusals after which a start is abandoned; before that, an earlier process may free its resources."""
 MAX_LAST_OUTPUT_BYTES = 1024
 KILL_MARGIN_SECONDS = 15.0
-"""Time after the drain that a runner needs to end its backends."""
+"""Time after the drain for a runner to end its backends."""
 CALL_TIMEOUT_SECONDS = 5.0
 MAX_NAMES = 10_000
 """Maximum number of remembered runners."""
@@ -63,7 +63,7 @@ _LATER = MappingProxyType(
 
 
 class RunnerChild:
-    """One `weft serve runner` process. It dies with this process, even when killed; its backends die with it."""
+    """A `weft serve runner` process. It and its backends die with this process, even if this process is killed."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RunnerChild:
         *,
         notify: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`notify`: called with a message when the process exits unexpectedly."""
+        """`notify` gets a message when the process exits unexpectedly."""
         self.name = name
         self._notify = notify
         self._arguments = arguments
@@ -94,7 +94,7 @@ class RunnerChild:
 
     @property
     def refusal(self) -> str:
-        """The last line of output of a process that refuses to start; empty: it starts."""
+        """The last line of output if the process refuses to start; empty if it starts."""
         return self._last_output if self._refusals >= MAX_REFUSALS else ""
 
     async def start(self) -> None:
@@ -103,7 +103,7 @@ class RunnerChild:
         self._watch = start_critical(self._keep_running(), name=f"runner-{self.name}")
 
     async def stop(self, grace_seconds: float) -> None:
-        """Drains it with SIGTERM, and kills it KILL_MARGIN_SECONDS after the grace. Idempotent."""
+        """Drains the process with SIGTERM, and kills it KILL_MARGIN_SECONDS after the grace. Idempotent."""
         watch, self._watch = self._watch, None
         if watch is not None:
             await stop_tasks([watch])
@@ -120,25 +120,25 @@ class RunnerChild:
         await process.wait()
 
     def kill(self) -> None:
-        """Kills it without a restart. Its backends die with it."""
+        """Kills the process without a restart. Its backends die with it."""
         if self._watch is not None:
             self._watch.cancel()
         if self.pid is not None and self._process is not None:
             self._process.kill()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        # Its logs go to another file; this one holds other output, such as the traceback of a crash.
+        # Logs go to another file; this one gets other output, such as the traceback of a crash.
         with self._output.open("wb") as output:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-I", "-S", str(Path(parent_death.__file__)), str(os.getpid())),
                 *(sys.executable, "-m", "weft_app.cli.main", *self._arguments),
-                # What it says is in the file of `--config` already, as it was when that came into force.
+                # The file of `--config` already contains these settings, as they were when it came into force.
                 env={name: value for name, value in os.environ.items() if name != LOCAL_SETTINGS_VARIABLE},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
-                # Ctrl-C on the terminal is for this process only, which drains the runners.
+                # Ctrl-C on the terminal must reach only this process, which drains the runners.
                 start_new_session=True,
             )
 
@@ -160,8 +160,8 @@ class RunnerChild:
             await self._clock.sleep(pause)
             try:
                 return await self._spawn()
-            except OSError as error:  # a limit of processes or open files is reached: it may pass
-                log.error("runner process cannot be started", runner=self.name, why=error.strerror)  # noqa: TRY400 - the reason is enough
+            except OSError as error:  # a limit of processes or open files, which may be temporary
+                log.error("runner process cannot be started", runner=self.name, why=error.strerror)  # noqa: TRY400 - no traceback needed
 
     def _read_last_output(self) -> str:
         with suppress(OSError), self._output.open("rb") as output:
@@ -178,31 +178,31 @@ def _how_it_ended(code: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredRunner:
-    """A runner that was taken out of the mesh, or will be."""
+    """A runner that was or will be removed from the mesh."""
 
     name: str
     models: tuple[str, ...] = ()
-    """The models removed with it."""
+    """Removed models."""
     pools: tuple[str, ...] = ()
-    """The pools without members after that."""
+    """Pools without remaining members."""
     later: str = ""
-    """Why it is still in the mesh; empty: it was removed."""
+    """Why it is still in the mesh; empty if it was removed."""
 
 
 class StartedRunners:
-    """The names of the runners that were started on a home, kept across restarts of its host."""
+    """The names of runners started on a home, stored across restarts of its host."""
 
     def __init__(self, home: WeftHome) -> None:
         self._home = home
         self._file = home.state / "started-runners.json"
 
     async def retire_others(self, names: Collection[str], registry: grpc.aio.Channel) -> list[RetiredRunner]:
-        """Retires runners that are not in `names` any more, and stores `names` for the next start.
+        """Retires runners that are not in `names`, and stores `names` for the next start.
 
-        One that cannot be removed yet stays stored, and is retried at the next start.
+        Runners that cannot be removed yet stay stored, and are retried at the next start.
         """
         known = self._read()
-        # Written before anything is started: after a crash the next start knows them.
+        # Written before runners start, so that the next start knows them after a crash.
         self._write(known | set(names))
         found = [await self._retire(name, registry) for name in sorted(known - set(names))]
         retired = [each for each in found if each is not None]
@@ -210,10 +210,10 @@ class StartedRunners:
         return retired
 
     async def _retire(self, name: str, registry: grpc.aio.Channel) -> RetiredRunner | None:
-        """Returns the result for one runner; None: unknown to the mesh, or its session id is lost."""
+        """Returns the retired runner; None if it is unknown to the mesh or its session id is lost."""
         is_alive = await self._answers(name)
         if not is_alive:
-            # Of a process that was killed, or refused to start: `weft status` would ask it.
+            # Left by a process that was killed or refused to start; `weft status` would call it.
             (self._home.run / f"runner-{name}.sock").unlink(missing_ok=True)
         file = SessionFile(self._home.state / "runners" / f"{name}.session")
         session_id = file.read()
@@ -234,7 +234,7 @@ class StartedRunners:
         return RetiredRunner(name=name, models=tuple(answer.models), pools=tuple(answer.pools), later=later)
 
     async def _answers(self, name: str) -> bool:
-        """Whether its process may be alive: its socket is open, or its address is unknown."""
+        """Whether the runner's process may be alive: its socket is open or its address is unknown."""
         path = self._home.run / f"runner-{name}.sock"
         if not is_socket_address(path):
             return True
@@ -256,7 +256,7 @@ class StartedRunners:
             return set()
 
     def _write(self, names: Iterable[str]) -> None:
-        """Logs a failed write rather than prevent the start; a later start then retires fewer runners."""
+        """Writes the names. A failure is only logged; the next start then retires fewer runners."""
         try:
             replace_file(self._file, f"{json.dumps(sorted(names))}\n".encode())
         except OSError as error:
@@ -269,19 +269,19 @@ async def retire_others(
     registry: grpc.aio.Channel,
     names_waited_for: Callable[[], Awaitable[Collection[str]]],
 ) -> list[str]:
-    """Takes runners out of the mesh that are not in `names`; returns sentences about them."""
+    """Retires runners that are not in `names`; returns sentences about them."""
     retired = await StartedRunners(home).retire_others(names, registry)
     return retirement_notes(retired, await names_waited_for()) if retired else []
 
 
 def retirement_notes(retired: Iterable[RetiredRunner], waited_for: Collection[str]) -> list[str]:
-    """Returns a sentence about each retired runner; `waited_for`: the models and pools that durable tasks wait for."""
+    """Returns a sentence about each retired runner. Durable tasks wait for the models and pools in `waited_for`."""
     return [_note(each, [name for name in (*each.models, *each.pools) if name in waited_for]) for each in retired]
 
 
 def left_behind_notes(home: WeftHome, configured: Collection[str]) -> dict[str, str]:
-    """Returns a sentence about each runner that is not configured any more, for the models that were added to it."""
-    # Most starts have added models of runners that are configured, or none.
+    """Returns a sentence about each runner that is no longer configured but has added models."""
+    # Imported here: most starts find no such models.
     from runner_svc.added_models import models_left_behind  # noqa: PLC0415
 
     return {

@@ -1,4 +1,4 @@
-"""Who may call this process, by API key or certificate, and what it shows as a client: from the configuration."""
+"""Authentication from the configuration: who may call this process, and its own credentials as a client."""
 
 import ipaddress
 import os
@@ -25,14 +25,14 @@ from weft_app.config.config import WeftConfig
 
 
 def keys_required(config: WeftConfig) -> bool:
-    """Returns whether callers need keys. Default: where the HTTP API is reachable from other machines."""
+    """Whether callers need keys, by default if other machines can reach the HTTP API."""
     if config.auth.required is not None:
         return config.auth.required
     return config.gateway.tls_terminated_elsewhere or not is_loopback(config.host)
 
 
 def is_on_loopback(host: str) -> bool:
-    """Whether a host resolves to a loopback address, as the listener checks it. Raises INVALID_ARGUMENT."""
+    """Whether a host resolves to a loopback address, as the listener would. Raises INVALID_ARGUMENT."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -41,7 +41,7 @@ def is_on_loopback(host: str) -> bool:
 
 
 class KeyCheck:
-    """The key ring of one process, for its gRPC server and its HTTP edge. Until it is loaded every key is refused."""
+    """A process's key ring, for its gRPC server and HTTP edge. Rejects every key until it is loaded."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -61,7 +61,7 @@ class KeyCheck:
         return self._source is not None if self._watcher is None else self._watcher.is_ready
 
     def interceptor(self) -> AuthInterceptor:
-        """Returns the interceptor that admits calls by these keys; SERVICE_UNAVAILABLE until they are loaded."""
+        """Returns the interceptor that checks the keys of calls; SERVICE_UNAVAILABLE until they are loaded."""
         return AuthInterceptor(self._known_ring, self._clock)
 
     def _known_ring(self) -> KeyRing:
@@ -70,7 +70,7 @@ class KeyCheck:
         return self.ring
 
     def use(self, source: Callable[[], KeyRing]) -> None:
-        """Uses the key store of this very process."""
+        """Uses the key store of this process."""
         self._source = source
 
     async def follow(self, registry: grpc.aio.Channel) -> None:
@@ -85,12 +85,12 @@ class KeyCheck:
 
 
 def key_check(config: WeftConfig, clock: Clock) -> KeyCheck | None:
-    """Returns the key check of this process; None where no keys are required."""
+    """Returns this process's key check; None if keys are not required."""
     return KeyCheck(clock) if keys_required(config) else None
 
 
 class KeyFollower(Service):
-    """A service that follows the keys of a registry in another process while its companion runs."""
+    """Follows the keys of a registry in another process."""
 
     service_names: Sequence[str] = ()
 
@@ -118,23 +118,23 @@ class KeyFollower(Service):
 
 
 def key_followers(keys: KeyCheck | None, registry_address: str, security: ChannelSecurity) -> tuple[KeyFollower, ...]:
-    """Returns the companions of a service that keep its keys current; none where no keys are required."""
+    """Returns the companion services that keep the keys current; empty if keys are not required."""
     return () if keys is None else (KeyFollower(keys, registry_address, security),)
 
 
 SERVICE_KEY_VARIABLE = "WEFT_SERVICE_KEY"
-"""Environment variable of a key of the role `service`, for a service that has no client certificate."""
+"""Environment variable with a key of the role `service`, for services without a client certificate."""
 
 
 def channel_security(config: WeftConfig) -> ChannelSecurity:
-    """Returns credentials and trust of this process as a client. Raises INVALID_ARGUMENT naming an invalid file."""
+    """Returns this process's credentials and trust as a client. Raises INVALID_ARGUMENT naming an invalid file."""
     files = config.tls.files
     read_material(files)
     return ChannelSecurity(files=files, api_key=os.environ.get(SERVICE_KEY_VARIABLE, "").strip())
 
 
 def server_tls(config: WeftConfig, service: Literal["registry", "router", "runner"]) -> ServerTls | None:
-    """Returns the certificate of a service and the clients that it admits; None without a certificate."""
+    """Returns a service's certificate and admitted clients; None without a certificate."""
     section = config.tls
     if section.certificate_file is None and section.key_file is None:
         return None
@@ -158,9 +158,9 @@ def new_host(
     keys: KeyCheck | None = None,
     first_guard: RpcGuard | None = None,
 ) -> GrpcHost:
-    """Returns the gRPC server of a service, with TLS where a certificate is configured. `keys` admit its callers.
+    """Returns a service's gRPC server, with TLS if a certificate is configured. `keys` admit its callers.
 
-    `first_guard` checks calls before their keys are.
+    `first_guard` checks calls before their keys.
     """
     guard = None if keys is None else keys.interceptor()
     return GrpcHost(tls=server_tls(config, service), guard=guard, first_guard=first_guard)

@@ -1,4 +1,4 @@
-"""The models of a configured runner as it serves them: the engine by its runtime, sleep, wake and chat settings."""
+"""Builds a configured runner's served models: engine by runtime, sleep, wake and chat settings."""
 
 import asyncio
 from dataclasses import replace
@@ -34,7 +34,7 @@ from weft_app.compose.published_agents import sampling_of, tags_of
 
 
 def runner_context(section: RunnerSettings) -> ModelContext:
-    """Returns the context that all models of one runner share, by its settings alone."""
+    """Returns the context that a runner's models share."""
     return ModelContext(
         where=f"runners.{section.name}",
         command=section.command,
@@ -49,9 +49,9 @@ def runner_context(section: RunnerSettings) -> ModelContext:
 def served_model(
     section: RunnerSettings, model: ModelSettings, drain_seconds: float, context: ModelContext | None = None
 ) -> ServedModel:
-    """Returns one model, which has one engine: replicas are separate models, see `with_replicas`.
+    """Returns one model with one engine: replicas are separate models, see `with_replicas`.
 
-    One that needs what this machine does not have is built again by each load, which fails while that is so.
+    If this machine lacks something the model needs, each load builds it again and fails until it is available.
     Raises INVALID_ARGUMENT naming a setting that conflicts with another one.
     """
     where = f"runners.{section.name}.models.{model.name}"
@@ -120,7 +120,7 @@ def _hibernation(
         raise invalid_field(f"{where}.sleep", "the server could not be woken again; add a wake recipe")
     by_runner = wake is not None and wake.by == "runner"
     keep_alive = model.keep_alive
-    # A load has a stall limit and no total one, so a wake without a recipe may take as long as a stall.
+    # Loads have a stall limit but no total limit, so a wake without a recipe may take as long as a stall.
     limit = DEFAULT_MAX_WAIT_SECONDS if attached else min(section.load_stall_seconds, MAX_WAIT_SECONDS)
     return HibernationSettings(
         attached=attached,
@@ -143,7 +143,7 @@ def _sleep(section: settings.SleepSettings, where: str) -> SleepSettings:
 
 
 def _recipe(section: WakeSettings | settings.SleepSettings, where: str) -> wake_pb2.WakeRecipe:
-    """Returns the recipe of a section. Raises INVALID_ARGUMENT naming the setting."""
+    """Raises INVALID_ARGUMENT naming the setting."""
     if isinstance(section, WakeSettings) and section.type == "wake_on_lan":
         packet = wake_pb2.WakeOnLanAction(
             mac_address=section.mac_address or "", broadcast_address=section.broadcast_address, port=section.port
@@ -162,7 +162,7 @@ def _recipe(section: WakeSettings | settings.SleepSettings, where: str) -> wake_
 
 
 def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings:
-    """Returns the chat settings of one model. Raises INVALID_ARGUMENT naming the field."""
+    """Raises INVALID_ARGUMENT naming the field."""
     where = f"runners.{section.name}"
     for index, name in enumerate(model.tools):
         if not _is_offered(section, name):
@@ -183,7 +183,7 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
 
 
 def _default_params(model: ModelSettings, where: str) -> sampling_pb2.SamplingParams | None:
-    """Returns the sampling parameters of requests that leave them out; None: there are none."""
+    """Returns the default sampling parameters; None: there are none."""
     if "max_tokens" in model.default_params:
         raise invalid_field(f"{where}.max_tokens", "is not taken here; use default_max_tokens")
     if not model.default_params:
@@ -194,7 +194,7 @@ def _default_params(model: ModelSettings, where: str) -> sampling_pb2.SamplingPa
 
 
 def _is_offered(section: RunnerSettings, name: str) -> bool:
-    """Whether a tool source of the runner may offer this name; the tools of an MCP server are known once it runs."""
+    """Whether a tool source of the runner may offer this name: an MCP server's tools are only known once it runs."""
     return any(
         name == tool.name if tool.type == "python" else name.startswith(f"{tool.name}.") for tool in section.tools
     )

@@ -1,6 +1,6 @@
-"""Units of systemd for the processes of a mesh, as texts.
+"""systemd units for the processes of a mesh, as text.
 
-Pure: `weft_app.compose.systemd` writes and starts them. Also a program, which writes the units of deploy/systemd:
+Pure: `weft_app.compose.systemd` writes and starts them. This program writes the units of deploy/systemd:
 
     python -m weft_app.compose.service_units FOLDER
 """
@@ -15,19 +15,19 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 
 SYSTEM_PROGRAM = "/opt/weft/bin/weft"
-"""Where the units of deploy/systemd expect weft: a folder that no home of a person is."""
+"""Path of weft in the units of deploy/systemd, outside home folders."""
 SYSTEM_HOME = "/var/lib/weft"
 SYSTEM_SETTINGS = "/etc/weft"
 USER_PROGRAM = "%h/.local/bin/weft"
-"""Where pipx puts it."""
+"""Path that pipx uses."""
 USER_SETTINGS = "%h/.config/weft"
 MAX_ARGUMENT_CHARS = 4_096
 STOP_SECONDS = 900
-"""Longest time for a stop: far more than `drain_seconds` and the grace periods of engines, which end it."""
+"""Stop timeout, far above `drain_seconds` plus the grace periods of engines."""
 
 
 class UnitKind(StrEnum):
-    """What a unit runs."""
+    """The process that a unit runs."""
 
     MESH = "mesh"
     REGISTRY = "registry"
@@ -40,12 +40,12 @@ class UnitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """What a kind of unit starts."""
+    """The command of a kind of unit."""
 
     description: str
     command: str
     has_devices: bool = False
-    """Whether it starts engines: they use accelerators, and compile code at run time."""
+    """Whether it starts engines, which use accelerators and compile code at run time."""
 
 
 _PROCESSES: Mapping[UnitKind, _Process] = {
@@ -112,19 +112,19 @@ DeviceAllow=char-kfd rw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPlan:
-    """One unit."""
+    """A unit to generate."""
 
     kind: UnitKind
     is_system: bool
-    """Whether the system's manager runs it, for all users; otherwise the manager of one user does."""
+    """Whether the system's manager runs it, not a user's."""
     instance: str = ""
-    """The name of the runner, of a unit of the kind `runner`."""
+    """The name of the runner if the kind is `runner`."""
     program: str = SYSTEM_PROGRAM
     arguments: Sequence[str] = ()
-    """Further arguments of the command."""
+    """Additional arguments of the command."""
 
     def __post_init__(self) -> None:
-        """Raises INVALID_ARGUMENT for what no unit can hold."""
+        """Raises INVALID_ARGUMENT for values that a unit cannot contain."""
         if self.kind is UnitKind.RUNNER and self.instance:
             require_name(self.instance, "NAME")
         elif self.instance:
@@ -135,27 +135,27 @@ class UnitPlan:
 
     @property
     def file_name(self) -> str:
-        """The name of its file: that of a runner is a template for all runners."""
+        """The file name; a runner's is a template for all runners."""
         return f"weft-{self.kind}@.service" if self.kind is UnitKind.RUNNER else f"weft-{self.kind}.service"
 
     @property
     def unit(self) -> str:
-        """The name by which it is started."""
+        """The name of the unit to start."""
         return self.file_name.replace("@", f"@{self.instance}")
 
     @property
     def environment_files(self) -> tuple[str, ...]:
-        """Files of its environment, read in this order: one for all units, and one for this unit."""
+        """Environment files in the order of reading: one for all units, then one for this unit."""
         folder = SYSTEM_SETTINGS if self.is_system else USER_SETTINGS
         return f"{folder}/weft.env", f"{folder}/weft-{self.kind}.env"
 
     @property
     def secret_environment(self) -> bool:
-        """Whether its own environment file holds a secret that `weft service install` wrote: an invitation."""
+        """Whether the unit's environment file contains a secret that `weft service install` wrote: an invitation."""
         return self.kind is UnitKind.JOIN
 
     def text(self) -> str:
-        """Returns the file."""
+        """Returns the content of the file."""
         process = _PROCESSES[self.kind]
         words = [_quoted(self.program), process.command, *(_quoted(each).replace("%", "%%") for each in self.arguments)]
         lines = [
@@ -179,7 +179,7 @@ class UnitPlan:
         return "\n".join(lines)
 
     def _places(self) -> list[str]:
-        """Returns where its settings and its state are."""
+        """Returns the lines for the locations of settings and state."""
         if not self.is_system:
             return ["# weft.yaml is looked for here.", f"WorkingDirectory=-{USER_SETTINGS}"]
         return [
@@ -201,7 +201,7 @@ class UnitPlan:
 
 
 def _quoted(argument: str) -> str:
-    """Returns an argument as systemd reads it."""
+    """Quotes an argument for systemd."""
     plain = argument.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return f'"{plain}"' if not plain or any(character in plain for character in " '\t;\"") else plain
 

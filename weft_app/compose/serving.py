@@ -1,4 +1,4 @@
-"""The serving of one service until it is stopped, and the addresses of registry and router."""
+"""Serves one service until it is stopped. Also the addresses of registry and router."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,12 +14,12 @@ Announce = Callable[[str], None]
 
 
 def registry_address(config: WeftConfig, home: WeftHome) -> str:
-    """Returns the registry's address: as configured, or its socket under the home."""
+    """Returns the registry's configured address, or its socket under the home."""
     return config.addresses.registry or home.address("registry")
 
 
 def router_address(config: WeftConfig, home: WeftHome) -> str:
-    """Returns the router's address: as configured, or its socket under the home."""
+    """Returns the router's configured address, or its socket under the home."""
     return config.addresses.router or home.address("router")
 
 
@@ -33,12 +33,11 @@ async def serve_until_stopped(
     companions: Sequence[Service] = (),
     monitor: HealthMonitor | None = None,
 ) -> None:
-    """Runs a service and its companions on a bound server until a signal arrives, then drains them, and it after them.
+    """Runs a service and its companions on a bound server until a signal arrives, then drains all of them.
 
-    `before`: services that start before it, and stop after it.
+    The companions drain first. Services in `before` start before it and stop after it. `monitor` checks their health.
 
-    `monitor`: checks their health meanwhile. The death of a critical task has the same effect as a signal, and raises
-    INTERNAL after the drain.
+    The death of a critical task has the same effect as a signal, and raises INTERNAL after the drain.
     """
     stop = stop_requested()
     with CriticalTasks(stop):

@@ -1,7 +1,4 @@
-"""How a process learns that it has to end: a signal, or the death of a critical background task.
-
-Signal handlers only record; the main task drains and stops.
-"""
+"""Shutdown of a process after a signal or the death of a critical background task."""
 
 import asyncio
 import os
@@ -19,7 +16,7 @@ from weft.kernel.service import CRITICAL_TASK, stop_tasks
 def stop_requested() -> asyncio.Event:
     """Returns an event that SIGINT, SIGTERM or SIGHUP sets. The handler only records the signal.
 
-    A SIGHUP that was ignored when the process started stays ignored: that is what `nohup` is for.
+    A SIGHUP that was ignored when the process started stays ignored, as `nohup` expects.
     """
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -31,9 +28,9 @@ def stop_requested() -> asyncio.Event:
 
 
 def reload_requested(stop: asyncio.Event) -> asyncio.Event:
-    """Returns an event that SIGHUP sets, once `stop` is made; where the terminal is gone, SIGHUP sets `stop` instead.
+    """Returns an event that SIGHUP sets. Call it after creating `stop`, which SIGHUP sets if the terminal is gone.
 
-    A closing terminal sends SIGHUP, too. One that was ignored when the process started stays ignored.
+    A closing terminal sends SIGHUP, too. A SIGHUP that was ignored when the process started stays ignored.
     """
     event = asyncio.Event()
     had_terminal = _has_terminal()
@@ -47,7 +44,7 @@ def reload_requested(stop: asyncio.Event) -> asyncio.Event:
 
 
 def restart_requested(stop: asyncio.Event) -> asyncio.Event:
-    """Returns an event that SIGUSR2 sets together with `stop`: the process is to stop, and to start again."""
+    """Returns an event that SIGUSR2 sets together with `stop`, to restart the process."""
     event = asyncio.Event()
 
     def requested() -> None:
@@ -59,14 +56,14 @@ def restart_requested(stop: asyncio.Event) -> asyncio.Event:
 
 
 def start_again() -> NoReturn:
-    """Replaces this process by one with its command line, environment, terminal and process id."""
+    """Restarts this process with the same command line, environment, terminal and process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - an argument list, and no shell
 
 
 def _has_terminal() -> bool:
-    """Whether this process has a controlling terminal; after its end the kernel has none for it."""
+    """Whether this process has a controlling terminal that is not closed."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK))
     except OSError:
@@ -75,7 +72,7 @@ def _has_terminal() -> bool:
 
 
 def ignore_hangups() -> None:
-    """Ignores further SIGHUPs: a closing terminal sends several."""
+    """Ignores further SIGHUPs, since a closing terminal sends several."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
 
@@ -95,10 +92,10 @@ async def until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
 
 
 class CriticalTasks:
-    """Watches the critical tasks of this event loop (`weft.kernel.service.start_critical`) while its block runs.
+    """Watches this event loop's critical tasks (`weft.kernel.service.start_critical`) while its block runs.
 
-    The first one that dies sets `stop`, so that the process drains as it does after a signal. Leaving the block then
-    raises INTERNAL, which names the task and its error.
+    The first task that dies sets `stop`, so that the process drains as after a signal. Leaving the block then raises
+    INTERNAL with the task's name and error.
     """
 
     def __init__(self, stop: asyncio.Event) -> None:
@@ -132,7 +129,7 @@ class CriticalTasks:
 
 
 def error_text(error: BaseException) -> str:
-    """Returns an error as text without content of requests: its type, and for a file its path and the cause."""
+    """Returns an error as text without content of requests: the type, and for a file its path and the cause."""
     if isinstance(error, WeftError):
         return error.message
     if isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""What a configuration means before it runs: whether a mesh can start with it, and which models are expected of it."""
+"""Checks before a start: whether a mesh can start with a configuration, and which models to expect."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ def _models(runner: RunnerSettings) -> Iterator[ModelView]:
 
 
 def require_startable(config: WeftConfig, home: WeftHome) -> None:
-    """Checks a configuration as a start does, without starting. Raises INVALID_ARGUMENT naming the invalid setting."""
+    """Checks a configuration as a start does. Raises INVALID_ARGUMENT naming the invalid setting."""
     exposure = gateway_config(config).exposure()
     own = checked_edge_certificate(config, home)
     if own is None:

@@ -1,4 +1,4 @@
-"""systemd: the files of units, and the manager that runs them."""
+"""Installs units of systemd and runs its manager."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ _PROPERTIES = ("Id", "ActiveState", "SubState", "NRestarts", "MainPID", "ActiveE
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
-    """What the manager knows of a unit."""
+    """The state of a unit in the manager."""
 
     unit: str
     state: str
@@ -32,14 +32,14 @@ class UnitState:
     since: str
     restarts: int
     process: int
-    """Its process id; 0: none."""
+    """Process id; 0: none."""
 
 
 class Systemd:
-    """The manager of the system, or of the user."""
+    """The system's manager or the user's."""
 
     def __init__(self, *, is_system: bool) -> None:
-        """Raises UNSUPPORTED_OPERATION where there is no systemd."""
+        """Raises UNSUPPORTED_OPERATION without systemd."""
         if shutil.which("systemctl") is None:
             raise WeftError(
                 Reason.UNSUPPORTED_OPERATION,
@@ -49,7 +49,7 @@ class Systemd:
 
     @property
     def folder(self) -> Path:
-        """Where its units are."""
+        """The folder of units."""
         if self.is_system:
             return Path("/etc/systemd/system")
         settings = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
@@ -61,9 +61,9 @@ class Systemd:
         return Path(SYSTEM_SETTINGS) if self.is_system else Path("~/.config/weft").expanduser()
 
     def install(self, plan: UnitPlan, environment: Mapping[str, str]) -> Path:
-        """Writes a unit, and its environment file where there is something to write there.
+        """Writes a unit, and its environment file if it has content. Returns the unit's file.
 
-        Returns the file. Raises ALREADY_EXISTS where there is one that weft has not written, PERMISSION_DENIED.
+        Raises ALREADY_EXISTS if the file exists and is not from weft, PERMISSION_DENIED.
         """
         file = self.folder / plan.file_name
         try:
@@ -82,16 +82,16 @@ class Systemd:
         return file
 
     def environment_file(self, plan: UnitPlan) -> Path:
-        """Returns the environment file that is this kind's own."""
+        """Returns the environment file of this unit's kind."""
         return self.settings / Path(plan.environment_files[-1]).name
 
     def start(self, plan: UnitPlan) -> None:
-        """Enables a unit and starts it; one that runs is drained and started again."""
+        """Enables and starts a unit; a running one is drained and restarted."""
         self._run("enable", plan.unit)
         self._run("restart", plan.unit, seconds=STOP_COMMAND_SECONDS)
 
     def remove(self, plan: UnitPlan) -> bool:
-        """Drains and stops a unit, and deletes what `install` wrote; returns whether it was installed."""
+        """Drains and stops a unit, and deletes its files. Returns whether it was installed."""
         file = self.folder / plan.file_name
         if not file.exists() or plan.unit not in self.installed():
             return False
@@ -99,7 +99,7 @@ class Systemd:
         self._run("stop", plan.unit, seconds=STOP_COMMAND_SECONDS)
         with suppress(WeftError):
             self._run("reset-failed", plan.unit)
-        # The template of runners stays for the others.
+        # Other runners may still use the template.
         if not any(unit.startswith(file.stem) for unit in self.installed()) or not plan.instance:
             try:
                 file.unlink(missing_ok=True)
@@ -111,13 +111,13 @@ class Systemd:
         return True
 
     def installed(self) -> list[str]:
-        """Returns the names of the units of weft: files, and runners that are enabled."""
+        """Returns the names of weft's units: files, and enabled runners."""
         units = {file.name for file in self.folder.glob("weft-*.service") if not file.stem.endswith("@")}
         units.update(link.name for link in self.folder.glob("*.wants/weft-runner@*.service"))
         return sorted(units)
 
     def states(self) -> Iterator[UnitState]:
-        """Yields the state of each unit that is installed."""
+        """Yields the state of each installed unit."""
         for unit in self.installed():
             said = self._run("show", unit, f"--property={','.join(_PROPERTIES)}")
             known = dict(line.partition("=")[::2] for line in said.splitlines())
@@ -132,7 +132,7 @@ class Systemd:
             )
 
     def _run(self, *arguments: str, seconds: float = COMMAND_SECONDS) -> str:
-        """Runs systemctl. Raises SERVICE_UNAVAILABLE with its words, DEADLINE_EXCEEDED."""
+        """Runs systemctl. Raises SERVICE_UNAVAILABLE with its output, DEADLINE_EXCEEDED."""
         command = ["systemctl", *([] if self.is_system else ["--user"]), "--no-pager", *arguments]
         try:
             ended = subprocess.run(  # noqa: S603 - an argument list, never a shell
@@ -149,7 +149,7 @@ class Systemd:
 
 
 def user_ends_with_session() -> bool:
-    """Whether the services of this user end with the last session: logind does not let them linger."""
+    """Whether this user's services end with the last session, because logind does not let them linger."""
     if shutil.which("loginctl") is None:
         return False
     ended = subprocess.run(  # noqa: S603 - an argument list, never a shell

@@ -1,4 +1,4 @@
-"""The tool sources of a runner: its settings, checked and with variables substituted. Each error names its field."""
+"""A runner's tool sources: settings, checked and with variables substituted. Each error names its field."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def tool_sources(section: RunnerSettings, environment: Mapping[str, str]) -> tuple[ToolSettings, ...]:
-    """Returns the sources; `${WEFT_TOOL_...}` is replaced from `environment`, that of the runner.
+    """Returns the sources with `${WEFT_TOOL_...}` replaced from `environment`, that of the runner.
 
     Raises INVALID_ARGUMENT naming the field, never its value, which may be a secret.
     """
@@ -47,7 +47,7 @@ def _source(tool: ToolSettings, where: str, environment: Mapping[str, str]) -> T
 
 
 def _require_only_its_own(tool: ToolSettings, where: str) -> None:
-    """Refuses fields of other source types, which would be ignored silently."""
+    """Rejects fields of other source types, which would be ignored silently."""
     foreign = {
         "python": ("argv", "environment", "url", "headers", "allow"),
         "mcp_command": ("function", "url", "headers"),

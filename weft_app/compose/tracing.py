@@ -1,4 +1,4 @@
-"""Tracing of a process, as the standard `OTEL_*` variables ask for it."""
+"""Tracing of a process, from the standard `OTEL_*` variables."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ SLOW_SECONDS_VARIABLE = "WEFT_TRACES_SLOW_SECONDS"
 MAX_SLOW_SECONDS = 86_400.0
 
 DEFAULT_MAX_QUEUED = 2048
-"""Spans that wait for the collector, as OpenTelemetry's specification says."""
+"""Maximum number of spans waiting for the collector, as in OpenTelemetry's specification."""
 MAX_QUEUED = 1_000_000
 
 _QUEUE = "OTEL_BSP_MAX_QUEUE_SIZE"
@@ -27,10 +27,9 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 def tracing_of(environment: Mapping[str, str]) -> Tracing:
-    """Returns the tracing of a process: none, until an endpoint or another exporter is set.
+    """Returns a process's tracing: none unless an endpoint or another exporter is set.
 
-    Wrong values are logged and ignored, as OpenTelemetry's specification demands: telemetry never keeps a service from
-    its work.
+    As OpenTelemetry's specification demands, invalid values are logged and ignored: telemetry must not break a service.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return NO_TRACING
@@ -51,7 +50,7 @@ def tracing_of(environment: Mapping[str, str]) -> Tracing:
 
 
 async def close_tracing(tracing: Tracing) -> None:
-    """Sends the spans that wait, for a bounded time."""
+    """Sends waiting spans, for a limited time."""
     await asyncio.to_thread(tracing.close)
 
 
@@ -104,7 +103,7 @@ def _exporter_of(environment: Mapping[str, str]) -> "SpanExporter | None":
 
 
 def _otlp_exporter(environment: Mapping[str, str]) -> "SpanExporter | None":
-    """The exporters read the other variables themselves: endpoint, headers, certificates, compression, timeout."""
+    """The exporters themselves read the other variables: endpoint, headers, certificates, compression, timeout."""
     protocol = next((environment[name] for name in _PROTOCOLS if environment.get(name)), "http/protobuf").strip()
     try:
         if protocol == "http/protobuf":

@@ -70,11 +70,11 @@ if TYPE_CHECKING:
 
 MODEL_CHECK_SECONDS = 0.05
 PROCESSES = ("mesh", "registry", "router", "gateway")
-"""Names of the one process of `weft up`."""
+"""Names of the process of `weft up`."""
 SNAPSHOT_NAME = "config.yaml"
-"""File with the configuration in force, which the runners read: a weft.yaml that was edited is not in force yet."""
+"""File with the configuration in force, for the runners: an edited weft.yaml is not in force yet."""
 MAX_SHOWN_MODELS = 5
-"""Of a server, in the line of its runner."""
+"""Maximum number of a server's models in the line of its runner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +82,17 @@ class Stage:
     """One step of a start, for progress output."""
 
     name: str
-    """The step, such as "services" or "smollm2-135m"."""
+    """Such as "services" or "smollm2-135m"."""
     detail: str
     done: bool = False
     is_warning: bool = False
     """Whether it ended with the warning in `detail`."""
     progress: float | None = None
-    """Share that is done, 0 to 1; None: unknown."""
+    """Completed share, 0 to 1; None: unknown."""
 
     @property
     def text(self) -> str:
-        """The step in words, such as "qwen: pulling on laptop (40 %)"."""
+        """The step as text, such as "qwen: pulling on laptop (40 %)"."""
         share = "" if self.progress is None else f" ({round(self.progress * 100)} %)"
         return f"{self.name}: {self.detail}{share}"
 
@@ -101,7 +101,7 @@ ShowProgress = Callable[[Stage], None]
 
 
 class UpHost:
-    """A whole mesh on one home. Life cycle: start, stop; a start that fails or is cancelled leaves nothing behind."""
+    """A mesh on one home. Life cycle: start, stop; a start that fails or is cancelled cleans up."""
 
     def __init__(
         self,
@@ -112,10 +112,10 @@ class UpHost:
         notify: Callable[[str], None] = lambda _: None,
         is_discovered: bool = False,
     ) -> None:
-        """`read` is what was read from `source`, which is read again for a reload.
+        """`read` is the configuration from `source`, which a reload reads again.
 
-        `notify` gets a sentence when a runner's process ended by itself, or the runner left the configuration.
-        `is_discovered`: whether the runners are those that `keep_discovered` has written.
+        `notify` gets a sentence when a runner's process exits unexpectedly or the runner is no longer configured.
+        `is_discovered`: whether the runners are those of `keep_discovered`.
         """
         self._clock = SystemClock()
         self._monitor = HealthMonitor((), self._clock)
@@ -130,25 +130,24 @@ class UpHost:
         self._waiting_for_central: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
         self._listed_models: list[str] = []
-        """The models of the servers that runners follow, as far as they were there at the start."""
+        """The models of followed servers that were available at the start."""
         self._unusable = set[str]()
-        """Configured models that did not load at the start, or that their servers did not have."""
+        """Configured models that did not load at the start or that their servers did not have."""
         self._tracing: Tracing = NO_TRACING
         self._reloads: MeshReload | None = None
         self._is_up = False
         self.configuration = ConfigurationService(self._reload)
-        """Reads the configuration again."""
         self._page = metrics_page(self._config)
         self._on_ready: list[Callable[[], None]] = []
-        """Called once every configured model is ready."""
+        """Called once every configured model has loaded or failed."""
         self._started_at = ""
-        """When its services listened; empty: not yet."""
+        """When its services started to listen; empty: not yet."""
         self.url = ""
-        """Base URL of the HTTP edge for this machine, once it is started."""
+        """Base URL of the HTTP edge for this machine, once started."""
         self.network_urls: tuple[str, ...] = ()
-        """Its base URLs for other machines, the likeliest one first; empty on loopback."""
+        """Base URLs for other machines, the likeliest one first; empty on loopback."""
         self.certificate: EdgeCertificate | None = None
-        """The certificate that the edge has made itself, once it is started; None: it has no such certificate."""
+        """The certificate that the edge has issued itself, once started; None: it uses none or another one."""
         self.notices = list[str]()
         """Notices for operators about stored data, once started."""
         self.grpc_address = ""
@@ -157,19 +156,19 @@ class UpHost:
         self.relay: RelayEndpoint | None = None
         """The relay's address, once started; None: no relay."""
         self.publishers_url = ""
-        """Where publishers register, once started; empty: nowhere."""
+        """Base URL for publishers, once started; empty: none."""
         self._announcer: Announcer | None = None
         self._proxy: EdgeProxy | None = None
-        """The Envoy in front of the gateway, once started; None: there is none."""
+        """The Envoy in front of the gateway, once started; None: no proxy."""
 
     @property
     def config_files(self) -> tuple[Path, ...]:
-        """The files that the configuration was read from; none: there is no weft.yaml."""
+        """The files of the configuration; empty: there is no weft.yaml."""
         return self._read.files
 
     @property
     def asks_for_keys(self) -> bool:
-        """Whether callers over HTTP need a key."""
+        """Whether HTTP callers need a key."""
         return keys_required(self._config)
 
     @property
@@ -179,18 +178,18 @@ class UpHost:
 
     @property
     def is_insecure(self) -> bool:
-        """Whether other machines reach it by plain HTTP, and no proxy in front speaks TLS."""
+        """Whether other machines reach the mesh over plain HTTP without a TLS proxy in front."""
         gateway = self._config.gateway
         return bool(self.network_urls) and gateway.insecure and not gateway.tls_terminated_elsewhere
 
     @property
     def models(self) -> list[str]:
-        """The models it is configured to serve, first one first, then those of followed servers, once started."""
+        """The configured models, then those of followed servers, once started."""
         return [model.name for runner in self._runners for model in runner.published_models] + self._listed_models
 
     @property
     def example_model(self) -> tuple[str, str]:
-        """A model to try, and the command for it where it does not chat, else an empty text; chat models first."""
+        """A model to try, preferably for chat, and the command for a model that does not chat, else an empty text."""
         configured = [(model.name, model.tried_by) for runner in self._runners for model in runner.published_models]
         models = [*configured, *((name, "") for name in self._listed_models)]
         models = [each for each in models if each[0] not in self._unusable] or models
@@ -198,18 +197,18 @@ class UpHost:
 
     @property
     def announcement(self) -> AnnouncementState | None:
-        """Whether it is announced on the local network, once started; None: it is not to be."""
+        """The state of the announcement on the local network, once started; None: it is disabled."""
         return None if self._announcer is None else self._announcer.state
 
     @property
     def stage_count(self) -> int:
-        """The number of stages that a start shows: the services, and each model."""
+        """The number of stages of a start: the services, and each model."""
         return 1 + len(self.models) + sum(runner.follows_server for runner in self._runners)
 
     async def start(self, show: ShowProgress) -> None:
-        """Starts everything and returns once every model is ready, or has failed for now.
+        """Starts everything and returns once every model is ready or has failed for now.
 
-        Raises LOAD_STALLED when none can be served, or one cannot where the configuration requires all.
+        Raises LOAD_STALLED if no model can be served, or if one cannot and the configuration requires all.
         """
         try:
             require_startable(self._config, self._home)
@@ -218,7 +217,7 @@ class UpHost:
             self.notices += left_behind_notes(self._home, {runner.name for runner in self._runners}).values()
             fleet = await self._start_services()
             self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
-            # Models may load for minutes, and commands ask for them meanwhile.
+            # Models may load for minutes, and commands need the addresses meanwhile.
             self._home.announce(self._facts())
             show(Stage(name="services", detail=f"listening at {self.url}", done=True))
             write_snapshot(self._home.run / SNAPSHOT_NAME, self._read.document)
@@ -244,11 +243,11 @@ class UpHost:
         await self._stack.aclose()
 
     def kill_runners(self) -> None:
-        """Kills the runners without a drain; their backends die with them."""
+        """Kills the runners without draining them; their backends die with them."""
         self._children.kill_all()
 
     async def _announce(self) -> None:
-        """Announces the mesh on the local network, where that is switched on; a failure is no error of the start."""
+        """Announces the mesh on the local network, if enabled. A failure does not fail the start."""
         if self._config.announce.enabled and self.relay is not None:
             self._announcer = announcer_of(self._config, self.relay, self._clock)
             self._stack.push_async_callback(self._announcer.stop)
@@ -261,7 +260,7 @@ class UpHost:
         if self._config.grpc_port is not None:
             self.grpc_port_address = host.bind(f"127.0.0.1:{self._config.grpc_port}")
         self._tracing = tracing_of(os.environ)
-        # Closed last: until then requests end.
+        # Closed last, because requests may run until then.
         self._stack.push_async_callback(close_tracing, self._tracing)
         address = self.grpc_address
         config = router_config(self._config, address, address)
@@ -278,7 +277,7 @@ class UpHost:
         stores = router_stores(self._config, self._home, router, address, self._page)
         database, leading = stores.database, stores.leading(router, self._clock)
         listeners = join_listeners(self._config, self._home, router)
-        # The other services go on from what they know while the registry cannot write.
+        # While the registry cannot write, the other services continue with what they know.
         for check in (
             *(replace(check, is_essential=False) for check in registry.health_checks()),
             *router.health_checks(),
@@ -313,7 +312,7 @@ class UpHost:
         self._stack.push_async_callback(fleet.stop)
         await fleet.start()
         await fleet.wait_ready()
-        # Those of an earlier start on this home that the configuration no longer names.
+        # Retires runners of earlier starts that are no longer configured.
         names = [runner.name for runner in self._runners]
         for sentence in await retire_others(self._home, names, channel, stores.tasks.names_waited_for):
             self._notify(sentence)
@@ -389,13 +388,13 @@ class UpHost:
         return fleet
 
     async def _start_proxy(self, config: WeftConfig, edge: GatewayService) -> str:
-        """Starts the proxy in front of the gateway, where there is to be one; returns the public URL.
+        """Starts the proxy in front of the gateway, if configured; returns the public URL.
 
-        `config` has the certificate of the edge. Raises as a gateway does where the public address is not available.
+        `config` has the certificate of the edge. Raises as a gateway does if the public address is not available.
         """
         if config.edge.proxy == "none":
             return edge.url
-        # A mesh without a proxy does not pay for its imports.
+        # Imported here: not needed without a proxy.
         from weft_app.edge.plan import EdgePlan, Endpoint  # noqa: PLC0415
         from weft_app.edge.process import EdgeProxy  # noqa: PLC0415
 
@@ -413,7 +412,7 @@ class UpHost:
         )
         await proxy.start()
         self._monitor.add(proxy.health_check())
-        # The mesh is announced only with a known state of its edge; the next round of checks may come later.
+        # The mesh must not be announced before the state of its edge is known; the next regular check may be late.
         await self._monitor.check()
         return proxy.url
 
@@ -422,7 +421,7 @@ class UpHost:
             self._home.announce(self._facts())
 
     def _note_addresses(self, url: str) -> None:
-        """Notes where callers find the HTTP edge, and what they trust; begins to renew its own certificate."""
+        """Sets the URLs and the certificate of the HTTP edge; starts the renewal of its own certificate."""
         config = self._config
         self.url = local_url(url)
         self.network_urls = () if is_on_loopback(config.host) else network_urls(url)
@@ -432,14 +431,14 @@ class UpHost:
             self._stack.push_async_callback(stop_tasks, [renewal])
 
     async def _stop_work(self, edge: Service, engine: Service) -> None:
-        """Drains callers and tasks at the same time, before the runners stop.
+        """Drains callers and tasks concurrently, before the runners stop.
 
-        A task that is returned while its runner still works loses only time.
+        If a task is returned while its runner still works, only time is lost.
         """
         await asyncio.gather(self._stop_edge(edge), engine.stop(self._config.drain_seconds))
 
     async def _stop_edge(self, edge: Service) -> None:
-        """Closes the public port, drains the gateway, and ends a proxy in front of it last."""
+        """Closes the public port, drains the gateway, and ends its proxy, if any, last."""
         proxy, grace = self._proxy, self._config.drain_seconds
         drained = self._clock.monotonic()
         try:
@@ -452,7 +451,7 @@ class UpHost:
                 await proxy.stop(grace - (self._clock.monotonic() - drained))
 
     async def _start_central(self, registry: RegistryService) -> None:
-        """Starts the runner of central models once there is one, or a secret for one."""
+        """Starts the runner of central models once there is a central model or a secret for one."""
         await registry.until_central_models()
         await self._children.start_central()
 
@@ -499,7 +498,7 @@ class UpHost:
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
     async def _has_settled(self, view: FleetView, runner_name: str, show: ShowProgress) -> bool:
-        """Whether a runner that only follows a server is connected and serves the models of that server."""
+        """Whether a runner that only follows a server is connected and serves the server's models."""
         runner = view.runners.get(runner_name)
         if runner is None or not runner.active:
             return False
@@ -514,10 +513,10 @@ class UpHost:
         if served:
             detail = f"serves {counted_names(served)} of its server"
         else:
-            # A mesh whose servers have models does not pay for its imports.
+            # Imported here: not needed if the server has models.
             from weft_app.compose.followed_servers import list_of_followed, why_none_served  # noqa: PLC0415
 
-            # The runner's report has no reason.
+            # The runner does not report a reason.
             said = await list_of_followed(section)
             assert said is not None, "it follows a server"
             detail = why_none_served(said)
@@ -525,26 +524,26 @@ class UpHost:
         return True
 
     def _failure(self, view: FleetView, model: str, runner_name: str) -> str:
-        """Returns why a model is not served for now, and where to read more; empty: nothing failed."""
+        """Returns why a model is not served for now, and where to read more; empty if nothing failed."""
         instance = _instance(view, model, runner_name)
         if self._children.refusal(runner_name):
             return f"runner {runner_name} does not start: {self._children.refusal(runner_name)}"
         if instance is None or instance.detail.startswith(MODEL_NOT_LISTED):
-            return ""  # its server is probed again and again
+            return ""  # its server is probed periodically
         if instance.phase in (InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED):
             log = self._home.logs / f"runner-{runner_name}.log"
             return f"does not start on {runner_name}: {instance.detail}; see {log}"
         return ""
 
     def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
-        """Returns the state of a model that admits requests, or hibernates; None before."""
+        """Returns the state of a model that admits requests or hibernates; None before."""
         instance = _instance(view, model, runner_name)
         if instance is None:
             return None
         if instance.detail.startswith(MODEL_NOT_LISTED):
             return instance.detail
         if instance.phase == InstanceState.PHASE_HIBERNATING:
-            # The detail names a lack of memory, or a pull that failed, where the model could not be loaded for that.
+            # `detail` is set if the load failed for lack of memory or a failed pull.
             not_pulled = f"; {DEMO_NOT_PULLED}" if instance.detail and is_demo_source(self._runners, model) else ""
             return f"hibernating on {runner_name}" + (f": {instance.detail}{not_pulled}" if instance.detail else "")
         return f"ready on {runner_name}" if instance.phase == InstanceState.PHASE_READY else None
@@ -555,7 +554,7 @@ class UpHost:
         return await self._reloads.reload(dry_run)
 
     def _note_reload(self, read: ReadConfiguration) -> None:
-        """Uses the configuration that is in force now."""
+        """Uses the reloaded configuration."""
         self._read, self._config, self._runners = read, read.config, read.runners
         self._home.announce(self._facts())
 
@@ -578,13 +577,13 @@ class UpHost:
 
 
 def counted_names(names: Sequence[str]) -> str:
-    """Returns models in words, such as "2 models (qwen, llama)"."""
+    """Returns models as text, such as "2 models (qwen, llama)"."""
     more = f" and {len(names) - MAX_SHOWN_MODELS} more" if len(names) > MAX_SHOWN_MODELS else ""
     return f"{len(names)} model{'' if len(names) == 1 else 's'} ({', '.join(names[:MAX_SHOWN_MODELS])}{more})"
 
 
 def pulling_stage(view: FleetView, model: str, runner_name: str) -> Stage | None:
-    """Returns the stage of a model whose files are pulled; None: they are not, or it is not known."""
+    """Returns the stage of a model that is being pulled; None: it is not, or unknown."""
     instance = _instance(view, model, runner_name)
     if instance is None or not instance.detail.startswith((PULLING, WAITING_FOR_PULL)):
         return None
@@ -593,6 +592,6 @@ def pulling_stage(view: FleetView, model: str, runner_name: str) -> Stage | None
 
 
 def _instance(view: FleetView, model: str, runner_name: str) -> InstanceState | None:
-    """Returns the state of a model on a runner that is there."""
+    """Returns the state of a model on an active runner."""
     runner = view.runners.get(runner_name)
     return runner.instances.get(model) if runner is not None and runner.active else None
