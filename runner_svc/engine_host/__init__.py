@@ -1,5 +1,5 @@
-"""Engines that are libraries: the HTTP server program over one, and requests with rendered prompts.
+"""HTTP server programs around engines that are libraries, and requests with rendered prompts.
 
-All but `request` and `translation` run in the engine's environment and import the standard library alone.
+All but `request` and `translation` run in the engine's environment and import only the standard library.
 docs/decisions/0011-in-process-engines.md.
 """

@@ -1,9 +1,9 @@
-"""The start of an engine's server program under the interpreter of the engine's own environment.
+"""Starts an engine's server program under the interpreter of the engine's environment.
 
     /path/of/the/engine's/environment/bin/python /path/of/weft/runner_svc/engine_host/bootstrap.py MODULE [FLAGS]
 
-It makes the package `runner_svc` importable from where this file lies, and nothing else that is installed there: the
-libraries are those of the engine's environment alone. MODULE is the engine's program, which has a `main`.
+It makes the package `runner_svc` importable from its own location, but no other package there: libraries come only from
+the engine's environment. MODULE is the engine's program, which has a `main`.
 """
 
 import sys
@@ -15,7 +15,7 @@ PACKAGE = "runner_svc"
 
 
 def make_importable(folder: Path) -> None:
-    """Register the package in this folder, whose modules are then found there and nowhere else."""
+    """Registers the package in a folder without adding the folder to the import path."""
     spec = spec_from_file_location(PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)])
     assert spec is not None, "the file lies beside this one"
     assert spec.loader is not None, "it is a Python file"
@@ -25,8 +25,8 @@ def make_importable(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the program that the first argument names."""
-    # Python puts the folder of a script first, where our modules would hide libraries of the same name.
+    """Runs the program that the first argument names."""
+    # Python puts a script's folder first on the path, where weft's modules would shadow libraries of the same name.
     own = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != own]
     make_importable(own.parent)

@@ -1,6 +1,6 @@
-"""CUDA's libraries that are packages of an environment, such as `nvidia-cublas-cu12`.
+"""CUDA libraries installed as packages of an environment, such as `nvidia-cublas-cu12`.
 
-They lie where no loader looks. An engine that loads one by its name gets the one that the process has loaded already.
+They are not on any loader path, but an engine that loads one by name gets the copy already loaded in the process.
 """
 
 import ctypes
@@ -14,10 +14,10 @@ def cuda_libraries(prefix: Path) -> list[Path]:
 
 
 def load_cuda_libraries(prefix: Path) -> int:
-    """Loads them for the engine's library, and returns how many were loaded."""
+    """Loads them into the process, and returns how many were loaded."""
     loaded = 0
     for library in cuda_libraries(prefix):
-        # What cannot be loaded, the engine's library names itself where it needs it.
+        # If the engine needs a library that cannot be loaded, it reports that itself.
         with suppress(OSError):
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
             loaded += 1

@@ -1,6 +1,6 @@
-"""An HTTP server over an engine that is a library, with vLLM's routes for sleep.
+"""HTTP server around an engine that is a library, with vLLM's routes for sleep. Standard library only.
 
-It needs the standard library alone. `text_routes` and `media_routes` have the routes of requests.
+`text_routes` and `media_routes` define the routes for requests.
 """
 
 import argparse
@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 KEY_VARIABLE = "WEFT_ENGINE_KEY"
-"""Environment variable with the key of the server's callers."""
+"""Environment variable with the API key of the server."""
 NO_LIBRARY = "the library cannot be imported:"
-"""How the line begins that says so."""
+"""Start of the log line for a library that cannot be imported."""
 NO_MODEL = "the model cannot be loaded"
-"""How the line begins that says why a load was refused: the type of the error in brackets, a colon, and the message."""
+"""Start of the log line for a failed load; the type of the error in brackets, a colon and the message follow."""
 INVALID_REQUEST = "invalid_request_error"
 INVALID_FIELD = "invalid_field"
-"""The request is wrong, and the message begins with the name of the field and a colon."""
+"""The request is invalid; the message starts with the name of the field and a colon."""
 TOO_LONG = "exceed_context_size_error"
 UNSUPPORTED = "not_supported_error"
 BUSY = "unavailable_error"
@@ -41,21 +41,21 @@ OUT_OF_MEMORY = "out_of_memory"
 LOOP = "repeated_line_loop"
 """The engine has ended an answer that repeats itself."""
 MAX_BODY_BYTES = 80 * 1024 * 1024
-"""A message of the mesh has at most 64 MiB."""
+"""Above the mesh's message limit of 64 MiB."""
 LOOK_SECONDS = 0.02
-"""Shortest interval in which it is looked whether a caller has left."""
+"""Minimum interval between checks whether a caller has disconnected."""
 LOAD_STEP = 0.05
-"""Shares of the model after which a line says how much is loaded."""
+"""Loaded share of the model between two progress lines."""
 _STATUS = {UNSUPPORTED: 501, BUSY: 503, FAILED: 500, OUT_OF_MEMORY: 500}
 _FIELD = re.compile(rb'; name="([^"]*)"')
 
 
 class GoneError(Exception):
-    """The caller has left."""
+    """The caller has disconnected."""
 
 
 class RefusedError(Exception):
-    """A request that is not served."""
+    """A rejected request."""
 
     def __init__(self, message: str, kind: str = INVALID_REQUEST) -> None:
         super().__init__(message)
@@ -63,14 +63,14 @@ class RefusedError(Exception):
 
 
 class FieldRefusedError(RefusedError):
-    """A request that is not served for one of its fields."""
+    """A request rejected because of one of its fields."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}", INVALID_FIELD)
 
 
 class Caller:
-    """Who asked for an answer: its stream, and whether it is still there."""
+    """The caller of a request: its response stream, and whether it is still connected."""
 
     def __init__(self, handler: "Handler") -> None:
         self._handler = handler
@@ -79,7 +79,7 @@ class Caller:
         """Whether a part of the stream was sent."""
 
     def is_gone(self) -> bool:
-        """Whether the caller has left."""
+        """Whether the caller has disconnected."""
         if not self._gone and (now := time.monotonic()) - self._looked >= LOOK_SECONDS:
             self._looked, connection = now, self._handler.connection
             try:
@@ -90,16 +90,16 @@ class Caller:
         return self._gone
 
     def raise_if_gone(self) -> None:
-        """Raise GoneError if the caller has left."""
+        """Raises GoneError if the caller has disconnected."""
         if self.is_gone():
             raise GoneError
 
     def send(self, event: dict[str, Any]) -> None:
-        """Send an event of the stream."""
+        """Sends an event of the stream."""
         self._write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
     def end(self) -> None:
-        """End the stream."""
+        """Ends the stream."""
         self._write(b"data: [DONE]\n\n")
         self._handler.wfile.write(b"0\r\n\r\n")
 
@@ -118,7 +118,7 @@ class Caller:
 
 
 class Turn(Enum):
-    """The slots of the engine that a request holds."""
+    """The engine slots that a request occupies."""
 
     NONE = auto()
     ONE = auto()
@@ -127,10 +127,10 @@ class Turn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The work on the requests of a path."""
+    """The handler of a path."""
 
     answer: Callable[[dict[str, Any], Caller], dict[str, Any] | None]
-    """Returns the answer to the body of a request; None: it was streamed to the caller. Files of a form are bytes."""
+    """Returns the response to a request body; None: it was streamed to the caller. Files of a form are bytes."""
     turn: Turn = Turn.ONE
 
 
@@ -138,35 +138,35 @@ class Engine(ABC):
     """A loaded model."""
 
     slots = 1
-    """Number of requests that it works on concurrently, each in a thread."""
+    """Number of concurrent requests, each in a thread."""
 
     @property
     @abstractmethod
     def routes(self) -> Mapping[str, Route]:
-        """The paths of its requests."""
+        """The handlers of requests by path."""
 
     def props(self) -> dict[str, Any]:
-        """Returns what it says of itself beside its slots."""
+        """Returns properties to report in addition to its slots."""
         return {}
 
     def sleep(self) -> None:
-        """Free the memory of the model. No request runs."""
+        """Frees the memory of the model. Called without running requests."""
         raise RefusedError("the memory of this engine is freed by ending it", UNSUPPORTED)
 
     def wake(self) -> None:
-        """Load the model again after `sleep`."""
+        """Loads the model again after `sleep`."""
         raise RefusedError("this engine does not sleep", UNSUPPORTED)
 
 
 class _Turns:
-    """The slots of the engine: a request has one, what changes the whole engine has all."""
+    """The slots of the engine: a request occupies one, a change of the whole engine all of them."""
 
     def __init__(self, slots: int) -> None:
         self._slots, self._free, self._whole = slots, threading.Semaphore(slots), threading.Semaphore(1)
 
     @contextmanager
     def hold(self, turn: Turn, caller: Caller) -> Iterator[None]:
-        """Hold what a request needs. Raises as `one`."""
+        """Occupies the slots that a request needs. Raises as `one`."""
         with ExitStack() as held:
             if turn is not Turn.NONE:
                 held.enter_context(self.one(caller) if turn is Turn.ONE else self.all(caller))
@@ -174,8 +174,8 @@ class _Turns:
 
     @contextmanager
     def one(self, caller: Caller) -> Iterator[None]:
-        """Hold a slot. Raises GoneError where the caller leaves before there is one."""
-        # Behind one who waits for all of them, who might never get them otherwise.
+        """Occupies a slot. Raises GoneError if the caller disconnects before one is free."""
+        # Queue behind a request that waits for all slots, or it might never get them.
         _acquire(self._whole, caller)
         try:
             _acquire(self._free, caller)
@@ -188,7 +188,7 @@ class _Turns:
 
     @contextmanager
     def all(self, caller: Caller) -> Iterator[None]:
-        """Hold every slot, once the running requests have ended. Raises as `one`."""
+        """Occupies all slots after the running requests have ended. Raises as `one`."""
         with ExitStack() as held:
             _acquire(self._whole, caller)
             held.callback(self._whole.release)
@@ -218,21 +218,21 @@ class Server(ThreadingHTTPServer):
         }
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of connections that break."""
+        """Does not log broken connections."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Handles one connection."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Server
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of requests."""
+        """Does not log requests."""
 
     def do_GET(self) -> None:
-        """Answer whether the engine works, and what it has."""
+        """Reports health and properties of the engine."""
         if self.path == "/health":
             self._answer(200, {"status": "ok"})
         elif self.path == "/props":
@@ -242,7 +242,7 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(404, "there is no such route", "not_found_error")
 
     def do_POST(self) -> None:
-        """Serve a request."""
+        """Serves a request."""
         length = int(self.headers.get("Content-Length") or 0)
         if length > MAX_BODY_BYTES:
             self.close_connection = True
@@ -261,7 +261,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         except RefusedError as refused:
             self._end(caller, _STATUS.get(refused.kind, 400), str(refused), refused.kind)
-        except Exception as error:  # noqa: BLE001 - whatever the library raises; a caller who left may have ended its work
+        except Exception as error:  # noqa: BLE001 - any error of the library; a disconnect may have aborted its work
             self._fail(caller, error)
 
     def _serve(self, body: dict[str, Any], caller: Caller) -> None:
@@ -285,7 +285,7 @@ class Handler(BaseHTTPRequestHandler):
         self._end(caller, 500, message, FAILED)
 
     def _end(self, caller: Caller, status: int, message: str, kind: str) -> None:
-        """Answer with an error, or end the answer by it."""
+        """Sends an error as the response, or as the last event of a stream."""
         if not caller.has_begun:
             self._refuse(status, message, kind)
             return
@@ -314,7 +314,7 @@ def _answer_of(work: Callable[[], None]) -> Callable[[dict[str, Any], Caller], d
 
 
 def _body(raw: bytes, content_type: str) -> dict[str, Any]:
-    """Returns the body of a request: JSON, or a form whose values are texts, of files bytes, and lists of `NAME[]`."""
+    """Parses a request body: JSON, or a form with texts, bytes for files, and lists for names like `NAME[]`."""
     _, is_form, boundary = content_type.partition("multipart/form-data; boundary=")
     if not is_form:
         body: dict[str, Any] = json.loads(raw or b"{}")
@@ -336,26 +336,26 @@ def _body(raw: bytes, content_type: str) -> dict[str, Any]:
 
 
 def say(line: str) -> None:
-    """Write a line of output immediately."""
+    """Writes a line of output immediately."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 class LoadReports:
-    """Lines that say how much of the model is loaded."""
+    """Prints how much of the model is loaded."""
 
     def __init__(self) -> None:
         self._said = -1.0
 
     def report(self, share: float) -> None:
-        """Say the loaded share, 0 to 1, where it has grown by LOAD_STEP or is the whole."""
+        """Prints the loaded share, 0 to 1, if it has grown by LOAD_STEP or loading is complete."""
         if share - self._said >= LOAD_STEP or share >= 1.0 > self._said:
             self._said = share
             say(f"loaded {share:.2f} of the model")
 
 
 def import_library(name: str) -> Any:
-    """Returns the module of a library. Raises ImportError."""
+    """Imports a library. Raises ImportError for an OSError or RuntimeError too."""
     try:
         return import_module(name)
     except (OSError, RuntimeError) as error:
@@ -363,7 +363,7 @@ def import_library(name: str) -> Any:
 
 
 def program_parser(name: str, description: str | None, *, needs_model: bool = True) -> argparse.ArgumentParser:
-    """Returns the parser of a server program, with the flags that every one has."""
+    """Returns the argument parser of a server program with the common flags."""
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--threads", type=positive, default=1, help="threads per request")
@@ -373,19 +373,19 @@ def program_parser(name: str, description: str | None, *, needs_model: bool = Tr
 
 
 def positive(text: str) -> int:
-    """Reads a flag with a whole number of at least 1."""
+    """Parses an integer of at least 1."""
     if (number := int(text)) < 1:
         raise ValueError(text)
     return number
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Reads a flag with numbers that are separated by commas."""
+    """Parses comma-separated numbers."""
     return tuple(map(float, text.split(",")))
 
 
 def serve(load: Callable[[argparse.Namespace], Engine], options: argparse.Namespace) -> NoReturn:
-    """Load the engine, say where the server listens, and serve until the process ends."""
+    """Loads the engine, prints the server's address, and serves until the process ends."""
     try:
         engine = load(options)
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""The routes of engines for images, recordings and speech: OpenAI's, whose answers are always streams of events.
+"""Routes for images, recordings and speech: OpenAI's, but always answered with a stream of events.
 
-Beyond OpenAI's events and fields, `work_progress` says how far the work is, segments have their figures, and the last
+In addition to OpenAI's events and fields, `work_progress` reports progress, segments have statistics, and the last
 events have llama.cpp's `timings`.
 """
 
@@ -24,58 +24,58 @@ _IMAGE_FIELDS = frozenset({
     *("prompt", "n", "size", "quality", "output_format", "negative_prompt", "num_inference_steps", "guidance_scale"),
     *("seed", "strength", "response_format", "stream", "partial_images", "model", "image", "image[]", "mask"),
 })  # fmt: skip
-"""Fields of a request for images; the others are parameters of the library."""
+"""Fields of an image request; all others are parameters of the library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionRequest:
-    """A request for the words of a recording."""
+    """A transcription request."""
 
     recording: bytes = field(repr=False)
     language: str = ""
-    """ISO 639-1; empty: to be detected."""
+    """ISO 639-1; empty: detect the language."""
     prompt: str = ""
-    """Words that guide the style or continue an earlier part."""
+    """Text that guides the style or precedes the recording."""
     temperature: float | None = None
-    """None: the engine's own."""
+    """None: the engine's default."""
     translate: bool = False
-    """Whether the words are to be English."""
+    """Whether to translate to English."""
     with_words: bool = False
-    """Whether the times of words are wanted."""
+    """Whether to include the times of words."""
     voice_detection: bool | None = None
-    """Whether parts without a voice are left out; None: as the model is configured."""
+    """Whether to skip parts without a voice; None: as configured for the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRequest:
-    """A request for images, made one after the other; the image of a number has the seed `seed` + number."""
+    """A request for images, generated one after the other; image n (from 0) has the seed `seed` + n."""
 
     prompt: str
     seed: int
     negative_prompt: str = ""
     width: int | None = None
-    """In pixels; None: the model's own, or that of the source image."""
+    """In pixels; None: the model's default, or the size of the source image."""
     height: int | None = None
     count: int = 1
     steps: int | None = None
-    """None: as the model is configured; so with the next two."""
+    """None: as configured for the model; the same for the next two."""
     guidance: float | None = None
     strength: float | None = None
     """How much of the source image is changed, 0 to 1."""
     images: Sequence[bytes] = field(default=(), repr=False)
-    """The source images; none: from words alone."""
+    """Source images; none: text only."""
     mask: bytes = field(default=b"", repr=False)
-    """The mask of the first of them; empty: it may be changed everywhere."""
+    """Mask of the first source image; empty: all of it may change."""
     partial_images: int = 0
-    """How many previews of each image are sent."""
+    """Number of previews per image."""
     output_format: str = "png"
     """`png`, `jpeg` or `webp`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further parameters by the library's names."""
+    """Additional parameters with the library's names."""
 
 
 class TranscriptionEngine(Engine):
-    """An engine that hears recordings."""
+    """An engine that transcribes recordings."""
 
     @property
     def routes(self) -> Mapping[str, Route]:
@@ -89,11 +89,11 @@ class TranscriptionEngine(Engine):
 
     @abstractmethod
     def transcribe(self, request: TranscriptionRequest, caller: Caller) -> None:
-        """Send the segments of a recording, and the end."""
+        """Sends the segments of a recording, and the end."""
 
 
 class ImageEngine(Engine):
-    """An engine that makes images."""
+    """An engine that generates images."""
 
     @property
     def routes(self) -> Mapping[str, Route]:
@@ -103,11 +103,11 @@ class ImageEngine(Engine):
 
     @abstractmethod
     def make(self, request: ImageRequest, caller: Caller) -> None:
-        """Send images and previews of them."""
+        """Sends images and their previews."""
 
 
 def transcription_of(body: Mapping[str, Any], *, translate: bool = False) -> TranscriptionRequest:
-    """Returns the request of a form."""
+    """Converts a form to a request."""
     return TranscriptionRequest(
         recording=body["file"],
         language=body.get("language", ""),
@@ -120,7 +120,7 @@ def transcription_of(body: Mapping[str, Any], *, translate: bool = False) -> Tra
 
 
 def images_of(body: Mapping[str, Any]) -> ImageRequest:
-    """Returns the request of a body, with a random seed where it has none. Raises RefusedError."""
+    """Converts a body to a request; the default seed is random. Raises RefusedError."""
     width, height = image_size(body.get("size", ""))
     return ImageRequest(
         prompt=body["prompt"],
@@ -141,7 +141,7 @@ def images_of(body: Mapping[str, Any]) -> ImageRequest:
 
 
 def image_size(size: str) -> tuple[int | None, int | None]:
-    """Returns width and height of a size such as "1024x768"; None: the model's own. Raises RefusedError."""
+    """Parses a size such as "1024x768" to width and height; None: the model's default. Raises RefusedError."""
     if size in _OWN_SIZES:
         return None, None
     found = _SIZE.fullmatch(size)
@@ -156,7 +156,7 @@ def _number(body: Mapping[str, Any], name: str) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of a form as JSON has it."""
+    """Parses a form value as JSON if possible."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -164,29 +164,29 @@ def _plain(value: Any) -> Any:
 
 
 def send_progress(caller: Caller, done: float, total: float, stage: str = "") -> None:
-    """Send how much of the work is done; total 0: unknown. `stage`: what is happening, in words."""
+    """Sends the progress of the work; total 0: unknown. `stage`: description of the current step."""
     caller.send({"type": "work_progress", "work_progress": {"done": done, "total": total, "stage": stage}})
 
 
 def send_preview(caller: Caller, index: int, partial_index: int, data: bytes) -> None:
-    """Send a preview of the image with this number."""
+    """Sends a preview of an image."""
     place = {"image_index": index, "partial_image_index": partial_index}
     caller.send({"type": "image_generation.partial_image", "b64_json": _text(data), **place})
 
 
 def send_image(caller: Caller, index: int, data: bytes, seed: int, usage: dict[str, int], seconds: float) -> None:
-    """Send an image, with the work for it."""
+    """Sends an image with its seed, usage and work time."""
     facts = {"image_index": index, "seed": seed, "usage": usage, "timings": timings(seconds)}
     caller.send({"type": "image_generation.completed", "b64_json": _text(data), **facts})
 
 
 def send_sound(caller: Caller, data: bytes, media_type: str) -> None:
-    """Send a piece of a recording."""
+    """Sends a piece of a recording."""
     caller.send({"type": "speech.audio.delta", "audio": _text(data), "media_type": media_type})
 
 
 def timings(seconds: float, tokens: int = 0) -> dict[str, float]:
-    """Returns the time that the engine worked, and how many tokens it generated."""
+    """Returns work time and number of generated tokens with llama.cpp's names."""
     return {"predicted_n": tokens, "predicted_ms": seconds * 1e3}
 
 

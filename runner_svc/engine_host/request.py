@@ -1,4 +1,4 @@
-"""Translation of payloads into completions of rendered prompts, for a server over a library. Pure but for `render`."""
+"""Translates payloads to completions of rendered prompts for library servers. Pure except for `render`."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -41,34 +41,34 @@ _NOT_SAMPLING = frozenset(
 
 
 class RenderedRequest(msgspec.Struct, kw_only=True):
-    """A completion of rendered prompts, by the names of its body."""
+    """A completion of rendered prompts, with the field names of its body."""
 
     prompt: list[str | list[int]]
     n: int = 1
     """Choices per prompt."""
     max_tokens: int | None = None
-    """Maximum per choice; None: until the context ends."""
+    """Maximum per choice; None: the rest of the context."""
     seed: int | None = None
     stop: list[str] = []
     logit_bias: dict[int, float] = {}
     grammar: str = ""
     """GBNF; empty: none."""
     json_schema: str = ""
-    """A schema as JSON text; empty: none."""
+    """JSON text of a schema; empty: none."""
     add_special: bool = True
-    """Whether the tokenizer adds the token of the beginning; a chat template writes it itself, where there is one."""
+    """Whether the tokenizer adds the begin token; False for chats because the template does."""
     sampling: dict[str, Any] = {}
-    """Sampling parameters by the library's names; missing ones have the library's defaults."""
+    """Sampling parameters with the library's names; missing ones have the library's defaults."""
 
     def body(self) -> Json:
-        """Returns the body."""
+        """Returns the request body."""
         body: Json = msgspec.to_builtins(self)
         return {**body.pop("sampling"), **body}
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """The request for the engine, and the warnings for the caller."""
+    """A request for the engine, and warnings for the caller."""
 
     request: RenderedRequest
     warnings: Frame
@@ -79,8 +79,8 @@ async def prepare(
 ) -> PreparedRequest:
     """Builds the request for a payload.
 
-    Raises INVALID_ARGUMENT naming a parameter that this engine does not support, UNSUPPORTED_OPERATION for a chat
-    without a template, TEMPLATE_FAILED.
+    Raises INVALID_ARGUMENT naming an unsupported parameter, UNSUPPORTED_OPERATION for a chat without a template, and
+    TEMPLATE_FAILED.
     """
     if isinstance(payload, chat_pb2.ChatPayload):
         return await _chat(payload, templates, profile, render)
@@ -92,7 +92,7 @@ def _completion(payload: completion_pb2.CompletionPayload, profile: ParameterPro
         raise _no_logprobs()
     prepared = completion_body(payload, "", profile)
     prompt = prepared.body["prompt"]
-    # One prompt is a text or a list of ids; several are a list of those.
+    # One prompt is a text or a list of token ids; several are a list of those.
     several = isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt)
     prompts = prompt if several else [prompt]
     return PreparedRequest(_request(prepared.body, prompts, choices_per_prompt(payload)), prepared.warnings)
@@ -121,7 +121,7 @@ async def _chat(
     request.add_special = False
     if templates.eos_token:
         request.stop = [*request.stop, templates.eos_token]
-    # With `passthrough` they are still in the body.
+    # With `passthrough`, unsupported parameters are still in the body.
     untaken = [untaken_warning(name, profile.engine) for name in sorted(profile.engine.untaken) if name in body]
     return PreparedRequest(request, [*prepared.warnings, *warning_frame(untaken)])
 
@@ -129,9 +129,9 @@ async def _chat(
 async def rendered_translation(
     payload: chat_pb2.ChatPayload, templates: ModelTemplates, profile: ParameterProfile, render: Render
 ) -> chat_pb2.ChatPayload:
-    """Returns a request to a model that translates with its rendered prompt as its only message.
+    """Returns a request to a translation model with the rendered prompt as its only message.
 
-    It is for an engine whose own template writes a message as it is. Raises as `prepare`.
+    For engines with a template that inserts a message unchanged. Raises as `prepare`.
     """
     assert templates.usual is not None, "that of a model that translates"
     plain, languages = _without_languages(payload)
@@ -144,7 +144,7 @@ async def rendered_translation(
 
 
 def template_part(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
-    """Returns the part of a conversation that its template renders."""
+    """Returns the fields of a chat that its template renders."""
     part = chat_pb2.ChatPayload(
         messages=chat.messages, reasoning_effort=chat.reasoning_effort, extra_parameters=chat.extra_parameters
     )
@@ -156,9 +156,9 @@ def template_part(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
 
 
 def _without_languages(payload: chat_pb2.ChatPayload) -> tuple[chat_pb2.ChatPayload, Languages]:
-    """Returns a payload without the languages among its extra parameters and template arguments, and the languages.
+    """Separates the languages from a payload's extra parameters and template arguments.
 
-    Raises INVALID_ARGUMENT for languages as `languages_of`, and for tools.
+    Raises INVALID_ARGUMENT for tools, and as `languages_of`.
     """
     plain = chat_pb2.ChatPayload()
     plain.CopyFrom(payload)
@@ -213,12 +213,12 @@ def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> R
             RenderedRequest,
         )
     except (msgspec.ValidationError, ValueError, AttributeError) as error:
-        # Only parameters that `passthrough` admits unchecked; a message of another shape would end the engine.
+        # Caused only by parameters that `passthrough` leaves unchecked; sending them would crash the engine.
         raise invalid_field("extra_parameters", f"cannot be sent to this engine: {error}") from error
 
 
 def _variables(body: Json, templates: ModelTemplates) -> Json:
-    """Returns the variables of the template, by the usual names of chat templates."""
+    """Returns the variables of the template, with the usual names in chat templates."""
     choice = body.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
         raise invalid_field("tool_choice", "this runtime cannot make the model call a tool; use auto or none")

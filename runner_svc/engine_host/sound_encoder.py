@@ -1,7 +1,7 @@
-"""The encoders of generated speech: from samples to bytes of a recording, piece by piece as the samples come.
+"""Streaming encoders of generated speech.
 
-Samples are 16-bit integers of one channel, least significant byte first. A recording that is streamed cannot say how
-long it is: the header of WAV has the largest lengths, as other servers of speech send it.
+Samples are 16-bit little-endian mono. The length of a stream is unknown, so a WAV header contains the maximum lengths,
+as on other speech servers.
 """
 
 import struct
@@ -13,7 +13,7 @@ from runner_svc.engine_host.http_server import UNSUPPORTED, FieldRefusedError, R
 
 SAMPLE_BYTES = 2
 PCM_RATE = 24_000
-"""Samples per second of `pcm`, which has no header that could say so: as OpenAI's."""
+"""Sample rate of `pcm`, which has no header; the same as OpenAI's."""
 OPUS_RATE = 48_000
 MEDIA_TYPES = MappingProxyType(
     {
@@ -30,9 +30,9 @@ UNENCODED = ("wav",)
 """Formats that need no library."""
 _CONTAINERS = MappingProxyType(
     {
-        # Without tags and the frame that says how long it is, which are written at the end.
+        # Without tags and the length frame, which would be written at the end.
         "mp3": ("mp3", "libmp3lame", {"write_xing": "0", "id3v2_version": "0"}),
-        # Pages of a tenth of a second, so that the beginning is heard soon.
+        # Pages of 0.1 s, so that playback starts early.
         "opus": ("ogg", "libopus", {"page_duration": "100000"}),
         "aac": ("adts", "aac", {}),
         "flac": ("flac", "flac", {}),
@@ -43,10 +43,10 @@ _WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 
 
 class SoundEncoder(Protocol):
-    """The encoder of one recording."""
+    """Encodes one recording."""
 
     def feed(self, samples: bytes) -> bytes:
-        """Returns the bytes that are complete with these samples; they may be none."""
+        """Returns the bytes that these samples complete, possibly none."""
         ...
 
     def finish(self) -> bytes:
@@ -55,12 +55,12 @@ class SoundEncoder(Protocol):
 
 
 def format_of(library: Any | None, name: str) -> str:
-    """Returns the format of a request; for one that names none the usual one that can be encoded."""
+    """Returns the requested format, or the default format that can be encoded."""
     return name or (UNENCODED[0] if library is None else USUAL_FORMAT)
 
 
 def make_encoder(library: Any | None, name: str, rate: int) -> SoundEncoder:
-    """Returns the encoder of a format for samples of a rate, by PyAV; None: it is not installed.
+    """Returns an encoder for samples of a rate. `library`: PyAV; None: it is not installed.
 
     Raises RefusedError for a format that cannot be encoded.
     """
@@ -78,7 +78,7 @@ def make_encoder(library: Any | None, name: str, rate: int) -> SoundEncoder:
 
 
 def wav_header(rate: int) -> bytes:
-    """Returns the header of a WAV whose length is not known."""
+    """Returns a WAV header for an unknown length."""
     return _WAV_HEADER.pack(
         *(b"RIFF", _UNKNOWN_BYTES, b"WAVE", b"fmt ", 16, 1, 1),
         *(rate, rate * SAMPLE_BYTES, SAMPLE_BYTES, 8 * SAMPLE_BYTES, b"data", _UNKNOWN_BYTES),
@@ -86,7 +86,7 @@ def wav_header(rate: int) -> bytes:
 
 
 class _WavEncoder:
-    """Writes the samples behind a header."""
+    """Prepends a header to the samples."""
 
     def __init__(self, rate: int) -> None:
         self._header = wav_header(rate)
@@ -100,26 +100,24 @@ class _WavEncoder:
 
 
 class _Resampler:
-    """Samples in another rate and form, by the library's frames."""
+    """Converts samples to another rate and format with the library."""
 
     def __init__(self, library: Any, rate: int, wanted_rate: int, form: str) -> None:
         self._library, self._rate = library, rate
         self._resampler = library.AudioResampler(format=form, layout="mono", rate=wanted_rate)
 
     def frames(self, samples: bytes) -> Iterator[Any]:
-        """Yields the frames of samples."""
         frame = self._library.AudioFrame(format="s16", layout="mono", samples=len(samples) // SAMPLE_BYTES, align=1)
         frame.planes[0].update(samples)
         frame.sample_rate = self._rate
         yield from self._resampler.resample(frame)
 
     def rest(self) -> Iterator[Any]:
-        """Yields the last frames."""
         yield from self._resampler.resample(None)
 
 
 class _PcmEncoder:
-    """Writes the samples in the one rate of `pcm`."""
+    """Converts the samples to PCM_RATE."""
 
     def __init__(self, library: Any, rate: int) -> None:
         self._resampler = _Resampler(library, rate, PCM_RATE, "s16")
@@ -132,12 +130,12 @@ class _PcmEncoder:
 
 
 def _samples_of(frame: Any) -> bytes:
-    # The memory of a frame may be longer than its samples.
+    # A frame's buffer may be longer than its samples.
     return bytes(frame.planes[0])[: frame.samples * SAMPLE_BYTES]
 
 
 class _Written:
-    """A file that is written to and cannot be sought."""
+    """A write-only file without seeking."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -153,7 +151,7 @@ class _Written:
 
 
 class _LibraryEncoder:
-    """Encodes with the codecs of FFmpeg."""
+    """Encodes with FFmpeg's codecs."""
 
     def __init__(self, library: Any, name: str, rate: int) -> None:
         container, codec, options = _CONTAINERS[name]

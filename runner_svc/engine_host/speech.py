@@ -1,4 +1,4 @@
-"""The route of an engine that speaks: sentence by sentence, encoded as the samples come."""
+"""The speech route: synthesizes sentence by sentence and encodes the samples as they arrive."""
 
 import re
 import time
@@ -11,23 +11,23 @@ from runner_svc.engine_host.media_routes import send_progress, send_sound, timin
 from runner_svc.engine_host.sound_encoder import MEDIA_TYPES, SAMPLE_BYTES, format_of, make_encoder
 
 MAX_PIECE_CHARS = 400
-"""Maximum length of a piece; a longer sentence is cut after a comma or between two words."""
+"""Maximum length of a piece; a longer sentence is split after a comma or between words."""
 SHORT_CHARS = 24
-"""A shorter sentence is spoken together with its neighbour: "Dr. Who", "3. The end" ..."""
+"""A shorter sentence is joined with its neighbor ("Dr. Who", "3. The end") ..."""
 MAX_JOINED_CHARS = 120
-"""... as long as both together are not longer than this."""
+"""... if the result is shorter than this."""
 _UNSPOKEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]+")
-"""Control characters and halves of surrogate pairs."""
+"""Control characters and unpaired surrogates."""
 _END = re.compile(
-    r"(?<=[.!?\u2026])[\"')\]\u00bb\u201d\u2019]*\s+"  # with a closing quotation mark or bracket
-    r"|(?<=[\u3002\uff01\uff1f])"  # marks of Chinese and Japanese, which have no space after them
+    r"(?<=[.!?\u2026])[\"')\]\u00bb\u201d\u2019]*\s+"  # with closing quotation marks or brackets
+    r"|(?<=[\u3002\uff01\uff1f])"  # Chinese and Japanese marks, which are not followed by a space
     r"|\s*\n\s*\n\s*"
 )
 _CUTS = (re.compile(r"(?<=[,\u060c\u3001\uff0c])\s*"), re.compile(r"\s+"))
 
 
 def spoken_pieces(text: str) -> list[str]:
-    """Returns the text in pieces of at most MAX_PIECE_CHARS, without control characters; none is empty."""
+    """Splits a text into non-empty pieces of at most MAX_PIECE_CHARS, without control characters."""
     pieces: list[str] = []
     for sentence in _sentences(_UNSPOKEN.sub(" ", text)):
         last = pieces[-1] if pieces else ""
@@ -40,7 +40,7 @@ def spoken_pieces(text: str) -> list[str]:
 
 
 def _sentences(text: str) -> list[str]:
-    """Returns the sentences, each with the marks that end it."""
+    """Splits a text into sentences with their end marks."""
     found: list[str] = []
     start = 0
     for end in _END.finditer(text):
@@ -51,7 +51,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _cut(sentence: str) -> list[str]:
-    """Returns a sentence in pieces that are short enough."""
+    """Splits a sentence into pieces of at most MAX_PIECE_CHARS."""
     parts: list[str] = []
     while len(sentence) > MAX_PIECE_CHARS:
         place = next(filter(None, (_last_cut(sentence, cut) for cut in _CUTS)), MAX_PIECE_CHARS)
@@ -61,7 +61,7 @@ def _cut(sentence: str) -> list[str]:
 
 
 def _last_cut(sentence: str, cut: re.Pattern[str]) -> int:
-    """Returns the end of the last place in the first MAX_PIECE_CHARS where it may be cut; 0: there is none."""
+    """Returns the end of the last possible split within MAX_PIECE_CHARS; 0: there is none."""
     places = [found.end() for found in cut.finditer(sentence, 0, MAX_PIECE_CHARS)]
     return next((place for place in reversed(places) if 0 < place <= MAX_PIECE_CHARS), 0)
 
@@ -77,9 +77,9 @@ class SpeechRequest:
     text: str
     voice: str
     speaker: str = ""
-    """Of the voice; empty: its first."""
+    """Speaker of the voice; empty: its first."""
     format: str = ""
-    """`mp3`, `opus`, `aac`, `flac`, `wav` or `pcm`; empty: mp3, or wav where there is no encoder of it."""
+    """`mp3`, `opus`, `aac`, `flac`, `wav` or `pcm`; empty: mp3, or wav without an encoder."""
     speed: float = 1.0
 
 
@@ -95,32 +95,32 @@ class Voice:
 
 
 class Speaker(Protocol):
-    """What turns text into samples: 16 bits, one channel, least significant byte first."""
+    """Converts text to samples: 16-bit little-endian mono."""
 
     @property
     def voices(self) -> Sequence[Voice]:
-        """Its voices, those that cannot be used included."""
+        """Its voices, including unusable ones."""
         ...
 
     @property
     def variants(self) -> Sequence[str]:
-        """Its variants, which go with every voice, as in `en-gb+f3`."""
+        """Its variants, which can be combined with every voice, as in `en-gb+f3`."""
         ...
 
     def sample_rate(self, voice: str) -> int:
-        """Returns the samples per second of a voice, which is loaded then. Raises RefusedError."""
+        """Loads a voice if necessary and returns its sample rate. Raises RefusedError."""
         ...
 
     def samples(self, text: str, request: SpeechRequest, caller: Caller) -> Iterator[bytes]:
-        """Yields the samples of a piece of the text as they come. Raises RefusedError, GoneError."""
+        """Yields the samples of a piece of text as they are generated. Raises RefusedError, GoneError."""
         ...
 
 
 class SpeechEngine(Engine):
-    """An engine that speaks."""
+    """An engine that synthesizes speech."""
 
     def __init__(self, speaker: Speaker, encoders: Any | None, slots: int) -> None:
-        """`encoders`: PyAV, or None where it is not installed."""
+        """`encoders`: PyAV; None: it is not installed."""
         self._speaker, self._encoders, self.slots = speaker, encoders, slots
 
     @property
@@ -133,7 +133,7 @@ class SpeechEngine(Engine):
         return {"voices": list(map(asdict, self._speaker.voices)), "voice_variants": list(self._speaker.variants)}
 
     def speak(self, request: SpeechRequest, caller: Caller) -> None:
-        """Send a recording. Raises RefusedError, GoneError."""
+        """Sends a recording. Raises RefusedError, GoneError."""
         began = time.perf_counter()
         pieces = spoken_pieces(request.text)
         rate = self._speaker.sample_rate(request.voice)
@@ -157,20 +157,20 @@ class SpeechEngine(Engine):
 
 
 class _Recording:
-    """The pieces of a recording on their way to the runner."""
+    """Sends the pieces of a recording to the runner."""
 
     def __init__(self, caller: Caller, media_type: str) -> None:
         self._caller = caller
         self._media_type = media_type
 
     def send(self, data: bytes) -> None:
-        """Send bytes in pieces of at most MAX_SOUND_BYTES; none for no bytes."""
+        """Sends bytes in pieces of at most MAX_SOUND_BYTES."""
         for start in range(0, len(data), MAX_SOUND_BYTES):
             send_sound(self._caller, data[start : start + MAX_SOUND_BYTES], self._media_type)
 
 
 def speech_of(body: Mapping[str, Any]) -> SpeechRequest:
-    """Returns the request of a body."""
+    """Converts a body to a request."""
     return SpeechRequest(
         text=body["input"],
         voice=body["voice"],

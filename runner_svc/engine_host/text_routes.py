@@ -1,4 +1,4 @@
-"""The routes of an engine that generates text: llama.cpp's and their words."""
+"""Routes of an engine that generates text, with llama.cpp's paths and field names."""
 
 import codecs
 import json
@@ -14,14 +14,14 @@ from runner_svc.engine_host.http_server import TOO_LONG, UNSUPPORTED, Caller, En
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
-"""How SentencePiece writes a space."""
+"""Space in SentencePiece tokens."""
 
 
 class TokenBytes:
-    """Translates token strings to their bytes, as the tokenizer's decoder would."""
+    """Converts token strings to their bytes, like the tokenizer's decoder."""
 
     def __init__(self, tokenizer: dict[str, Any]) -> None:
-        """`tokenizer`: the content of a `tokenizer.json`."""
+        """`tokenizer`: content of a `tokenizer.json`."""
         self._is_byte_level = "ByteLevel" in set(_types(tokenizer.get("decoder")))
         self._bytes = _byte_level_alphabet()
         self._as_they_are: Collection[str] = {
@@ -42,14 +42,14 @@ class TokenBytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Returns the byte of each letter of byte-level tokenizers: printable ones stand for themselves."""
+    """Returns the byte for each letter of byte-level tokenizers; printable characters represent themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _types(decoder: object) -> Iterator[str]:
-    """Yields the kinds of a decoder and those within it."""
+    """Yields the types of a decoder and of those within it."""
     if isinstance(decoder, dict):
         yield str(decoder.get("type"))
         for inner in decoder.get("decoders") or ():
@@ -59,7 +59,7 @@ def _types(decoder: object) -> Iterator[str]:
 class StopMatcher:
     """Finds stop strings in the bytes of the tokens, and returns the text that can be shown.
 
-    It holds back the bytes of an incomplete character, and text that a stop string may begin with.
+    Holds back incomplete characters, and text that may be the start of a stop string.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -68,14 +68,14 @@ class StopMatcher:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped = False
-        """Whether a stop string was found; it and the text after it are never shown."""
+        """Whether a stop string was found; the text from there on is never shown."""
 
     def feed(self, piece: bytes) -> str:
         """Returns the text that can be shown after these bytes."""
         return self._show(self._decoder.decode(piece))
 
     def finish(self) -> str:
-        """Returns the text that was held back, at the end of the generation."""
+        """Returns the text held back, at the end of the generation."""
         shown = self._show(self._decoder.decode(b"", final=True))
         rest, self._held = ("" if self.stopped else self._held), ""
         return shown + rest
@@ -93,7 +93,7 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def _undecided(self, text: str) -> int:
-        """Returns the length of the longest end of `text` that a stop string begins with."""
+        """Returns the length of the longest suffix of `text` that is a prefix of a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stop):
                 return length
@@ -104,35 +104,35 @@ REQUEST_FIELDS = frozenset({
     *("prompt", "n", "max_tokens", "seed", "stop", "logit_bias", "grammar", "json_schema", "add_special", "stream"),
     *("stream_options", "return_progress", "cache_prompt", "cache_salt", "id_slot", "model", "ends_loops"),
 })  # fmt: skip
-"""Fields of a completion; the others are parameters of the library's sampling."""
+"""Fields of a completion; all others are sampling parameters of the library."""
 MAX_JSON_BYTES = 64 * 1024 * 1024
-"""Maximum size of a JSON file of a model; tokenizers of large vocabularies have 30 MB."""
+"""Maximum size of a model's JSON file; tokenizers with large vocabularies have 30 MB."""
 MAX_SCHEMA_CHARS = 64 * 1024
 MAX_REPETITIONS = 2000
-"""Maximum number of repetitions of one item, as in llama.cpp's own grammars; 10**9 would take all memory."""
+"""Maximum number of repetitions, as in llama.cpp's grammars; 10**9 would use up all memory."""
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
 _BRACES = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
 @dataclass(slots=True)
 class Usage:
-    """The figures of a request."""
+    """Tokens and times of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     tokenize_seconds: float = 0.0
-    """For turning the prompts into tokens."""
+    """Time for tokenizing the prompts."""
     prompt_seconds: float = 0.0
-    """To the first token of each choice, from the engine's first work on it."""
+    """Time from the start to the first token of each choice."""
     decode_seconds: float = 0.0
-    """From there to the last token."""
+    """Time from there to the last token."""
     is_undivided: bool = False
-    """Whether a choice came in one piece, so that `decode_seconds` has the time of its prompt too."""
+    """Whether a choice was generated in one piece, so that `decode_seconds` includes the prompt."""
 
 
 class TextEngine(Engine):
-    """A loaded model that generates text. Chats come as rendered prompts."""
+    """A loaded model that generates text. Chats arrive as rendered prompts."""
 
     context_tokens: int
 
@@ -152,15 +152,15 @@ class TextEngine(Engine):
 
     @abstractmethod
     def complete(self, body: dict[str, Any], caller: Caller) -> None:
-        """Stream the continuations of the prompts of a request, and its usage."""
+        """Streams the continuations of a request's prompts, and its usage."""
 
     @abstractmethod
     def prompt_of(self, prompt: str | list[int], *, add_special: bool) -> Sequence[Any]:
-        """Returns a prompt as the engine takes it. Raises RefusedError for one that it cannot take."""
+        """Converts a prompt for the engine. Raises RefusedError if it is invalid."""
 
     @abstractmethod
     def tokens_of(self, text: str, *, add_special: bool) -> list[int]:
-        """Returns the tokens of a text; called in any thread."""
+        """Tokenizes a text; called in any thread."""
 
     @abstractmethod
     def piece_of(self, token: int) -> bytes:
@@ -168,16 +168,16 @@ class TextEngine(Engine):
 
     @abstractmethod
     def forget(self) -> int:
-        """Erase the cached prompts; returns their number of tokens. No request runs."""
+        """Erases the cached prompts; returns their number of tokens. Called without running requests."""
 
     def read_prompts(self, body: dict[str, Any]) -> tuple[list[Any], Usage]:
-        """Returns the prompts of a completion as the engine takes them, and its usage so far."""
+        """Returns the prompts of a completion as the engine accepts them, and the usage so far."""
         began = time.perf_counter()
         prompts = [self.prompt_of(prompt, add_special=body.get("add_special", True)) for prompt in _prompts_of(body)]
         return prompts, Usage(prompt_tokens=sum(map(len, prompts)), tokenize_seconds=time.perf_counter() - began)
 
     def embed(self, texts: list[str], caller: Caller) -> dict[str, Any]:
-        """Returns the answer to a request for embeddings."""
+        """Returns the response to an embedding request."""
         del texts, caller
         raise RefusedError("this engine gives no embeddings", UNSUPPORTED)
 
@@ -192,17 +192,17 @@ class TextEngine(Engine):
 
 
 def send_choice(caller: Caller, index: int, text: str, finish_reason: str | None) -> None:
-    """Send the next text of a choice."""
+    """Sends the next text of a choice."""
     caller.send({"choices": [{"index": index, "text": text, "finish_reason": finish_reason}]})
 
 
 def send_progress(caller: Caller, total: int, processed: int, cached: int = 0) -> None:
-    """Send the progress of a prefill, in tokens."""
+    """Sends the progress of prompt processing, in tokens."""
     caller.send({"choices": [], "prompt_progress": {"total": total, "cache": cached, "processed": processed}})
 
 
 def send_usage(caller: Caller, usage: Usage) -> None:
-    """Send the figures of the request."""
+    """Sends the usage of a request."""
     tokens: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -218,13 +218,13 @@ def send_usage(caller: Caller, usage: Usage) -> None:
 
 
 def _prompts_of(body: dict[str, Any]) -> list[str | list[int]]:
-    """Returns the prompts of a completion: texts, or the ids of tokens."""
+    """Returns the prompts of a completion: texts, or lists of token ids."""
     given = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     return [given] if given and isinstance(given[0], int) else given
 
 
 def check_prompt(tokens: Sequence[object], context_tokens: int, vocabulary: int | None = None) -> None:
-    """Raise RefusedError for a prompt that is empty, has ids that are no token's, or fills the context."""
+    """Raises RefusedError for a prompt that is empty, has invalid token ids, or fills the context."""
     if not tokens:
         raise RefusedError("prompt: must have at least one token")
     if vocabulary is not None and not all(isinstance(token, int) and 0 <= token < vocabulary for token in tokens):
@@ -235,7 +235,7 @@ def check_prompt(tokens: Sequence[object], context_tokens: int, vocabulary: int 
 
 
 def sampling_of(body: dict[str, Any], known: frozenset[str], library: str) -> dict[str, Any]:
-    """Returns the parameters of sampling in a completion. Raises RefusedError for one that the library lacks."""
+    """Returns the sampling parameters of a completion. Raises RefusedError for an unknown one."""
     sampling = {name: value for name, value in body.items() if name not in REQUEST_FIELDS}
     for name in sampling.keys() - known:
         raise RefusedError(f"{name}: {library} has no such parameter")
@@ -243,19 +243,19 @@ def sampling_of(body: dict[str, Any], known: frozenset[str], library: str) -> di
 
 
 def logit_bias_of(body: dict[str, Any], vocabulary: int) -> dict[int, float]:
-    """Returns the bias of the tokens that the vocabulary has."""
+    """Returns the bias of tokens within the vocabulary."""
     given = ((int(token), value) for token, value in (body.get("logit_bias") or {}).items())
     return {token: value for token, value in given if 0 <= token < vocabulary}
 
 
 def token_limit(body: dict[str, Any], prompt_tokens: int, context_tokens: int) -> int:
-    """Returns the most tokens of an answer."""
+    """Returns the maximum number of tokens in the answer."""
     room = context_tokens - prompt_tokens
     return room if body.get("max_tokens") is None else min(int(body["max_tokens"]), room)
 
 
 def schema_fault(schema: str) -> str:
-    """Returns the fault of a schema that is too large; empty: none."""
+    """Returns why a schema is too large; empty: it is not."""
     if len(schema) > MAX_SCHEMA_CHARS:
         return f"the schema must be at most {MAX_SCHEMA_CHARS:,} characters"
     left: list[Any] = [json.loads(schema)]
@@ -274,13 +274,13 @@ def _counts(part: dict[str, Any]) -> list[float]:
     counts = [value for name in _COUNTS if isinstance(value := part.get(name), int | float)]
     pattern = part.get("pattern")
     if isinstance(pattern, str):
-        # Nine digits are over the limit already.
+        # Nine digits exceed the limit already.
         counts += [float(digits[:9]) for braces in _BRACES.findall(pattern) for digits in braces if digits]
     return counts
 
 
 def json_file(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file of a model; empty: there is none. Raises RefusedError."""
+    """Returns the object in a model's JSON file; empty: the file does not exist. Raises RefusedError."""
     if not path.is_file():
         return {}
     if path.stat().st_size > MAX_JSON_BYTES:

@@ -1,7 +1,7 @@
-"""Models that translate: the languages of a request, for chat templates as that of TranslateGemma. Pure.
+"""Languages of requests to translation models with a chat template like TranslateGemma's. Pure.
 
-Such a template takes one message of the user, with one part that has the text and the codes of its language and of the
-wanted one. It has no place for instructions.
+Such a template accepts one user message with one part: the text with source and target language codes. It does not
+accept instructions.
 """
 
 import re
@@ -26,11 +26,11 @@ class Languages:
 
     target: str
     source: str | None = None
-    """None: it is not known, or there are several."""
+    """None: unknown, or several languages."""
 
     @property
     def named_source(self) -> str:
-        """A source for the template, which needs one; another language than the target where it is not known."""
+        """The source language; if unknown, a language other than the target, since the template requires one."""
         if self.source is not None:
             return self.source
         is_english = re.split("[-_]", self.target.lower())[0] == _FALLBACK_SOURCE
@@ -38,14 +38,14 @@ class Languages:
 
 
 def translates(template: str) -> bool:
-    """Whether a chat template is one of a model that translates."""
+    """Whether a chat template is that of a translation model."""
     return SOURCE in template and TARGET in template and "content" in template
 
 
 def languages_of(given: Json) -> Languages:
-    """Returns the languages among the parameters of a request; null counts as absent.
+    """Returns the languages in a request's parameters; null counts as absent.
 
-    Raises INVALID_ARGUMENT where there is no target, or a code is none.
+    Raises INVALID_ARGUMENT if the target is missing or a code is invalid.
     """
     target, source = given.get(TARGET), given.get(SOURCE)
     if target is None:
@@ -59,9 +59,9 @@ def languages_of(given: Json) -> Languages:
 
 
 def translation_messages(messages: list[Json], languages: Languages) -> list[Json]:
-    """Returns the conversation as the template takes it, from that of a request with texts alone.
+    """Converts the messages of a text-only request to the template's format.
 
-    Raises INVALID_ARGUMENT for anything but one message of the user.
+    Raises INVALID_ARGUMENT for anything but one user message.
     """
     for index, message in enumerate(messages):
         if message["role"] == "system":

@@ -1,4 +1,4 @@
-"""Frees the weights of a model in a process that continues."""
+"""Frees the memory of a model's weights without ending the process."""
 
 import ctypes
 import time
@@ -8,14 +8,13 @@ from typing import Any
 from runner_svc.engine_host.http_server import BUSY, RefusedError
 
 UNLOAD_SECONDS = 2.0
-"""The library unloads nothing while a thread of it works, which continues for some ms after the last answer: how long
-to ask it again ..."""
+"""Maximum time for an unload: the library ignores it while one of its threads works, for some ms after an answer."""
 UNLOAD_POLL_SECONDS = 0.01
-"""... and how often."""
+"""Interval between attempts to unload."""
 
 
 def unload(model: Any) -> None:
-    """Frees the memory of a model's weights. Raises RefusedError where the library is still at work."""
+    """Frees the memory of a model's weights. Raises RefusedError if the library is still working."""
     deadline = time.monotonic() + UNLOAD_SECONDS
     model.unload_model()
     while model.model_is_loaded and time.monotonic() < deadline:
@@ -24,5 +23,5 @@ def unload(model: Any) -> None:
     if model.model_is_loaded:
         raise RefusedError("the engine is at work; its memory cannot be freed now", BUSY)
     with suppress(AttributeError, OSError):
-        # Freed memory goes back to the system; glibc keeps it for itself otherwise, others have no such call.
+        # Returns freed memory to the system, which glibc would keep; other C libraries lack this call.
         ctypes.CDLL(None).malloc_trim(0)

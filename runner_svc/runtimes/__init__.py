@@ -1,1 +1,1 @@
-"""The runtimes that a runner can have: one folder each."""
+"""The runtimes that a runner supports, one folder each."""

@@ -1,4 +1,4 @@
-"""The figures of an engine's load as a runner reports them: sampled from a page of its server while it runs."""
+"""Load figures of an engine, sampled from a page of its server while it is running."""
 
 import asyncio
 import time
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from runner_svc.openai_upstream.client import OpenAiHttp
 
 SAMPLE_SECONDS = 5.0
-"""Interval of the samples."""
+"""Interval between samples."""
 PAGE_SECONDS = 5.0
 """Timeout of a page."""
 MAX_FAILED_SAMPLES = 3
-"""Samples in a row that fail until the last figures are dropped."""
+"""Number of consecutive failed samples after which the last figures are dropped."""
 LINGER_SECONDS = 1.0
-"""How long before a sample a request may have ended and still count on the page."""
+"""How long a finished request may still count on the page."""
 STEP_SECONDS = 10
-"""Steps of the time of a sample: a report changes no more often for the time alone."""
+"""Granularity of sample times, so that time alone rarely changes a report."""
 _ABSENT = frozenset({401, 403, 404, 405, 501})
-"""Statuses of a page that the server does not have, or not for this key."""
+"""Statuses for a page that the server does not have, or not with this key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +38,36 @@ class MetricsPage:
 
     path: str
     read: Callable[[str], runner_pb2.EngineLoad]
-    """Returns the figures on the page."""
+    """Parses the figures on the page."""
     has_others: bool = False
-    """Whether others than this runner may send requests to the server: then it is sampled while it is idle too, and
-    their requests are counted."""
+    """Whether other clients may send requests to the server: then it is sampled even when idle, and their requests are
+    counted."""
 
 
 class FigureSampler:
-    """Samples the figures of one engine, from the end of its load to its sleep or end."""
+    """Samples the figures of an engine from the end of its load until it sleeps or ends."""
 
     def __init__(self) -> None:
         self.load: runner_pb2.EngineLoad | None = None
         """The last figures; None: unknown."""
         self.page = EnginePage()
-        """The last page, for those who pass its metrics on."""
+        """The last page, for passing on its metrics."""
         self._sampling: asyncio.Task[None] | None = None
 
     def begin(self, http: "OpenAiHttp", page: MetricsPage | None) -> None:
-        """Begin to sample; without a page nothing is sampled."""
+        """Starts sampling if there is a page."""
         if page is not None:
             self._sampling = start_task(self._sample(http, page), name="engine-figures")
 
     async def end(self) -> None:
-        """Forget the figures and sample no more. Idempotent."""
+        """Stops sampling and drops the figures. Idempotent."""
         sampling, self._sampling, self.load = self._sampling, None, None
         self.page.text = ""
         if sampling is not None:
             await stop_tasks([sampling])
 
     async def _sample(self, http: "OpenAiHttp", page: MetricsPage) -> None:
-        """Sample until the server says that it has no such page."""
+        """Samples until the server reports that it has no such page."""
         failures, counted = 0, 0
         while True:
             has_worked, counted = http.request_count != counted, http.request_count
@@ -94,7 +94,7 @@ class FigureSampler:
 
 
 def _counted(page: MetricsPage, text: str, own: int) -> runner_pb2.EngineLoad:
-    """Returns the figures on a page, with the number of requests of others where there may be any."""
+    """Returns the figures on a page, with the number of requests of other clients if there may be any."""
     load = page.read(text)
     if page.has_others and load.HasField("running_count"):
         load.other_count = max(0, load.running_count + load.waiting_count - own)
@@ -102,7 +102,7 @@ def _counted(page: MetricsPage, text: str, own: int) -> runner_pb2.EngineLoad:
 
 
 async def _page(http: "OpenAiHttp", path: str) -> tuple[int | None, str | None]:
-    """Returns the status and the text of a page; None: there is no answer, or it is not usable."""
+    """Returns status and text of a page; None: no response, or an unusable page."""
     with suppress(WeftError):
         status, body = await http.call_route("GET", path, PAGE_SECONDS)
         usable = status == 200 and len(body) <= MAX_PAGE_BYTES
@@ -111,7 +111,7 @@ async def _page(http: "OpenAiHttp", path: str) -> tuple[int | None, str | None]:
 
 
 def with_sample_time(load: runner_pb2.EngineLoad, at_seconds: float) -> runner_pb2.EngineLoad:
-    """Returns figures with the time of their sample (UTC), unless the engine has no request: they say nothing then."""
+    """Returns figures with their sample time (UTC), unless the engine is idle and they say nothing."""
     counts = (load.running_count, load.waiting_count)
     knows_count = load.HasField("running_count") or load.HasField("waiting_count")
     if not (any(counts) if knows_count else load.kv_cache_share):

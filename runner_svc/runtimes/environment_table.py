@@ -1,4 +1,4 @@
-"""The environments of all runtimes, those of other packages included."""
+"""The environments of all runtimes, including those of other packages."""
 
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.runtimes.table import AnyRuntime, built_in, installed
@@ -8,13 +8,13 @@ from weft.kernel.reasons import Reason
 
 
 def environments() -> tuple[EngineEnvironment, ...]:
-    """Returns all environments by name: weft's own, and those of runtimes of other packages."""
+    """Returns the environments of weft's runtimes and those of other packages, by name."""
     found = {each.environment.name: each.environment for each in reversed(_runtimes()) if each.environment is not None}
     return tuple(found[name] for name in sorted(found))
 
 
 def require_environment(name: str) -> EngineEnvironment:
-    """Returns the environment of this name. Raises NOT_FOUND with the names that there are."""
+    """Returns an environment by name. Raises NOT_FOUND with the known names."""
     found = {environment.name: environment for environment in environments()}
     if name not in found:
         hint = close_names(name, found) or f"there are {', '.join(found)}"
@@ -23,7 +23,7 @@ def require_environment(name: str) -> EngineEnvironment:
 
 
 def users_of(environment: EngineEnvironment) -> tuple[AnyRuntime, ...]:
-    """Returns the runtimes whose engines run in an environment."""
+    """Returns the runtimes with engines in an environment."""
     return tuple(
         each for each in _runtimes() if each.environment is not None and each.environment.name == environment.name
     )

@@ -1,4 +1,4 @@
-"""The command line of an engine's program, as the settings of a model declare it."""
+"""The command line of an engine's program, as declared by a model's settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -7,7 +7,7 @@ from runner_svc.runtimes.settings import Argument, ModelSettings
 
 
 def flags_of(model: ModelSettings, chosen: Mapping[str, Any]) -> list[str]:
-    """Returns the flags of the marked settings of a model. Values in `chosen`, by setting, replace configured ones."""
+    """Returns the flags of a model's marked settings. Values in `chosen`, by setting, override configured ones."""
     return [
         word
         for setting, flag in marked_settings(type(model))
@@ -16,7 +16,7 @@ def flags_of(model: ModelSettings, chosen: Mapping[str, Any]) -> list[str]:
 
 
 def marked_settings(kind: type[ModelSettings]) -> Sequence[tuple[str, str]]:
-    """Returns the marked settings of a kind of models, with their flags."""
+    """Returns the marked settings of a model class with their flags."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(
         (name, mark.name) for name, hint in hints.items() for mark in _marks(hint) if isinstance(mark, Argument)
@@ -24,7 +24,7 @@ def marked_settings(kind: type[ModelSettings]) -> Sequence[tuple[str, str]]:
 
 
 def _marks(hint: Any) -> Iterator[Any]:
-    """Yields the marks of a type, or of the members of a union."""
+    """Yields the annotations of a type, or of the members of a union."""
     if get_origin(hint) is Annotated:
         yield from hint.__metadata__
         return

@@ -1,6 +1,6 @@
-"""The names of the metrics of the servers that weft knows. Pure.
+"""Names of the metrics of known servers. Pure.
 
-Those of programs without a runtime of their own are claims of their presets, with their sources there.
+Those of programs without a separate runtime are claims of their presets, with sources there.
 """
 
 from dataclasses import fields
@@ -20,7 +20,7 @@ VLLM = MetricNames(
     prefix_queries=("vllm:prefix_cache_queries_total",),
     prefix_hits=("vllm:prefix_cache_hits_total",),
 )
-# Its share of the KV cache in use, which older versions report, has cached prompts of idle slots in it.
+# Without the KV cache usage that older versions report, since it includes cached prompts of idle slots.
 LLAMA_CPP = MetricNames(running=("llamacpp:requests_processing",), waiting=("llamacpp:requests_deferred",))
 SGLANG = MetricNames(
     running=("sglang:num_running_reqs",), waiting=("sglang:num_queue_reqs",), cache_share=("sglang:token_usage",)
@@ -38,9 +38,9 @@ ANY_SERVER = MetricNames(
         for field in fields(MetricNames)
     }
 )
-"""The names of all of them together: no two servers share one."""
+"""All names combined, which is unambiguous because servers share none."""
 
 
 def read_any_load(page: str) -> "runner_pb2.EngineLoad":
-    """Returns the figures on the page of a server of unknown make; none where its metrics have other names."""
+    """Returns the figures on the page of an unknown server; empty if its metrics have other names."""
     return load_of(samples_of(page), ANY_SERVER)

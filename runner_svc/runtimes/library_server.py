@@ -1,6 +1,6 @@
-"""The common part of backends whose engine is a library behind an HTTP server program of ours.
+"""Base of backends with a weft server program around a library as their engine.
 
-The programs are built on `engine_host.http_server`; docs/decisions/0011-in-process-engines.md.
+The programs are based on `engine_host.http_server`; docs/decisions/0011-in-process-engines.md.
 """
 
 import re
@@ -28,7 +28,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 SLEEP_SECONDS = 30.0
-"""Maximum time in which the engine frees its memory; then it is ended."""
+"""Maximum time for freeing the engine's memory; then the engine is stopped."""
 WAKE_SECONDS = 600.0
 BOOTSTRAP = Path(__file__).parents[1] / "engine_host" / "bootstrap.py"
 _LOADED = re.compile(r"^loaded (\d\.\d\d) of the model")
@@ -38,29 +38,29 @@ Settings = TypeVar("Settings", bound=StartedModelSettings)
 
 
 def program_command(program: str, python: str = sys.executable) -> tuple[str, ...]:
-    """Returns the command of a server program, a module of weft's, under an interpreter that has its library."""
+    """Returns the command of a server program, a module of weft, with an interpreter that has its library."""
     return (python, str(BOOTSTRAP), program)
 
 
 class LibraryServer(StartedServer[Settings], Generic[Settings]):
-    """A Backend over one server process."""
+    """Backend of one server process."""
 
     program: ClassVar[str]
     """The module of the server program."""
     missing_library: ClassVar[str]
     """The error for a library that cannot be imported, with its remedy."""
     engine_environment: ClassVar[EngineEnvironment | None] = None
-    """The environment of the program where the runner has no `command`; None: weft's own."""
+    """Environment of the program if the runner has no `command`; None: weft's own."""
     key_variable = KEY_VARIABLE
 
     def sleeps_in_place(self, order: LoadOrder) -> bool:
-        """Whether the engine can free its memory and keep its process after such a load, and is configured so."""
-        # With a lease its memory is given back now, and a process keeps some of a device for as long as it runs.
+        """Whether after such a load the engine is configured to free its memory but keep its process, and can do so."""
+        # With a lease all memory must be freed, but a running process keeps some device memory.
         return isinstance(self.model, CTranslate2Settings) and self.model.sleeps_in_place and not order.shares
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
-        """Raises CONNECT_FAILED where the environment is not installed."""
+        """Raises CONNECT_FAILED if the environment is not installed."""
         python = sys.executable
         if self.engine_environment is not None and not self.context.command:
             try:
@@ -83,7 +83,7 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
         ]
 
     def own_arguments(self, order: LoadOrder) -> list[str]:
-        """Returns the flags of a load that no setting is marked with."""
+        """Returns the flags of a load other than those of marked settings."""
         del order
         return []
 
@@ -122,10 +122,10 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
 
 
 class MediaServer(LibraryServer[Settings], Generic[Settings]):
-    """A Backend over one server process that works on images or recordings."""
+    """Backend of one server process for images or recordings."""
 
     abilities = UNKNOWN
-    """What the loaded model takes beside its own operations."""
+    """What the loaded model accepts in addition to its operations."""
 
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:

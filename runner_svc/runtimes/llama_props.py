@@ -1,4 +1,4 @@
-"""What llama.cpp's server says of itself and its model at /props."""
+"""Properties that llama.cpp's server reports at /props."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from weft.kernel.request import Skill
 PROPS = "/props"
 PROPS_TIMEOUT_SECONDS = 5.0
 MAX_COUNT = 2**31 - 1
-"""Of tokens, or of requests."""
+"""Maximum number of tokens or requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProps:
-    """What a server tells of itself and its model, which may differ from its flags. 0: unknown."""
+    """Reported properties of a server and its model, which may differ from its flags. 0: unknown."""
 
     context_tokens: int = 0
-    """Context of one slot, prompt and answer together."""
+    """Context of one slot, for prompt and answer together."""
     slots: int = 0
-    """Requests that it works on concurrently, over all its clients."""
+    """Number of concurrent requests of all clients."""
     abilities: Abilities = UNKNOWN
-    """What the model takes."""
+    """The model's capabilities."""
 
 
 class _Settings(msgspec.Struct):
@@ -43,13 +43,13 @@ class _Answer(msgspec.Struct):
 
 
 async def read_props(http: OpenAiHttp) -> ServerProps:
-    """Returns the answer to GET /props; all unknown where it cannot be read."""
+    """Returns the response to GET /props; all unknown if it cannot be read."""
     answer = await http.answer_of(PROPS, PROPS_TIMEOUT_SECONDS)
     return parse_props(answer[1]) if answer is not None and answer[0] == 200 else ServerProps()
 
 
 def parse_props(body: bytes) -> ServerProps:
-    """Reads the body of an answer to GET /props."""
+    """Parses a response to GET /props."""
     try:
         answer = msgspec.json.decode(body, type=_Answer)
     except JSON_FAULTS:
@@ -66,12 +66,12 @@ def parse_props(body: bytes) -> ServerProps:
 
 
 def count_in_answer(number: object) -> int:
-    """Returns a number of tokens or requests in a server's answer; 0: it is none."""
+    """Returns a number of tokens or requests in a server's response; 0: invalid."""
     return number if type(number) is int and 0 < number <= MAX_COUNT else 0
 
 
 def reported_abilities(*, modalities: object, template_caps: object, templates: Sequence[object]) -> Abilities:
-    """Returns what a server's properties show. They may have any type; those of another type say nothing."""
+    """Returns the capabilities that a server's properties show. Properties of an unexpected type are ignored."""
     texts = [text for text in templates if isinstance(text, str) and text]
     return (
         UNKNOWN.completed_by(_of_flags({"vision": Skill.IMAGE, "audio": Skill.AUDIO}, modalities))
@@ -89,7 +89,7 @@ def _of_flags(names: dict[str, Skill], flags: object) -> Abilities:
 
 
 def _of_template_caps(caps: object) -> Abilities:
-    """Returns whether the template takes tools: described separately, or at least as calls of earlier turns."""
+    """Returns whether the template supports tools, by descriptions or at least by calls in earlier turns."""
     if not isinstance(caps, dict):
         return UNKNOWN
     values = [caps.get(name) for name in ("supports_tools", "supports_tool_calls")]

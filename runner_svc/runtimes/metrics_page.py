@@ -1,4 +1,4 @@
-"""The figures of a server's load, from its page of metrics in Prometheus' text format. Pure, with bounds."""
+"""Parses load figures from a server's metrics page in Prometheus' text format. Pure, with limits."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from weft.api.registry.v1 import runner_pb2
 
 MAX_PAGE_BYTES = 2 * 1024 * 1024
-"""Maximum size of a page that is read; vLLM's has under 100 KiB per engine."""
+"""Maximum size of a page; vLLM's is below 100 KiB per engine."""
 MAX_COUNT = 2**53
 _WHOLE_SHARES = 100
-"""Shares are reported in steps of one percent, so that a report changes only with the load."""
+"""Shares are rounded to one percent, so that reports change only with the load."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]{0,127})(?:\{([^}]{0,4096})\})? ([0-9.eE+-]{1,32})$")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of a page."""
+    """A line of a page."""
 
     name: str
     labels: str
@@ -27,7 +27,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricNames:
-    """The names of a server's metrics, several for one where its versions differ; empty: it has none."""
+    """Names of a server's metrics, with alternatives for different versions; empty: there is none."""
 
     running: Sequence[str] = ()
     waiting: Sequence[str] = ()
@@ -37,7 +37,7 @@ class MetricNames:
     prefix_queries: Sequence[str] = ()
     prefix_hits: Sequence[str] = ()
     cache_held: Sequence[str] = ()
-    """Share of the KV cache in which prefixes that no request uses may count; it is not reported."""
+    """Share of the KV cache that may include prefixes no request uses; not reported."""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -49,13 +49,13 @@ NO_METRICS = MetricNames()
 
 
 def samples_of(page: str) -> list[Sample]:
-    """Returns the lines of a page that have a count or a share; others are skipped."""
+    """Returns the lines of a page with a count or a share."""
     return list(_samples(page))
 
 
 def load_of(samples: Sequence[Sample], names: MetricNames) -> "runner_pb2.EngineLoad":
-    """Returns the figures in the lines of a page; what it lacks is left unset. Several engines are added up."""
-    # Imported here: presets of servers are read for their names, also by commands without messages.
+    """Returns the figures in a page's lines; missing ones are unset. Several engines are added up."""
+    # Imported here because presets are also read by commands that do not need the generated messages.
     from weft.api.registry.v1 import runner_pb2  # noqa: PLC0415
 
     def total(wanted: Sequence[str]) -> int | None:

@@ -1,4 +1,4 @@
-"""The context in which a runtime builds the engine of one model, the result, and the common part of models in files."""
+"""The context in which a runtime builds a model's engine, the result, and helpers for models in files."""
 
 import os
 import re
@@ -50,61 +50,61 @@ Files = TypeVar("Files", bound=PathModelSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """The context of one model: what all models of the runner share, and the model's place in the configuration."""
+    """The context of one model: what all models of the runner share, and its place in the configuration."""
 
     where: str
-    """Path of the model in the configuration, such as "runners.box.models.qwen"; errors begin with it."""
+    """Path in the configuration, such as "runners.box.models.qwen"; errors start with it."""
     command: tuple[str, ...] | None = None
-    """The engine's program and its first arguments; None: the runtime's own."""
+    """The engine's program and first arguments; None: the runtime's default."""
     ports: EnginePorts | None = None
-    """Ports that engines may listen on, shared with the runner's other engines; None: any free port."""
+    """Ports for engines, shared with the runner's other engines; None: any free port."""
     load_stall_seconds: float = 300.0
     """Time without output, load progress and CPU time after which a load is aborted."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     graces: StopGraces = field(default_factory=StopGraces)
     leftovers: Leftovers | None = None
-    """Record of the engines' processes for the runner's next start; None: not recorded."""
+    """Record of engine processes for the runner's next start; None: not recorded."""
     probe_interval_seconds: float = 5.0
-    """Interval of the probes of a server that weft does not start."""
+    """Probe interval for external servers."""
     probe_failures: int = 3
-    """Number of failed probes in a row after which such a server counts as gone."""
+    """Number of consecutive failed probes after which an external server counts as gone."""
     probes: ServerProbes = field(default_factory=ServerProbes, repr=False)
-    """The probes of such servers, which their models share."""
+    """Probes of external servers, shared by their models."""
     estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    """Environment variables, which hold API keys, and which engines are started with."""
+    """Environment variables with API keys, and for starting engines."""
     environments: EnvironmentFolder = field(default_factory=EnvironmentFolder)
-    """The installed environments of engines."""
+    """The installed engine environments."""
     trained_context_tokens: int = 0
-    """Trained context of the model by its file, the maximum for a load; 0: unknown."""
+    """Trained context from the model's file, the maximum for a load; 0: unknown."""
     shape: ModelShape | None = None
-    """The dimensions of the model by its file; None: unknown."""
+    """Dimensions from the model's file; None: unknown."""
     templates: tuple[str, ...] = ()
-    """Chat templates of the model, by its file or its settings; empty: unknown."""
+    """Chat templates of the model from its file or settings; empty: unknown."""
     model_file: model_pb2.ModelFile = field(default_factory=model_pb2.ModelFile)
-    """What the model's files say of themselves; empty: nothing is known."""
+    """Metadata of the model's files; empty: unknown."""
 
     lacks: list[WeftError] = field(default_factory=list)
-    """What the model needs and this machine does not have now, such as a file: its loads fail with the first of them,
-    while the other models of the runner are served."""
+    """What the model needs but this machine lacks, such as a file: its loads fail with the first one, while the
+    runner's other models are served."""
 
     def refuse(self, setting: str, message: str) -> FieldError:
-        """Returns the INVALID_ARGUMENT for a setting of this model."""
+        """Returns an INVALID_ARGUMENT error for a setting of this model."""
         return invalid_field(f"{self.where}.{setting}", message)
 
     def lack(self, setting: str, message: str) -> None:
-        """Notes what a setting names and this machine does not have now."""
+        """Records something named by a setting that this machine lacks."""
         self.lacks.append(WeftError(Reason.CONNECT_FAILED, f"{self.where}.{setting}: {message}"))
 
     def require_file(self, setting: str, file: Path | None) -> None:
-        """Notes a file that a setting names and that is not there."""
+        """Records a missing file named by a setting."""
         if file is not None and not file.is_file():
             self.lack(setting, f"there is no file {file}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEngine:
-    """The engine of one configured model, and the facts about it that are known before it loads."""
+    """The engine of a configured model, and what is known about it before it loads."""
 
     make_backend: Callable[[], Backend]
     operations: frozenset[Operation] = TEXT_OPERATIONS
@@ -113,26 +113,26 @@ class ModelEngine:
     context_tokens: int = 0
     """Context of one slot; 0: unknown."""
     model_path: Path | None = None
-    """The file with the digest for receipts."""
+    """The file whose digest is in receipts."""
     quantizations: Mapping[str, Path] = field(default_factory=dict)
-    """Further files of the same model that may be loaded, by quantization."""
+    """Alternative files of the model by quantization."""
     forecast: MemoryForecast = field(default_factory=MemoryForecast)
-    """Forecast of the memory that its loads take."""
+    """Forecast of the memory for its loads."""
     remote: bool = False
     """Whether serving it sends data to a remote provider."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     abilities: Abilities = UNKNOWN
-    """What the model takes, as its files show."""
+    """The model's capabilities according to its files."""
     model_file: model_pb2.ModelFile = field(default_factory=model_pb2.ModelFile)
-    """What its files say of themselves; empty: nothing is known. Read-only."""
+    """Metadata of its files; empty: unknown. Read-only."""
     unload_keeps_process: bool = False
-    """Whether an unload leaves the process of an engine that can sleep in it, as an idle time does."""
+    """Whether an unload keeps the process of an engine that can sleep, like an idle timeout."""
     requests_fail_alone: bool = False
-    """Whether a request that cannot reach the server is no sign that the server is gone."""
+    """Whether a request that cannot reach the server does not imply that the server is gone."""
 
 
 def model_file_of(facts: ModelFacts) -> model_pb2.ModelFile:
-    """Returns what a model's files say of themselves, without words that no publication takes."""
+    """Returns the metadata of a model's files without values that cannot be published."""
     if facts.file_kind is None:
         return model_pb2.ModelFile()
     architecture = facts.architecture if is_token(facts.architecture, MAX_ARCHITECTURE_CHARS) else ""
@@ -146,13 +146,13 @@ def model_file_of(facts: ModelFacts) -> model_pb2.ModelFile:
 
 
 def known_templates(model: HostedModelSettings, facts: ModelFacts) -> tuple[str, ...]:
-    """Returns the chat templates of a model before it is loaded: the configured one, else those of its files."""
+    """Returns the chat templates of a model before it is loaded: the configured one, or those in its files."""
     template = model.chat_template_file
     return _templates_of(model.file, facts) if template is None else _template_in(template)
 
 
 def _templates_of(path: Path, facts: ModelFacts) -> tuple[str, ...]:
-    """Returns the templates in a model's file or folder; none where they cannot be read: the load says why."""
+    """Returns the templates in a model's file or folder; empty if unreadable, which the load reports."""
     if not path.is_dir():
         return facts.templates
     try:
@@ -164,7 +164,7 @@ def _templates_of(path: Path, facts: ModelFacts) -> tuple[str, ...]:
 
 
 def _template_in(file: Path) -> tuple[str, ...]:
-    """Returns the template in a file; none where it cannot be read: the load says why."""
+    """Returns the template in a file; empty if unreadable, which the load reports."""
     try:
         with file.open("rb") as opened:
             return (opened.read(MAX_TEXT_BYTES).decode(),)
@@ -178,10 +178,10 @@ LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
 def engine_environment(model: StartedModelSettings, context: ModelContext) -> Mapping[str, str]:
-    """Returns the environment of the engine of a model: the runner's, with the model's own variables.
+    """Returns the environment of a model's engine: the runner's with the model's own variables.
 
-    Notes a variable that the runner does not have, naming the setting, never a value. Raises INVALID_ARGUMENT for a
-    folder of libraries that does not exist.
+    Records a missing variable of the runner by its setting, never a value. Raises INVALID_ARGUMENT for a library folder
+    that does not exist.
     """
     if not (model.environment or model.library_path):
         return context.environment
@@ -205,7 +205,7 @@ def engine_environment(model: StartedModelSettings, context: ModelContext) -> Ma
 
 
 def text_abilities(templates: Sequence[str]) -> Abilities:
-    """Returns what a model with these templates takes in an engine that is given text alone."""
+    """Returns the capabilities of a model with these templates in a text-only engine."""
     only_text = Abilities(skills=frozenset({Skill.TEXT}), lacking=frozenset({Skill.IMAGE, Skill.AUDIO}))
     return only_text.completed_by(abilities_of_templates(templates))
 
@@ -213,7 +213,7 @@ def text_abilities(templates: Sequence[str]) -> Abilities:
 def forecast_model(
     model: PathModelSettings, habits: EngineHabits, load_values: Mapping[str, LoadValue] = MappingProxyType({})
 ) -> ForecastModel:
-    """Returns what determines the memory of a model in files; `load_values` are its configured load parameters."""
+    """Returns what determines the memory of a model in files. `load_values`: configured load parameters."""
     files, quantizations = ModelFiles(path=model.weights_of(model.file)), {}
     if isinstance(model, FileModelSettings):
         files = replace(files, projector=model.projector_file, draft=model.draft_file, adapters=model.adapter_files)
@@ -239,7 +239,7 @@ def file_engine(
     operations: frozenset[Operation],
     abilities: Callable[[Sequence[str]], Abilities] = text_abilities,
 ) -> ModelEngine:
-    """Returns the engine of a model in files. `abilities`: by its chat templates."""
+    """Returns the engine of a model in files. `abilities`: derives capabilities from chat templates."""
     context.require_file("chat_template_path", model.chat_template_file)
     facts = read_model_facts(model.file)
     found = replace(
@@ -271,16 +271,16 @@ def file_engine(
 
 
 def parameter_profile(model: ModelSettings, engine: EngineParameters) -> ParameterProfile:
-    """Returns the settings by which request parameters reach the engine of a model."""
+    """Returns how request parameters are passed to a model's engine."""
     return ParameterProfile(engine=engine, passthrough=model.passthrough == "all", thinking=model.thinking)
 
 
 def served_operations(
     server: UpstreamSettings, default: frozenset[Operation], context: ModelContext
 ) -> frozenset[Operation]:
-    """Returns the configured operations of a server that weft does not start.
+    """Returns the configured operations of an external server.
 
-    Raises INVALID_ARGUMENT where `operations` and `embeddings` contradict each other.
+    Raises INVALID_ARGUMENT if `operations` and `embeddings` contradict each other.
     """
     if not server.operations:
         return default

@@ -1,19 +1,19 @@
-"""The placeholders in the command line and the environment of a server program. Pure.
+"""Placeholders in the command line and environment of a server program. Pure.
 
-`{port}` stands for the port, and so on. A word in double braces is itself: `{{port}}` is the text `{port}`. Other
-braces, such as those of JSON, are left as they are.
+`{port}` is replaced by the port, and so on. Double braces are an escape: `{{port}}` becomes the text `{port}`. Other
+braces, such as those in JSON, are unchanged.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 
 PORT = "port"
-# Behind a dollar sign it is a variable of the runner's environment.
+# After a dollar sign it is a variable of the runner's environment.
 _PLACEHOLDER = re.compile(r"(?<!\$)(?:\{\{([a-z_]+)\}\}|\{([a-z_]+)\})")
 
 
 def check_placeholders(text: str, names: Collection[str]) -> str:
-    """Returns the text. Raises ValueError naming a placeholder that is not among `names`."""
+    """Returns the text. Raises ValueError naming a placeholder that is not in `names`."""
     for name in _names_in(text):
         if name not in names:
             known = ", ".join(f"{{{each}}}" for each in names)
@@ -30,7 +30,7 @@ def placeholders_of(texts: Iterable[str]) -> frozenset[str]:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Returns the text with its placeholders replaced; one without a value is left as it is."""
+    """Returns the text with its placeholders replaced; those without a value are unchanged."""
 
     def value(found: re.Match[str]) -> str:
         if found[1]:

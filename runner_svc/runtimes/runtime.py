@@ -1,7 +1,7 @@
-"""The descriptor of a runtime: all facts about one kind of engine in one value.
+"""The descriptor of a runtime: all facts about one kind of engine.
 
-`runner_svc.runtimes.table` finds the descriptors: those in the folders beside this file, and those that other packages
-declare in the entry point group `weft.runtimes`. Loading a descriptor is cheap; `build` imports the engine's modules.
+`runner_svc.runtimes.table` finds the descriptors in the folders next to this file, and in other packages' entry points
+of the group `weft.runtimes`. Loading a descriptor is cheap; `build` imports the engine's modules.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class ModelFault:
     message: str
     remedy: str
     is_there: bool = False
-    """Whether its server answers: then a mesh starts without this model."""
+    """Whether its server responds: then a mesh starts without this model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,15 @@ class Requirement:
     """A program or library that must be installed; a check of `weft doctor`."""
 
     name: str
-    """The check's name, such as "llama.cpp server"."""
+    """Name of the check, such as "llama.cpp server"."""
     find: Callable[[tuple[str, ...] | None], str]
-    """Returns a description of it, given the runner's `command`. Raises WeftError when it is missing."""
+    """Returns its description, given the runner's `command`. Raises WeftError if it is missing."""
     remedy: str
     """Command that installs it."""
 
 
 def deferred(path: str) -> "Callable[..., Any]":
-    """Returns the function at `module:name`, whose module is imported by the first call: descriptors load quickly."""
+    """Returns a function that imports `module:name` at its first call, so that descriptors load quickly."""
 
     def call(*arguments: Any) -> Any:
         module, _, name = path.partition(":")

@@ -1,4 +1,4 @@
-"""The calls of backends over one server with OpenAI's interface, started by the runner or not."""
+"""Calls of backends with an OpenAI-compatible server, whether the runner starts it or not."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
@@ -17,13 +17,13 @@ from weft.kernel.request import Operation
 
 
 class ServerCalls(Backend):
-    """A Backend whose operations beside generations are calls of its server."""
+    """A Backend whose operations other than generations are calls of its server."""
 
     operations: frozenset[Operation]
     """The operations that the model offers."""
 
     def _running(self) -> OpenAiHttp:
-        """Returns the server. Raises BACKEND_NOT_READY where it does not run."""
+        """Returns the server. Raises BACKEND_NOT_READY if it is not running."""
         raise NotImplementedError
 
     @contextmanager
@@ -72,7 +72,7 @@ class ServerCalls(Backend):
 
 
 async def require_done(http: OpenAiHttp, path: str, timeout_seconds: float, body: bytes = b"{}") -> bytes:
-    """Returns the answer to POST `path`. Raises WeftError where it is a refusal."""
+    """Returns the response to POST `path`. Raises WeftError for a status other than 200."""
     status, answer = await http.call_route("POST", path, timeout_seconds, body)
     if status != 200:
         raise WeftError(Reason.BACKEND_ERROR, f"the engine answered {path.partition('?')[0]} with status {status}")

@@ -1,7 +1,7 @@
-"""The settings of one model in `weft.yaml`: those of every runtime, and those of all runtimes of one sort.
+"""The settings of a model in `weft.yaml`: those of all runtimes, and those of groups of runtimes.
 
-Each runtime declares a frozen dataclass of its own in `runtimes/<name>/runtime.py`, which extends one of these. It is
-one member of the union that the `runtime` of a runner selects: a setting of another runtime is refused by its name.
+Each runtime declares a frozen dataclass in `runtimes/<name>/runtime.py` that extends one of these. The `runtime` of a
+runner selects a member of their union: a setting of another runtime is rejected by name.
 """
 
 import os
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from weft.kernel.load_parameters import LoadValue
 
 NOT_PULLED = Path("/dev/null/not-pulled")
-"""A path that cannot exist, of a model whose source was not pulled yet."""
+"""A path that cannot exist, for a model with a source that is not pulled yet."""
 DEFAULT_CONTEXT_TOKENS = 2048
 """Context of one slot of an engine that weft starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """Marks a setting as a flag of the program, which is left out if the setting is unset or false."""
+    """Marks a setting as a flag of the program, which is omitted if the setting is unset or false."""
 
     name: str
 
 
 MAX_ADAPTERS = 32
-"""Of one model."""
+"""Per model."""
 Skill = Literal["text", "image", "audio", "tools"]
 LanguageCode = Annotated[str, Pattern(r"^[A-Za-z0-9_-]{1,64}$")]
 ThinkingMode = Literal["default", "enabled", "disabled"]
@@ -146,7 +146,7 @@ class AdapterSettings:
 
     @property
     def digested_file(self) -> Path | None:
-        """The file with the digest for receipts; None: there is none on this machine."""
+        """The file whose digest is in receipts; None: there is none on this machine."""
         return None
 
 
@@ -224,7 +224,7 @@ class ModelSettings:
     ends with `repeated_line_loop`."""
 
     tried_by: ClassVar[str] = ""
-    """The command that tries a model that does not chat, without its name; empty: it chats."""
+    """Command that tries a model without chat, without the model's name; empty: the model chats."""
 
     @property
     def location(self) -> str:
@@ -233,17 +233,17 @@ class ModelSettings:
 
     @property
     def upstream_name(self) -> str:
-        """The name of its file or folder, or what its server has for it, as the mesh shows it; empty: not known."""
+        """Name of its file or folder, or its name on the server, as shown in the mesh; empty: unknown."""
         return ""
 
     @property
     def served_adapters(self) -> tuple[AdapterSettings, ...]:
-        """The adapters of the model that are separate models."""
+        """The adapters of the model, which are separate models."""
         return ()
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """The names under which its engine serves: its own, and those of its adapters."""
+        """The names that its engine serves: the model's and those of its adapters."""
         return self.name, *(adapter.name for adapter in self.served_adapters)
 
 
@@ -284,17 +284,17 @@ class StartedModelSettings(SleepingModelSettings):
 
     @property
     def slot_context_tokens(self) -> int:
-        """Context of one slot, as the engine is started with it."""
+        """Context of one slot when the engine is started."""
         return self.context_tokens or DEFAULT_CONTEXT_TOKENS
 
     @property
     def engine_threads(self) -> int:
-        """Processor threads, as the engine is started with them."""
+        """Processor threads when the engine is started."""
         return self.threads or default_threads()
 
     @property
     def max_kept_prompt_bytes(self) -> int:
-        """Most memory of the host that its engine uses for prompts that no slot holds any more."""
+        """Maximum main memory for prompts that lose their slot."""
         return 0
 
 
@@ -304,12 +304,12 @@ class HostedModelSettings(StartedModelSettings):
 
     @property
     def file(self) -> Path:
-        """The model file or folder, by its whole path."""
+        """Absolute path of the model file or folder."""
         raise NotImplementedError
 
     @property
     def chat_template_file(self) -> Path | None:
-        """The file of the chat template, by its whole path; None: that of the model."""
+        """Absolute path of the chat template; None: the model's own."""
         return None
 
 
@@ -324,9 +324,9 @@ class SourcedModelSettings(HostedModelSettings):
     form: ClassVar[ModelForm]
     """The form of its files."""
     files_setting: ClassVar[str]
-    """The setting that names its files where no source does."""
+    """The setting that names its files if there is no source."""
     other_files_settings: ClassVar[tuple[str, ...]] = ()
-    """Further settings that name files, each sufficient alone."""
+    """Other settings that name files; each is sufficient alone."""
 
     def __post_init__(self) -> None:
         if self.source is not None and getattr(self, self.files_setting) is not None:
@@ -352,7 +352,7 @@ class PathModelSettings(SourcedModelSettings):
     @property
     @override
     def file(self) -> Path:
-        """The model file or folder, by its whole path; NOT_PULLED for a source that was not pulled yet."""
+        """Absolute path of the model file or folder; NOT_PULLED if the source is not pulled yet."""
         return NOT_PULLED if self.path is None else self.path.expanduser()
 
     @override
@@ -361,7 +361,7 @@ class PathModelSettings(SourcedModelSettings):
         return replace(self, path=path, source=None)
 
     def weights_of(self, path: Path) -> Path:
-        """Returns the file with the weights of a model that is configured by this path."""
+        """Returns the weights file of a model configured with this path."""
         return path
 
     @property
@@ -389,22 +389,22 @@ class FileModelSettings(PathModelSettings):
     @property
     @override
     def chat_template_file(self) -> Path | None:
-        """The file of the chat template, by its whole path."""
+        """Absolute path of the chat template; None: the model's own."""
         return None if self.chat_template_path is None else self.chat_template_path.expanduser()
 
     @property
     def projector_file(self) -> Path | None:
-        """The file with the encoder of images and audio, by its whole path; None: it has none."""
+        """Absolute path of the encoder for images and audio; None: it has none."""
         return None
 
     @property
     def draft_file(self) -> Path | None:
-        """The file of the model that drafts tokens for it, by its whole path; None: it has none."""
+        """Absolute path of the draft model; None: it has none."""
         return None
 
     @property
     def adapter_files(self) -> tuple[Path, ...]:
-        """The files of its adapters, by their whole paths."""
+        """Absolute paths of its adapters."""
         return tuple(file for adapter in self.served_adapters if (file := adapter.digested_file) is not None)
 
 
@@ -429,7 +429,7 @@ class MediaModelSettings(PathModelSettings):
 Device = Literal["cpu", "cuda", "auto"]
 
 
-# Without slots: it is mixed into settings that have them.
+# Without slots, because it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettings(PathModelSettings):
     """Adds where a library computes."""
@@ -439,7 +439,7 @@ class DeviceSettings(PathModelSettings):
 
     @property
     def device_values(self) -> "Mapping[str, LoadValue]":
-        """The load parameters that follow from the device: on a processor no layer is on a device."""
+        """Load parameters implied by the device: on a processor, no layers are on accelerators."""
         return {"gpu_layers": 0} if self.device == "cpu" else {}
 
 
@@ -457,7 +457,7 @@ ComputeType = Literal[
 ]
 
 
-# Without slots: it is mixed into settings that have them.
+# Without slots, because it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
 class CTranslate2Settings(DeviceSettings):
     """Adds what can be said about a model in the form of CTranslate2."""
@@ -473,7 +473,7 @@ class CTranslate2Settings(DeviceSettings):
         return path / "model.bin"
 
 
-# Without slots: it is mixed into settings that have them.
+# Without slots, because it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
 class UpstreamSettings(ModelSettings):
     """Adds how a server that weft does not start is reached. The mesh learns neither its address nor its key."""
@@ -491,7 +491,7 @@ class UpstreamSettings(ModelSettings):
 
     @property
     def server_model(self) -> str:
-        """The server's own name of the model."""
+        """The server's name of the model."""
         return self.upstream_model or self.name
 
     @property
@@ -501,11 +501,11 @@ class UpstreamSettings(ModelSettings):
 
 
 def default_threads() -> int:
-    """Cores minus one: llama.cpp on every core of a shared machine is many times slower (measured)."""
+    """Returns the number of cores minus one: on all cores of a shared machine llama.cpp is far slower (measured)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
     return max(1, cores - 1)
 
 
 def settings_fields(settings: type[ModelSettings]) -> frozenset[str]:
-    """Returns the names that a runtime with these settings accepts."""
+    """Returns the names of these settings."""
     return frozenset(settings.__dataclass_fields__)

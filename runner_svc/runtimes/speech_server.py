@@ -1,4 +1,4 @@
-"""The common part of backends that speak: which voices there are, and which one a request has."""
+"""Base of backends for speech: the list of voices, and the voice of a request."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -32,16 +32,16 @@ class _Props(msgspec.Struct):
 
 
 class SpeechServer(MediaServer[Settings], Generic[Settings]):
-    """A Backend over one server process that speaks."""
+    """Backend of one speech server process."""
 
     operations = OPERATIONS
     usual_voice = ""
-    """The voice of requests that name none, where the settings name none either; empty: the engine's first."""
+    """Default voice if the settings name none; empty: the engine's first."""
     _catalog = VoiceCatalog(voices=())
 
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
-        """See StartedServer.facts. Raises INVALID_ARGUMENT for a setting that names a voice that there is not."""
+        """See StartedServer.facts. Raises INVALID_ARGUMENT if a setting names an unknown voice."""
         _, body = await http.call_route("GET", PROPS, PROPS_TIMEOUT_SECONDS)
         props = read_json(body, _Props, "the engine's voices are")
         self._catalog = VoiceCatalog(
@@ -55,7 +55,7 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
 
     @override
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        """See Backend.speak. Raises INVALID_ARGUMENT naming the voice that there is not."""
+        """See Backend.speak. Raises INVALID_ARGUMENT naming an unknown voice."""
         voice = self._catalog.choose(payload.voice)
         warnings = [] if voice.warning is None else [voice.warning]
         if payload.instructions:
@@ -78,7 +78,7 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
 
 
 def speech_engine(model: SpeechSettings, context: ModelContext, make_backend: Callable[[], Backend]) -> ModelEngine:
-    """Returns the engine. It computes on the processor: it holds no memory of accelerators, and needs no lease."""
+    """Returns the engine. It uses only the processor, so it needs no lease on accelerator memory."""
     return ModelEngine(
         make_backend=make_backend,
         operations=OPERATIONS,

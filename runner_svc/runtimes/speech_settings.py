@@ -1,4 +1,4 @@
-"""The settings of models that speak, whatever engine speaks."""
+"""Settings of speech models, regardless of the engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ SPEECH_ENVIRONMENT = EngineEnvironment(
     },
     check="import av, piper; piper.PiperVoice; av.codec.Codec('libmp3lame', 'w')",
 )
-"""The environment of text to speech: piper, and the encoders of recordings, which every engine of it uses."""
+"""Text-to-speech environment: piper, and the audio encoders for all speech engines."""
 VoiceName = Annotated[str, MaxLen(MAX_VOICE_CHARS), Pattern(r"^[^\x00-\x1f\x7f]+$")]
 MAX_ALIASES = 256
 
 
-# Without slots: it is mixed into settings that have them.
+# Without slots, because it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
 class SpeechSettings(StartedModelSettings):
     """Adds which voice speaks."""

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server that weft starts: a child process, its port, its health, and the requests to it.
+"""An OpenAI-compatible server that weft starts: a child process, its port, its health, and requests to it.
 
-Another program on its port is never mistaken for it: it binds port 0 and prints where it listens, or it is given a free
-port, and once it answers there, one of its processes must be what listens on it.
+Another program on its port is never mistaken for it: the server binds port 0 and prints its address, or it gets a free
+port, and one of its processes must be the listener once that port responds.
 """
 
 import asyncio
@@ -43,43 +43,43 @@ HEALTHY = 200
 FIRST_HEALTH_PAUSE_SECONDS = 0.02
 MAX_HEALTH_PAUSE_SECONDS = 1.0
 MAX_PORT_ATTEMPTS = 16
-"""Number of ports tried in one start: another program may bind a port between the check and the engine's bind."""
+"""Number of ports tried in one start, since another program may bind a port before the engine does."""
 MAX_FOREIGN_LISTENERS = 2
-"""Number of starts in which another process listens on the port until the start fails: a lost port is a rare race."""
-# Two writers share the pipe, so another line may begin directly after the port: six digits are not a port.
+"""Number of starts with another process on the port before the start fails; losing a port is a rare race."""
+# Two writers share the pipe, so another line may follow the port directly: six digits are not a port.
 LISTENING = re.compile(r"listening on http://[^\s:]+:(\d{2,5})(?!\d)|listening, .*port: (\d{2,5})(?!\d)")
-# llama.cpp's message for it, the operating system's, and Docker's.
+# Messages of llama.cpp, the operating system and Docker.
 _PORT_TAKEN = re.compile(r"couldn't bind .*socket|address already in use|port is already allocated", re.IGNORECASE)
 Model = TypeVar("Model", bound=StartedModelSettings)
 
 
 class _ForeignListenerError(WeftError):
-    """None of the server's processes listens on the port on which it seems to answer."""
+    """The port seems to work, but none of the server's processes listens on it."""
 
 
 class StartLog:
-    """The output of a server until it takes requests: where it listens, and what else its runtime reads."""
+    """Reads the output of a starting server: its address, and lines that its runtime handles."""
 
     def __init__(self, order: LoadOrder, note: Callable[[str, "StartLog"], None]) -> None:
         """`note` is called for each line."""
         self.order = order
-        """The order of the load."""
+        """The load options."""
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.port_is_taken = False
         self.is_finished = False
-        """Whether the server takes requests."""
+        """Whether the server accepts requests."""
         self.is_ready = asyncio.Event()
-        """Set by a line that says that it takes requests."""
+        """Set by a line that shows that the server accepts requests."""
         self.share: float | None = None
-        """The loaded share of the model; None: the output does not tell."""
+        """The loaded share of the model; None: unknown."""
         self.memory = runner_pb2.EngineLoad()
-        """The memory that the server says it takes, as far as it does."""
+        """The server's memory according to its output."""
         self.refusal: WeftError | None = None
-        """The error that the output names as the cause of a failed start; None: it names none."""
+        """The cause of a failed start according to the output; None: unknown."""
         self._note = note
 
     def read_lines(self, lines: list[str]) -> None:
-        """Read lines of output; none once the server takes requests."""
+        """Reads output lines until the server accepts requests."""
         for line in lines if not self.is_finished else ():
             self._note(line, self)
             if self.port.done():
@@ -91,44 +91,44 @@ class StartLog:
                 self.port_is_taken = True
 
     def finish(self, port: int) -> None:
-        """Read no further lines: the server takes requests. `port` is where, unless a line has told."""
+        """Stops reading: the server accepts requests. `port` is used if no line has named one."""
         self.is_finished = True
         if not self.port.done():
             self.port.set_result(port)
 
 
 class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
-    """The common part of backends over OpenAI-compatible servers that weft starts: one model in one process.
+    """Base of backends for OpenAI-compatible servers that weft starts: one model in one process.
 
-    A runtime says what is its server's own: `engine_parameters`, `command`, `key_variable` and `arguments`, and where
-    the defaults do not fit, the methods beside them. It needs no `start` and `stop` of its own.
+    A runtime defines `engine_parameters`, `command`, `key_variable` and `arguments`, and overrides other methods whose
+    defaults do not fit, but not `start` and `stop`.
     """
 
     engine_parameters: EngineParameters
-    """Request parameters that the server takes."""
+    """Request parameters that the server supports."""
     command: tuple[str, ...] = ()
-    """The program and its first arguments, where the context names no other."""
+    """The program and its first arguments, unless the context overrides them."""
     noun = "the server"
-    """What the server is called in the log."""
+    """Name of the server in the log."""
     needs_port: bool = False
-    """Whether the server must be told its port, because it does not print the one that it has chosen."""
+    """Whether the server needs an assigned port because it does not print the one it has chosen."""
     external_listener: bool = False
-    """Whether a process that the server did not start listens on its port: it is then not checked whose port it is."""
+    """Whether a process that the server did not start listens on its port, which disables the check of the listener."""
     listener_remedy: str = ""
-    """What to do if the server is right and none of its processes listens on its port; empty: nothing."""
+    """Advice for a correct server without a process listening on its port; empty: none."""
     health_path: str = HEALTH
-    """The route that is answered with `healthy_status` once the server takes requests."""
+    """Route that returns `healthy_status` once the server accepts requests."""
     healthy_status: int = HEALTHY
     folder: Path | None = None
-    """The folder in which the server is started; None: the runner's."""
+    """Working directory of the server; None: the runner's."""
     metrics_page: MetricsPage | None = None
-    """Its page of metrics, from which the figures of its load are sampled; None: it has none."""
+    """The page for sampling load figures; None: there is none."""
     start_timeout_seconds: float | None = None
-    """Longest start, however busy the server is; None: as long as it makes progress."""
+    """Maximum start time; None: unlimited while it makes progress."""
     operations = frozenset({Operation.CHAT, Operation.COMPLETION})
     key_variable: str
-    """Environment variable from which the server takes the key that it demands. The key is another one in each start:
-    it keeps other programs off the server's port. Empty: the server demands none."""
+    """Environment variable for the key that the server requires. Each start has a new key, which keeps other programs
+    off the server's port. Empty: no key."""
 
     def __init__(self, model: Model, context: ModelContext) -> None:
         super().__init__(context.graces, context.leftovers, context.load_stall_seconds)
@@ -139,41 +139,41 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         self._sleeps = False
         """Whether it sleeps in its process."""
         self._order = LoadOrder()
-        """The order of the present load ..."""
+        """Options of the current load ..."""
         self._facts: BackendFacts | None = None
-        """... and its facts; None: it is not loaded."""
+        """... and its facts; None: not loaded."""
         self._memory = runner_pb2.EngineLoad()
-        """The memory that the server said it takes when it started."""
+        """Memory that the server reported when it started."""
         self._http: OpenAiHttp | None = None
         self._log: StartLog | None = None
-        """The output of the present load; None: it is not loading."""
+        """Output of the current load; None: not loading."""
         self._port = 0
-        """The port that the server is told; 0: it chooses one."""
+        """Port assigned to the server; 0: it chooses one."""
 
     def arguments(self, order: LoadOrder, port: int) -> Sequence[str]:
-        """Returns the arguments after the command; port 0: any free one of this machine, unless `needs_port`."""
+        """Returns the arguments after the command; port 0: any free local port, unless `needs_port`."""
         raise NotImplementedError
 
     def environment(self, order: LoadOrder) -> Mapping[str, str]:
-        """Returns environment variables in addition to the runner's; the key is added to them."""
+        """Returns environment variables in addition to the runner's, without the key."""
         return hidden_devices(order)
 
     async def prepare(self, order: LoadOrder) -> None:
-        """Check what must be right before the server is started. Raises the error of the load otherwise."""
+        """Checks the preconditions of a start. Raises the error of the load if they fail."""
 
     def note_line(self, line: str, log: StartLog) -> None:
-        """Read a line of output of a start: progress, memory, the cause of a failure, whether it is ready."""
+        """Handles an output line of a start: progress, memory, cause of failure, readiness."""
 
     async def address(self, log: StartLog) -> str:
-        """Returns the base URL of the server once it is known; it need not answer there yet."""
+        """Returns the server's base URL once it is known, possibly before the server responds there."""
         return f"http://{LOOPBACK}:{self._port if self.needs_port else await log.port}"
 
     def endpoint(self, base_url: str, api_key: str) -> Endpoint:
-        """Returns how requests are sent to the server."""
+        """Returns how to send requests to the server."""
         return Endpoint(base_url=base_url, api_key=api_key, model=self.model.name, parameters=self.parameters)
 
     async def until_ready(self, http: OpenAiHttp, log: StartLog) -> None:
-        """Return once the server takes requests; awaited as a part of its load."""
+        """Returns once the server accepts requests; part of its load."""
         del log
         pause = FIRST_HEALTH_PAUSE_SECONDS
         while await http.status_of(self.health_path, HEALTH_TIMEOUT_SECONDS) != self.healthy_status:
@@ -181,22 +181,22 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             pause = min(pause * 2, MAX_HEALTH_PAUSE_SECONDS)
 
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
-        """Returns the facts about the healthy server; awaited as a part of its load."""
+        """Returns the facts about the healthy server; part of its load."""
         del http, order
         return BackendFacts(
             operations=self.operations, context_tokens=self.model.slot_context_tokens, slots=self.model.slots
         )
 
     async def free_memory(self, http: OpenAiHttp, order: LoadOrder) -> bool:
-        """Free the accelerator memory of a running server, whose process stays. `order`: that of its load.
+        """Frees the accelerator memory but keeps the process. `order`: the options of its load.
 
-        False: it cannot do that now. Raises WeftError where it fails.
+        False: not possible now. Raises WeftError if it fails.
         """
         del http, order
         return False
 
     async def take_memory(self, http: OpenAiHttp) -> None:
-        """Return once a server whose memory was freed takes requests again; awaited as a part of its load."""
+        """Returns once a server accepts requests again after its memory was freed; part of its load."""
         raise NotImplementedError
 
     @override
@@ -232,7 +232,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             raise
 
     async def _started(self, order: LoadOrder) -> BackendFacts:
-        """Returns the facts of the server, which is started again."""
+        """Restarts the server and returns its facts."""
         if self._http is not None:
             await self.stop()
         await self.prepare(order)
@@ -243,7 +243,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         return facts
 
     async def _woken(self, order: LoadOrder) -> BackendFacts | None:
-        """Returns the facts once its sleeping process is awake; None: it must be started."""
+        """Wakes its sleeping process and returns its facts; None: a start is required."""
         http, facts = self._http, self._facts
         if not self._sleeps or http is None or facts is None or not order.needs_same_process(self._order):
             return None
@@ -279,7 +279,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         return http is not None and await http.status_of(self.health_path, timeout_seconds) is not None
 
     async def stop(self) -> None:
-        """See Backend.stop. Connections are closed first: llama-server without requests obeys its first SIGTERM."""
+        """See Backend.stop. Connections are closed first, because an idle llama-server obeys its first SIGTERM."""
         http, self._http = self._http, None
         self._sleeps, self._facts, self._log = False, None, None
         try:
@@ -305,7 +305,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             self.note_answer()
 
     async def _healthy(self, order: LoadOrder) -> OpenAiHttp:
-        """Returns the client of the started server; further ports are tried while other programs take them."""
+        """Starts the server and returns its client; tries more ports if other programs take them."""
         tried = set[int]()
         foreign: list[WeftError] = []
         while True:
@@ -335,9 +335,9 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         return free_port() if self.needs_port else 0
 
     async def _attempt(self, order: LoadOrder, log: StartLog) -> OpenAiHttp:
-        """Start the server on one port and return its client once it is healthy."""
+        """Starts the server on one port and returns its client once it is healthy."""
         key = secrets.token_urlsafe(24) if self.key_variable else ""
-        # The key travels in the environment: arguments are visible to every user of the machine.
+        # The key is passed in the environment because arguments are visible to all users of the machine.
         secret = {self.key_variable: key} if key else {}
         environment = {**self.context.environment, **self.environment(order), **secret}
         arguments = [*(self.context.command or self.command), *self.arguments(order, self._port)]

@@ -1,6 +1,6 @@
-"""The table of runtimes: those in the folders beside this file, and those of other packages.
+"""The table of runtimes: those in the folders next to this file, and those of other packages.
 
-Another package adds a runtime with an entry point whose name is the runtime's and whose value is its descriptor:
+Another package adds a runtime with an entry point from the runtime's name to its descriptor:
 
     [project.entry-points."weft.runtimes"]
     my_engine = "my_package.runtime:RUNTIME"
@@ -25,7 +25,7 @@ from weft.kernel.reasons import Reason
 DEFAULT_RUNTIME = "llama_server"
 """Runtime of a runner whose configuration names none."""
 ATTACHED_RUNTIME = "openai_http"
-"""Runtime of a server that is named by its address alone."""
+"""Runtime of a server that is specified only by its address."""
 RUNTIME_OF_FORMAT = MappingProxyType(
     {
         WeightFormat.GGUF: DEFAULT_RUNTIME,
@@ -36,7 +36,7 @@ RUNTIME_OF_FORMAT = MappingProxyType(
         WeightFormat.PIPELINE: "diffusers",
     }
 )
-"""Runtime of a runner whose configuration names weights and no runtime."""
+"""Runtime of a runner whose configuration names weights but no runtime."""
 ENTRY_POINT_GROUP = "weft.runtimes"
 AnyRuntime = Runtime[Any]
 
@@ -47,15 +47,15 @@ class InstalledRuntime:
 
     name: str
     package: str
-    """The package and its version, such as "weft-echo 0.1.0"; or the entry point's value where there is none."""
+    """The package and its version, such as "weft-echo 0.1.0"; the entry point's value if unknown."""
     runtime: AnyRuntime | None
-    """Descriptor; None: the runtime cannot be used."""
+    """Descriptor; None: the runtime is unusable."""
     fault: str = ""
-    """Why it cannot be used."""
+    """Why it is unusable."""
 
 
 def built_in_names() -> tuple[str, ...]:
-    """Returns the names of weft's own runtimes, which are the folders here that have a descriptor."""
+    """Returns the names of weft's own runtimes: the folders here that contain a descriptor."""
     here = Path(__file__).parent
     folders = (module.name for module in pkgutil.iter_modules([str(here)]) if module.ispkg)
     return tuple(sorted(name for name in folders if (here / name / "runtime.py").is_file()))
@@ -77,7 +77,7 @@ def installed() -> tuple[InstalledRuntime, ...]:
 
 
 def find_runtime(name: str) -> AnyRuntime | None:
-    """Returns the runtime of this name, weft's own first; None: there is no usable one."""
+    """Returns a runtime by name, weft's own first; None: there is no usable one."""
     if name in built_in_names():
         return _load_built_in(name)
     others = (each.runtime for each in installed() if each.name == name)
@@ -85,7 +85,7 @@ def find_runtime(name: str) -> AnyRuntime | None:
 
 
 def require_runtime(name: str, field: str = "runtime") -> AnyRuntime:
-    """Returns the runtime of this name. Raises INVALID_ARGUMENT with the reason why there is none."""
+    """Returns a runtime by name. Raises INVALID_ARGUMENT with the reason if there is none."""
     found = find_runtime(name)
     if found is not None:
         return found

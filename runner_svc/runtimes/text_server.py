@@ -1,6 +1,6 @@
-"""The common part of backends whose engine is a library that generates text.
+"""Base of backends with a library that generates text as their engine.
 
-The runner renders chat templates in its sandbox; the server receives rendered prompts only.
+The runner renders chat templates in its sandbox; the server only receives rendered prompts.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -35,7 +35,7 @@ class _Erased(msgspec.Struct):
 
 
 class TextServer(LibraryServer[Settings], Generic[Settings]):
-    """A Backend over one server process."""
+    """Backend of one server process."""
 
     operations = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
     cache_isolation = CacheIsolation.WHOLE
@@ -46,7 +46,7 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
         self._templates = ModelTemplates()
 
     async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
-        """Returns the request for the engine, and the warnings for the caller. Raises as `generate`."""
+        """Returns the request for the engine, with warnings for the caller. Raises as `generate`."""
         del call
         return await prepare(payload, self._templates, self.parameters, self._sandbox.render)
 
@@ -66,7 +66,7 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
 
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
-        """See StartedServer.facts. Without a chat template the model does not chat."""
+        """See StartedServer.facts. A model without a chat template does not offer chat."""
         props = await read_props(http)
         return BackendFacts(
             operations=self.operations - (frozenset() if self._templates.usual is not None else {Operation.CHAT}),
@@ -98,7 +98,7 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
 
     @override
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """See Backend.erase_cache. The engine's one cache is slot 0; running requests are waited for."""
+        """See Backend.erase_cache. The engine's only cache is slot 0; waits for running requests."""
         if self._http is None or self._sleeps or (slots is not None and not slots):
             return ErasedCache(entry_count=0, token_count=0)
         body = await require_done(self._http, "/slots/0?action=erase", ERASE_SECONDS)

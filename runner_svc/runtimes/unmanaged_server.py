@@ -1,7 +1,7 @@
-"""The common part of backends over servers that weft does not start: no process, no log, no load.
+"""Base of backends for servers that weft does not start: no process, no log, no load.
 
-The server's address and key stay in this process: no error of such a backend names them, not even in messages that the
-server itself wrote.
+The server's address and key stay in this process: errors of such a backend never contain them, even if the server's own
+messages do.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Model = TypeVar("Model", bound=UpstreamSettings)
 
 
 def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
-    """Returns the key in an environment variable; empty where no variable is named.
+    """Returns the key in an environment variable; empty if no variable is named.
 
     Raises INVALID_ARGUMENT naming the variable, never its value.
     """
@@ -52,15 +52,14 @@ def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
 
 
 class UnmanagedServer(ServerCalls, Generic[Model]):
-    """The common part of backends over servers that weft does not start: one model of one server.
+    """Base of backends for servers that weft does not start: one model of one server.
 
-    A runtime adds the operations and parameters, how requests are sent (`_open`), how it looks whether the server is
-    there (`_require_ready`, `_is_there`), and, where the server may know more, why an answer broke off
-    (`_explain_break`).
+    A runtime adds the operations and parameters, `_open` to send requests, `_require_ready` and `_is_there` to check
+    the server, and possibly `_explain_break`.
     """
 
     noun = "server"
-    """What the server is called in messages."""
+    """Name of the server in messages."""
     is_provider = False
     """Whether it is remote; see Endpoint.is_provider."""
 
@@ -73,7 +72,7 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         parameters: ParameterProfile,
         max_retries: int = 0,
     ) -> None:
-        """`parameters`: those beyond weft's own that it is sent, and whether the model thinks by default."""
+        """`parameters`: supported extra parameters, and whether the model thinks by default."""
         self.model = model
         self.context = context
         self.base_url = model.url.rstrip("/")
@@ -84,15 +83,15 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         self._secrets: tuple[str, ...] = ()
         """Texts that are removed from errors."""
         self._why_gone = ""
-        """Why the last probe found the server unusable; empty: it did not answer."""
+        """Why the last probe found the server unusable; empty: it did not respond."""
         self.log = LogRing()
 
     @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        """Connect to the server; returns once `_require_ready` does.
+        """Connects to the server; returns when `_require_ready` does.
 
-        Raises as `_require_ready`, and INVALID_ARGUMENT naming an environment variable without the key, or for an order
-        with options: weft does not load the model.
+        Raises as `_require_ready`, and INVALID_ARGUMENT for an environment variable without a key, or for load options,
+        because weft does not load the model.
         """
         self._require_no_orders(order)
         await self.stop()
@@ -117,56 +116,56 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
 
     @override
     async def wait_exit(self) -> ExitReport:
-        """Return when the server has failed several probes in a row."""
+        """Returns after several consecutive failed probes of the server."""
         http = self._running()
         failures = 0
         while failures < self.context.probe_failures:
             await asyncio.sleep(self.context.probe_interval_seconds)
             if http is not self._http:
-                await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
+                await asyncio.Event().wait()  # stopped by weft: the waiting task is cancelled
             failures = 0 if await self._is_there(http) else failures + 1
         return ExitReport(reason=Reason.CONNECT_FAILED, how=self._why_gone or f"the {self.noun} stopped answering")
 
     def _present_key(self) -> str:
-        """Returns the key of the next request, which may have changed. Raises BACKEND_ERROR where there is none."""
+        """Returns the current key. Raises BACKEND_ERROR if there is none."""
         try:
             key = read_key(self.model.api_key_env, self.context.environment)
         except WeftError:
             message = f"the key of this model is missing: {self.model.api_key_env}"
             raise WeftError(Reason.BACKEND_ERROR, message) from None
         if key != self._secrets[-1]:
-            # Errors of requests with the earlier key may still come.
+            # Errors of requests with the previous key may still arrive.
             self._secrets = (*secret_words(self.base_url, self._secrets[-1]), key)
         return key
 
     @property
     def _key(self) -> str:
-        """The key that the server is sent; empty: none."""
+        """The key sent to the server; empty: none."""
         return self._secrets[-1] if self._secrets else ""
 
     def _client(self, endpoint: Endpoint) -> OpenAiHttp:
-        """Returns the client of the server's interface."""
+        """Returns the client of the server."""
         return OpenAiHttp(endpoint, self.context.timeouts, self._explain_break, self._open)
 
     async def _open(self, open_response: Open, call: CallInfo) -> Answer:
-        """Returns the response to one request, which `open_response` sends."""
+        """Returns the response to a request, which `open_response` sends."""
         raise NotImplementedError
 
     async def _require_ready(self, http: OpenAiHttp) -> None:
-        """Return once the server takes requests for the model. Raises CONNECT_FAILED where it is not there."""
+        """Returns once the server accepts requests for the model. Raises CONNECT_FAILED if it does not respond."""
         raise NotImplementedError
 
     async def _is_there(self, http: OpenAiHttp) -> bool:
-        """Whether a probe finds the server."""
+        """Whether the server is there according to a probe."""
         raise NotImplementedError
 
     async def _explain_break(self, reason: Reason) -> WeftError | None:
-        """Returns the error of a broken answer; None: nothing more is known."""
+        """Returns the error of a broken answer; None: no better explanation."""
         del reason
         return None
 
     async def stop(self) -> None:
-        """Close the connections; the server keeps running. Idempotent."""
+        """Closes the connections; the server keeps running. Idempotent."""
         http, self._http = self._http, None
         if http is not None:
             await http.close()
@@ -188,21 +187,21 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
 
     @contextmanager
     def _redacted_errors(self) -> Iterator[None]:
-        """Remove the server's address and key from errors that are raised inside."""
+        """Removes the server's address and key from errors raised in the block."""
         try:
             yield
         except WeftError as error:
             raise self._redacted(error) from None
 
     def _require_no_orders(self, order: LoadOrder | None) -> None:
-        """Raise INVALID_ARGUMENT for an order with options: weft does not load the model."""
+        """Raises INVALID_ARGUMENT for load options: weft does not load the model."""
         order = order or LoadOrder()
         self.check_load(order.parameters)
         if order.model_path is not None:
             raise invalid_field("quantization", "cannot be chosen: weft did not start this server")
 
     def _require_not_busy(self) -> None:
-        """Raise NO_SLOT_AVAILABLE until the end of the pause that the server requested with Retry-After."""
+        """Raises NO_SLOT_AVAILABLE until the end of a pause that the server requested with Retry-After."""
         wait = self._backoff.seconds_to_wait(asyncio.get_running_loop().time())
         if wait > 0.0:
             # This reason guarantees that no request was sent; see weft.dispatch.request_trace.

@@ -1,1 +1,1 @@
-"""Runtime comfyui: workflows of images in a ComfyUI that runs already, or that weft starts."""
+"""Runtime comfyui: image workflows in an external ComfyUI, or in one that weft starts."""

@@ -1,4 +1,4 @@
-"""The client of ComfyUI's HTTP API and websocket: bounded answers, no redirects, no Origin header."""
+"""Client of ComfyUI's HTTP API and websocket, with size limits and without redirects and an Origin header."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -17,38 +17,38 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 CALL_SECONDS = 30.0
-"""Timeout of one call; images are read for longer."""
+"""Timeout of a call other than an image download."""
 VIEW_SECONDS = 300.0
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Maximum size of an answer that is no image, such as the queue with all its graphs."""
+"""Maximum size of a JSON response, such as the queue with all its graphs."""
 _OK, _BAD_REQUEST = 200, 400
 UPLOAD_FOLDER = "weft"
-"""Folder of uploaded images within the input folder."""
+"""Folder for uploaded images below the input folder."""
 Json = dict[str, Any]
 
 
 class ComfyUnreachableError(Exception):
-    """ComfyUI did not answer a call; whether it took it is unknown."""
+    """ComfyUI did not respond; whether it executed the call is unknown."""
 
 
 class ComfyApi:
-    """One ComfyUI. Its address is in no error."""
+    """Client of one ComfyUI. Errors do not contain its address."""
 
     def __init__(self, base_url: str, *, connect_seconds: float, max_message_bytes: int, max_image_bytes: int) -> None:
         self._base_url = base_url.rstrip("/")
         self._max_message_bytes, self._max_image_bytes = max_message_bytes, max_image_bytes
         self._timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=connect_seconds)
-        # A proxy of the environment is not meant for an engine, and cookies are not wanted.
+        # Proxies from the environment are not meant for engines.
         self._session = aiohttp.ClientSession(
             timeout=self._timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
         )
 
     async def close(self) -> None:
-        """Close the connections. Idempotent."""
+        """Closes the connections. Idempotent."""
         await self._session.close()
 
     async def submit(self, graph: Json, client: str) -> str:
-        """Queue a prompt; returns its id. Raises BACKEND_REJECTED naming the node, ComfyUnreachableError."""
+        """Queues a prompt and returns its id. Raises BACKEND_REJECTED naming the node, ComfyUnreachableError."""
         async with self._request("POST", "/prompt", {"prompt": graph, "client_id": client}) as response:
             document = await self._json(response)
             if response.status != _OK:
@@ -59,17 +59,17 @@ class ComfyApi:
         return prompt_id
 
     async def queue(self) -> list[QueuedPrompt]:
-        """Returns the running and the pending prompts, in their order."""
+        """Returns the running and pending prompts in execution order."""
         return read_queue(await self._get("/queue"))
 
     async def history(self, prompt_id: str) -> Json | None:
-        """Returns the record of a prompt that has ended; None: there is none."""
+        """Returns the history entry of a finished prompt; None: there is none."""
         found = await self._get(f"/history/{URL.build(path=prompt_id).raw_path}")
         entry = found.get(prompt_id) if isinstance(found, dict) else None
         return entry if isinstance(entry, dict) else None
 
     async def ended_prompt_of(self, client: str) -> str | None:
-        """Returns the id of a prompt of a client among those that ended last; None: there is none."""
+        """Returns the id of a recently finished prompt of a client; None: there is none."""
         found = await self._get("/history?max_items=64")
         for prompt_id, entry in found.items() if isinstance(found, dict) else ():
             prompt = entry.get("prompt") if isinstance(entry, dict) else None
@@ -79,19 +79,19 @@ class ComfyApi:
         return None
 
     async def forget(self, prompt_id: str) -> None:
-        """Remove the record of a prompt that has ended."""
+        """Deletes the history entry of a finished prompt."""
         await self._post("/history", {"delete": [prompt_id]})
 
     async def delete_pending(self, prompt_id: str) -> None:
-        """Remove a prompt that waits; one that runs is left alone."""
+        """Deletes a pending prompt; does not affect a running one."""
         await self._post("/queue", {"delete": [prompt_id]})
 
     async def interrupt(self, prompt_id: str) -> None:
-        """Interrupt the prompt that runs. Old versions interrupt whatever runs: look whose it is just before."""
+        """Interrupts a running prompt. Old versions interrupt any running prompt: check the queue just before."""
         await self._post("/interrupt", {"prompt_id": prompt_id})
 
     async def free(self) -> None:
-        """Request that models are unloaded, which is done once no prompt runs."""
+        """Requests that models are unloaded, which happens once no prompt is running."""
         await self._post("/free", {"unload_models": True, "free_memory": True})
 
     async def devices(self) -> list[Json]:
@@ -101,9 +101,9 @@ class ComfyApi:
         return [device for device in found if isinstance(device, dict)] if isinstance(found, list) else []
 
     async def upload(self, part: chat_pb2.MediaPart, name: str) -> str:
-        """Upload an image; returns the value of a node that loads it."""
+        """Uploads an image; returns the input value for a node that loads it."""
         body = form({"subfolder": UPLOAD_FOLDER, "type": "input"}, [("image", part)])
-        # The form names every file alike; this one needs a name of its own.
+        # The form gives every file the same name, but this one needs a unique name.
         data = body.data.replace(b'name="image"; filename="file.', f'name="image"; filename="{name}.'.encode(), 1)
         async with self._request("POST", "/upload/image", data, body.content_type) as response:
             document = await self._json(response)
@@ -113,7 +113,7 @@ class ComfyApi:
         return f"{subfolder}/{document['name']}" if subfolder else str(document["name"])
 
     async def view(self, file: OutputFile) -> bytes:
-        """Returns an image. Raises BACKEND_ERROR where it is not there, BACKEND_PROTOCOL_ERROR beyond the limit."""
+        """Downloads an image. Raises BACKEND_ERROR if it does not exist, BACKEND_PROTOCOL_ERROR if it is too large."""
         query = urlencode({"filename": file.name, "subfolder": file.subfolder, "type": file.place})
         async with self._request("GET", f"/view?{query}", seconds=VIEW_SECONDS) as response:
             if response.status != _OK:
@@ -150,7 +150,7 @@ class ComfyApi:
 
     @staticmethod
     async def _json(response: aiohttp.ClientResponse) -> Any:
-        """Returns the JSON of an answer; None: it is none, as of some refusals."""
+        """Parses a response as JSON; None: it is not JSON, as in some error responses."""
         raw = await read_bounded(response.content.iter_any(), MAX_ANSWER_BYTES)
         try:
             return json.loads(raw)

@@ -1,4 +1,4 @@
-"""The backend of the runtime comfyui: one ComfyUI, which runs already or is started, and its images."""
+"""Backend of the runtime comfyui: an external or started ComfyUI."""
 
 import asyncio
 import secrets
@@ -54,7 +54,7 @@ MAX_FILE_BYTES = 1024 * 1024
 
 
 def read_workflow(path: Path, where: str) -> workflow_pb2.Workflow:
-    """Returns the workflow in a file. Raises INVALID_ARGUMENT naming `where`, the setting with the path."""
+    """Reads a workflow file. Raises INVALID_ARGUMENT naming `where`, the setting with the path."""
     path = path.expanduser()
     try:
         with path.open("rb") as file:
@@ -80,7 +80,7 @@ STATS = "/system_stats"
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 PROBE_SECONDS = 5.0
 START_SECONDS = 600.0
-"""Longest start, however busy the program is; `load_stall_seconds` bounds the time without a sign of work."""
+"""Maximum start time of a busy process; `load_stall_seconds` limits the time without signs of work."""
 LOAD_SAMPLE_SECONDS = 10.0
 FREED_SLACK_BYTES = 512 * 1024 * 1024
 """Accelerator memory that ComfyUI may keep after its models are unloaded."""
@@ -92,7 +92,7 @@ _Result = TypeVar("_Result")
 
 
 class ComfyUiBackend(StartedServer[ComfyUiModel]):
-    """A Backend over one ComfyUI. A process is started where the model has no `url`."""
+    """Backend of one ComfyUI. Starts a process if the model has no `url`."""
 
     takes_workflows = True
     engine_parameters = PARAMETERS
@@ -110,7 +110,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         workflow: workflow_pb2.Workflow | None,
         limits: RunLimits | None = None,
     ) -> None:
-        """`command` has placeholders; empty: it runs already. `workflow`: that of requests for the model itself."""
+        """`command` may contain placeholders; empty: external. `workflow`: for requests for the model by name."""
         super().__init__(model, replace(context, command=()))
         self.folder = None if model.working_folder is None else model.working_folder.expanduser()
         self._command = tuple(command)
@@ -119,14 +119,14 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         self._api: ComfyApi | None = None
         self._clients: set[str] = set()
         self._folder: SocketFolder | None = None
-        """The folder for its files; None: it runs already."""
+        """Folder for its files; None: external."""
         self._free_before: int | None = None
         """Free accelerator memory before the first request, in bytes; None: unknown."""
         self._sampling: asyncio.Task[None] | None = None
 
     @property
     def is_attached(self) -> bool:
-        """Whether it runs already."""
+        """Whether the ComfyUI is external."""
         return self.model.url is not None
 
     @override
@@ -151,7 +151,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
 
     @override
     async def _healthy(self, order: LoadOrder) -> OpenAiHttp:
-        """Raises CONNECT_FAILED where no ComfyUI answers at `url`."""
+        """Raises CONNECT_FAILED if no ComfyUI responds at `url`."""
         if self.model.url is None:
             return await super()._healthy(order)
         self._http = http = OpenAiHttp(
@@ -189,7 +189,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
 
     @override
     async def wait_exit(self) -> ExitReport:
-        """See Backend.wait_exit; a ComfyUI that runs already is gone once several probes in a row have failed."""
+        """See Backend.wait_exit; an external ComfyUI counts as ended after several consecutive failed probes."""
         if not self.is_attached:
             return await super().wait_exit()
         failures = 0
@@ -200,7 +200,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
 
     @override
     async def free_memory(self, http: OpenAiHttp, order: LoadOrder) -> bool:
-        """See StartedServer.free_memory. False while there are prompts of others, whose models would go."""
+        """See StartedServer.free_memory. False while other clients have prompts, which need the loaded models."""
         api = self._comfy()
         try:
             if foreign_count(await api.queue(), self._clients):
@@ -222,7 +222,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         self._free_before = await self._free_bytes()
 
     async def _until_free(self) -> bool:
-        """Whether the memory is back within the configured time; ComfyUI answers before it frees."""
+        """Whether memory is freed within the configured time; ComfyUI responds before it frees it."""
         loop = asyncio.get_running_loop()
         ends_at, pause = loop.time() + self._limits.free_seconds, FIRST_PAUSE_SECONDS
         while True:
@@ -235,7 +235,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     async def _free_bytes(self) -> int | None:
-        """Returns the free memory of its accelerators; None: it has none, or does not say."""
+        """Returns the free memory of its accelerators; None: it has none, or does not report it."""
         if self._api is None:
             return None
         with suppress(ComfyUnreachableError, WeftError):
@@ -246,7 +246,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         return None
 
     async def _sample(self) -> None:
-        """Samples how many prompts it has, and how many are of others."""
+        """Samples the number of prompts, and how many belong to other clients."""
         while True:
             api = self._api
             self.figures.load = None
@@ -264,7 +264,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
             await asyncio.sleep(LOAD_SAMPLE_SECONDS)
 
     async def stop(self) -> None:
-        """See Backend.stop. A ComfyUI that runs already keeps running."""
+        """See Backend.stop. An external ComfyUI keeps running."""
         sampling, self._sampling = self._sampling, None
         if sampling is not None:
             sampling.cancel()
@@ -313,7 +313,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         uploads: Mapping[InputFile, str],
         call: CallInfo,
     ) -> AsyncGenerator[Frame]:
-        """Yields the frames of all images: one prompt for each, each with the next seed."""
+        """Yields the frames of all images: one prompt per image, with consecutive seeds."""
         count = payload.count if payload.HasField("count") else 1
         counter = StepCounter(image_count=count, previews_per_image=payload.partial_images)
         drawn = secrets.randbelow(MAX_DRAWN_SEED)
@@ -361,9 +361,9 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         return PromptRun(self._comfy(), self._limits, self._clients, self.explain_break)
 
     async def _images(self, run: PromptRun, outputs: Sequence[str]) -> list[tuple[bytes, str]]:
-        """Returns the images of a prompt that has ended, and removes its history and its files.
+        """Returns the images of a finished prompt, and deletes its history and files.
 
-        Raises OUT_OF_MEMORY or BACKEND_ERROR naming the node that failed.
+        Raises OUT_OF_MEMORY or BACKEND_ERROR naming the failed node.
         """
         entry = await run.entry()
         files: list[OutputFile] = []
@@ -392,7 +392,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
             await self._remove_files(place, names)
 
     async def _remove_files(self, place: str, names: Iterable[str]) -> None:
-        """Removes files of a ComfyUI that weft started with its own folders; others keep theirs."""
+        """Deletes files of a ComfyUI that weft started with its own folders; an external one keeps its files."""
         folder = self._folder
         if folder is None:
             return
@@ -400,7 +400,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         await asyncio.to_thread(_remove, root, [root / name.lstrip("/") for name in names])
 
     async def _asked(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Returns the result of a call. Raises SERVER_DIED where nothing answers."""
+        """Returns the result of a call. Raises SERVER_DIED if ComfyUI does not respond."""
         try:
             return await call()
         except ComfyUnreachableError as error:
@@ -418,9 +418,9 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
 
 
 def _name_files(graph: dict[str, Any], outputs: Sequence[str]) -> None:
-    """Gives the files of output nodes their own names.
+    """Gives the files of output nodes unique names.
 
-    A node that is asked for the same again answers with the names of files that may be removed by then.
+    A cached node would otherwise return names of files that may already be deleted.
     """
     for node in outputs:
         inputs = graph[node]["inputs"]
@@ -429,7 +429,7 @@ def _name_files(graph: dict[str, Any], outputs: Sequence[str]) -> None:
 
 
 def _warnings(payload: image_pb2.ImagePayload, values: InputValues) -> Frame:
-    """Returns the warnings about what the request sets and nothing takes."""
+    """Returns warnings about request fields without effect."""
     ignored = [name for name in values.ignored if name != "prompt"]
     ignored += [name for name in ("quality", "output_format") if getattr(payload, name)]
     unused = "the workflow has no input for {}; it was not used"
@@ -462,7 +462,7 @@ def build(model: ComfyUiModel, context: ModelContext) -> ModelEngine:
 
 
 def _checked_command(model: ComfyUiModel, context: ModelContext) -> tuple[str, ...]:
-    """Returns the command line with its placeholders; empty for one that runs already. Raises INVALID_ARGUMENT."""
+    """Returns the command line with its placeholders; empty: external. Raises INVALID_ARGUMENT."""
     if model.url is not None:
         return ()
     command = model.command or tuple(context.command or ())

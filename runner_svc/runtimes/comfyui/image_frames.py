@@ -1,4 +1,4 @@
-"""The frames of an answer from what happens to a prompt: steps, and previews at equal distances. Pure."""
+"""Converts ComfyUI's messages about a prompt to frames: steps, and previews at equal intervals. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,21 +12,21 @@ from weft.dispatch.workflow_graph import expected_steps
 
 @dataclass(slots=True, kw_only=True)
 class StepCounter:
-    """The steps of all images of a request."""
+    """Counts the steps of all images in a request."""
 
     image_count: int
     previews_per_image: int
     _done_before: int = 0
-    """Steps of the images that are complete."""
+    """Steps of completed images."""
     _expected: int = 0
-    """Steps of the present image, as its graph says; 0: it says none."""
+    """Steps of the current image according to its graph; 0: unknown."""
     _samplers: frozenset[str] = frozenset()
     _nodes: dict[str, Progress] = field(default_factory=dict)
     _previews: int = 0
     _index: int = 0
 
     def begin(self, graph: Mapping[str, Any], index: int) -> None:
-        """Count the steps of another image from now on."""
+        """Starts counting the steps of another image."""
         self._done_before += self._done
         self._expected = expected_steps(dict(graph))
         self._samplers = frozenset(node for node, each in graph.items() if "steps" in each["inputs"])
@@ -43,22 +43,22 @@ class StepCounter:
 
     @property
     def steps(self) -> int:
-        """Steps that were done, of all images."""
+        """Completed steps of all images."""
         return self._done_before + self._done
 
     def waiting(self, stage: str) -> Frame:
-        """Returns the frame of a prompt that waits."""
+        """Returns the frame for a waiting prompt."""
         return [self._event(stage)]
 
     def note(self, progress: Progress) -> Frame:
-        """Returns the frame of steps; empty: they are of a node that samples nothing, such as a decoder."""
+        """Returns the frame for progress; empty: the node is not a sampler, such as a decoder."""
         if self._samplers and progress.node not in self._samplers:
             return []
         self._nodes[progress.node] = progress
         return [self._event("")]
 
     def preview(self, preview: Preview) -> Frame:
-        """Returns the frame of a preview; empty: none is due."""
+        """Returns the frame for a preview; empty: none is due."""
         due = self._total * (self._previews + 1) <= self._done * (self.previews_per_image + 1)
         if self._previews >= self.previews_per_image or not self._done or not due or self._done >= self._total:
             return []

@@ -1,6 +1,6 @@
-"""What ComfyUI says over its websocket and in its answers: progress, previews, the queue, errors. Pure.
+"""Parsing of ComfyUI's websocket messages and responses: progress, previews, the queue, errors. Pure.
 
-Everything here is read from another program: what is not as expected is left out, and never trusted.
+The data comes from another program and is not trusted: unexpected content is ignored.
 """
 
 import json
@@ -14,7 +14,7 @@ from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 
 PREVIEW_IMAGE, PREVIEW_IMAGE_WITH_METADATA = 1, 4
-"""Binary messages with a preview; the newer one has metadata before it."""
+"""Binary messages with a preview; the second starts with metadata."""
 MAX_ERROR_CHARS = 300
 MAX_NODE_ID_CHARS = 64
 _HEADER = struct.Struct(">I")
@@ -24,7 +24,7 @@ _ADVICE = "ask for a smaller image or fewer images, or unload another model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Steps that a node has done."""
+    """Steps completed by a node."""
 
     node: str
     done: int
@@ -33,24 +33,24 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Executing:
-    """The node that runs now; empty: none, the prompt has ended."""
+    """The running node; empty: the prompt has ended."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class QueueChanged:
-    """The queue is shorter or longer."""
+    """The length of the queue has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The prompt has ended; its history says how."""
+    """The prompt has ended; its history has the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A preview of the image that is made, encoded."""
+    """An encoded preview of the image."""
 
     data: bytes
     media_type: str
@@ -60,7 +60,7 @@ Message = Progress | Executing | QueueChanged | Ended | Preview
 
 
 def read_text(text: str, prompt_id: str) -> Message | None:
-    """Returns what a text message says of a prompt; None: nothing, or nothing that is known here."""
+    """Parses a text message about a prompt; None: irrelevant or unknown."""
     try:
         message = json.loads(text)
     except (ValueError, RecursionError):
@@ -94,7 +94,7 @@ def _is_count(value: object) -> bool:
 
 
 def read_binary(data: bytes, limit_bytes: int) -> Preview | None:
-    """Returns the preview in a binary message; None: it has none, or one that is too large or of an unknown kind."""
+    """Returns the preview in a binary message; None: there is none, or it is too large or of an unknown type."""
     if len(data) < 2 * _HEADER.size or len(data) > limit_bytes:
         return None
     (kind,) = _HEADER.unpack_from(data)
@@ -121,7 +121,7 @@ class QueuedPrompt:
 
 
 def read_queue(document: object) -> list[QueuedPrompt]:
-    """Returns the prompts of an answer of /queue, in the order in which they run. Raises BACKEND_PROTOCOL_ERROR."""
+    """Returns the prompts in a response of /queue, in execution order. Raises BACKEND_PROTOCOL_ERROR."""
     if not isinstance(document, dict):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI's answer for its queue cannot be read")
     found: list[QueuedPrompt] = []
@@ -131,7 +131,7 @@ def read_queue(document: object) -> list[QueuedPrompt]:
         found += [
             _queued(item, is_running=is_running) for item in listed if len(item) >= 2 and isinstance(item[1], str)
         ]
-    # The running one first, then by number: the pending ones are listed as a heap.
+    # The running prompt first, then by number, because pending ones are listed as a heap.
     return sorted(found, key=lambda each: (not each.is_running, each.number))
 
 
@@ -147,7 +147,7 @@ def _queued(item: list[Any], *, is_running: bool) -> QueuedPrompt:
 
 
 def stage_behind(ahead: Collection[QueuedPrompt], own_clients: Collection[str]) -> str:
-    """Returns what a prompt waits for, in words, such as "behind 2 prompts of others"; empty: it is the next."""
+    """Describes what a prompt is waiting for, such as "behind 2 prompts of others"; empty: it is next."""
     others = sum(each.client not in own_clients for each in ahead)
     own = len(ahead) - others
     parts = [_prompts(others, " of others")] if others else []
@@ -160,7 +160,7 @@ def _prompts(count: int, whose: str) -> str:
 
 
 def refused_prompt(status: int, document: object) -> WeftError:
-    """Returns the error of a prompt that ComfyUI does not accept; it names the first node with a fault."""
+    """Returns the error for a rejected prompt, naming the first faulty node."""
     error = document.get("error") if isinstance(document, dict) else None
     nodes = document.get("node_errors") if isinstance(document, dict) else None
     if isinstance(nodes, dict):
@@ -183,7 +183,7 @@ def _problem(error: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFile:
-    """An image that a node has written."""
+    """An image file written by a node."""
 
     name: str
     subfolder: str
@@ -192,9 +192,9 @@ class OutputFile:
 
 
 def read_outputs(entry: Mapping[str, Any], nodes: Collection[str], most: int) -> list[OutputFile]:
-    """Returns the images of these nodes in a prompt's history, in the order of the nodes.
+    """Returns the images of these nodes from a prompt's history, in the order of the nodes.
 
-    Raises BACKEND_ERROR where there is none, or more than `most`.
+    Raises BACKEND_ERROR if there is none, or more than `most`.
     """
     outputs = entry.get("outputs")
     found: list[OutputFile] = []
@@ -214,7 +214,7 @@ def read_outputs(entry: Mapping[str, Any], nodes: Collection[str], most: int) ->
 
 
 def end_error(entry: Mapping[str, Any]) -> WeftError | None:
-    """Returns the error of a prompt that has ended, by its history; None: it succeeded."""
+    """Returns the error in the history of a finished prompt; None: it succeeded."""
     status = entry.get("status")
     if not isinstance(status, dict) or status.get("status_str") != "error":
         return None
@@ -241,6 +241,6 @@ def _node_error(data: Mapping[str, Any]) -> WeftError:
 
 
 def shown(value: object, limit: int = MAX_ERROR_CHARS) -> str:
-    """Returns a value of ComfyUI for a message: one line of printable characters."""
+    """Returns a value from ComfyUI as one line of printable characters."""
     text = " ".join(str(value)[: 4 * limit].split())
     return "".join(filter(str.isprintable, text))[:limit]

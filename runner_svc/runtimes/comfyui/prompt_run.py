@@ -1,7 +1,7 @@
-"""One prompt in ComfyUI: queued, waited for, followed over the websocket, and withdrawn when its caller leaves.
+"""The run of one prompt in ComfyUI: queued, followed over the websocket, and removed if its caller disconnects.
 
-The websocket tells progress and may be lost at any time; what became of the prompt is taken from /queue and /history
-alone. A prompt is queued once: where the answer to that is lost, it is looked for by its client, whose id is its own.
+The websocket reports progress and may disconnect at any time; only /queue and /history decide the prompt's state. A
+prompt is queued once: if the response is lost, it is found by its client id, which is unique.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ log = get_logger("weft.comfyui")
 
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 2.0
 WITHDRAW_SECONDS = 10.0
-"""Longest time in which a prompt is removed or interrupted."""
+"""Maximum time for removing or interrupting a prompt."""
 WITHDRAW_PAUSE_SECONDS = 0.05
 QUEUE_PAUSE_SECONDS = 0.1
-"""Time from a change of the queue until it is looked at, in which more may change."""
+"""Delay before the queue is read after a change, since more changes may follow."""
 REST_SECONDS = 0.5
-"""Longest wait for messages about a prompt that has ended."""
+"""Maximum wait for the last messages about a finished prompt."""
 INTERRUPT_AGAIN_SECONDS = 3.0
-"""A node looks for an interrupt between two steps: it gets another one only after this time."""
+"""A node checks for interrupts between steps, so the next interrupt is sent only after this time."""
 MEBIBYTE = 1024 * 1024
 CLIENT_PREFIX = "weft-"
 _CLOSED = frozenset(
@@ -43,15 +43,15 @@ OUTCOME_UNKNOWN = "ComfyUI went away while the prompt was queued or ran, and doe
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The prompt waits in the queue."""
+    """The prompt is waiting in the queue."""
 
     stage: str
-    """For what, in words; empty: it is the next."""
+    """What it is waiting for; empty: it is next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The prompt runs, as the queue shows; nothing new is known of it."""
+    """The prompt is running according to the queue, without new information."""
 
 
 Happening = Waiting | Alive | Progress | Preview
@@ -59,37 +59,37 @@ Happening = Waiting | Alive | Progress | Preview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Times and sizes of a run."""
+    """Limits of a run."""
 
     poll_seconds: float = 1.0
-    """Interval in which the queue is read while a request waits or runs."""
+    """Interval between reads of the queue while a request is waiting or running."""
     reconnect_seconds: float = 20.0
-    """How long a ComfyUI that does not answer is tried again in the middle of a request."""
+    """How long to retry if ComfyUI stops responding during a request."""
     silent_node_seconds: float = 600.0
-    """How long a node may run without progress, such as one that loads a model, until its request counts as stalled."""
+    """How long a node may run without progress (it may be loading a model) before the request counts as stalled."""
     free_seconds: float = 30.0
-    """How long an unload waits until ComfyUI shows its accelerator memory as free."""
+    """How long an unload waits until ComfyUI reports its accelerator memory as free."""
     max_image_bytes: int = 48 * MEBIBYTE
-    """Of one image that is made; a message of the mesh has at most 64 MiB."""
+    """Maximum size of a generated image; below the mesh's message limit of 64 MiB."""
     max_message_bytes: int = 16 * MEBIBYTE
-    """Of one message of its websocket, previews included."""
+    """Maximum size of a websocket message, including previews."""
     max_images: int = 16
-    """Of one run of a workflow."""
+    """Maximum number of images per workflow run."""
 
 
 @dataclass(slots=True)
 class PromptRun:
-    """One prompt, from its submission to its end."""
+    """One prompt, from submission to end."""
 
     api: ComfyApi
     limits: RunLimits
     own_clients: set[str]
-    """Clients of all runs of this backend, to tell prompts of others."""
+    """Clients of all runs of this backend, to identify prompts of others."""
     explain_break: Callable[[], Awaitable[WeftError | None]]
-    """Returns why ComfyUI is gone, where its process is known."""
+    """Returns why ComfyUI is gone, if its process is known."""
     client: str = field(default_factory=lambda: f"{CLIENT_PREFIX}{secrets.token_hex(16)}")
     prompt_id: str = ""
-    """Empty until it is queued."""
+    """Empty until the prompt is queued."""
     _has_ended: bool = False
     _may_be_queued: bool = False
     _node: str = ""
@@ -97,10 +97,10 @@ class PromptRun:
     _interrupted_at: float | None = None
 
     async def happenings(self, graph: dict[str, Any]) -> AsyncGenerator[Happening]:
-        """Queues the prompt and yields what happens to it, until it has ended, well or not. See `entry`.
+        """Queues the prompt and yields its events until it has ended, successfully or not; see `entry`.
 
-        Raises BACKEND_REJECTED for a prompt that is not taken, SERVER_DIED for one that was lost. Closing it removes
-        the prompt from the queue, or interrupts it where it is the one that runs.
+        Raises BACKEND_REJECTED if the prompt is rejected, SERVER_DIED if it is lost. Closing the generator removes the
+        prompt from the queue, or interrupts it if it is running.
         """
         self.own_clients.add(self.client)
         try:
@@ -117,7 +117,7 @@ class PromptRun:
                 await self._withdrawn()
 
     async def entry(self) -> dict[str, Any]:
-        """Returns the history of the prompt that has ended. Raises SERVER_DIED where there is none."""
+        """Returns the history of the finished prompt. Raises SERVER_DIED if there is none."""
         found = await self._tried(lambda: self.api.history(self.prompt_id))
         if found is None:
             raise await self._lost()
@@ -134,14 +134,14 @@ class PromptRun:
             self._may_be_queued = False
             raise
         except ComfyUnreachableError:
-            # It may have been taken: queued again it would run twice.
+            # The prompt may have been accepted: queued again, it would run twice.
             self.prompt_id = await self._tried(self._found)
             if not self.prompt_id:
                 self._may_be_queued = False
                 raise await self._lost() from None
 
     async def _found(self) -> str:
-        """Returns the id of the prompt of this client; empty: ComfyUI has none."""
+        """Returns the id of this client's prompt; empty: ComfyUI has none."""
         queued = next((each.prompt_id for each in await self.api.queue() if each.client == self.client), "")
         return queued or await self.api.ended_prompt_of(self.client) or ""
 
@@ -164,7 +164,7 @@ class PromptRun:
             except TimeoutError:
                 continue
             if received.type in _CLOSED:
-                # Also a message that is too large; the queue says what became of the prompt meanwhile.
+                # This includes a message that is too large; the queue shows what happened to the prompt.
                 await socket.close()
                 socket = await self._connected(stack)
                 look_at = loop.time()
@@ -179,7 +179,7 @@ class PromptRun:
             yield late
 
     async def _rest(self, socket: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[Happening]:
-        """Yields what was said of a prompt that has ended before its end was noticed."""
+        """Yields the remaining messages about a prompt after its end was detected."""
         with suppress(TimeoutError):
             async with asyncio.timeout(REST_SECONDS):
                 while (received := await socket.receive()).type not in _CLOSED:
@@ -200,11 +200,11 @@ class PromptRun:
             return None
         if isinstance(found, Progress):
             self._node_since = asyncio.get_running_loop().time()
-        # While it runs, the lengths of the queue behind it are of no interest.
+        # While the prompt is running, the queue behind it does not matter.
         return None if isinstance(found, QueueChanged) and self._node else found
 
     async def _looked(self) -> Waiting | Alive | None:
-        """Returns how the prompt is; None: it has ended. Raises SERVER_DIED where ComfyUI does not know it."""
+        """Returns the state of the prompt; None: it has ended. Raises SERVER_DIED if ComfyUI does not know it."""
         queue = await self._tried(self.api.queue)
         ahead: list[QueuedPrompt] = []
         for each in queue:
@@ -215,14 +215,14 @@ class PromptRun:
                 self._node_since = asyncio.get_running_loop().time()
                 return Waiting(messages.stage_behind(ahead, self.own_clients))
             return Alive()
-        # From the queue it goes into the history in one step.
+        # A prompt moves atomically from the queue to the history.
         if await self._tried(lambda: self.api.history(self.prompt_id)) is None:
             raise await self._lost()
         return None
 
     @property
     def is_silent(self) -> bool:
-        """Whether the node that runs has shown no progress for too long."""
+        """Whether the running node has reported no progress for too long."""
         return asyncio.get_running_loop().time() - self._node_since > self.limits.silent_node_seconds
 
     async def _lost(self) -> WeftError:
@@ -230,9 +230,9 @@ class PromptRun:
         return await self.explain_break() or WeftError(Reason.SERVER_DIED, OUTCOME_UNKNOWN)
 
     async def _tried(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Returns the result of a call that only looks; it is tried again for some time while nothing answers.
+        """Returns the result of a read-only call, which is retried for a limited time if ComfyUI does not respond.
 
-        Raises SERVER_DIED then, or what is known of the process.
+        Then raises SERVER_DIED, or the known error of the process.
         """
         loop = asyncio.get_running_loop()
         began, pause = loop.time(), FIRST_RETRY_SECONDS
@@ -251,7 +251,7 @@ class PromptRun:
             pause = min(pause * 2, MAX_RETRY_SECONDS)
 
     async def _withdrawn(self) -> None:
-        """Removes the prompt, within a limit and whatever the caller does meanwhile."""
+        """Removes the prompt within a time limit, even if the caller is cancelled."""
         task = asyncio.create_task(self._withdraw())
         try:
             await asyncio.shield(task)
@@ -277,9 +277,9 @@ class PromptRun:
             await asyncio.sleep(WITHDRAW_PAUSE_SECONDS if is_there else 0)
 
     async def _remove(self) -> bool:
-        """Takes one step to remove the prompt; returns whether it is still in the queue.
+        """Performs one step of removing the prompt; returns whether it is still in the queue.
 
-        Only a prompt that the queue shows as the running one is interrupted: an interrupt hits whatever runs.
+        An interrupt hits whatever is running, so it is sent only if the queue shows this prompt as running.
         """
         own = next((each for each in await self.api.queue() if each.client == self.client), None)
         if own is None:
@@ -295,5 +295,5 @@ class PromptRun:
 
 
 def foreign_count(queue: list[QueuedPrompt], own_clients: Container[str]) -> int:
-    """Returns how many prompts of a queue are of others."""
+    """Returns the number of prompts of other clients."""
     return sum(each.client not in own_clients for each in queue)

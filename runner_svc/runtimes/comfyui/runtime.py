@@ -1,4 +1,4 @@
-"""The runtime comfyui: workflows of images in a ComfyUI that runs already, or that weft starts."""
+"""The runtime comfyui: image workflows in an external ComfyUI, or in one that weft starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ FOLDERS = ("input", "output", "temp")
 
 
 def check_template(text: str) -> str:
-    """Returns a text with placeholders. Raises ValueError naming an unknown one and the known ones."""
+    """Checks a text with placeholders. Raises ValueError naming an unknown placeholder and the known ones."""
     return check_placeholders(text, (PORT, *FOLDERS))
 
 
@@ -64,7 +64,7 @@ class ComfyUiModel(StartedModelSettings):
     @property
     @override
     def location(self) -> str:
-        """Whose ComfyUI it is: its address is not shown."""
+        """The command, or a label that hides the address."""
         return "a ComfyUI that runs already" if self.url is not None else " ".join(self.command[:2])
 
     @property
@@ -76,7 +76,7 @@ class ComfyUiModel(StartedModelSettings):
 def _find_program_fault(
     model: ComfyUiModel, command: tuple[str, ...] | None, environment: Mapping[str, str]
 ) -> ModelFault | None:
-    import shutil  # noqa: PLC0415 - for doctor alone
+    import shutil  # noqa: PLC0415 - only for doctor
 
     words = () if model.url is not None else model.command or command or ()
     if not words or shutil.which(words[0], path=environment.get("PATH")) is not None:

@@ -1,4 +1,4 @@
-"""The backend of the runtime ctranslate2: the library in a server program that the runner starts."""
+"""Backend of the runtime ctranslate2: a server program around the library, started by the runner."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
 
 
 class CTranslate2Backend(TextServer[CTranslate2Model]):
-    """A Backend over one server process."""
+    """Backend of one server process."""
 
     program = SERVER_PROGRAM
     engine_parameters = PARAMETERS
@@ -41,7 +41,7 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
     @property
     @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        # Its files do not tell the context for which it was trained.
+        # The model's files do not contain its trained context.
         return (
             context_parameter(self.model.slot_context_tokens, 0),
             word_parameter("compute_type", "Type of the weights.", get_args(ComputeType)),

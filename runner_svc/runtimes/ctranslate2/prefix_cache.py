@@ -1,8 +1,8 @@
-"""Which beginning of a prompt CTranslate2 keeps. Pure.
+"""Selection of the prompt prefixes that CTranslate2 caches. Pure.
 
-The library keeps the state after a *static prompt*, and uses it for exactly that beginning again. It never drops one
-while the model is loaded, so that each costs memory until then: kept beginnings have a budget, and a beginning that may
-not be used any more is only left alone until the model is loaded anew.
+The library caches the state after a *static prompt* and reuses it for exactly that prefix. It never frees a state while
+the model is loaded, so cached prefixes have a budget, and a prefix that must not be used any more stays in memory until
+the model is reloaded.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_SHARED_TOKENS = 16
-"""Shorter beginnings are computed as quickly as found."""
+"""Shorter prefixes are computed as quickly as found."""
 RECENT_PROMPTS = 8
 """Number of earlier prompts with which a prompt is compared."""
 
@@ -19,49 +19,49 @@ Tokens = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The static prompt of one request."""
+    """The static prompt of a request."""
 
     tokens: int
     """Its length; 0: there is none."""
     cached: bool = False
     """Whether the library has its state."""
     wants_reload: bool = False
-    """Whether there would be room for a longer one if the model were loaded again."""
+    """Whether a reload of the model would make room for a longer one."""
 
 
 NO_BEGINNING = Beginning(0)
 
 
 class PrefixCache:
-    """The static prompts that the library has, and which of them may be used."""
+    """The static prompts in the library, and which of them may be used."""
 
     def __init__(self, budget_tokens: int) -> None:
-        """`budget_tokens`: most tokens of all static prompts together; 0: there are none."""
+        """`budget_tokens`: maximum sum of all static prompts; 0: no caching."""
         self._budget = budget_tokens
         self._usable: set[Tokens] = set()
         self._held: set[Tokens] = set()
-        """All that the library has, those that must not be used included."""
+        """Static prompts in the library, including those that must not be used."""
         self._recent: deque[Tokens] = deque(maxlen=RECENT_PROMPTS)
 
     @property
     def usable_tokens(self) -> int:
-        """Tokens of the static prompts that may be used."""
+        """Number of tokens in usable static prompts."""
         return sum(map(len, self._usable))
 
     def forget(self) -> int:
-        """Use no earlier prompt any more; returns the number of their tokens."""
+        """Makes all earlier prompts unusable; returns their number of tokens."""
         count = self.usable_tokens
         self._usable.clear()
         self._recent.clear()
         return count
 
     def reloaded(self) -> None:
-        """Record that the library has dropped everything."""
+        """Records that the library has dropped all states."""
         self.forget()
         self._held.clear()
 
     def choose(self, prompt: Tokens) -> Beginning:
-        """Returns the static prompt for a prompt, which is at least one token shorter."""
+        """Returns the static prompt for a prompt; it is at least one token shorter."""
         if not self._budget or len(prompt) < 2:
             return NO_BEGINNING
         found = max((len(held) for held in self._usable if _begins(prompt, held)), default=0)
@@ -72,7 +72,7 @@ class PrefixCache:
         again = shared >= MIN_SHARED_TOKENS
         wanted = self._unheld(prompt, shared if again else len(prompt) - 1)
         taken = sum(map(len, self._held))
-        # Half of the room is for beginnings that have been seen twice.
+        # Half of the budget is for prefixes seen twice.
         room = self._budget if again else self._budget // 2
         if wanted and taken + wanted <= room:
             return Beginning(wanted)
@@ -80,7 +80,7 @@ class PrefixCache:
         return Beginning(found, cached=bool(found), wants_reload=wants_reload)
 
     def note(self, prompt: Tokens, beginning: Beginning) -> None:
-        """Record a computed prompt, and that the library has the state of its beginning."""
+        """Records a computed prompt, and that the library has the state of its prefix."""
         self._recent.append(prompt)
         if beginning.tokens:
             held = prompt[: beginning.tokens]
@@ -88,7 +88,7 @@ class PrefixCache:
             self._usable.add(held)
 
     def _unheld(self, prompt: Tokens, length: int) -> int:
-        """Returns the longest length up to this one that the library would not recognise; 0: none that is worth it."""
+        """Returns the largest length up to `length` with an uncached prefix; 0: there is none."""
         for shorter in range(length, 0, -1):
             if prompt[:shorter] not in self._held:
                 return shorter
@@ -96,7 +96,7 @@ class PrefixCache:
 
 
 def common_tokens(one: Sequence[str], other: Sequence[str]) -> int:
-    """Returns the number of tokens with which both begin."""
+    """Returns the length of the common prefix."""
     count = 0
     for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:

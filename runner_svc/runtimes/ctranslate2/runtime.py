@@ -35,7 +35,7 @@ ENVIRONMENT = EngineEnvironment(
 
 PARAMETERS = EngineParameters(
     engine="CTranslate2",
-    # The arguments of generate_batch in version 4.8.
+    # Arguments of generate_batch in version 4.8.
     allowed={
         "beam_size": Number(1, MAX_BEAMS, whole=True),
         "length_penalty": Number(-10, 10),
@@ -44,7 +44,7 @@ PARAMETERS = EngineParameters(
         "repetition_penalty": Number(0.01, 10),
         TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
     },
-    # Its generators have one seed for all requests.
+    # All requests share the library's random seed.
     untaken=frozenset(
         {
             *("min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
@@ -56,7 +56,7 @@ PARAMETERS = EngineParameters(
 )
 BEAM_SIZE = "beam_size"
 UNUSED_BY_BEAMS = ("temperature", "top_k", "top_p")
-"""Parameters that a beam search leaves out: it takes the most probable answers."""
+"""Parameters without effect in a beam search, which returns the most probable answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

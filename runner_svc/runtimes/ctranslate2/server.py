@@ -32,7 +32,7 @@ TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 CONFIG_FILE = "config.json"
 RELOAD_SHARE = 20
-"""Factor on the time of a load: so long lies between two loads that only drop kept prompts."""
+"""Minimum interval between reloads that only drop cached prompts, as a multiple of the load time."""
 _SAMPLING = frozenset({"temperature", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size"})
 _BEAMS = frozenset({"beam_size", "length_penalty", "patience"})
 
@@ -41,7 +41,7 @@ class CTranslate2Engine(TextEngine):
     """A loaded model, see Engine."""
 
     def __init__(self, library: Any, tokenizers: Any, options: argparse.Namespace) -> None:
-        """Raises RefusedError for a folder without a file that it needs."""
+        """Raises RefusedError if the folder lacks a required file."""
         folder: Path = options.model
         self.context_tokens, self.slots, self._usual_beams = options.context_tokens, options.slots, options.beam_size
         self._tokenizer, self._token_bytes = _tokenizer(tokenizers, folder)
@@ -56,7 +56,7 @@ class CTranslate2Engine(TextEngine):
         )
         self._loaded_at = time.monotonic()
         self._load_seconds = self._loaded_at - began
-        # Each of the library's threads keeps its own prompts: with several, none can be relied on.
+        # Each thread of the library has its own cache, so with several threads no cached prefix can be relied on.
         kept = self.context_tokens if options.prefix_cache_tokens is None else options.prefix_cache_tokens
         self._prefixes = PrefixCache(kept if options.slots == 1 else 0)
 
@@ -70,7 +70,7 @@ class CTranslate2Engine(TextEngine):
         return self._token_bytes.of(self._tokenizer.id_to_token(token))
 
     def forget(self) -> int:
-        """Free the memory of kept prompts, which only a new load of the model does; returns their tokens."""
+        """Frees cached prompts, which requires a reload of the model; returns their number of tokens."""
         count = self._prefixes.usable_tokens
         self.sleep()
         self.wake()
@@ -109,7 +109,7 @@ class CTranslate2Engine(TextEngine):
         send_usage(caller, usage)
 
     def _one_choice(self, answering: "_Answering", options: dict[str, Any]) -> None:
-        """Generate one answer, token by token."""
+        """Generates one answer token by token."""
         caller, usage, tokens = answering.caller, answering.usage, answering.tokens
         limit = token_limit(answering.body, len(tokens), self.context_tokens)
         beginning = self._beginning(tokens)
@@ -117,7 +117,7 @@ class CTranslate2Engine(TextEngine):
         steps = self._generator.generate_tokens(
             list(tokens[beginning.tokens :]), **self._library_arguments(tokens, beginning, limit), **options
         )
-        # Closing ends the library's work with its next token.
+        # Closing ends the library's work at its next token.
         with closing(steps):
             for count, step in enumerate(steps, start=1):
                 if count == 1:
@@ -136,7 +136,7 @@ class CTranslate2Engine(TextEngine):
         usage.decode_seconds += time.perf_counter() - began
 
     def _search(self, answering: "_Answering", beams: int, options: dict[str, Any]) -> None:
-        """Generate the answers to one prompt by beam search: each comes whole, and none can be ended early."""
+        """Generates the answers to a prompt by beam search; they are complete at the end and cannot be cancelled."""
         caller, usage, tokens = answering.caller, answering.usage, answering.tokens
         if answering.count > beams:
             raise RefusedError(f"n: must be at most the number of beams, {beams}")
@@ -194,20 +194,19 @@ class CTranslate2Engine(TextEngine):
             return options | {name: given[name] for name in ("length_penalty", "patience") if name in given}
         temperature, top_k, top_p = given.get("temperature"), given.get("top_k"), given.get("top_p")
         if temperature == 0 or (temperature, top_k, top_p) == (None, None, None):
-            return options  # the most probable token, which is the library's default
+            return options  # greedy decoding, which is the library's default
         return options | {
             "sampling_topk": max(top_k or 0, 0),
             "sampling_temperature": 1.0 if temperature is None else temperature,
-            # The library refuses 0, which leaves the most probable token alone.
+            # The library rejects 0, which would mean greedy decoding.
             "sampling_topp": 1.0 if top_p is None else max(top_p, 1e-6),
         }
 
     def _beams_of(self, body: dict[str, Any]) -> int:
-        """Returns the number of beams of a request."""
         return int(body.get("beam_size", self._usual_beams))
 
     def _beginning(self, tokens: tuple[str, ...]) -> Beginning:
-        """Returns the beginning of a prompt that the library keeps, or is to keep."""
+        """Returns the cached or cacheable prefix of a prompt."""
         beginning = self._prefixes.choose(tokens)
         if beginning.wants_reload and time.monotonic() - self._loaded_at >= RELOAD_SHARE * self._load_seconds:
             self.forget()
@@ -222,18 +221,18 @@ class _Answering:
     body: dict[str, Any]
     caller: Caller
     choice: int
-    """The first of them."""
+    """Index of the first choice."""
     count: int
     """Choices per prompt."""
     tokens: tuple[str, ...]
     usage: Usage
 
     def matcher(self) -> StopMatcher:
-        """Returns what finds the stop strings in an answer."""
+        """Returns a matcher for the request's stop strings."""
         return StopMatcher(self.body.get("stop") or ())
 
     def note_prompt(self, beginning: Beginning, seconds: float) -> None:
-        """Record the computed prompt. Choices of one prompt share it: only the first one's is counted."""
+        """Records a computed prompt. Only the first of its choices counts cached tokens."""
         self.usage.prompt_seconds += seconds
         if beginning.cached and self.choice % self.count == 0:
             self.usage.cached_tokens += beginning.tokens
@@ -281,7 +280,7 @@ def load(options: argparse.Namespace) -> CTranslate2Engine:
 
 
 def main() -> None:
-    """Load the model, then work on requests."""
+    """Loads the model and serves requests."""
     serve(load, parse_arguments())
 
 

@@ -1,4 +1,4 @@
-"""The backend of the runtime diffusers: the library in a server program that the runner starts."""
+"""Backend of the runtime diffusers: a server program around the library, started by the runner."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ SERVER_PROGRAM = "runner_svc.runtimes.diffusers.server"
 
 
 def placement_of(model: DiffusersModel, parameters: Mapping[str, LoadValue]) -> dict[str, str]:
-    """Returns the load parameters of one load: those given, else as configured."""
+    """Returns the load parameters of a load, with the configured values as defaults."""
     configured = {"dtype": model.dtype, "cpu_offload": model.cpu_offload, "quantization": model.quantization}
     return {name: str(parameters.get(name, value)) for name, value in configured.items()}
 
@@ -39,13 +39,13 @@ def placement_of(model: DiffusersModel, parameters: Mapping[str, LoadValue]) -> 
 QUANTIZED_SHARES: Mapping[str, float] = MappingProxyType(
     {"none": 1.0, "bitsandbytes_4bit": 0.4, "bitsandbytes_8bit": 0.6}
 )
-"""Memory per byte of 16-bit weights, with what is not quantized."""
+"""Memory per byte of 16-bit weights, including parts that are not quantized."""
 SEQUENTIAL_SHARE = 0.15
-"""Share of the weights that is on a device at any time with `sequential`: the largest layers, and what computes."""
+"""Share of the weights on a device with `sequential` offloading: the largest layers and what computes."""
 
 
 class DiffusersForecast(FileForecast):
-    """The forecast of a pipeline in a folder."""
+    """Memory forecast of a pipeline in a folder."""
 
     def __init__(self, forecast: ForecastModel, estimator: MemoryEstimator, model: DiffusersModel) -> None:
         super().__init__(forecast, estimator)
@@ -62,7 +62,7 @@ class DiffusersForecast(FileForecast):
 
     @override
     def _settings(self, plan: LoadPlan) -> MemorySettings:
-        # There is no cache: the fields of its types tell loads apart whose measurements differ.
+        # There is no KV cache: its type fields distinguish loads with different measurements.
         placement = placement_of(self._of_model, plan.parameters)
         settings = super()._settings(plan)
         return replace(
@@ -72,7 +72,7 @@ class DiffusersForecast(FileForecast):
         )
 
     def _share(self, plan: LoadPlan) -> float:
-        """Returns the share of the weights that devices hold at any time."""
+        """Returns the maximum share of the weights on devices at any time."""
         placement = placement_of(self._of_model, plan.parameters)
         offload = placement["cpu_offload"]
         if offload == "sequential":
@@ -91,7 +91,7 @@ OPERATIONS = frozenset({Operation.IMAGE})
 
 
 class DiffusersBackend(MediaServer[DiffusersModel]):
-    """A Backend over one server process."""
+    """Backend of one server process."""
 
     program = SERVER_PROGRAM
     operations = OPERATIONS

@@ -1,6 +1,6 @@
-"""The families of pipelines: which classes load them, and what they take. Data, and nothing of a library.
+"""Families of pipelines: their classes and parameters. Data only, without imports of a library.
 
-The server program imports this, in an environment without weft's other dependencies.
+The server program imports this in an environment without weft's other dependencies.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 
 class Mode(StrEnum):
-    """What images are made from."""
+    """The input that images are generated from."""
 
     TEXT = "text_to_image"
     IMAGE = "image_to_image"
@@ -19,32 +19,32 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family of pipelines."""
+    """A family of pipelines."""
 
     name: str
     title: str
-    """Its name as people write it."""
+    """Display name."""
     classes: Mapping[Mode, str]
     """The class of diffusers for each mode."""
     denoiser: str
-    """The component that works in steps."""
+    """The component that runs the steps."""
     steps: int
     guidance: float
     strength: Mapping[Mode, float]
-    """How much of a source image is changed. The four are defaults."""
+    """How much of a source image is changed; a default, like `steps` and `guidance`."""
     side_pixels: int
-    """Width and height where a request names no size and the model's files do not say."""
+    """Width and height if neither the request nor the model's files specify a size."""
     size_multiple: int
-    """Width and height are multiples of it."""
+    """Width and height must be multiples of it."""
     takes_negative_prompt: bool = True
     packs_latents: bool = False
-    """Whether its latents are a row of patches."""
+    """Whether its latents are a sequence of patches."""
     accelerator_dtype: str
     """Type of the weights on an accelerator."""
     quantized: frozenset[str]
-    """Components that `quantization` is for."""
+    """Components that `quantization` affects."""
     options: frozenset[str] = frozenset()
-    """Further parameters of a request, by the library's names."""
+    """Additional request parameters with the library's names."""
 
 
 _STRENGTH = MappingProxyType({Mode.IMAGE: 0.8, Mode.INPAINTING: 1.0})
@@ -67,7 +67,7 @@ _FAMILIES = (
         size_multiple=8,
         accelerator_dtype="float16",
         quantized=frozenset({"unet"}),
-        # Without clip_skip: diffusers 0.42 reaches for a part of the encoder that transformers 5 no longer has.
+        # Without clip_skip: diffusers 0.42 uses a part of the encoder that transformers 5 has removed.
         options=frozenset({"eta", "guidance_rescale"}),
     ),
     Family(
@@ -83,7 +83,7 @@ _FAMILIES = (
         denoiser="unet",
         steps=30,
         guidance=5.0,
-        # With 1.0 the library leaves the source out, also where the mask keeps it.
+        # With 1.0 the library ignores the source image, even where the mask preserves it.
         strength=MappingProxyType({Mode.IMAGE: 0.6, Mode.INPAINTING: 0.99}),
         side_pixels=1024,
         size_multiple=8,
@@ -138,4 +138,4 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for famil
 PIPELINE_CLASSES: Mapping[str, tuple[Family, Mode]] = MappingProxyType(
     {class_name: (family, mode) for family in _FAMILIES for mode, class_name in family.classes.items()}
 )
-"""The classes that a folder may name, with their family and mode."""
+"""Pipeline classes that a folder may name, with their family and mode."""

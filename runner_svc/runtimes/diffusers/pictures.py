@@ -1,7 +1,7 @@
-"""Images as files: reading those of a request within limits, and writing those that were made.
+"""Reads source images within limits, and writes generated images.
 
-A request's files are hostile input: only three formats are read, the size of an image is checked before its pixels are
-decoded, and every failure refuses the request by the name of its field.
+Source images are untrusted: only three formats are read, dimensions are checked before decoding, and every failure
+rejects the request naming the field.
 """
 
 import io
@@ -12,12 +12,12 @@ from runner_svc.engine_host.media_routes import MAX_SIDE_PIXELS
 
 READ_FORMATS = ("PNG", "JPEG", "WEBP")
 FORMATS = ("png", "jpeg", "webp")
-"""The formats that are written."""
+"""Output formats."""
 DEFAULT_QUALITY = 90
-"""Of JPEG and WebP."""
+"""For JPEG and WebP."""
 LOSSLESS_QUALITY = 100
 MAX_FILE_BYTES = 24 * 1024 * 1024
-"""Largest file of an image that is made; a message of the mesh with several has at most 64 MiB."""
+"""Maximum size of a generated file; a message of the mesh with several files has at most 64 MiB."""
 OPAQUE = 255
 
 
@@ -25,15 +25,15 @@ class PictureFiles:
     """Reads and writes image files with Pillow."""
 
     def __init__(self, max_bytes: int, max_pixels: int) -> None:
-        """The limits are those of images in requests. Raises ImportError."""
+        """The limits apply to source images. Raises ImportError."""
         self._image = import_library("PIL.Image")
         self._operations = import_library("PIL.ImageOps")
         self._max_bytes, self._max_pixels = max_bytes, max_pixels
-        # Pillow's own limit, as a second one: above twice this number it raises an error by itself.
+        # Pillow's own limit as a second check: it raises an error above twice this number.
         self._image.MAX_IMAGE_PIXELS = MAX_SIDE_PIXELS**2
 
     def read_source(self, data: bytes, field: str) -> Any:
-        """Returns a source image in RGB; what is transparent is white. Raises RefusedError."""
+        """Returns a source image in RGB with transparency replaced by white. Raises RefusedError."""
         image = self._decode(data, field)
         if not _has_alpha(image):
             return image.convert("RGB")
@@ -43,9 +43,9 @@ class PictureFiles:
         return ground.convert("RGB")
 
     def read_mask(self, data: bytes, field: str) -> Any:
-        """Returns a mask in grey, white where the image may be changed. Raises RefusedError.
+        """Returns a grayscale mask, white where the image may be changed. Raises RefusedError.
 
-        A mask with transparent places says so by them, as in OpenAI's API; another one by white.
+        Transparent areas are changed, as in OpenAI's API; in a mask without transparency white ones are.
         """
         image = self._decode(data, field)
         if _has_alpha(image):
@@ -55,11 +55,11 @@ class PictureFiles:
         return image.convert("L")
 
     def resized(self, image: Any, width: int, height: int) -> Any:
-        """Returns an image of this size."""
+        """Resizes an image."""
         return image if image.size == (width, height) else image.resize((width, height))
 
     def written(self, image: Any, output_format: str, quality: int | None = None) -> bytes:
-        """Returns an image as a file. Raises RefusedError where it is too long for a message."""
+        """Encodes an image. Raises RefusedError if the file is too large for a message."""
         target = io.BytesIO()
         if output_format == "png":
             image.save(target, format="PNG")
@@ -72,7 +72,7 @@ class PictureFiles:
         return data
 
     def _decode(self, data: bytes, field: str) -> Any:
-        """Returns an image with all its pixels, upright. Raises RefusedError."""
+        """Decodes an image completely and rotates it upright. Raises RefusedError."""
         if len(data) > self._max_bytes:
             message = f"has {len(data)} bytes, and at most {self._max_bytes} are taken"
             raise FieldRefusedError(field, message)
@@ -80,7 +80,7 @@ class PictureFiles:
             with self._image.open(io.BytesIO(data), formats=READ_FORMATS) as image:
                 self._check_size(image.size, field)
                 image.verify()
-            # After `verify` an image must be opened again.
+            # `verify` makes an image unusable, so it is opened again.
             with self._image.open(io.BytesIO(data), formats=READ_FORMATS) as image:
                 image.load()
                 return self._operations.exif_transpose(image)
@@ -88,7 +88,7 @@ class PictureFiles:
             raise
         except MemoryError:
             raise FieldRefusedError(field, "does not fit into memory when it is decoded") from None
-        except Exception as error:  # noqa: BLE001 - broken files make decoders raise errors of many kinds
+        except Exception as error:  # noqa: BLE001 - decoders raise many kinds of errors for corrupt files
             names = ", ".join(READ_FORMATS)
             raise FieldRefusedError(field, f"cannot be read as one of {names}: {_first_line(error)}") from None
 
@@ -104,6 +104,6 @@ def _has_alpha(image: Any) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    # Pillow's error names an object of Python.
+    # Pillow's message contains the repr of a Python object.
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return "the file is no such image" if "cannot identify" in text else text[:200]

@@ -1,4 +1,4 @@
-"""The loaded pipelines of one model: the one of its folder, and those for other modes, which share its components."""
+"""The loaded pipelines of a model: the configured one, and those for other modes, which share its components."""
 
 import argparse
 import gc
@@ -38,7 +38,7 @@ _QUANTIZATIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placement:
-    """Where the components are, and as what."""
+    """Device, precision and offloading of the components."""
 
     device: str
     dtype: str
@@ -48,7 +48,7 @@ class _Placement:
 
 
 def read_folder(options: argparse.Namespace) -> tuple[PipelineFolder, Family, Mode]:
-    """Returns the facts in the model's folder, before anything is loaded. Raises RefusedError."""
+    """Returns the properties of the model's folder before anything is loaded. Raises RefusedError."""
     try:
         folder = read_pipeline_folder(options.model, options.variant)
     except (PipelineFolderError, OSError) as error:
@@ -62,12 +62,12 @@ def read_folder(options: argparse.Namespace) -> tuple[PipelineFolder, Family, Mo
 
 
 class Pipelines:
-    """The pipelines of one model. One request at a time uses them."""
+    """The pipelines of a model. One request at a time uses them."""
 
     def __init__(
         self, torch: Any, diffusers: Any, options: argparse.Namespace, report: Callable[[float], None]
     ) -> None:
-        """Loads the model; `report` gets the loaded share of its weights, 0 to 1. Raises RefusedError."""
+        """Loads the model; `report` receives the loaded share of its weights, 0 to 1. Raises RefusedError."""
         folder, self.family, self._mode = read_folder(options)
         self._torch, self._diffusers, self._options = torch, diffusers, options
         self._placement = _placement(torch, options, self.family)
@@ -76,29 +76,29 @@ class Pipelines:
 
     @property
     def description(self) -> str:
-        """What was loaded where, in words."""
+        """Description of what was loaded where."""
         place = self._placement
         extra = [word for word in (place.device_map, place.cpu_offload, place.quantization) if word != NONE]
         return f"{self.family.title} on {place.device} as {place.dtype}{''.join(f', {word}' for word in extra)}"
 
     @property
     def modes(self) -> frozenset[Mode]:
-        """What the model makes images from."""
+        """The supported modes."""
         match self._mode:
             case Mode.TEXT:
                 return frozenset(Mode)
-            case Mode.IMAGE:  # a refiner has not all encoders of text
+            case Mode.IMAGE:  # a refiner lacks some text encoders
                 return frozenset({Mode.IMAGE, Mode.INPAINTING})
             case Mode.INPAINTING:
                 denoiser = getattr(self._first, self.family.denoiser)
-                # One that was trained for it is given the mask and the source beside the latents.
+                # A denoiser trained for inpainting also receives the mask and the source.
                 is_trained = denoiser.config.in_channels != self._first.vae.config.latent_channels
                 is_special = self.family.denoiser == "unet" and is_trained
                 return frozenset({Mode.INPAINTING}) if is_special else frozenset(Mode)
 
     @property
     def side_pixels(self) -> int:
-        """Width and height where a request names no size."""
+        """Width and height if a request names no size."""
         pipeline = self._latest
         sample = getattr(pipeline, "default_sample_size", None)
         if sample is None:
@@ -106,7 +106,7 @@ class Pipelines:
         return sample * pipeline.vae_scale_factor if isinstance(sample, int) else self.family.side_pixels
 
     def of(self, mode: Mode) -> Any:
-        """Returns the pipeline for a mode. Raises RefusedError where the model has none."""
+        """Returns the pipeline for a mode. Raises RefusedError if the model does not support it."""
         if mode not in self.modes:
             words = ", ".join(sorted(one.value.replace("_", " ") for one in self.modes))
             named = mode.value.replace("_", " ")
@@ -116,17 +116,17 @@ class Pipelines:
             pipeline = self._by_mode[mode] = self._sibling(mode)
         if pipeline is not self._latest:
             if self._placement.cpu_offload == MODEL_OFFLOAD:
-                # The components have the hooks of the pipeline that was used before.
+                # The components have the offload hooks of the pipeline used before.
                 pipeline.enable_model_cpu_offload()
             self._latest = pipeline
         return pipeline
 
     def generator(self, seed: int) -> Any:
-        """Returns a source of random numbers: of the processor, so that a seed means the same on every device."""
+        """Returns a random generator on the processor, so that a seed has the same result on every device."""
         return self._torch.Generator(CPU).manual_seed(seed)
 
     def shrunk(self, latents: Any, height: int, width: int) -> Any:
-        """Returns smaller latents."""
+        """Returns latents scaled down."""
         return self._torch.nn.functional.interpolate(latents.float(), size=(height, width), mode="bilinear")
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -137,7 +137,7 @@ class Pipelines:
         return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
     def release(self) -> None:
-        """Free what a request that ended early has left."""
+        """Frees what an aborted request has left behind."""
         maybe_free = getattr(self._latest, "maybe_free_model_hooks", None)
         if maybe_free is not None and self._placement.cpu_offload == MODEL_OFFLOAD:
             maybe_free()
@@ -208,7 +208,7 @@ class Pipelines:
         )
 
     def _sibling(self, mode: Mode) -> Any:
-        """Returns a pipeline of another class over the same components; nothing is loaded or converted."""
+        """Creates a pipeline of another class from the same components, without loading or converting any."""
         first, made = self._first, getattr(self._diffusers, self.family.classes[mode])
         taken = inspect.signature(made.__init__).parameters
         settings = {**first.config, **first.components}
@@ -220,7 +220,7 @@ class Pipelines:
 
 
 class _LoadWatch(logging.Handler):
-    """Reports how much of the weights is loaded, by the library's log lines about components."""
+    """Reports the loaded share of the weights, based on the library's log lines about components."""
 
     def __init__(self, folder: PipelineFolder, report: Callable[[float], None]) -> None:
         super().__init__(logging.INFO)
@@ -249,13 +249,13 @@ class _LoadWatch(logging.Handler):
 
 
 def _placement(torch: Any, options: argparse.Namespace, family: Family) -> _Placement:
-    """Returns where a model is placed. Raises RefusedError for an accelerator that is not there."""
+    """Returns the placement of a model. Raises RefusedError if the accelerator is missing."""
     has_accelerator = bool(torch.cuda.is_available())
     if options.device == ACCELERATOR and not has_accelerator:
         message = "there is no CUDA device that PyTorch can use; use cpu, or install the variant cuda"
         raise FieldRefusedError("device", message)
     if options.device == CPU or not has_accelerator:
-        # Offloading and quantization are about the memory of an accelerator.
+        # Offloading and quantization only concern accelerator memory.
         dtype = "float32" if options.dtype == AUTO else options.dtype
         return _Placement(device=CPU, dtype=dtype, device_map=NONE, cpu_offload=NONE, quantization=NONE)
     return _Placement(

@@ -1,4 +1,4 @@
-"""The plan of an image: a request, checked by what the loaded pipeline takes."""
+"""The plan of an image: a request checked against the loaded pipeline."""
 
 import argparse
 import inspect
@@ -15,12 +15,12 @@ from runner_svc.runtimes.diffusers.pipelines import Pipelines
 
 SEEDS = 2**63
 COMPRESSION = "output_compression"
-"""The parameter of a request for the quality of JPEG and WebP, by OpenAI's name."""
+"""Request parameter for the quality of JPEG and WebP, with OpenAI's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One request, checked."""
+    """A checked request."""
 
     mode: Mode
     pipeline: Any
@@ -34,7 +34,7 @@ class Plan:
 
 
 class Planner:
-    """Makes the plans of one loaded model."""
+    """Creates the plans for a loaded model."""
 
     def __init__(self, pipelines: Pipelines, files: PictureFiles, settings: argparse.Namespace) -> None:
         self._pipelines = pipelines
@@ -107,7 +107,7 @@ class Planner:
         return source, mask
 
     def _size(self, request: ImageRequest, source: Any) -> tuple[int, int]:
-        """Returns width and height: of the request, else of the source image on the grid, else the model's own."""
+        """Returns width and height: as requested, else the source image's on the grid, else the default."""
         multiple = self._settings.size_multiple or self._pipelines.family.size_multiple
         most = self._settings.max_pixels
         if request.width is None or request.height is None:
@@ -150,7 +150,7 @@ def _mode(request: ImageRequest) -> Mode:
 
 
 def _changing_steps(steps: int, strength: float) -> int:
-    """Returns how many of the steps change the source image. Raises RefusedError where none does."""
+    """Returns how many steps change the source image. Raises RefusedError if none does."""
     if not 0 < strength <= 1:
         raise FieldRefusedError("strength", "must be above 0 and at most 1")
     changing = min(int(steps * strength), steps)
@@ -162,7 +162,7 @@ def _changing_steps(steps: int, strength: float) -> int:
 
 
 def _on_grid(size: tuple[int, int], multiple: int, most: int) -> tuple[int, int]:
-    """Returns the size of a source image, made smaller until it is on the grid and within the limit."""
+    """Scales down the size of a source image to the grid and the limit."""
     width, height = size
     share = min(1.0, (most / (width * height)) ** 0.5)
     return (

@@ -1,4 +1,4 @@
-"""Previews of an image while it is made: its latents, made smaller, through the pipeline's own decoder."""
+"""Previews during generation: scaled-down latents decoded by the pipeline's decoder."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,23 +7,23 @@ from runner_svc.runtimes.diffusers.pipelines import Pipelines
 
 
 def preview_steps(step_count: int, preview_count: int) -> list[int]:
-    """Returns after which steps, counted from 1, there is a preview: at even distances, none after the last step."""
+    """Returns the steps, counted from 1, that are followed by a preview: evenly spaced, without the last step."""
     wanted = {round(number * step_count / (preview_count + 1)) for number in range(1, preview_count + 1)}
     return sorted(step for step in wanted if 0 < step < step_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviewDecoder:
-    """Makes previews whose longer side has at most `side_pixels`."""
+    """Decodes previews with a longer side of at most `side_pixels`."""
 
     pipelines: Pipelines
     side_pixels: int
 
     def preview(self, pipeline: Any, latents: Any, width: int, height: int) -> Any:
-        """Returns the image that the latents are near. Its cost is that of decoding a small image."""
+        """Returns an approximate image of the latents. It costs as much as decoding a small image."""
         vae = pipeline.vae
         if self.pipelines.family.packs_latents:
-            latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)  # noqa: SLF001 - its only way
+            latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)  # noqa: SLF001 - no public API
         latents = self._shrunk(latents, pipeline.vae_scale_factor)
         restore = vae.dtype if _overflows(vae) else None
         if restore is not None:
@@ -45,5 +45,5 @@ class PreviewDecoder:
 
 
 def _overflows(vae: Any) -> bool:
-    """Whether the decoder's numbers are too large for 16 bits."""
+    """Whether the decoder exceeds the range of 16-bit floats."""
     return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"

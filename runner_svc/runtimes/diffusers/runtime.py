@@ -29,7 +29,7 @@ ENVIRONMENT = EngineEnvironment(
 
 PARAMETERS = EngineParameters(
     engine="diffusers",
-    # The arguments of the pipelines of version 0.42; each family has some of them (families.py).
+    # Arguments of the pipelines in version 0.42; each family supports some of them (families.py).
     allowed={
         "clip_skip": Number(0, 11, whole=True),
         "eta": Number(0, 1),

@@ -33,12 +33,12 @@ MAX_WORDS_OF_ERROR = 300
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the images of a request are."""
+    """Progress of a request."""
 
     total: int
     done: int = 0
     previews: list[int] = field(default_factory=list)
-    """After which steps of the present image there is a preview."""
+    """Steps of the current image that are followed by a preview."""
 
 
 class DiffusersEngine(ImageEngine):
@@ -66,7 +66,7 @@ class DiffusersEngine(ImageEngine):
         finally:
             if ended_early:
                 self._pipelines.release()
-        # Outside of `except`: the error's traceback would hold the memory that is to be freed.
+        # Outside of `except`, since the traceback references the memory to be freed.
         if memory_error:
             self._pipelines.release()
             advice = "ask for a smaller size or fewer images"
@@ -91,7 +91,7 @@ class DiffusersEngine(ImageEngine):
             began = ended
 
     def _image(self, request: ImageRequest, caller: Caller, plan: Plan, progress: _Progress, index: int) -> Any:
-        """Returns one image. Raises GoneError after the step in which the caller leaves."""
+        """Generates one image. Raises GoneError at the step in which the caller disconnects."""
         partial = 0
 
         def after_step(pipeline: Any, step: int, _: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class DiffusersEngine(ImageEngine):
             if step == 0:
                 self._begin(pipeline, plan, progress, request.partial_images)
             progress.done += 1
-            # Instead of the library's own flag, with which the image would still be decoded.
+            # Unlike the library's interrupt flag, this skips decoding.
             caller.raise_if_gone()
             last = (
                 "" if progress.done % (progress.total // plan.count) else f"decoding image {index + 1} of {plan.count}"
@@ -123,22 +123,22 @@ class DiffusersEngine(ImageEngine):
         return made.images[0]
 
     def _begin(self, pipeline: Any, plan: Plan, progress: _Progress, previews: int) -> None:
-        """Note how many steps an image really has: a scheduler may take two for one, and a source image saves some."""
+        """Sets the actual number of steps: a scheduler may use two for one, and a source image reduces them."""
         steps = getattr(pipeline, "num_timesteps", None) or plan.steps
         progress.total = steps * plan.count
         progress.previews = preview_steps(steps, previews)
 
     def _preview(self, pipeline: Any, latents: Any, plan: Plan) -> Any:
-        """Returns a preview; None where it cannot be made, which costs the image nothing."""
+        """Returns a preview; None if it fails, which does not affect the image."""
         try:
             return self._previews.preview(pipeline, latents, plan.width, plan.height)
-        except Exception as error:  # noqa: BLE001 - the image itself is still made
+        except Exception as error:  # noqa: BLE001 - the image itself is unaffected
             sys.stderr.write(f"no preview: {type(error).__name__}: {error}\n")
             return None
 
 
 TORCH_SHARE = 0.1
-"""Share of a load after the import of PyTorch, and so on."""
+"""Loaded share after the import of PyTorch; likewise for the next two."""
 LIBRARY_SHARE = 0.25
 WEIGHTS_SHARE = 0.95
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS")
@@ -169,7 +169,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def load(options: argparse.Namespace) -> DiffusersEngine:
     """Loads the model. Raises ImportError, RefusedError."""
     read_folder(options)  # before the slow imports
-    # Nothing is looked up on the network: what is not in the folder is not there.
+    # Never download missing files.
     os.environ.update(dict.fromkeys(_OFFLINE, "1"))
     reports = LoadReports()
     say("importing PyTorch")
@@ -190,14 +190,14 @@ def load(options: argparse.Namespace) -> DiffusersEngine:
 
 
 def _quiet(library: Any) -> Any:
-    """Turn off a library's bars and its advice to programmers."""
+    """Disables a library's progress bars and advice to programmers."""
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()
     return library
 
 
 def main() -> None:
-    """Load the model, then work on requests."""
+    """Loads the model and serves requests."""
     serve(load, parse_arguments())
 
 

@@ -1,4 +1,4 @@
-"""The backend of the runtime espeak_ng: the program of Debian, run by a server program that the runner starts."""
+"""Backend of the runtime espeak_ng: a server program around Debian's espeak-ng, started by the runner."""
 
 import shutil
 
@@ -19,7 +19,7 @@ MISSING = f"there is no {PROGRAM}; run: apt-get install {PROGRAM}"
 
 
 class EspeakBackend(SpeechServer[EspeakModel]):
-    """A Backend over one server process, which needs the environment of speech for every format but WAV."""
+    """Backend of one server process, which needs the speech environment for every format but WAV."""
 
     program = "runner_svc.runtimes.espeak_ng.server"
     engine_parameters = PARAMETERS
@@ -30,7 +30,7 @@ class EspeakBackend(SpeechServer[EspeakModel]):
 
     @override
     def own_arguments(self, order: LoadOrder) -> list[str]:
-        return ["--program", shutil.which(PROGRAM) or PROGRAM]  # the server program says what is missing
+        return ["--program", shutil.which(PROGRAM) or PROGRAM]  # the server program reports a missing one
 
     @override
     def further_warnings(self, payload: audio_pb2.SpeechPayload) -> list[ParameterWarning]:
@@ -47,7 +47,7 @@ class EspeakBackend(SpeechServer[EspeakModel]):
         try:
             await super().prepare(order)
         except WeftError:
-            self.command = program_command(self.program)  # without encoders, in weft's own environment
+            self.command = program_command(self.program)  # without encoders, in weft's environment
 
 
 def build(model: EspeakModel, context: ModelContext) -> ModelEngine:

@@ -36,7 +36,7 @@ REMEDY = f"apt-get install {PROGRAM}"
 
 
 def _find(command: tuple[str, ...] | None) -> str:
-    del command  # of the server program
+    del command  # that of the server program
     found = shutil.which(PROGRAM)
     if found is None:
         raise WeftError(Reason.INVALID_ARGUMENT, f"there is no {PROGRAM} on PATH; run: {REMEDY}")

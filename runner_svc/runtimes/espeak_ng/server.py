@@ -24,7 +24,7 @@ def load(options: argparse.Namespace) -> SpeechEngine:
 
 
 def _encoders() -> Any | None:
-    """Returns PyAV; None: this environment has none, and there is WAV alone."""
+    """Returns PyAV; None: it is not installed, so only WAV is available."""
     try:
         return import_library("av")
     except ImportError:
@@ -32,7 +32,7 @@ def _encoders() -> Any | None:
 
 
 def main() -> None:
-    """List the voices, then speak."""
+    """Lists the voices and serves requests."""
     serve(load, parse_arguments())
 
 

@@ -1,4 +1,4 @@
-"""The program espeak-ng as a speaker: it runs once for every piece of a text."""
+"""espeak-ng as a Speaker: runs the program for every piece of text."""
 
 import os
 import re
@@ -16,9 +16,9 @@ from runner_svc.engine_host.sound_encoder import SAMPLE_BYTES
 from runner_svc.engine_host.speech import SpeechRequest, Voice
 
 USUAL_WORDS_PER_MINUTE = 175
-"""The program's own speed, which a request calls 1."""
+"""The program's default speed, which corresponds to 1 in a request."""
 MIN_WORDS_PER_MINUTE = 80
-"""The program speaks no slower."""
+"""Minimum speed of the program."""
 MAX_WORDS_PER_MINUTE = 900
 LIST_SECONDS = 30.0
 MAX_LIST_BYTES = 1024 * 1024
@@ -35,7 +35,7 @@ class EspeakSpeaker:
     """See Speaker."""
 
     def __init__(self, program: str) -> None:
-        """Raises ImportError where there is no such program, RefusedError where it does not work."""
+        """Raises ImportError if the program does not exist, RefusedError if it does not work."""
         self._program = program
         rows = listed_voices(self._list("--voices"))
         self.voices: Sequence[Voice] = [row.voice for row in rows]
@@ -53,8 +53,8 @@ class EspeakSpeaker:
         return self._rate
 
     def samples(self, text: str, request: SpeechRequest, caller: Caller) -> Iterator[bytes]:
-        """See Speaker.samples. The program is ended when the caller has left."""
-        with subprocess.Popen(  # noqa: S603 - arguments, never a shell; the voice is one of the program's own list
+        """See Speaker.samples. The program is stopped if the caller disconnects."""
+        with subprocess.Popen(  # noqa: S603 - arguments without a shell; the voice is from the program's list
             self._command(request.voice, request.speed),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -69,7 +69,7 @@ class EspeakSpeaker:
             raise RefusedError(f"{self._program} ended with status {process.returncode}", FAILED)
 
     def _spoken(self, process: subprocess.Popen[bytes], text: bytes, caller: Caller) -> Iterator[bytes]:
-        """Yields the samples that the program writes; none where it ends without a word, and its status says why."""
+        """Yields the samples that the program writes; if there are none, its exit status tells why."""
         assert process.stdin is not None, "it was started with pipes"
         assert process.stdout is not None, "it was started with pipes"
         with suppress(BrokenPipeError):
@@ -93,14 +93,14 @@ class EspeakSpeaker:
         )
 
     def _program_voice(self, voice: str) -> str:
-        """Returns what the program calls a voice: with a variant its file, since `en-gb+f3` is as `en-gb` there."""
+        """Returns the program's name of a voice: with a variant its file, since `en-gb+f3` would have no effect."""
         name, mark, variant = voice.partition(VARIANT_MARK)
         return f"{self._files[name]}{mark}{variant}" if mark else voice
 
     def _list(self, flag: str) -> str:
-        """Returns what the program prints with a flag. Raises ImportError, RefusedError."""
+        """Returns the program's output for a flag. Raises ImportError, RefusedError."""
         try:
-            found = subprocess.run(  # noqa: S603 - arguments, never a shell
+            found = subprocess.run(  # noqa: S603 - arguments without a shell
                 (self._program, flag),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -115,9 +115,9 @@ class EspeakSpeaker:
         return found.stdout[:MAX_LIST_BYTES].decode(errors="replace")
 
     def _found_rate(self, voice: str) -> int:
-        """Returns the rate of its samples, by a first word. Raises RefusedError where it does not speak."""
+        """Determines the sample rate by speaking one letter. Raises RefusedError if that fails."""
         try:
-            found = subprocess.run(  # noqa: S603 - arguments, never a shell
+            found = subprocess.run(  # noqa: S603 - arguments without a shell
                 self._command(voice, 1.0),
                 input=b"a",
                 capture_output=True,
@@ -134,7 +134,7 @@ class EspeakSpeaker:
 
 
 def _output(stream: IO[bytes], caller: Caller) -> Iterator[bytes]:
-    """Yields what a program writes, as it comes. Raises GoneError once the caller has left."""
+    """Yields a program's output as it arrives. Raises GoneError once the caller has disconnected."""
     while True:
         while not select.select([stream], [], [], LOOK_SECONDS)[0]:
             caller.raise_if_gone()
@@ -145,12 +145,12 @@ def _output(stream: IO[bytes], caller: Caller) -> Iterator[bytes]:
 
 
 def words_per_minute(usual: int, speed: float) -> int:
-    """Returns the speed of the program for that of a request."""
+    """Converts the speed of a request to that of the program."""
     return min(max(round(usual * speed), MIN_WORDS_PER_MINUTE), MAX_WORDS_PER_MINUTE)
 
 
 def rate_of(header: bytes) -> int | None:
-    """Returns the samples per second of a WAV of one channel with 16 bits; None: it is none."""
+    """Returns the sample rate in the header of a 16-bit mono WAV; None: another file."""
     if len(header) < _HEADER.size:
         return None
     riff, _, wave, form, _, sort, channels, rate, _, _, bits, _, _ = _HEADER.unpack(header)
@@ -159,17 +159,17 @@ def rate_of(header: bytes) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ListedVoice:
-    """A row of the program's table."""
+    """A row of the program's voice table."""
 
     voice: Voice
     file: str
 
 
 def listed_voices(table: str) -> Sequence[ListedVoice]:
-    """Returns the voices in the program's table, by their languages; those of mbrola, a further program, left out."""
+    """Parses the program's voice table; voices of mbrola, a separate program, are skipped."""
     found: dict[str, ListedVoice] = {}
     for row in map(_ROW.match, table.splitlines()[:MAX_ROWS]):
-        # A name must not be taken for a flag.
+        # A name must not be parsed as a flag.
         if row is None or row["file"].startswith(_OF_MBROLA) or row["language"].startswith("-"):
             continue
         voice = Voice(name=row["language"], language=row["language"], aliases=[row["name"]])
@@ -178,7 +178,7 @@ def listed_voices(table: str) -> Sequence[ListedVoice]:
 
 
 def listed_variants(table: str) -> Sequence[str]:
-    """Returns the variants in the program's table, which go with every voice, as in `en-gb+f3`."""
+    """Parses the program's variant table; variants combine with every voice, as in `en-gb+f3`."""
     rows = map(_ROW.match, table.splitlines()[:MAX_ROWS])
     return [
         row["file"].removeprefix(_VARIANTS) for row in rows if row is not None and row["file"].startswith(_VARIANTS)
@@ -186,6 +186,6 @@ def listed_variants(table: str) -> Sequence[str]:
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
-    """Returns the whole samples, and the half one after them."""
+    """Returns the complete samples, and the rest."""
     end = len(data) - len(data) % SAMPLE_BYTES
     return data[:end], data[end:]

@@ -1,4 +1,4 @@
-"""The backend of the runtime exllamav3: the library in a server program that the runner starts."""
+"""Backend of the runtime exllamav3: a server program around the library, started by the runner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,17 +28,17 @@ from weft.kernel.load_parameters import LoadParameter, LoadValue
 
 SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
 CHUNK_TOKENS = 2048
-"""Tokens of a prompt that the server computes in one batch, unless `--chunk-tokens` says otherwise."""
+"""Number of prompt tokens that the server processes per batch, unless `--chunk-tokens` is set."""
 MAX_CHUNK_TOKENS = 1_048_576
 QUANT_WORDS = (*map(str, range(2, 9)), str(FULL_BITS))
 
 
 _CACHE_TYPES = ((4, "q4_0"), (5, "q5_0"), (8, "q8_0"), (16, "f16"))
-"""The estimator's names of types with at least so many bits; each has two bytes per 32 numbers more, as here."""
+"""The estimator's types with at least this many bits; like the library's, each uses two more bytes per 32 numbers."""
 
 
 class ExllamaV3Forecast(FileForecast):
-    """The forecast of a model whose cache has its own size, instead of one per request."""
+    """Memory forecast of a model with one cache for all requests."""
 
     def __init__(self, forecast: ForecastModel, estimator: MemoryEstimator, model: ExllamaV3Model) -> None:
         super().__init__(forecast, estimator)
@@ -70,7 +70,7 @@ def _cache_type(bits: int) -> str:
 
 
 class ExllamaV3Backend(TextServer[ExllamaV3Model]):
-    """A Backend over one server process."""
+    """Backend of one server process."""
 
     program = SERVER_PROGRAM
     engine_parameters = PARAMETERS
@@ -124,7 +124,7 @@ def _check(model: ExllamaV3Model, context: ModelContext) -> None:
 def build(model: ExllamaV3Model, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
     _check(model, context)
-    # The heads of all files of a folder tell its shape.
+    # The headers of all files in a folder contain the model's shape.
     folders = {name: path.expanduser() for name, path in model.quantizations.items()}
     described = replace(forecast_model(model, RUNTIME.habits), files=ModelFiles(path=model.file), quantizations=folders)
     engine = file_engine(
@@ -135,5 +135,5 @@ def build(model: ExllamaV3Model, context: ModelContext) -> ModelEngine:
         operations=ExllamaV3Backend.operations,
     )
     single = model.file / WEIGHTS_FILE
-    # The digest of one of several files would not tell the model.
+    # The digest of one of several files would not identify the model.
     return replace(engine, model_path=single if single.is_file() else None)

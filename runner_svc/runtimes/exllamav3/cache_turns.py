@@ -1,8 +1,8 @@
-"""The order in which requests of different tenants use one cache.
+"""Isolates requests of different tenants that use one cache.
 
-The library finds the pages of every earlier prompt for every later one, and has no name by which to keep them apart.
-It forgets all pages with a new generator, which takes no time and needs that no request runs. So requests with one
-salt work side by side, and a request with another waits until they have ended.
+The library shares cached pages between all prompts and cannot separate them. Only a new generator drops all pages,
+which is fast but requires that no request is running. So requests with one salt run concurrently, and a request with
+another salt waits until they have ended.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 _UNKNOWN = object()
-"""The salt of pages of which it is not known whose they are."""
+"""Salt of pages with an unknown owner."""
 
 
 def _future() -> asyncio.Future[None]:
@@ -21,29 +21,29 @@ def _future() -> asyncio.Future[None]:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """The place of one request in the queue."""
+    """A request in the queue."""
 
     salt: object
     admitted: asyncio.Future[None] = field(default_factory=_future)
     renews: bool = False
-    """Whether the engine must forget its pages before this request."""
+    """Whether the engine must drop its pages before this request."""
 
 
 class CacheTurns:
-    """Admits requests in the order of their arrival. Used on one event loop only."""
+    """Admits requests in order of arrival. Not thread-safe: use it on one event loop."""
 
     def __init__(self, renew: Callable[[], Awaitable[None]]) -> None:
-        """`renew` makes the engine forget all pages; called while no request is admitted but the one that waits."""
+        """`renew` makes the engine drop all pages; called while no other request is admitted."""
         self._renew = renew
         self._salt: object = None
-        """Of the requests whose pages the engine has; None: it has none."""
+        """Salt of the cached pages; None: there are none."""
         self._admitted = 0
         self._is_renewing = False
         self._waiting: deque[_Place] = deque()
 
     @asynccontextmanager
     async def turn(self, salt: object) -> AsyncGenerator[None]:
-        """Hold the cache together with requests of the same salt."""
+        """Holds the cache, shared with requests of the same salt."""
         place = _Place(salt)
         self._waiting.append(place)
         self._admit()
@@ -58,7 +58,7 @@ class CacheTurns:
             self._leave(place)
 
     def _admit(self) -> None:
-        """Admit requests from the head of the queue, as far as they share the cache."""
+        """Admits requests from the head of the queue that can share the cache."""
         while self._waiting and not self._is_renewing:
             place = self._waiting[0]
             if self._admitted and self._salt != place.salt:
@@ -76,6 +76,6 @@ class CacheTurns:
         else:
             self._admitted -= 1
             if place.renews:
-                # It was cancelled, or the renewal failed: the pages may still be there.
+                # The request was cancelled or the renewal failed: the pages may still exist.
                 self._is_renewing, self._salt = False, _UNKNOWN
         self._admit()

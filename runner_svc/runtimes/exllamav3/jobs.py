@@ -1,4 +1,4 @@
-"""The library's jobs: their arguments for a request, and the finish reason of their results."""
+"""Jobs of the library: arguments for a request, and finish reasons of results."""
 
 import argparse
 from typing import Any
@@ -18,7 +18,7 @@ _FINISH_REASONS = {"stop_token": "stop", "stop_string": "stop", "end_filter": "s
 
 
 class Jobs:
-    """The jobs of one loaded model."""
+    """Creates the jobs of a loaded model."""
 
     def __init__(self, library: Any, tokenizer: Any, end_tokens: list[int], flags: argparse.Namespace) -> None:
         self._library = library
@@ -36,7 +36,7 @@ class Jobs:
             sampling["top_k"] = max(sampling["top_k"], 0)
         bias = logit_bias_of(body, self._tokenizer.actual_vocab_size)
         finds_loops = body.get("ends_loops") and loops.loop_tokens
-        # Without any of them the library's own defaults hold.
+        # Without a sampler the library's defaults apply.
         sampler = self._library.ComboSampler(**sampling, logit_bias=bias or None) if sampling or bias else None
         return {
             "sampler": sampler,
@@ -47,7 +47,7 @@ class Jobs:
         }
 
     def filters(self, body: dict[str, Any]) -> list[Any]:
-        """Returns what constrains an answer. Raises RefusedError for a grammar that the library refuses."""
+        """Returns the constraints of an answer. Raises RefusedError for a grammar that the library rejects."""
         schema, grammar = body.get("json_schema"), body.get("grammar")
         if not schema and not grammar:
             return []
@@ -62,11 +62,11 @@ class Jobs:
             raise RefusedError(f"{name}: {error}") from error
 
     def finish_reason(self, result: dict[str, Any], stopped: bool) -> str:
-        """Returns the finish reason of an answer. Raises RefusedError for one that has ended in a loop."""
+        """Returns the finish reason of an answer. Raises RefusedError if it ended in a loop."""
         reason = result["eos_reason"]
         if reason == "loop_detected" and not stopped:
             window, repeats = self._flags.loop_tokens, self._flags.loop_repeats
             message = f"the model repeats itself: its last {window} tokens are at least {repeats} times the same"
             raise RefusedError(message, LOOP)
-        # With the last token allowed the library does not look for a stop string.
+        # At the last allowed token the library does not check for stop strings.
         return "stop" if stopped else _FINISH_REASONS.get(reason, "stop")

@@ -44,7 +44,7 @@ ENVIRONMENT = EngineEnvironment(
 
 PARAMETERS = EngineParameters(
     engine="ExLlamaV3",
-    # The arguments of ComboSampler and Job in version 1.6.5.
+    # Arguments of ComboSampler and Job in version 1.6.5.
     allowed={
         "adaptive_decay": Number(0, 0.99),
         "adaptive_target": Number(0, 1),
@@ -68,20 +68,20 @@ PARAMETERS = EngineParameters(
 
 
 PAGE_TOKENS = 256
-"""Tokens of a page of the cache; a request takes whole pages."""
+"""Number of tokens in a cache page; a request uses whole pages."""
 FULL_BITS = 16
-"""Bits of a number in a cache that is not quantized."""
+"""Bits per number in an unquantized cache."""
 WEIGHTS_FILE = "model.safetensors"
 Gibibytes = Annotated[float, Ge(0), Le(1024)]
 
 
 def _text_of_number(value: Any) -> Any:
-    """Returns a number as text: YAML reads `4` as one, and `4,6` as text."""
+    """Returns a number as text, since YAML parses `4` as a number but `4,6` as text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 CacheBits = Annotated[str, Pattern(r"^[2-8](,[2-8])?$"), Before(_text_of_number)]
-"""Bits of keys and values, `4`, or of each, `4,6`."""
+"""Bits of keys and values together (`4`) or separately (`4,6`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,19 +117,19 @@ def cache_bits(words: str | None) -> tuple[int, int]:
 
 
 def cache_tokens_of(configured: int | None, context_tokens: int, slots: int) -> int:
-    """Returns the tokens of the cache, in whole pages: by default every slot has room for its context."""
-    # The library reserves one token more than a request can take.
+    """Returns the cache size in whole pages; by default each slot has room for its context."""
+    # The library reserves one more token than a request can use.
     return configured or slots * (context_tokens // PAGE_TOKENS + 1) * PAGE_TOKENS
 
 
 COMPILER_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 USUAL_FOLDER = Path("/usr/local/cuda")
 DRIVER_SECONDS = 5.0
-"""Time for the driver to name its cards."""
+"""Timeout for querying the driver's devices."""
 
 
 def _find(command: tuple[str, ...] | None) -> str:
-    """Returns where CUDA's compiler is. Raises CONNECT_FAILED where there is none, or no card."""
+    """Returns the location of CUDA's compiler. Raises CONNECT_FAILED if it or a GPU is missing."""
     _require_card()
     if command:
         return f"up to the environment of {command[0]}"
@@ -145,7 +145,7 @@ def _find(command: tuple[str, ...] | None) -> str:
 
 
 def _require_card() -> None:
-    # Imported here: only `weft doctor` asks.
+    # Imported here because only `weft doctor` needs it.
     from weft.gpu.nvml import read_within  # noqa: PLC0415
 
     reading = read_within(DRIVER_SECONDS)

@@ -43,18 +43,18 @@ from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
 from runner_svc.runtimes.exllamav3.jobs import Jobs
 
 CANCEL_CHECK_SECONDS = 0.02
-"""Interval in which a request looks whether its caller has left."""
+"""Interval between checks whether a caller has disconnected."""
 WAIT_REPORT_SECONDS = 1.0
-"""Interval of the reports of a request that waits for those of other tenants while these make progress."""
+"""Interval between reports of a request that waits for other tenants' requests while these make progress."""
 START_SECONDS = 60.0
-"""Time for the generator to start; it allocates little."""
+"""Timeout for starting the generator, which allocates little."""
 FULL_BITS = 16
 Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
 class _Answering:
-    """The work on one request."""
+    """The state of a request."""
 
     body: dict[str, Any]
     caller: Caller
@@ -65,35 +65,35 @@ class _Answering:
     options: dict[str, Any]
     """The library's arguments for its parameters."""
     matchers: dict[int, StopMatcher] = field(default_factory=dict)
-    """What finds the stop strings, by choice."""
+    """Stop string matchers by choice."""
     results: queue.SimpleQueue[tuple[int, dict[str, Any]]] = field(default_factory=queue.SimpleQueue)
-    """The generator's results, with their choices."""
+    """The generator's results with the index of their choice."""
     has_begun: bool = False
-    """Whether it has its turn of the cache."""
+    """Whether it was admitted to the cache."""
 
 
 class ExllamaV3Engine(TextEngine):
     """A loaded model, see Engine."""
 
     def __init__(self, library: Any, torch: Any, options: argparse.Namespace) -> None:
-        """`library` and `torch` are the modules. Raises RefusedError for a folder that is no model of the library."""
+        """`library` and `torch` are modules. Raises RefusedError for a folder without a model of the library."""
         self._library, self._torch = library, torch
         self._options = options
-        # The library keeps room for one token more than a request takes.
+        # The library reserves one more token than a request uses.
         self.context_tokens, self.slots = min(options.context_tokens, options.cache_tokens - 1), options.slots
         self._load()
         self._loop = asyncio.new_event_loop()
         self._turns = CacheTurns(self._renew)
         self._generator: Any = None
         self._results = 0
-        """Number of the generator's results so far: they show that it works."""
+        """Number of results so far; shows that the generator is making progress."""
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._run(self._renew(), START_SECONDS)
 
     def tokens_of(self, text: str, *, add_special: bool) -> list[int]:
         """See Engine.tokens_of."""
         config = self._tokenizer.tokenizer_config_dict or {}
-        # The library would add one to every model that has one, also where the tokenizer adds none.
+        # Otherwise the library would add a begin token to every model that has one, even if the tokenizer adds none.
         encoded = self._tokenizer.encode(
             text, add_bos=add_special and config.get("add_bos_token", True) is not False, encode_special_tokens=True
         )
@@ -122,7 +122,7 @@ class ExllamaV3Engine(TextEngine):
         send_usage(caller, usage)
 
     def _send_results(self, answering: _Answering, work: concurrent.futures.Future[None]) -> None:
-        """Send what the generator has for a request, until its work has ended."""
+        """Sends the generator's results for a request until its work has ended."""
         seen, reported, caller = self._results, time.monotonic(), answering.caller
         while True:
             caller.raise_if_gone()
@@ -172,7 +172,7 @@ class ExllamaV3Engine(TextEngine):
         self._jobs = Jobs(library, self._tokenizer, list(config.eos_token_id_list), options)
         bits = {"k_bits": options.key_bits, "v_bits": options.value_bits}
         is_quantized = bits != {"k_bits": FULL_BITS, "v_bits": FULL_BITS}
-        # Before the load, which allocates it.
+        # Before the load, which allocates the cache.
         self._cache = library.Cache(
             self._model,
             max_num_tokens=options.cache_tokens,
@@ -188,7 +188,7 @@ class ExllamaV3Engine(TextEngine):
             max_batch_size=options.slots,
         )
         reports = LoadReports()
-        # As the library's own `load`.
+        # As in the library's `load`.
         with self._torch.inference_mode():
             for step in steps:
                 if step is not None:
@@ -198,7 +198,7 @@ class ExllamaV3Engine(TextEngine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_seconds)
 
     async def _renew(self) -> None:
-        """Replace the generator: a new one knows no pages. Called while no request runs."""
+        """Replaces the generator, which drops all pages. Called while no request is running."""
         if self._generator is not None:
             await self._generator.close()
         options = self._options
@@ -212,28 +212,28 @@ class ExllamaV3Engine(TextEngine):
         )
 
     async def _forget(self) -> int:
-        """Make the engine forget all pages; returns their tokens."""
+        """Makes the engine drop all pages; returns their number of tokens."""
         held = int(self._generator.generator.get_cache_stats()["cached_tokens"])
         async with self._turns.turn(object()):
             return held
 
     def _end_if_broken(self) -> None:
-        """End the process after a failure that the generator does not survive; the runner starts it again."""
+        """Ends the process after a failure that breaks the generator; the runner restarts it."""
         if self._generator.error is not None:
             traceback.print_exception(self._generator.error)
             sys.stderr.flush()
             os._exit(1)
 
     async def _generate(self, answering: _Answering) -> None:
-        """Generate the answers to a request, one after the other."""
+        """Generates the answers to a request one after the other."""
         body = answering.body
         salt = object() if body.get("cache_prompt") is False else body.get("cache_salt", "")
-        # Of a cache that all share there is one salt.
+        # Without isolation all requests have the same salt.
         async with self._turns.turn(salt):
             answering.has_begun = True
             for choice in range(len(answering.prompts) * answering.count):
                 tokens = answering.prompts[choice // answering.count]
-                # A filter has state: each choice needs one of its own.
+                # A filter has state, so each choice needs its own.
                 filters = await asyncio.to_thread(self._jobs.filters, body)
                 seed = None if body.get("seed") is None else body["seed"] + choice
                 limit = token_limit(body, len(tokens), self.context_tokens)
@@ -292,7 +292,7 @@ def load(options: argparse.Namespace) -> ExllamaV3Engine:
 
 
 def main() -> None:
-    """Load the model, then work on requests."""
+    """Loads the model and serves requests."""
     serve(load, parse_arguments())
 
 

@@ -1,4 +1,4 @@
-"""The backend of the runtime faster_whisper: the library in a server program that the runner starts."""
+"""Backend of the runtime faster_whisper: a server program around the library, started by the runner."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ ABILITIES = Abilities(skills=frozenset({Skill.AUDIO}), lacking=frozenset({Skill.
 
 
 class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
-    """A Backend over one server process."""
+    """Backend of one server process."""
 
     program = SERVER_PROGRAM
     operations = OPERATIONS
@@ -35,7 +35,7 @@ class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
 
     @override
     def environment(self, order: LoadOrder) -> Mapping[str, str]:
-        # The library never looks for what a folder lacks on the internet.
+        # The library must not download what a folder lacks.
         return {**super().environment(order), "HF_HUB_OFFLINE": "1"}
 
 

@@ -1,8 +1,7 @@
-"""The work on one recording: pieces of it through the model, segments out, with times from its beginning.
+"""Transcribes a recording piece by piece to segments with times relative to its start.
 
-The library takes an array as long as the recording. Here it gets pieces of PIECE_SECONDS, each of which begins where
-the last window of the one before could not be filled, so that no word is cut and the memory does not grow with the
-length.
+The library would need the whole recording as one array. Here it gets pieces of PIECE_SECONDS; each starts where the
+previous one could not fill its last window, so that no word is cut and memory use does not depend on the length.
 """
 
 import time
@@ -15,23 +14,23 @@ from runner_svc.engine_host.media_routes import TranscriptionRequest, send_progr
 from runner_svc.runtimes.faster_whisper.recording import SAMPLE_RATE, RecordingReader
 
 PIECE_SECONDS = 180
-"""So much of a recording is given to the model at a time."""
+"""Length of a piece."""
 WINDOW_SECONDS = 30
-"""So much the model processes at a time."""
+"""Length that the model processes at a time."""
 PROMPT_TOKENS = 224
-"""So much of what was said before the model is told, at most: half of its context."""
+"""Maximum number of previous tokens in the prompt: half of the model's context."""
 SILENCE_PEAK = 1e-4
-"""A piece of a recording whose loudest sample is below this (-80 dB) holds no words; models invent some in silence."""
+"""A piece with a lower peak (-80 dB) counts as silence, in which models invent words."""
 OPEN_VOICE_SECONDS = 1.0
-"""A voice that is heard so shortly before the end of a piece may go on in the next."""
+"""A voice that ends this close to the end of a piece may continue in the next one."""
 NEW_CONTEXT_TEMPERATURE = 0.5
-"""What was decoded above this temperature says nothing about what follows, as in the library."""
+"""Text decoded above this temperature is not used as context for the next window, as in the library."""
 TEMPERATURE_STEP = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """The modules that the engine works with."""
+    """The modules that the engine uses."""
 
     whisper: Any
     vad: Any
@@ -41,18 +40,18 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A part of a piece, in samples, that the model is to hear."""
+    """The part of a piece to transcribe, in samples."""
 
     begin: int
     end: int
     used: int
-    """How much of the piece is done with then."""
+    """Number of samples of the piece that are then processed."""
     is_closed: bool
-    """Whether it ends where nothing is said, so that its last window need not be filled."""
+    """Whether it ends in silence, so that its last window need not be full."""
 
 
 class Listening:
-    """The work on one recording."""
+    """The transcription of a recording."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Listening:
         *,
         detects_voices: bool,
     ) -> None:
-        """`model` is a WhisperModel that no other request uses. Raises RefusedError for a language it does not know."""
+        """`model` is a WhisperModel for this request only. Raises RefusedError for an unknown language."""
         self._library, self._model, self._request, self._caller = library, model, request, caller
         self._beam_size, self._detects_voices = beam_size, detects_voices
         self._language = request.language.lower()
@@ -103,7 +102,7 @@ class Listening:
         )
 
     def _piece(self, audio: Any, offset: float, *, is_last: bool) -> int:
-        """Sends the segments of a piece that begins at `offset`. Returns how many of its samples are done with."""
+        """Sends the segments of a piece that starts at `offset`. Returns the number of processed samples."""
         if float(abs(audio).max(initial=0.0)) < SILENCE_PEAK:
             return len(audio)
         span = _Span(0, len(audio), len(audio), is_last)
@@ -127,7 +126,7 @@ class Listening:
         if span.is_closed:
             return span.used
         heard = max(round((last - offset) * SAMPLE_RATE), span.end - WINDOW_SECONDS * SAMPLE_RATE)
-        # The last segment may end in what the window was filled up with.
+        # The last segment may extend into the padding of the window.
         return min(heard, len(audio))
 
     def _segments(self, audio: Any, *, filters: bool) -> Iterator[Any]:
@@ -148,7 +147,7 @@ class Listening:
         return iter(segments)
 
     def _decoding(self) -> dict[str, Any]:
-        """Returns the temperatures: that of the request, then higher ones where an answer is improbable or loops."""
+        """Returns the temperatures: the requested one, then higher ones if an answer is improbable or loops."""
         given = self._request.temperature
         if not given:
             return {}
@@ -187,7 +186,7 @@ class Listening:
 
     @property
     def _facts(self) -> dict[str, Any]:
-        """What is known of the recording."""
+        """Language and duration of the recording."""
         return {"language": self._language, "duration": self._total_seconds}
 
     def _tell_progress(self, done_seconds: float | None = None) -> None:
@@ -198,13 +197,13 @@ class Listening:
         send_progress(self._caller, done, total)
 
     def _at_step(self) -> None:
-        """Tell that the engine works, before each window and each attempt at it, unless the caller has left."""
+        """Reports progress before each attempt at a window. Raises GoneError if the caller has disconnected."""
         self._caller.raise_if_gone()
         self._tell_progress()
 
 
 class _WatchedModel:
-    """The model of the library, which calls `at_step` before each piece of its work."""
+    """Wraps the library's model and calls `at_step` before each step of its work."""
 
     def __init__(self, model: Any, at_step: Callable[[], None]) -> None:
         self._model, self._at_step = model, at_step
@@ -213,20 +212,20 @@ class _WatchedModel:
         return getattr(self._model, name)
 
     def encode(self, *given: Any, **named: Any) -> Any:
-        """Encode a window of the recording."""
+        """Encodes a window of the recording."""
         self._at_step()
         return self._model.encode(*given, **named)
 
     def generate(self, *given: Any, **named: Any) -> Any:
-        """Search the words of a window, at one temperature."""
+        """Decodes a window at one temperature."""
         self._at_step()
         return self._model.generate(*given, **named)
 
 
 def voices_of(found: list[dict[str, int]], length: int, *, is_last: bool) -> _Span:
-    """Returns what is to be heard of a piece of so many samples, by where voices were found in it. Pure."""
+    """Returns the part of a piece to transcribe, given the voices detected in it. Pure."""
     if not found:
-        # A voice that begins right at the end is found in the next piece, with what follows.
+        # A voice that starts at the very end is detected in the next piece.
         kept = 0 if is_last else min(length, round(OPEN_VOICE_SECONDS * SAMPLE_RATE))
         return _Span(0, 0, length - kept, is_closed=True)
     begin, end = found[0]["start"], found[-1]["end"]

@@ -1,7 +1,7 @@
-"""The reader of a recording: hostile bytes in, pieces of samples out, within limits.
+"""Decodes an untrusted recording to pieces of samples, within limits.
 
-PyAV reads it with the libraries of FFmpeg, of which it may use the formats below alone: others can name further files
-and addresses, which a recording of a stranger must not. Only one piece of the samples is in memory at a time.
+PyAV decodes it with FFmpeg, restricted to the formats below: others can reference further files and URLs, which an
+untrusted recording must not. Only one piece of the samples is in memory at a time.
 """
 
 import argparse
@@ -13,38 +13,38 @@ from typing import Any, Self
 from runner_svc.engine_host.http_server import FieldRefusedError
 
 SAMPLE_RATE = 16_000
-"""Samples per second that Whisper models hear."""
+"""Sample rate of Whisper models."""
 SAMPLE_SCALE = 32_768.0
-"""Samples are read as 16-bit integers, as the library itself does: its models say the same words then, where floats of
-more digits tip close decisions."""
+"""Samples are read as 16-bit integers, as in the library, so that models return the same words: floats with more digits
+change close decisions."""
 FORMATS = (
     *("aac", "aiff", "amr", "au", "caf", "flac", "matroska", "webm", "mov", "mp4", "m4a", "mp3", "ogg", "w64", "wav"),
 )
-"""Containers that are read, by FFmpeg's names."""
+"""Supported containers, with FFmpeg's names."""
 CODECS = (
     *("aac", "aac_latm", "alac", "amrnb", "amrwb", "flac", "mp1", "mp1float", "mp2", "mp2float", "mp3", "mp3float"),
     *("opus", "libopus", "vorbis", "libvorbis", "libopencore_amrnb", "libopencore_amrwb", "pcm_alaw", "pcm_mulaw"),
     *("pcm_s8", "pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be"),
     *("pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "adpcm_ms", "adpcm_ima_wav"),
 )
-"""Decoders that are used."""
+"""Supported decoders."""
 MAX_BAD_PACKETS = 64
-"""A few broken packets are left out, as players do; with more the file is refused."""
+"""Broken packets up to this number are skipped, as in players; with more the file is rejected."""
 _PER_SECOND = 1_000_000
-"""Units of FFmpeg's durations."""
+"""Units per second of FFmpeg's durations."""
 
 
 class RecordingReader:
-    """One recording, opened. A context manager."""
+    """An open recording. A context manager."""
 
     def __init__(self, av: Any, numpy: Any, data: bytes, limits: argparse.Namespace) -> None:
-        """Raises RefusedError for a file that is no recording, or is beyond the limits by what it says of itself.
+        """Raises RefusedError if the file is not a recording, or exceeds the limits according to its metadata.
 
         `limits`: the options of the program.
         """
         self._av, self._numpy, self._limits = av, numpy, limits
         self.stated_seconds = 0.0
-        """Length as the file has it; 0: it does not say. It may be wrong."""
+        """Length in the file's metadata, which may be wrong; 0: unknown."""
         if len(data) > limits.max_audio_bytes:
             raise _refused(f"has {len(data)} bytes; at most {limits.max_audio_bytes} are read")
         self._opened = ExitStack()
@@ -62,9 +62,9 @@ class RecordingReader:
         self._opened.close()
 
     def pieces(self, piece_samples: int, on_frame: Callable[[], None]) -> Iterator[Any]:
-        """Yields the samples of one channel as arrays of floats, of this length but for the last.
+        """Yields mono samples as float arrays of this length; the last may be shorter.
 
-        `on_frame` is called for every frame, and may raise. Raises RefusedError.
+        `on_frame` is called for every frame and may raise. Raises RefusedError.
         """
         kept: list[Any] = []
         count = total = 0
@@ -85,7 +85,7 @@ class RecordingReader:
             yield self._numpy.concatenate(kept)
 
     def _resampled(self, on_frame: Callable[[], None]) -> Iterator[Any]:
-        """Yields arrays of samples as Whisper models hear them. A change of the form in mid-stream is followed."""
+        """Yields samples in the format of Whisper models. Handles a change of the input format within the stream."""
         resampler: Any = None
         form: tuple[Any, ...] = ()
         for frame in self._frames():
@@ -109,7 +109,7 @@ class RecordingReader:
             yield frame.to_ndarray().reshape(-1).astype("float32") / SAMPLE_SCALE
 
     def _frames(self) -> Iterator[Any]:
-        """Yields the decoded frames. A file that is cut off ends where it is cut."""
+        """Yields the decoded frames. A truncated file ends where it is cut off."""
         error_class = self._av.error.FFmpegError
         packets = iter(self._container.demux(self._stream))
         bad = 0
@@ -127,7 +127,7 @@ class RecordingReader:
             yield from frames
 
     def _checked_stream(self) -> tuple[Any, float]:
-        """Returns the stream of sound, and its length as the file has it."""
+        """Returns the audio stream, and its length in the metadata."""
         stream = _sound_of(self._container)
         codec = stream.codec_context
         if not (codec.sample_rate and codec.channels):
@@ -160,7 +160,7 @@ def _container(av: Any, data: bytes) -> Any:
 
 
 def _sound_of(container: Any) -> Any:
-    """Returns the first stream of sound that can be decoded."""
+    """Returns the first audio stream that can be decoded."""
     for stream in container.streams.audio:
         if stream.codec_context is not None:
             return stream
@@ -174,7 +174,7 @@ def _stated_seconds(container: Any, stream: Any) -> float:
 
 
 def _is_end(av: Any, error: Exception) -> bool:
-    """Whether reading on is useless: the demuxer has failed, rather than one packet."""
+    """Whether the demuxer has failed rather than a single packet."""
     return not isinstance(error, av.error.InvalidDataError)
 
 

@@ -34,11 +34,11 @@ class WhisperEngine(TranscriptionEngine):
     """A loaded model, see Engine."""
 
     def __init__(self, library: Library, options: argparse.Namespace) -> None:
-        """Raises RefusedError for a folder that is no Whisper model, and where the memory does not suffice."""
+        """Raises RefusedError if the folder contains no Whisper model, or memory is insufficient."""
         self._library, self._options, self.slots = library, options, options.slots
         folder = options.model
         for name in (WEIGHTS_FILE, TOKENIZER_FILE):
-            # Without a tokenizer in the folder the library would look for one on the internet.
+            # Without a tokenizer in the folder the library would try to download one.
             if not (folder / name).is_file():
                 message = f"{folder / name} does not exist; a model of faster-whisper is a folder with {WEIGHTS_FILE}, "
                 raise RefusedError(f"{message}config.json, {TOKENIZER_FILE} and a vocabulary")
@@ -59,7 +59,7 @@ class WhisperEngine(TranscriptionEngine):
 
     def transcribe(self, request: TranscriptionRequest, caller: Caller) -> None:
         """See TranscriptionEngine.transcribe."""
-        # Of its own, for the model is shared by the threads of several requests.
+        # Copied because several threads share the model.
         model, options = copy.copy(self._model), self._options
         voices = options.voice_detection if request.voice_detection is None else request.voice_detection
         with _memory_errors():
@@ -79,7 +79,7 @@ class WhisperEngine(TranscriptionEngine):
 
 @contextmanager
 def _memory_errors() -> Iterator[None]:
-    """Raises RefusedError with advice where the memory does not suffice."""
+    """Raises RefusedError with advice if memory is insufficient."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -118,7 +118,7 @@ def load(options: argparse.Namespace) -> WhisperEngine:
 
 
 def main() -> None:
-    """Load the model, then work on requests."""
+    """Loads the model and serves requests."""
     serve(load, parse_arguments())
 
 

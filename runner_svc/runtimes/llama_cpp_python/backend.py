@@ -1,4 +1,4 @@
-"""The backend of the runtime llama_cpp_python: the library in a server program that the runner starts."""
+"""Backend of the runtime llama_cpp_python: a server program around the library, started by the runner."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
 MAX_GPU_LAYERS = 999
 MAX_BATCH_TOKENS = 65_536
 CACHE_TYPES = ("f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-"""Types that the library has names for."""
+"""Cache types that the library has names for."""
 _FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "context_tokens": "--context-tokens",
@@ -42,7 +42,7 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
 
 
 def operations_of(model: LlamaCppPythonModel) -> frozenset[Operation]:
-    """Returns the operations that a model offers, if its file has a chat template."""
+    """Returns the operations that a model offers if its file has a chat template."""
     always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
     return frozenset(always | {Operation.EMBEDDING} if model.embeddings else always)
 
@@ -56,7 +56,7 @@ def server_arguments(model: LlamaCppPythonModel, order: LoadOrder | None = None,
     ]
     if model.embeddings:
         arguments.append("--embeddings")
-    # Options of a load are last: the last of two equal flags counts.
+    # Options of a load come last because the last of two equal flags counts.
     return [*arguments, *model.extra_arguments, *_order_arguments(order)]
 
 
@@ -73,13 +73,13 @@ def load_parameters(model: LlamaCppPythonModel, trained_context_tokens: int = 0)
 
 
 def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
-    """Reads load parameters from the configuration's extra flags, by name; invalid values are left out."""
+    """Parses load parameters from the configured extra flags, by name; invalid values are skipped."""
     by_flag = {flag: name for name, flag in _FLAGS.items()} | {"--gpu-layers": "gpu_layers"}
     return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaCppPythonModel(name="", path=Path())))
 
 
 def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
-    """Raise INVALID_ARGUMENT for valid values that contradict each other."""
+    """Raises INVALID_ARGUMENT for valid values that contradict each other."""
     check_cache_and_attention(parameters, "off", field)
 
 
@@ -100,7 +100,7 @@ _NEEDED = missing_package("llama-cpp-python cannot be loaded; it needs", "llama-
 
 
 class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
-    """A Backend over one server process."""
+    """Backend of one server process."""
 
     program = SERVER_PROGRAM
     engine_parameters = PARAMETERS
@@ -129,7 +129,7 @@ class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
     async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
         prepared = await super().prepared(payload, call)
         if isinstance(payload, chat_pb2.ChatPayload):
-            # Not every template writes the token of the beginning.
+            # Not every template writes the begin token.
             begin = self._templates.bos_token
             prepared.request.add_special = not begin or not str(prepared.request.prompt[0]).startswith(begin)
         return prepared
@@ -145,7 +145,7 @@ class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
 
 
 def load_values(model: LlamaCppPythonModel) -> Mapping[str, LoadValue]:
-    """Returns the load parameters among the extra flags of a model, by name."""
+    """Returns the load parameters among a model's extra flags, by name."""
     return configured_parameters(model.extra_arguments)
 
 

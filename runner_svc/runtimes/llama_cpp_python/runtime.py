@@ -16,7 +16,7 @@ from weft.kernel.reasons import Reason
 
 PARAMETERS = EngineParameters(
     engine="llama-cpp-python",
-    # The arguments of create_completion in version 0.3, without those of samplers that llama.cpp has dropped.
+    # Arguments of create_completion in version 0.3, without those of samplers that llama.cpp has removed.
     allowed={
         "grammar": Grammar(),
         "mirostat_mode": Number(0, 2, whole=True),

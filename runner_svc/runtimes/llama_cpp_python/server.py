@@ -40,11 +40,11 @@ from runner_svc.engine_host.text_routes import (
 )
 
 MEAN_POOLING = 1
-"""llama.cpp's number for one vector per text, the pooling that weft also sets for llama-server."""
+"""llama.cpp's value for one vector per text; weft also sets this pooling for llama-server."""
 LAYER_SPLIT = 1
-"""llama.cpp's number for a split by whole layers."""
+"""llama.cpp's value for a split by whole layers."""
 CACHE_TYPES = MappingProxyType({"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8})
-"""ggml's numbers of the types of keys and values."""
+"""ggml's values for the types of keys and values."""
 _CONTROLLED = frozenset({"self", "tokens", "reset", "logits_processor", "stopping_criteria", "grammar"})
 
 
@@ -65,15 +65,15 @@ class LlamaCppEngine(TextEngine):
                 embedding=options.embeddings,
                 **load_settings(options),
             )
-        # Its output during a load explains a failure; afterwards it would print lines for every request.
+        # The output during a load explains failures; afterwards it would include lines for every request.
         self._llama.verbose = False
         logging.getLogger("llama-cpp-python").setLevel(logging.WARNING)
         self._native_eval, self._llama.eval = self._llama.eval, self._watched_eval
         self._caller: Caller | None = None
         self._usage, self._prompt_total = Usage(), 0
         self._counts_prefill = False
-        # The library keeps no reference to the callback, which must live as long as the context. Through it a caller
-        # who leaves ends a prefill within one node of the graph (on a GPU, one batch).
+        # The library keeps no reference to the callback, which must live as long as the context. It aborts a prefill
+        # within one node of the graph (on a GPU, one batch) if the caller disconnects.
         self._abort = self._bindings.ggml_abort_callback(lambda _: self._is_left())
         self._bindings.llama_set_abort_callback(self._llama.ctx, self._abort, None)
         self._vocabulary = self._bindings.llama_model_get_vocab(self._llama.model)
@@ -135,16 +135,16 @@ class LlamaCppEngine(TextEngine):
             for number in range(count):
                 choice = place * count + number
                 self._llama.set_seed((seed + choice) % 2**32)
-                # Choices of one prompt share it: only the first one's prefill is reported and counted.
+                # The choices of a prompt share its prefill, which is reported and counted for the first choice only.
                 self._prompt_total, self._counts_prefill = len(tokens), number == 0
                 if grammar:
-                    # A grammar has state: each choice needs a new one.
+                    # A grammar has state, so each choice needs a new one.
                     options["grammar"] = self._library.LlamaGrammar.from_string(grammar, verbose=False)
                 self._one_choice(body, choice, tokens, options)
         send_usage(caller, usage)
 
     def _one_choice(self, body: dict[str, Any], choice: int, tokens: list[int], options: dict[str, Any]) -> None:
-        """Stream a choice, and add its figures to the usage."""
+        """Streams a choice, and adds its figures to the usage."""
         limit = token_limit(body, len(tokens), self.context_tokens)
         assert self._caller is not None
         matcher, caller, usage = StopMatcher(body.get("stop") or ()), self._caller, self._usage
@@ -168,12 +168,12 @@ class LlamaCppEngine(TextEngine):
         usage.decode_seconds += time.perf_counter() - began
 
     def _watched_eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens in steps that are reported. The library calls it for a prompt, then for every token."""
+        """Evaluates tokens in reported steps. The library calls it for a prompt, then for every token."""
         llama, caller = self._llama, self._caller
         if caller is None or (len(tokens) == 1 and llama.n_tokens >= self._prompt_total):
             self._native_eval(tokens)
             return
-        # The library evaluates only the part of the prompt that it has not cached.
+        # The library evaluates only the uncached part of the prompt.
         cached = self._prompt_total - len(tokens)
         self._usage.cached_tokens += cached if self._counts_prefill else 0
         for begin in range(0, len(tokens), llama.n_batch):
@@ -213,7 +213,7 @@ class LlamaCppEngine(TextEngine):
             text: str = self._library.llama_grammar.json_schema_to_gbnf(schema) if schema else grammar
         except Exception as error:
             raise RefusedError(f"{name}: llama-cpp-python cannot follow this schema") from error
-        # The library does not check whether llama.cpp accepted a grammar, and a refused one ends the process.
+        # The library does not check whether llama.cpp accepted a grammar; a rejected one would end the process.
         parsed = self._bindings.llama_sampler_init_grammar(self._vocabulary, text.encode(), b"root")
         if not parsed:
             raise RefusedError(f"{name}: llama.cpp cannot parse this grammar")
@@ -242,7 +242,7 @@ def load_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def _load_progress(bindings: Any) -> Iterator[None]:
-    """Print the share of a load inside; the library has no argument for that."""
+    """Prints the loaded share during a load, for which the library has no argument."""
     make_defaults, reports = bindings.llama_model_default_params, LoadReports()
 
     def report(share: float, _: Any) -> bool:
@@ -278,7 +278,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Load the model, then work on one request after the other."""
+    """Loads the model and serves one request after the other."""
     serve(lambda options: LlamaCppEngine(import_library("llama_cpp"), options), parse_arguments())
 
 

@@ -1,6 +1,6 @@
-"""The command line and the environment of llama.cpp's server: from a model's settings and a load's order.
+"""Command line and environment of llama.cpp's server, from a model's settings and load options.
 
-Flags are those of llama-server 0.5.0 (November 2026, `--help`); the launcher around the wheel takes the same.
+The flags are those of llama-server 0.5.0 (November 2026, `--help`); the launcher for the wheel accepts the same.
 """
 
 import tempfile
@@ -32,9 +32,9 @@ MAX_DRAFT_TOKENS = 6
 CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 RERANKING_FLAGS = frozenset({"--reranking", "--rerank"})
 SPECULATION = ("none", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-"""Kinds of speculative decoding that need no further file."""
+"""Kinds of speculative decoding that need no additional file."""
 DRAFT_BY_MODEL = "draft-simple"
-"""The kind that lets another model draft."""
+"""Speculative decoding with a separate draft model."""
 PROJECTOR_FLAGS = ("--mmproj", "-mm", "--mmproj-url", "-mmu")
 DRAFT_FLAGS = ("--model-draft", "-md", "--spec-draft-model", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft")
 _FLAGS: Mapping[str, str] = MappingProxyType(
@@ -51,14 +51,14 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "spec_draft_ngl": "--spec-draft-ngl",
     }
 )
-"""Flags of load parameters that are exactly one flag."""
+"""Load parameters that correspond to one flag."""
 NO_HOST_CACHE: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_CACHE_RAM": "0", "LLAMA_ARG_CACHE_IDLE_SLOTS": "0"})
-"""Environment that switches off the prompt cache in the host's memory (8 GiB by default): through it the server moves
-prompts between slots, so a tenant would find the prompts of another one there (measured with 0.5.0, November 2026).
-Servers from before that cache refuse its flag, and share nothing between slots."""
+"""Disables the prompt cache in main memory (8 GiB by default), through which the server moves prompts between slots: a
+tenant would find another tenant's prompts there (measured with 0.5.0, November 2026). Set as variables because servers
+without that cache reject its flag; they share nothing between slots."""
 MEMORY_LOG: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_LOG_VERBOSITY": "4"})
-"""Environment with which the server prints the size of its buffers. It prints no text of a request below 5 (measured
-with 0.5.0, November 2026). Servers from before that level print the sizes anyway, and ignore the variable."""
+"""Makes the server print the size of its buffers. Below 5 it prints no text of a request (measured with 0.5.0, November
+2026). Servers without this level ignore the variable and print the sizes anyway."""
 _HOST_CACHE_FLAGS = ("--cache-ram", "-cram")
 ADAPTER_FLAGS = ("--lora", "--lora-scaled", "--lora-init-without-apply")
 TEMPLATE_FLAGS = frozenset({"--chat-template", "--chat-template-file"})
@@ -74,13 +74,13 @@ _OTHER_FLAGS: Mapping[str, str] = MappingProxyType(
         "--n-gpu-layers": "gpu_layers",
     }
 )
-"""Other spellings in configurations."""
+"""Alternative spellings of flags."""
 
 
 def operations_of(model: LlamaServerModel) -> frozenset[Operation]:
     """Returns the operations that a model offers."""
     if reranks(model):
-        # A reranking server generates nothing, and its vectors are not embeddings of a text.
+        # A reranking server does not generate, and its vectors are not text embeddings.
         return frozenset({Operation.RERANK, Operation.TOKENIZE})
     always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
     return frozenset(always | {Operation.EMBEDDING} if model.embeddings else always)
@@ -92,12 +92,12 @@ def reranks(model: LlamaServerModel) -> bool:
 
 
 def names_flag(arguments: Sequence[str], flags: Sequence[str]) -> bool:
-    """Whether the arguments have one of the flags, alone or with its value after `=`."""
+    """Whether the arguments contain one of the flags, alone or as `flag=value`."""
     return any(argument.split("=", 1)[0] in flags for argument in arguments)
 
 
 def names_template(model: LlamaServerModel) -> bool:
-    """Whether the flags of a model name a chat template, perhaps one of those that are built into the server."""
+    """Whether the flags of a model select a chat template, which may be built into the server."""
     return not TEMPLATE_FLAGS.isdisjoint(model.extra_arguments)
 
 
@@ -108,9 +108,9 @@ def server_arguments(
     shape: ModelShape | None = None,
     saved_prompts: Path | None = None,
 ) -> list[str]:
-    """Returns the command line of the server after its command.
+    """Returns the server's arguments.
 
-    `shape`: as of `ModelContext`. `saved_prompts`: the folder in which it saves slots; None: nothing is saved.
+    `shape`: see `ModelContext`. `saved_prompts`: folder for saved slots; None: slots are not saved.
     """
     order = order or LoadOrder()
     slots, context = slots_of(model, order), context_of(model, order)
@@ -119,7 +119,7 @@ def server_arguments(
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--parallel", str(slots), "--ctx-size", str(slots * context)),
         *("--threads", str(model.engine_threads), "--metrics", "--slots", "--jinja"),
-        # The server erases slots only where it may save them.
+        # The server erases slots only if this is set.
         *("--slot-save-path", str(saved_prompts or tempfile.gettempdir())),
     ]
     if model.embeddings and not reranks(model):
@@ -131,12 +131,12 @@ def server_arguments(
     if model.draft_file is not None:
         arguments += ["--model-draft", str(model.draft_file)]
         if "spec_type" not in order.parameters and not names_flag(model.extra_arguments, ("--spec-type",)):
-            # Without a type the server loads the model and does not use it.
+            # Without a type the server loads the draft model but does not use it.
             arguments += ["--spec-type", DRAFT_BY_MODEL]
     for adapter in model.adapters:
-        # Without an effect of its own: each request says which one is applied, and embeddings cannot.
+        # Scale 0, because each request selects an adapter and embeddings cannot.
         arguments += ["--lora-scaled", f"{adapter.file}:0"]
-    # Options of a load are last: the last of two equal flags counts.
+    # Options of a load come last because the last of two equal flags counts.
     if order.parameters.keys() & {"slots", "context_tokens"} and model.extra_arguments:
         arguments += [*model.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
     else:
@@ -145,14 +145,14 @@ def server_arguments(
 
 
 def habits_of(model: LlamaServerModel) -> EngineHabits:
-    """Returns how the server uses memory for a model."""
+    """Returns the server's memory habits for a model."""
     return EngineHabits(embeds=model.embeddings or reranks(model))
 
 
 def _batches(model: LlamaServerModel, order: LoadOrder, shape: ModelShape | None) -> list[str]:
-    """Returns batch sizes that hold the longest text to embed or rank, which is computed in one batch.
+    """Returns batch sizes for the longest text to embed or rank, which must fit one batch.
 
-    The number of slots divides them: with mean pooling llama.cpp aborts with others.
+    They are multiples of the number of slots: with mean pooling llama.cpp aborts otherwise.
     """
     habits = habits_of(model)
     if not habits.embeds:
@@ -196,18 +196,18 @@ def load_parameters(model: LlamaServerModel, trained_context_tokens: int = 0) ->
 
 
 def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
-    """Reads load parameters from the configuration's extra flags, by name; invalid values are left out."""
+    """Parses load parameters from the configured extra flags, by name; invalid values are skipped."""
     by_flag = {flag: name for name, flag in _FLAGS.items()} | dict(_OTHER_FLAGS)
     return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaServerModel(name="", path=Path())))
 
 
 def load_values(model: LlamaServerModel) -> Mapping[str, LoadValue]:
-    """Returns the load parameters among the extra flags of a model, by name."""
+    """Returns the load parameters among a model's extra flags, by name."""
     return configured_parameters(model.extra_arguments)
 
 
 def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
-    """Raise INVALID_ARGUMENT for valid values that contradict each other."""
+    """Raises INVALID_ARGUMENT for valid values that contradict each other."""
     check_cache_and_attention(parameters, "auto", field)
     batch, ubatch = parameters.get("batch_tokens"), parameters.get("ubatch_tokens")
     if batch is not None and ubatch is not None and int(ubatch) > int(batch):
@@ -215,19 +215,19 @@ def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
 
 
 def refused_parameter(unknown_flags: str, order: LoadOrder) -> str | None:
-    """Returns the parameter of an order whose flag the server does not know; None: the flags are of no parameter."""
+    """Returns the load parameter behind a flag that the server does not know; None: no parameter."""
     by_flag = {flag: name for name, flag in _FLAGS.items()} | {"--n-gpu-layers": "gpu_layers"}
     names = (by_flag.get(word) for word in unknown_flags.split())
     return next((name for name in names if name is not None and name in order.parameters), None)
 
 
 def slots_of(model: LlamaServerModel, order: LoadOrder) -> int:
-    """Returns the number of slots that the server is started with."""
+    """Returns the number of slots of a load."""
     return int(order.parameters.get("slots", model.slots))
 
 
 def context_of(model: LlamaServerModel, order: LoadOrder) -> int:
-    """Returns the context of one slot that the server is started with."""
+    """Returns the context per slot of a load."""
     return int(order.parameters.get("context_tokens", model.slot_context_tokens))
 
 
@@ -254,10 +254,10 @@ def _word_of(value: LoadValue) -> str:
 
 
 def adapter_bodies(model: LlamaServerModel) -> dict[str, dict[str, object]]:
-    """Returns what the body of a generation says in addition, by the adapter that answers; see `Endpoint.adapters`.
+    """Returns additional request fields of a generation by adapter; see `Endpoint.adapters`.
 
-    All adapters are named in all of them: the server empties the cache of a slot for another list, but keeps it where a
-    request has none (read in its source, b11549).
+    Every request lists all adapters: a changed list makes the server empty the slot's cache, but a request without a
+    list keeps the cache (according to the server's source, b11549).
     """
     if not model.adapters:
         return {}
@@ -273,5 +273,5 @@ def adapter_bodies(model: LlamaServerModel) -> dict[str, dict[str, object]]:
 
 
 def shares_between_slots(extra_arguments: Sequence[str]) -> bool:
-    """Whether the configuration switches the prompt cache in the host's memory on."""
+    """Whether the configuration enables the prompt cache in main memory."""
     return names_flag(extra_arguments, _HOST_CACHE_FLAGS)

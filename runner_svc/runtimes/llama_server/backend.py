@@ -1,8 +1,7 @@
-"""The backend of the runtime llama_server: llama.cpp's HTTP server as a supervised child process.
+"""Backend of the runtime llama_server: llama.cpp's HTTP server as a supervised child process.
 
-The command is any program that takes llama-server's flags and speaks its HTTP contract: a native `llama-server`, our
-launcher around the `xllamacpp` wheel, or `weft_testing.fake_backend`. A random key per start keeps other programs off
-its port.
+The command is any program with llama-server's flags and HTTP interface: a native `llama-server`, weft's launcher for
+the `xllamacpp` wheel, or `weft_testing.fake_backend`. A new random key per start keeps other programs off its port.
 """
 
 import asyncio
@@ -64,7 +63,7 @@ _COMPUTED, _CACHED = "llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cac
 
 
 def read_load(page: str) -> runner_pb2.EngineLoad:
-    """Returns the figures on a page; what it lacks is left unset."""
+    """Returns the figures on a page; missing ones are unset."""
     samples = samples_of(page)
     load = load_of(samples, LLAMA_CPP)
     tokens = {sample.name: round(sample.value) for sample in samples if sample.name in (_COMPUTED, _CACHED)}
@@ -75,25 +74,25 @@ def read_load(page: str) -> runner_pb2.EngineLoad:
 
 
 SLOTS = "/slots"
-"""The server works on a task for a busy slot when that becomes free, and on a task for a slot that it does not have in
-any other slot (measured with 0.5.0, November 2026)."""
+"""The server defers a task for a busy slot until the slot is free, and runs a task for a nonexistent slot in any slot
+(measured with 0.5.0, November 2026)."""
 LOOK_SECONDS = 1.0
-"""Timeout of GET /slots; the server answers in milliseconds, also while it processes a prompt."""
+"""Timeout of GET /slots; the server responds within milliseconds, even during prompt processing."""
 ERASE_SECONDS = 30.0
-"""Maximum time that a busy slot is waited for before it is erased."""
+"""Maximum wait for a busy slot before it is erased."""
 SAVE_SECONDS = 10.0
-"""Timeout of saving and restoring a slot: about 0.1 s per 100 MB."""
+"""Timeout for saving or restoring a slot; either takes about 0.1 s per 100 MB."""
 NO_TASK = -1
-"""Task number of a slot that has never worked, or of a server that reports none."""
+"""Task id of an unused slot, or of a server that reports none."""
 ADAPTERS = "/lora-adapters"
 ADAPTERS_SECONDS = 5.0
 """Timeout of GET /lora-adapters."""
 MAX_BUFFER_BYTES = 2**53
 MESSAGE_TEMPLATE = Path(__file__).with_name("message.jinja")
-"""The template of a server whose model translates: it writes a message as it is. Such a model's own template fails with
-the messages on which the server tries it when it starts, so the prompt is rendered here."""
+"""Template for the server of a translation model, which inserts messages unchanged. The model's own template would fail
+with the server's test messages at startup, so prompts are rendered here."""
 # "load_tensors:   CPU_Mapped model buffer size =    92.10 MiB", "llama_kv_cache:   CPU KV buffer size =   180.00 MiB".
-# Other buffers, such as those of computation, are neither.
+# Other buffers, such as compute buffers, are ignored.
 _BUFFER = re.compile(r"\b(model|KV) buffer size = {1,12}(\d{1,12}(?:\.\d{1,6})?) MiB")
 _UNKNOWN_FLAGS = re.compile(r"error: (?:invalid argument|unrecognized arguments): (--[^\n]{1,1000})")
 
@@ -103,7 +102,7 @@ class _Slot(msgspec.Struct):
     is_processing: bool = False
     id_task: int = NO_TASK
     n_prompt_tokens: int | None = None
-    """Tokens that it holds; older servers do not report it."""
+    """Number of cached tokens; older servers do not report it."""
 
     @property
     def snapshot(self) -> SlotSnapshot:
@@ -126,9 +125,9 @@ class _Saved(msgspec.Struct):
 
 
 def note_buffer(line: str, memory: runner_pb2.EngineLoad) -> None:
-    """Add the buffer that a line of output names to the memory of the weights or of the KV cache.
+    """Adds the buffer in a log line to the memory of the weights or the KV cache.
 
-    There is a line for each device. Those of a draft model and of a projector are added up with the model's own.
+    There is one line per device. Buffers of a draft model and a projector are included in the sums.
     """
     if (found := _BUFFER.search(line)) is not None:
         field = "weight_bytes" if found[1] == "model" else "kv_cache_bytes"
@@ -136,7 +135,7 @@ def note_buffer(line: str, memory: runner_pb2.EngineLoad) -> None:
 
 
 class LlamaServerBackend(StartedServer[LlamaServerModel]):
-    """A Backend over one llama.cpp server process."""
+    """Backend of one llama.cpp server process."""
 
     engine_parameters = PARAMETERS
     metrics_page = MetricsPage("/metrics", read_load)
@@ -146,11 +145,11 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         super().__init__(model, context)
         self.operations = operations_of(model)
         self._slot_count: int | None = None
-        """Slots that the running server reports, 0 where it reports none; None: it does not run."""
+        """Number of slots that the running server reports, 0 if none; None: it is not running."""
         self._saved: SavedPrompts | None = None
         self._sandbox = TemplateSandbox()
         self._translation: ModelTemplates | None = None
-        """The templates of a model that translates; None: the server renders the prompts."""
+        """Templates of a translation model; None: the server renders the prompts."""
 
     @property
     @override
@@ -184,7 +183,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
 
     @override
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """See Backend.erase_cache; busy slots are waited for, ERASE_SECONDS at most."""
+        """See Backend.erase_cache; waits for busy slots, at most ERASE_SECONDS."""
         if self._slot_count is None:
             return ErasedCache(entry_count=0, token_count=0)
         chosen = range(self._slot_count) if slots is None else slots
@@ -246,7 +245,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
-        # The engine has no sandbox of its own for chat templates of model files.
+        # The engine does not sandbox the chat templates of model files.
         templates = await check_before_load(order.model_path or self.model.file, self.model.chat_template_file)
         # The server has built-in templates for models without one, and accepts others by name.
         is_known = templates.all and not names_template(self.model)
@@ -325,7 +324,7 @@ class _Adapter(msgspec.Struct):
 
 
 async def _require_adapters(http: OpenAiHttp, count: int) -> None:
-    """Raise BACKEND_PROTOCOL_ERROR for a server that has other adapters than it was started with."""
+    """Raises BACKEND_PROTOCOL_ERROR if the server's adapters differ from those it was started with."""
     if not count:
         return
     status, body = await http.call_route("GET", ADAPTERS, ADAPTERS_SECONDS)

@@ -1,4 +1,4 @@
-"""Checks of a model that llama.cpp's server serves: what its files let it do, and its adapters."""
+"""Capabilities of a llama.cpp model according to its files, and checks of its adapters."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,13 +28,13 @@ from weft.kernel.request import Skill
 
 _MEDIA = frozenset({Skill.IMAGE, Skill.AUDIO})
 _USUAL_PROJECTOR = Abilities(skills=frozenset({Skill.IMAGE}))
-"""Of audio nothing is known then."""
+"""Audio is unknown in this case."""
 _HUB_FLAGS = ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "--mmproj-auto")
 """Flags with which the server may find a projector automatically."""
 
 
 def file_abilities(model: LlamaServerModel, templates: Sequence[str]) -> Abilities:
-    """Returns what the files of a model show. Blocks for the time of reading a projector's header."""
+    """Returns the capabilities that a model's files show. Blocks while reading a projector's header."""
     text = Abilities(skills=frozenset({Skill.TEXT}))
     shown = UNKNOWN if names_template(model) else abilities_of_templates(templates)
     return text.completed_by(_media_abilities(model)).completed_by(shown)
@@ -49,23 +49,23 @@ def _media_abilities(model: LlamaServerModel) -> Abilities:
 
 
 def projector_abilities(file: Path) -> Abilities:
-    """Returns what a projector encodes, by its header, or what most of them do where it does not say."""
+    """Returns what a projector encodes according to its header; if unknown, images, as most do."""
     try:
         header = read_gguf_header(file) if is_gguf(file) else None
     except (OSError, WeftError):
         header = None
     flags = {} if header is None else {Skill.IMAGE: header.encodes_images, Skill.AUDIO: header.encodes_audio}
-    # A projector that encodes one of them says nothing about the other.
+    # A flag that is off counts only if the other one is on.
     found = frozenset(skill for skill, flag in flags.items() if flag)
     return Abilities(skills=found, lacking=_MEDIA - found) if found else _USUAL_PROJECTOR
 
 
 _SEPARATORS = (":", ",")
-"""Characters that separate files and scales in the server's flag."""
+"""Separators of files and scales in the server's flag."""
 
 
 def check_adapters(model: LlamaServerModel, context: ModelContext) -> None:
-    """Raise INVALID_ARGUMENT naming the setting for adapters that the server could not load, or not keep apart."""
+    """Raises INVALID_ARGUMENT naming the setting if the server could not load or isolate the adapters."""
     if not model.adapters:
         return
     if reranks(model):
@@ -73,7 +73,7 @@ def check_adapters(model: LlamaServerModel, context: ModelContext) -> None:
     if names_flag(model.extra_arguments, ADAPTER_FLAGS):
         raise context.refuse("adapters", f"cannot be combined with {ADAPTER_FLAGS[0]} among extra_arguments")
     if shares_between_slots(model.extra_arguments):
-        # It finds prompts again whatever adapter they were computed with.
+        # That cache ignores which adapter a prompt was computed with.
         raise context.refuse("adapters", "cannot be combined with --cache-ram, which mixes up their cached prompts")
     architecture = _architecture_of(model)
     for index, adapter in enumerate(model.adapters):
@@ -84,7 +84,7 @@ def check_adapters(model: LlamaServerModel, context: ModelContext) -> None:
 
 
 def _architecture_of(model: LlamaServerModel) -> str:
-    """Returns the architecture of the model by its file; empty: unknown."""
+    """Returns the model's architecture from its file; empty: unknown."""
     try:
         return read_gguf_header(model.file).architecture
     except (WeftError, OSError):
@@ -92,7 +92,7 @@ def _architecture_of(model: LlamaServerModel) -> str:
 
 
 def _fault(adapter: LlamaAdapter, architecture: str) -> str | None:
-    """Returns why the server cannot load an adapter for a model of this architecture; None: nothing is known."""
+    """Returns why the server cannot load an adapter for this architecture; None: no known reason."""
     file = adapter.file
     if any(separator in str(file) for separator in _SEPARATORS):
         return f"must have neither {' nor '.join(map(repr, _SEPARATORS))} in it: {file}"

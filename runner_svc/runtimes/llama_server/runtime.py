@@ -34,7 +34,7 @@ from weft.kernel.settings import PUBLIC, PathText
 
 PARAMETERS = EngineParameters(
     engine="llama.cpp's server",
-    # Names and meanings: the request schema of llama.cpp's tools/server; bounds are ours where it has none.
+    # Names and meanings are from the request schema of llama.cpp's tools/server; missing bounds are weft's.
     allowed={
         "adaptive_decay": Number(0, 0.99),
         "adaptive_target": Number(-1, 1),
@@ -80,7 +80,7 @@ class LlamaAdapter(AdapterSettings):
 
     @property
     def file(self) -> Path:
-        """The file, by its whole path."""
+        """Absolute path of the adapter file."""
         return self.path.expanduser()
 
     @property
@@ -129,7 +129,7 @@ class LlamaServerModel(GgufModelSettings):
     def pulled(self, path: Path, projector: Path | None) -> Self:
         own = {"--mmproj", "-mm", "--mmproj-url", "-mmu", "--no-mmproj"}
         takes = projector is not None and self.mmproj_path is None and own.isdisjoint(self.extra_arguments)
-        # Not by super(): a dataclass with slots is another class than the one that methods close over.
+        # super() fails here: @dataclass(slots=True) replaces the class that methods refer to.
         pulled = GgufModelSettings.pulled(self, path, projector)
         return replace(pulled, mmproj_path=projector) if takes else pulled
 
@@ -144,9 +144,9 @@ LAUNCHER = "runner_svc.runtimes.llama_server.xllamacpp_launcher"
 
 
 def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Returns the server to start: the configured one, a native one on PATH, or the one in the xllamacpp wheel.
+    """Returns the server command: the configured one, a native one on PATH, or the xllamacpp wheel's.
 
-    Raises INVALID_ARGUMENT with the next step when there is none.
+    Raises INVALID_ARGUMENT with the next step if there is none.
     """
     if configured:
         return configured

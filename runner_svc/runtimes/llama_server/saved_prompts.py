@@ -1,4 +1,4 @@
-"""The folder in shared memory in which a llama.cpp server saves the prompts that no slot holds."""
+"""Folder in shared memory for prompts that a llama.cpp server saves when they lose their slot."""
 
 import os
 import re
@@ -12,20 +12,20 @@ from runner_svc.memory.machine_memory import engine_memory_bytes
 from runner_svc.policy.memory_estimate import MEBIBYTE
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it is private
-"""Where files are kept in memory: prompts must not reach a disk."""
+"""In-memory file system: prompts must not be written to disk."""
 MACHINE_PART = 8
-"""The prompts of one engine take at most this part of the memory of the machine."""
+"""The prompts of one engine use at most this fraction of the machine's memory (1/8) ..."""
 SHARED_PART = 2
-"""And this part of the shared memory that is free when the engine starts: containers have 64 MiB of it."""
+"""... and of the free shared memory when the engine starts (1/2): containers have 64 MiB of it."""
 _PREFIX = "weft-prompts-"
 _NAME = re.compile(rf"{_PREFIX}(\d{{1,10}})-")
 
 
 class SavedPrompts:
-    """The private folder of one start of a server."""
+    """The private folder of one server process."""
 
     def __init__(self, budget_mb: int) -> None:
-        """Makes the folder, and removes those of runners that ended without doing so."""
+        """Creates the folder, and deletes leftovers of runners that crashed."""
         self.budget_bytes = 0
         self.folder: Path | None = None
         with suppress(OSError):
@@ -39,7 +39,7 @@ class SavedPrompts:
 
     @property
     def byte_count(self) -> int:
-        """The memory that the saved prompts take now."""
+        """Current size of the saved prompts."""
         if self.folder is None:
             return 0
         with suppress(OSError):
@@ -47,7 +47,7 @@ class SavedPrompts:
         return 0
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete saved prompts."""
+        """Deletes saved prompts; missing ones are ignored."""
         if self.folder is None:
             return
         for name in names:
@@ -55,7 +55,7 @@ class SavedPrompts:
                 (self.folder / name).unlink()
 
     def remove(self) -> None:
-        """Remove the folder with all prompts."""
+        """Deletes the folder with all prompts."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -108,9 +108,9 @@ def _set_load_options(params: Any, options: argparse.Namespace, library: Any) ->
 
 
 def main() -> None:
-    """Serve until a signal arrives."""
+    """Serves until a signal arrives."""
     options = parse_arguments()
-    import xllamacpp  # noqa: PLC0415 - heavy, and only this process may load it
+    import xllamacpp  # noqa: PLC0415 - heavy, only loaded in this process
 
     params = xllamacpp.CommonParams()
     params.model.path = str(options.model)
@@ -130,7 +130,7 @@ def main() -> None:
     params.cache_ram_mib = options.cache_ram
     params.cache_idle_slots = options.cache_ram != 0
     if options.slot_save_path is not None:
-        # The library appends names to it without a separator.
+        # The library appends names without a separator.
         params.slot_save_path = f"{options.slot_save_path}{os.sep}"
     params.use_jinja = options.jinja
     if options.chat_template_file is not None:
@@ -145,7 +145,7 @@ def main() -> None:
     elif options.embeddings:
         params.embedding = True
         params.pooling_type = getattr(xllamacpp.llama_pooling_type, f"LLAMA_POOLING_TYPE_{options.pooling.upper()}")
-    # Python's own SIGINT handler would wait for native code to return; the default action ends a load at once.
+    # Python's SIGINT handler would wait for native code to return; the default action aborts a load immediately.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     server = xllamacpp.Server(params)
     print(f"listening on {server.listening_address}", flush=True)  # noqa: T201 - the line the supervisor waits for

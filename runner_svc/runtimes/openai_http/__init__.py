@@ -1,1 +1,1 @@
-"""Runtime openai_http: an OpenAI-compatible server that runs already."""
+"""Runtime openai_http: an external OpenAI-compatible server."""

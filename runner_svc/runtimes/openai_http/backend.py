@@ -1,4 +1,4 @@
-"""The backend of the runtime openai_http: a server that runs already, which weft probes but never starts or ends."""
+"""Backend of the runtime openai_http: an external server, which weft probes but does not start or stop."""
 
 import asyncio
 from collections.abc import Mapping
@@ -38,13 +38,13 @@ log = get_logger("weft.runner")
 
 
 def operations_of(model: OpenAiHttpModel, context: ModelContext) -> frozenset[Operation]:
-    """Returns the operations that a server offers, by its settings. Raises as `served_operations`."""
+    """Returns the operations that a server offers according to its settings. Raises as `served_operations`."""
     default = TEXT_OPERATIONS - {Operation.EMBEDDING} if model.embeddings is False else TEXT_OPERATIONS
     return served_operations(model, default, context)
 
 
 class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
-    """A Backend over a server that weft did not start."""
+    """Backend of an external server."""
 
     cache_isolation = CacheIsolation.NONE
 
@@ -80,14 +80,13 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         self._backoff = ServerBackoff()
         self._chunks_seen = 0
         facts = await super().start(order)
-        # Off the premises a server is sent the requests for its model and nothing else.
+        # A remote server only receives requests for its model.
         return facts if self.model.remote else await self._with_facts_of_server(facts)
 
     async def _with_facts_of_server(self, facts: BackendFacts) -> BackendFacts:
-        """Returns the facts with those that the server tells, and begins to sample the figures of its load.
+        """Adds the facts that the server reports, and starts sampling its load figures.
 
-        The settings may say that weft uses less of it: of two numbers of slots the smaller one holds, and a context
-        that is set.
+        Settings may restrict weft's use of the server: the smaller number of slots and a configured context apply.
         """
         http = self._running()
         told = await read_facts(http, self.model.server_model)
@@ -100,7 +99,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         )
 
     def _slots_of(self, told: int) -> int:
-        """Returns the slots that the server reports; 0: those of the settings."""
+        """Returns the server's slots if they limit those of the settings; 0: use the settings."""
         if self.model.slots:
             return told if told < self.model.slots else 0
         if told > MAX_ATTACHED_SLOTS:
@@ -119,7 +118,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
 
     @override
     async def _open(self, open_response: Open, call: CallInfo) -> Answer:
-        """Raises NO_SLOT_AVAILABLE during a pause that the server requested (Retry-After)."""
+        """Raises NO_SLOT_AVAILABLE during a pause that the server requested with Retry-After."""
         del call
         self._require_not_busy()
         try:
@@ -133,8 +132,8 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     async def _require_ready(self, http: OpenAiHttp) -> None:
         """Waits only while the server reports that it is loading.
 
-        Raises CONNECT_FAILED when it does not answer or refuses the key, MODEL_NOT_FOUND when it lists only other
-        models, LOAD_STALLED when it loads for too long.
+        Raises CONNECT_FAILED if it does not respond or rejects the key, MODEL_NOT_FOUND if it lists only other models,
+        LOAD_STALLED if it loads for too long.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.context.load_stall_seconds
@@ -148,7 +147,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
 
     @override
     async def _is_there(self, http: OpenAiHttp) -> bool:
-        """Also without a probe where parts of answers arrived since the last one."""
+        """Needs no probe if parts of answers have arrived since the last check."""
         received, self._chunks_seen = self._chunks_seen != http.chunks_received, http.chunks_received
         return received or await self._answers(http, self.context.probe_interval_seconds * SHARED_AGE)
 
@@ -161,16 +160,16 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
             return False
 
     async def _is_ready(self, http: OpenAiHttp, max_age_seconds: float = 0.0) -> bool | None:
-        """Whether the server takes requests for the model, by a probe that began at most so long ago; None: it loads.
+        """Whether the server accepts requests for the model, by a probe of at most this age; None: it is loading.
 
-        Raises CONNECT_FAILED when it answers and is unusable, MODEL_NOT_FOUND when it lists only other models.
+        Raises CONNECT_FAILED if it responds but is unusable, MODEL_NOT_FOUND if it lists only other models.
         """
         look = partial(_look, http, PROBE_TIMEOUT_SECONDS)
         found = await self.context.probes.latest(self.base_url, self._key, max_age_seconds, look)
         if found.listed is not None:
             self._require_listed(found.listed)
         match found.presence:
-            case 200 | 429:  # a server that limits its callers is there
+            case 200 | 429:  # 429: running, but rate-limited
                 return True
             case None:
                 return False
@@ -184,7 +183,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
                 )
 
     def _require_listed(self, listed: ListedModels) -> None:
-        """Raise MODEL_NOT_FOUND where a list lacks the model; an empty list proves nothing."""
+        """Raises MODEL_NOT_FOUND if the list lacks the model; an empty list proves nothing."""
         name = self.model.server_model
         if not listed.has(name):
             message = redacted(not_listed_message(name, listed), self._secrets)
@@ -192,7 +191,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
 
     @override
     async def _explain_break(self, reason: Reason) -> WeftError | None:
-        """Returns SERVER_DIED for a broken answer of a server that is gone; None: it is there."""
+        """Returns SERVER_DIED if the server is gone after a broken answer; None: it is still there."""
         http = self._http
         if reason is not Reason.BACKEND_PROTOCOL_ERROR or http is None or await self._answers(http):
             return None
@@ -200,7 +199,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
 
 
 async def _look(http: OpenAiHttp, seconds: float) -> ServerProbe:
-    """Returns what the server answers to the request for its models; without a list of them its health check."""
+    """Requests the server's model list, or its health check if it has no list."""
     answer = await http.answer_of(MODELS, seconds)
     if answer is None:
         return ServerProbe(why="it does not answer")
@@ -213,7 +212,7 @@ async def _look(http: OpenAiHttp, seconds: float) -> ServerProbe:
 def find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelFault | None:
     """Requests the server's model list, for `weft doctor` and `weft runner join`.
 
-    Returns None where the model is listed, or where the server has no list.
+    Returns None if the model is listed, or if the server has no list.
     """
     name, parts = model.server_model, urlsplit(server_root(model.url))
     try:
@@ -242,7 +241,7 @@ async def _asked(model: OpenAiHttpModel, key: str) -> ServerProbe:
     try:
         http = OpenAiHttp(endpoint, TimeoutProfile(connect_seconds=DOCTOR_TIMEOUT_SECONDS), explain)
     except ValueError:
-        return ServerProbe()  # it is no URL
+        return ServerProbe()  # invalid URL
     try:
         return await _look(http, DOCTOR_TIMEOUT_SECONDS)
     finally:

@@ -1,4 +1,4 @@
-"""The facts that a server that runs already tells about itself and a model. What it does not tell stays unknown."""
+"""Facts that an external server reports about itself and a model. What it does not report remains unknown."""
 
 from contextlib import suppress
 
@@ -13,15 +13,15 @@ from weft.kernel.errors import WeftError
 from weft.kernel.request import Skill
 
 SHOW = "/api/show"
-"""Ollama's route of what is known of a model."""
+"""Ollama's route for a model's properties."""
 SERVER_INFO = "/server_info?config_format=json"
-"""The route of the configuration: of vLLM, only with VLLM_SERVER_DEV_MODE=1, and of SGLang."""
+"""Configuration route of vLLM (only with VLLM_SERVER_DEV_MODE=1) and SGLang."""
 OLD_SERVER_INFO = "/get_server_info"
-"""The same of older versions of SGLang."""
+"""Configuration route of older versions of SGLang."""
 FACT_SECONDS = 5.0
 """Timeout of one route."""
 _OLLAMA_OWNER = "library"
-"""Owner of Ollama's own models in its list; those of a user have that user's name."""
+"""Owner of Ollama's own models in its list; a user's models have the user's name."""
 
 
 class _Listed(msgspec.Struct):
@@ -56,23 +56,23 @@ class _SglangState(msgspec.Struct):
 
 class _SglangInfo(msgspec.Struct):
     internal_states: list[_SglangState]
-    """One of each rank of data parallelism, or of the first one alone."""
+    """One per data-parallel rank, or only the first rank's."""
     dp_size: object = None
 
 
 async def read_facts(http: OpenAiHttp, name: str) -> ServerProps:
-    """Returns what the server tells about the model `name`, its own name of it. Never raises."""
+    """Returns what the server reports about the model, which it calls `name`. Never raises."""
     answer = await http.answer_of(MODELS, FACT_SECONDS)
     status, body = (None, b"") if answer is None else answer
     listed = _entries(body) if status == 200 else []
-    # The properties of llama.cpp's server are those of its one model.
+    # llama.cpp's server reports the properties of its only model.
     if len(listed) <= 1:
         props = await read_props(http)
         if props != ServerProps():
             return props
     if any(entry.owned_by == _OLLAMA_OWNER for entry in listed):
         return ServerProps(abilities=await _shown_by_ollama(http, name))
-    # vLLM and SGLang list the context of their models, and no other server has these routes.
+    # Only vLLM and SGLang list the context of their models and have these routes.
     is_known = any(entry.max_model_len is not None for entry in listed)
     slots = await _slots_by_configuration(http) if is_known else 0
     return ServerProps(context_tokens=_longest(listed, body, name), slots=slots)
@@ -85,7 +85,7 @@ def _entries(body: bytes) -> list[_Listed]:
 
 
 def _longest(listed: list[_Listed], body: bytes, name: str) -> int:
-    """Returns the context of a model by vLLM's `max_model_len`; 0: unknown."""
+    """Returns the context of a model from vLLM's `max_model_len`; 0: unknown."""
     own = [entry for entry in listed if entry.id == name]
     if not own and len(listed) == 1 and listed_models(body).has(name):
         own = listed
@@ -93,7 +93,7 @@ def _longest(listed: list[_Listed], body: bytes, name: str) -> int:
 
 
 async def _slots_by_configuration(http: OpenAiHttp) -> int:
-    """Returns how many requests vLLM or SGLang works on by its configuration; 0: unknown."""
+    """Returns the number of concurrent requests in the configuration of vLLM or SGLang; 0: unknown."""
     for route in (SERVER_INFO, OLD_SERVER_INFO):
         answer = await http.answer_of(route, FACT_SECONDS)
         if answer is not None and answer[0] == 200:
@@ -102,7 +102,7 @@ async def _slots_by_configuration(http: OpenAiHttp) -> int:
 
 
 def slots_of_configuration(body: bytes) -> int:
-    """Returns how many requests a server works on, by its answer to the request for its configuration; 0: unknown."""
+    """Returns the number of concurrent requests in a configuration response; 0: unknown."""
     with suppress(*JSON_FAULTS):
         return count_in_answer(msgspec.json.decode(body, type=_VllmInfo).vllm_config.scheduler_config.max_num_seqs)
     with suppress(*JSON_FAULTS):
@@ -121,7 +121,7 @@ async def _shown_by_ollama(http: OpenAiHttp, name: str) -> Abilities:
 
 
 def abilities_of_capabilities(capabilities: list[str]) -> Abilities:
-    """Returns what Ollama's list of a model's capabilities says; of audio it says nothing where it does not name it."""
+    """Returns Ollama's capabilities of a model; audio is unknown unless listed."""
     if "completion" not in capabilities:
         return UNKNOWN
     words = {"vision": Skill.IMAGE, "tools": Skill.TOOLS, "audio": Skill.AUDIO}

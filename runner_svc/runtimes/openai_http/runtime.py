@@ -24,7 +24,7 @@ from weft.kernel.settings import PUBLIC, SECRET
 
 PARAMETERS = EngineParameters(
     engine="an attached server",
-    # What several servers understand under one name, and what cannot do harm on any of them.
+    # Parameters that several servers support under the same name, and that are harmless on others.
     allowed={
         TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
         "ignore_eos": Flag(),
@@ -40,9 +40,9 @@ PARAMETERS = EngineParameters(
 
 
 ATTACHED_SLOTS = 64
-"""Concurrent requests of a server that does not say how many it works on: it has its own queue."""
+"""Number of concurrent requests if the server reports none: it has its own queue."""
 MAX_ATTACHED_SLOTS = 4096
-"""Maximum number of concurrent requests, also of a server that says that it works on more."""
+"""Maximum number of concurrent requests, even if the server reports more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
 
     @property
     def location(self) -> str:
-        """Whose server it is: its address is not shown."""
+        """A label that hides the address."""
         return "a server that runs already"
 
 

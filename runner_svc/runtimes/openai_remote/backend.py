@@ -1,8 +1,6 @@
-"""The backend of the runtime openai_remote: a model of a remote provider.
+"""Backend of the runtime openai_remote: a model of a provider with OpenAI's Chat Completions or Anthropic's Messages.
 
-The provider has OpenAI's Chat Completions or Anthropic's Messages.
-
-Admission has decided that a request may leave: see `runner_svc.servicers.inference.RequestAdmission.admit`.
+Admission has already allowed sending the request out: `runner_svc.servicers.inference.RequestAdmission.admit`.
 """
 
 import asyncio
@@ -37,11 +35,11 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 API_VERSION = "2023-06-01"
-"""The version of the API, which every request names."""
+"""API version sent with every request."""
 
 
 class AnthropicHttp(OpenAiHttp):
-    """One provider with Anthropic's API."""
+    """Client of a provider with Anthropic's API."""
 
     @override
     def _prepared(self, payload: GenerationPayload, call: CallInfo, rendered: Json | None) -> tuple[str, PreparedBody]:
@@ -64,7 +62,7 @@ _HAS_NO_LIST = frozenset({404, 405, 501})
 
 
 def operations_of(model: OpenAiRemoteModel, context: ModelContext) -> frozenset[Operation]:
-    """Returns the operations that a provider offers, by its settings. Raises as `served_operations`."""
+    """Returns the operations that a provider offers according to its settings. Raises as `served_operations`."""
     default = frozenset({Operation.CHAT, Operation.EMBEDDING} if model.embeddings else {Operation.CHAT})
     operations = served_operations(model, default, context)
     if is_messages(model) and operations != {Operation.CHAT}:
@@ -78,7 +76,7 @@ def is_messages(model: OpenAiRemoteModel) -> bool:
 
 
 class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
-    """A Backend over a provider, which isolates its customers: all tenants of the mesh are one customer."""
+    """Backend of a provider, which isolates its customers; all tenants of the mesh are one customer."""
 
     noun = "provider"
     is_provider = True
@@ -102,7 +100,7 @@ class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
-        """Whether the provider answers; without health checks, whether the backend has started."""
+        """Whether the provider responds; without health checks, whether the backend was started."""
         http = self._http
         if http is None or self.model.health_check == "config_only":
             return http is not None
@@ -110,7 +108,7 @@ class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
 
     @override
     async def _require_ready(self, http: OpenAiHttp) -> None:
-        """Calls the provider only where its list of models is the health check."""
+        """Calls the provider only if its model list is the health check."""
         if self.model.health_check == "models":
             _require_presence(await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS))
 
@@ -122,7 +120,7 @@ class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
 
     @override
     async def _open(self, open_response: Open, call: CallInfo) -> Answer:
-        """Returns a response whose answer begins in time, after as many retries as the configuration allows."""
+        """Returns a response that starts in time, after at most the configured number of retries."""
         loop = asyncio.get_running_loop()
         limit = self.model.timeout_seconds
         give_up_at = loop.time() + limit
@@ -152,7 +150,7 @@ class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
         pause = self._backoff.pause_before_retry(error.reason, retries, loop.time(), give_up_at)
         while pause:
             await asyncio.sleep(pause)
-            # Another request may have been refused meanwhile with a longer pause.
+            # Another request may have been rejected meanwhile with a longer pause.
             pause = self._backoff.seconds_to_wait(loop.time())
             if loop.time() + pause >= give_up_at:
                 pause = None
@@ -189,15 +187,15 @@ def build(model: OpenAiRemoteModel, context: ModelContext) -> ModelEngine:
         read_key(model.api_key_env, context.environment)
     except WeftError as error:
         context.lack("api_key_env", error.message)
-    # Until an answer begins the backend itself measures; then its first token may take as long again: a provider's
-    # prefill cannot be observed, so the wait for it is limited.
+    # The backend itself measures the time until a response starts; the first token may take as long again. The wait for
+    # it is limited because a provider's prefill cannot be observed.
     timeouts = replace(
         context.timeouts,
         headers_seconds=None,
         first_token_seconds=context.timeouts.first_token_seconds or 2 * model.timeout_seconds,
     )
     provider = replace(model, url=_provider_url(model, context))
-    # Providers have probes of their own, whatever those of the runner's other servers are.
+    # Providers have their own probe interval, regardless of the runner's other servers.
     context = replace(
         context, timeouts=timeouts, probe_interval_seconds=PROBE_INTERVAL_SECONDS, probe_failures=PROBE_FAILURES
     )

@@ -13,7 +13,7 @@ from weft.kernel.settings import PUBLIC, SECRET
 
 PARAMETERS = EngineParameters(
     engine="a remote provider",
-    # OpenAI's own, for those who follow it: they refuse what they do not know.
+    # OpenAI's parameters, for providers that follow its API and reject unknown ones.
     allowed={
         "verbosity": OneOf(("low", "medium", "high")),
     },
@@ -22,7 +22,7 @@ PARAMETERS = EngineParameters(
 )
 
 MESSAGES_PARAMETERS = EngineParameters(engine="a provider with Anthropic's API", is_strict=True)
-"""What is sent there is decided by `runner_svc.anthropic_upstream.request`."""
+"""`runner_svc.anthropic_upstream.request` decides which parameters are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class OpenAiRemoteModel(UpstreamSettings):
 
     @property
     def location(self) -> str:
-        """Whose model it is: the address is not shown."""
+        """A label that hides the address."""
         return "a provider's"
 
 

@@ -1,4 +1,4 @@
-"""The backend of the runtime piper: the library in a server program that the runner starts."""
+"""Backend of the runtime piper: a server program around the library, started by the runner."""
 
 from typing_extensions import override
 
@@ -10,7 +10,7 @@ from runner_svc.runtimes.speech_settings import SPEECH_ENVIRONMENT
 
 
 class PiperBackend(SpeechServer[PiperModel]):
-    """A Backend over one server process."""
+    """Backend of one server process."""
 
     program = "runner_svc.runtimes.piper.server"
     engine_parameters = PARAMETERS

@@ -30,13 +30,13 @@ SPEAKER_INPUT = "sid"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LoadedVoice:
     voice: Any
-    """The library's."""
+    """The library's voice object."""
     rate: int
     length_scale: float
 
 
 class PiperSpeaker:
-    """Voices in files, see Speaker. The ones that were used last are kept in memory."""
+    """Voices in files, see Speaker. Keeps the most recently used ones in memory."""
 
     def __init__(self, piper: Any, onnx: Any, voices: Sequence[VoiceFiles], *, threads: int, max_loaded: int) -> None:
         """`piper` and `onnx`: the libraries piper and onnxruntime."""
@@ -70,13 +70,13 @@ class PiperSpeaker:
             yield chunk.audio_int16_bytes
 
     def load(self, name: str) -> _LoadedVoice:
-        """Returns a voice, loaded. Raises RefusedError for files that are no voice."""
+        """Loads a voice if necessary and returns it. Raises RefusedError for invalid files."""
         with self._loading:
             loaded = self._loaded.get(name)
             if loaded is None:
                 loaded = self._loaded[name] = self._load(name)
                 while len(self._loaded) > self._max_loaded:
-                    # A request that speaks with it keeps it until it ends.
+                    # Running requests keep a reference to their voice.
                     self._loaded.popitem(last=False)
             self._loaded.move_to_end(name)
             return loaded
@@ -96,7 +96,7 @@ class PiperSpeaker:
             )
         except RefusedError:
             raise
-        except Exception as error:  # noqa: BLE001 - the library raises its own kinds for files that it cannot read
+        except Exception as error:  # noqa: BLE001 - the library raises various errors for unreadable files
             message = " ".join(str(error).split())[:300]
             raise FieldRefusedError("voice", f"{name} cannot be loaded: {message}") from None
 
@@ -107,7 +107,7 @@ class PiperSpeaker:
 
 
 def _check_inputs(session: Any, speaker_count: int) -> None:
-    """Raise RefusedError for a model that is no voice of piper."""
+    """Raises RefusedError if the model is not a piper voice."""
     needed = INPUTS | {SPEAKER_INPUT} if speaker_count > 1 else INPUTS
     names = {each.name for each in session.get_inputs()}
     if not needed <= names <= needed | {SPEAKER_INPUT}:
@@ -128,13 +128,13 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def named_voices(texts: list[str]) -> Mapping[str, Path]:
-    """Returns the voices of flags as NAME=PATH."""
+    """Parses NAME=PATH flags of voices."""
     pairs = [text.partition("=") for text in texts]
     return {name: Path(path) for name, _, path in pairs}
 
 
 def load(options: argparse.Namespace) -> SpeechEngine:
-    """Finds the voices, and loads the one that is used most. Raises ImportError, RefusedError."""
+    """Finds the voices and loads the default one. Raises ImportError, RefusedError."""
     piper, onnx, encoders = map(import_library, ("piper", "onnxruntime", "av"))
     voices = find_voices(options.model, named_voices(options.voice))
     speaker = PiperSpeaker(piper, onnx, voices, threads=options.threads, max_loaded=options.max_loaded_voices)
@@ -144,7 +144,7 @@ def load(options: argparse.Namespace) -> SpeechEngine:
 
 
 def main() -> None:
-    """Load the voices, then speak."""
+    """Loads the voices and serves requests."""
     serve(load, parse_arguments())
 
 

@@ -1,4 +1,4 @@
-"""The voices in files of piper: a model in ONNX, and its configuration in JSON beside it."""
+"""Voice files of piper: a model in ONNX with its JSON configuration."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,15 +11,15 @@ from runner_svc.engine_host.speech import Voice
 
 MAX_VOICES = 512
 MAX_SPEAKERS = 1024
-"""Maximum number of speakers of one voice that can be chosen by name."""
+"""Maximum number of a voice's speakers that can be selected by name."""
 MAX_LOOKED_AT = 20_000
-"""Maximum number of files of a folder in which voices are looked for."""
+"""Maximum number of files in a folder that is searched for voices."""
 MAX_CONFIGURATION_BYTES = 4 * 1024 * 1024
-"""The largest of rhasspy/piper-voices, with 904 speakers, has 30 kB."""
+"""The largest file in rhasspy/piper-voices, with 904 speakers, has 30 kB."""
 MIN_RATE, MAX_RATE = 8_000, 48_000
 SUFFIX = ".onnx"
 PHONEMIZERS = ("espeak", "text", "hebrew")
-"""Sorts of phonemes that the library makes; for the others it needs further libraries, or downloads files."""
+"""Kinds of phonemes that the library generates itself; others need more libraries or downloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +29,19 @@ class VoiceFiles:
     name: str
     model: Path
     configuration: Mapping[str, Any]
-    """The JSON beside the model; empty: it cannot be used."""
+    """The JSON configuration; empty: unusable."""
     fault: str = ""
-    """Why it cannot be used."""
+    """Why it is unusable."""
 
     @property
     def speakers(self) -> Mapping[str, int]:
-        """The speakers of the voice and their numbers; empty: it has one."""
+        """Indexes of the voice's speakers by name; empty: it has one speaker."""
         found = self.configuration.get("speaker_id_map")
         return dict(list(found.items())[:MAX_SPEAKERS]) if isinstance(found, dict) else {}
 
     @property
     def voice(self) -> Voice:
-        """What is said of it."""
+        """Description of the voice for clients."""
         language = self.configuration.get("language")
         code = language.get("code", "") if isinstance(language, dict) else self._espeak_voice
         return Voice(name=self.name, language=str(code), speakers=list(self.speakers), fault=self.fault)
@@ -53,9 +53,9 @@ class VoiceFiles:
 
 
 def find_voices(folder: Path | None, named: Mapping[str, Path]) -> Sequence[VoiceFiles]:
-    """Returns the voices in a folder and its subfolders, or of one file, and those by name, which come first.
+    """Finds the voices in a folder with its subfolders (or in one file); `named` voices come first.
 
-    Raises RefusedError where there is none, or too many.
+    Raises RefusedError if there is none, or too many.
     """
     models = dict(named)
     if folder is not None:
@@ -70,7 +70,7 @@ def find_voices(folder: Path | None, named: Mapping[str, Path]) -> Sequence[Voic
 
 
 def read_voice(name: str, model: Path) -> VoiceFiles:
-    """Returns a voice with its configuration, or with its fault."""
+    """Reads a voice's configuration, or records its fault."""
     try:
         configuration = _configuration(model.with_name(f"{model.name}.json"))
         is_there = model.is_file() and model.stat().st_size > 0
@@ -81,7 +81,7 @@ def read_voice(name: str, model: Path) -> VoiceFiles:
 
 
 class _FaultyFileError(Exception):
-    """A file of a voice that cannot be used."""
+    """A voice file that cannot be used."""
 
 
 def _models_in(folder: Path) -> Iterable[Path]:
@@ -114,7 +114,7 @@ def _configuration(file: Path) -> Mapping[str, Any]:
 
 
 def _fault_of(found: Any) -> str:
-    """Returns what is wrong with a configuration; empty: nothing that shows."""
+    """Returns the fault of a configuration; empty: none found."""
     if not isinstance(found, dict):
         return "it is no object"
     audio, espeak = found.get("audio"), found.get("espeak")

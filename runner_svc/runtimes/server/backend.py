@@ -1,4 +1,4 @@
-"""The backend of the runtime server: any OpenAI-compatible server program as a supervised child process."""
+"""Backend of the runtime server: any OpenAI-compatible server program as a supervised child process."""
 
 import asyncio
 import math
@@ -45,7 +45,7 @@ _REFUSED = frozenset({401, 403})
 
 
 def metrics_page_of(preset: ServerPreset) -> MetricsPage | None:
-    """Returns the page of metrics of a program; None: none is known."""
+    """Returns the metrics page of a program; None: unknown."""
     if not preset.metrics_path:
         return None
     return MetricsPage(preset.metrics_path, lambda page: load_of(samples_of(page), preset.metrics))
@@ -57,15 +57,15 @@ def operations_of(model: ServerModel) -> frozenset[Operation]:
 
 
 def upstream_name(model: ServerModel) -> str:
-    """Returns the program's own name of a model in requests."""
+    """Returns the program's name of a model in requests."""
     return model.upstream_model or preset_of(model).upstream_model or model.name
 
 
 class ServerBackend(StartedServer[ServerModel]):
-    """A Backend over one process of a server program.
+    """Backend of one server program process.
 
-    It is told its port and need not print it. A program that demands no key is not mistaken for another one on this
-    port: one of its own processes must be what listens there, unless `external_listener` is set.
+    The program gets its port and need not print it. Since it may not require a key, weft checks that one of its
+    processes listens on the port, unless `external_listener` is set.
     """
 
     needs_port = True
@@ -83,9 +83,9 @@ class ServerBackend(StartedServer[ServerModel]):
         self.folder = None if model.working_folder is None else model.working_folder.expanduser()
         self.external_listener = model.external_listener
         self._command_line = command_of(model, context.command)
-        # The processor time of the command says nothing about a load elsewhere: start_timeout_seconds bounds it alone.
+        # The command's CPU time says nothing about a load in another process, so only start_timeout_seconds limits it.
         stall_seconds = math.inf if model.external_listener else context.load_stall_seconds
-        # The whole command line has placeholders, which are filled with the port of each start.
+        # The whole command line may contain placeholders, which each start fills with its port.
         super().__init__(model, replace(context, command=(), load_stall_seconds=stall_seconds))
         salts = self.preset.cache_salt if model.cache_salt is None else model.cache_salt
         self.cache_isolation = CacheIsolation.SALT if salts else CacheIsolation.NONE
@@ -93,12 +93,12 @@ class ServerBackend(StartedServer[ServerModel]):
 
     @override
     def signs(self) -> ProcessSigns | None:
-        """See Backend.signs. None too if the work is done by a process that is not a descendant of the command."""
+        """See Backend.signs. Also None if the work is done by a process that is not a descendant of the command."""
         return None if self.external_listener else super().signs()
 
     @override
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """See Backend.erase_cache; all of the cache is erased, whatever the slots."""
+        """See Backend.erase_cache; erases the whole cache, whatever the slots."""
         route, http = self.preset.flush, self._http
         if route is None or http is None:
             return await super().erase_cache(slots)
@@ -124,7 +124,7 @@ class ServerBackend(StartedServer[ServerModel]):
         return claims_of(self.preset, seen)
 
     async def _contradicts_health(self, http: OpenAiHttp) -> str | None:
-        """Returns what contradicts the claim, as the following methods; None: it is kept."""
+        """Returns what contradicts the claim, like the following methods; None: it holds."""
         status = await http.status_of(self.health_path, LIST_SECONDS)
         return None if status == self.healthy_status else f"{self.health_path} is answered with status {status}"
 
@@ -144,7 +144,7 @@ class ServerBackend(StartedServer[ServerModel]):
         return f"{path} lacks {', '.join(missing)}" if missing else None
 
     async def _contradicts_key(self, http: OpenAiHttp) -> str | None:
-        """A request without the key must be refused, whatever it asks for."""
+        """A request without the key must be rejected, whatever it is."""
         stranger = OpenAiHttp(replace(http.endpoint, api_key=""), self.context.timeouts, self.explain_break)
         try:
             status, _ = await stranger.call_route("POST", CHAT, LIST_SECONDS)
@@ -199,7 +199,7 @@ class ServerBackend(StartedServer[ServerModel]):
 
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
-        """Raises MODEL_NOT_FOUND where the program lists only other models."""
+        """Raises MODEL_NOT_FOUND if the program lists only other models."""
         if self.preset.lists_model:
             await self._require_listed(http)
         if self.preset.load is not None:
@@ -227,7 +227,7 @@ class ServerBackend(StartedServer[ServerModel]):
             raise WeftError(Reason.BACKEND_ERROR, f"{route.path} is answered with status {status}")
 
     async def _require_listed(self, http: OpenAiHttp) -> None:
-        """Raise MODEL_NOT_FOUND with the listed names where a list lacks the model; an empty list proves nothing."""
+        """Raises MODEL_NOT_FOUND with the listed names if the list lacks the model; an empty list proves nothing."""
         answer = await http.answer_of(MODELS, LIST_SECONDS)
         if answer is None or answer[0] != _OK:
             return
@@ -271,7 +271,7 @@ def build(model: ServerModel, context: ModelContext) -> ModelEngine:
 
 
 def _check(model: ServerModel, context: ModelContext) -> None:
-    """Raise INVALID_ARGUMENT naming a setting that is missing, or that contradicts another one."""
+    """Raises INVALID_ARGUMENT naming a setting that is missing or contradicts another."""
     preset, command = preset_of(model), command_of(model, context.command)
     if not command:
         raise context.refuse("command", "must be set, or preset to a program that weft knows")

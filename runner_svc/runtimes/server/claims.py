@@ -1,4 +1,4 @@
-"""The claims of a preset about a server program, and their comparison with what the program is seen to do."""
+"""A preset's claims about a server program, compared with the program's behavior."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ MAX_SEEN_CHARS = 500
 
 
 def claims_of(preset: ServerPreset, seen: Mapping[str, str | None]) -> list[pb.EngineClaim]:
-    """Returns the claims of a preset; `seen`: by the name of a fact what contradicts it, None where it is kept."""
+    """Returns the claims of a preset. `seen`: what contradicts each fact, by name; None: it holds."""
     return [
         pb.EngineClaim(
             name=name,
@@ -29,7 +29,7 @@ def missing_metrics(preset: ServerPreset, page: bytes) -> list[str]:
     """Returns the names of metrics that a page in Prometheus' text format lacks."""
     lines = page.decode("utf-8", "replace").splitlines()
     found = {line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")}
-    # A metric without a value yet has its type alone.
+    # A metric without a value has only a TYPE line.
     found |= {line.split()[2] for line in lines if line.startswith("# TYPE ") and len(line.split()) > 2}
     return [name for name in preset.metrics.all if name not in found]
 
@@ -41,7 +41,7 @@ def _state(seen: Mapping[str, str | None], name: str) -> pb.ClaimState.ValueType
 
 
 def _words(value: Any) -> str:
-    """Returns a fact as a text."""
+    """Returns a fact as text."""
     match value:
         case bool():
             words = "yes" if value else "no"

@@ -1,4 +1,4 @@
-"""The request parameters that each known server program takes; their sources are in `presets.py`."""
+"""Request parameters of each known server program; their sources are in `presets.py`."""
 
 from runner_svc.policy.parameters import (
     LOOK_BACK,
@@ -21,7 +21,7 @@ _RENAMED = {"repeat_penalty": "repetition_penalty"}
 
 PARAMETERS = EngineParameters(
     engine="a server program",
-    # As for servers that run already: what several programs understand under one name.
+    # As for external servers: parameters that several programs support under the same name.
     allowed={
         **_TEMPLATE,
         **_REPETITION,

@@ -1,7 +1,7 @@
-"""What weft knows of server programs: how each is started, and what it can do, with the source of each fact.
+"""Known server programs: how to start each one, and its capabilities, with a source for each fact.
 
-The facts are claims of the programs' own code or documents, read at the version that a preset names. `weft conformance`
-compares those that can be seen from outside with what a running server does.
+The facts are claims from the programs' code or documentation, read at the version that a preset names. `weft
+conformance` compares those that are visible from outside with the behavior of a running server.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,17 @@ _GENERATES = frozenset({Operation.CHAT, Operation.COMPLETION})
 
 
 class Cancellation(StrEnum):
-    """When a program stops the work for a caller who has left."""
+    """When a program stops working for a caller that has disconnected."""
 
     IMMEDIATELY = "immediately"
-    AT_NEXT_TOKEN = "at the next token"  # noqa: S105 - no password
-    """It notices when it next writes: a prompt is processed to its end."""
+    AT_NEXT_TOKEN = "at the next token"  # noqa: S105 - not a password
+    """It detects this at its next write, so a prompt is processed completely."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A route of a program beside OpenAI's."""
+    """A route of a program outside the OpenAI API."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -45,57 +45,56 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPreset:
-    """How a server program is started, and what it can do."""
+    """How to start a server program, and its capabilities."""
 
     title: str
-    """The program's name."""
+    """Name of the program."""
     version: str
-    """The version or revision of the program that was read."""
+    """The version or revision that the facts were read from."""
     install: str
     """Command or page that installs it."""
     command: tuple[str, ...]
-    """The command line, with placeholders."""
+    """Command line with placeholders."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables, with placeholders."""
+    """Environment variables with placeholders."""
     key_variable: str = ""
-    """Environment variable of the key that it demands; empty: it takes none from the environment."""
+    """Environment variable for the key that it requires; empty: none."""
     health_path: str = "/health"
-    """Route that is answered with 200 once it takes requests."""
+    """Route that returns 200 once it accepts requests."""
     upstream_model: str = ""
-    """Its name of the model in requests; empty: as weft calls the model."""
+    """Model name in requests; empty: weft's name of the model."""
     lists_model: bool = True
-    """Whether GET /v1/models lists the names that requests may have."""
+    """Whether GET /v1/models lists the names that requests may use."""
     load: Route | None = None
-    """What makes it load the model; None: it does so before it is healthy."""
+    """Route that loads the model; None: it is loaded before the program is healthy."""
     operations: frozenset[Operation] = _GENERATES
-    """What it offers with a model that generates text."""
+    """Operations with a model that generates text."""
     other_operations: frozenset[Operation] = frozenset()
-    """What it offers with other models, in a form that weft reads."""
+    """Operations with other models, in a form that weft supports."""
     usage_in_streams: bool = True
-    """Whether streams end with token counts where `stream_options.include_usage` asks for them."""
+    """Whether streams end with token counts if `stream_options.include_usage` requests them."""
     cached_tokens: bool = False
-    """Whether these counts name the prompt tokens that were cached."""
+    """Whether these counts include the cached prompt tokens."""
     cancellation: Cancellation = Cancellation.UNKNOWN
     metrics_path: str = ""
-    """Route of its metrics in Prometheus' text format; empty: it has none."""
+    """Route of its metrics in Prometheus' text format; empty: none."""
     metrics: MetricNames = NO_METRICS
-    """Names of its metrics."""
     sleep: Route | None = None
-    """What frees its accelerator memory while it runs."""
+    """Route that frees its accelerator memory without stopping it."""
     wake: Route | None = None
-    """What takes that memory again; None: as `load` does."""
+    """Route that takes the memory again; None: the same as `load`."""
     sleep_arguments: tuple[str, ...] = ()
-    """Arguments without which it cannot sleep."""
+    """Arguments required for sleeping."""
     flush: Route | None = None
-    """What forgets cached prefixes."""
+    """Route that empties its prefix cache."""
     cache_salt: bool = False
-    """Whether requests may have `cache_salt`, by which tenants share no cached prefixes."""
+    """Whether requests may set `cache_salt`, which isolates the cached prefixes of tenants."""
     thinking_field: str = ""
-    """Field of a delta that holds the model's thinking; empty: it separates none."""
+    """Field of a delta with the model's thinking; empty: thinking is not separated."""
     parameters: EngineParameters
-    """Request parameters that it takes."""
+    """Supported request parameters."""
     sources: Mapping[str, str]
-    """Where each fact above was read, by the name of its field."""
+    """Source of each fact above, by the name of its field."""
 
 
 _SGLANG = "sglang 0.5.23 (wheel)"
@@ -327,4 +326,4 @@ OTHER_PROGRAM = ServerPreset(
     parameters=parameters.PARAMETERS,
     sources={},
 )
-"""The assumptions about a program without a preset: OpenAI's interface and llama.cpp's routes, and no claims."""
+"""Assumptions about a program without a preset: the OpenAI API and llama.cpp's routes, without claims."""

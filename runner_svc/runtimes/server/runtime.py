@@ -26,7 +26,7 @@ KEY = "key"
 
 
 def check_template(text: str) -> str:
-    """Returns a text with placeholders. Raises ValueError naming an unknown one and the known ones."""
+    """Checks a text with placeholders. Raises ValueError naming an unknown placeholder and the known ones."""
     if KEY in placeholders_of((text,)):
         raise ValueError(
             "must not hold {key}: every user of the machine can read the arguments of a program; name the "
@@ -111,34 +111,34 @@ class ServerModel(StartedModelSettings):
 
     @property
     def weights(self) -> str:
-        """What the program is to load; a path of the home folder is whole."""
+        """What the program loads; `~` is expanded."""
         return str(Path(self.model).expanduser()) if self.model.startswith("~") else self.model
 
     @property
     def location(self) -> str:
-        """What the program is to load."""
+        """What the program loads."""
         return self.model
 
     @property
     @override
     def upstream_name(self) -> str:
-        """The name of the folder or file, or the program's own name of the model."""
+        """Name of the folder or file, or the program's name of the model."""
         path = Path(self.weights)
         return path.name if path.is_absolute() else self.model or self.upstream_model or ""
 
 
 MODULE_SECONDS = 10.0
-"""Timeout of an interpreter that is asked whether it has a module."""
+"""Timeout for checking whether an interpreter has a module."""
 _HAS_MODULE = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 
 
 def preset_of(model: ServerModel) -> ServerPreset:
-    """Returns what is known of the program of a model."""
+    """Returns the preset of a model, or the assumptions about an unknown program."""
     return OTHER_PROGRAM if model.preset is None else PRESETS[model.preset]
 
 
 def command_of(model: ServerModel, runner_command: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Returns the command line of a model's program, with its placeholders; empty: none is configured."""
+    """Returns the command line of a model's program with its placeholders; empty: none is configured."""
     preset, own = preset_of(model), model.command or runner_command
     for_sleep = preset.sleep_arguments if model.sleeps_in_place and not own else ()
     command = own or preset.command
@@ -146,14 +146,14 @@ def command_of(model: ServerModel, runner_command: tuple[str, ...] | None) -> tu
 
 
 def find_program(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Returns the path of the program that a command line starts; None: there is no such program."""
+    """Returns the path of the program that a command line starts; None: it does not exist."""
     return shutil.which(command[0], path=environment.get("PATH"))
 
 
 def lacks_module(path: str, command: Sequence[str]) -> str:
-    """Returns the module that a command line starts (`python3 -m NAME`) and its interpreter lacks; empty: it has it.
+    """Returns the module of a `python3 -m NAME` command line that its interpreter lacks; empty: not missing.
 
-    An interpreter that does not answer in time counts as one that has it.
+    An interpreter that does not respond in time counts as having it.
     """
     if list(command[1:2]) != ["-m"] or len(command) < 3:
         return ""

@@ -1,6 +1,6 @@
-"""The command line and the environment of `vllm serve`: from a model's settings and a load's order.
+"""Command line and environment of `vllm serve`, from a model's settings and load options.
 
-Flags are those of vLLM 0.32 (`vllm serve --help=all`, November 2026).
+The flags are those of vLLM 0.32 (`vllm serve --help=all`, November 2026).
 """
 
 import json
@@ -20,14 +20,14 @@ MAX_CACHE_BYTES = 2**44
 MAX_PIXELS = 2**31 - 1
 MAX_DRAFT_TOKENS = 64
 CACHE_BLOCK_TOKENS = 128
-"""Tokens of one block of the cache on processors, the largest by default; a prompt takes whole blocks."""
+"""Number of tokens in a cache block on processors, where the default is largest; a prompt uses whole blocks."""
 SMALL_UTILIZATION = "0.01"
-"""Share of the memory that vLLM checks for where the size of the cache is given: it would else refuse to start beside
-another engine, whatever it needs."""
+"""Share of memory that vLLM requires to be free if the cache size is given: with its default it would refuse to start
+next to another engine, whatever it needs."""
 CACHE_TYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 METHODS = ("none", "mtp", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "ngram", "suffix")
 LORA_RANKS = (16, 32, 64, 128, 256, 320, 512)
-"""Ranks that the server can be started for; a smaller one makes room for adapters whose rank is not known."""
+"""Maximum ranks that the server can be started for; each includes the smaller ranks."""
 NO_SPECULATION = "none"
 OWN_FLAGS: Mapping[str, str] = {
     "--host": "it is weft's",
@@ -40,9 +40,9 @@ OWN_FLAGS: Mapping[str, str] = {
     "--kv-cache-memory-bytes": "use kv_cache_memory_bytes",
     "--speculative-config": "use speculative_config",
 }
-"""Flags that are not taken as `extra_arguments`, and why."""
+"""Flags that `extra_arguments` must not contain, and why."""
 NO_STATISTICS = "--disable-log-stats"
-"""With this flag vLLM measures nothing, and refuses to start where times per request are wanted."""
+"""With this flag vLLM measures nothing, and refuses to start if per-request metrics are enabled."""
 _BYTES_PER_NUMBER = {"float32": 4.0, "float": 4.0}
 _USUAL_BYTES = 2.0
 _SMALL_CACHE_TYPES = ("fp8", "int8")
@@ -94,9 +94,9 @@ def configured_parameters(model: VllmModel) -> dict[str, LoadValue]:
 
 
 def server_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | None = None) -> list[str]:
-    """Returns the command line after the program, without where it listens.
+    """Returns the command line after the program, without the listening address.
 
-    `shape` is that of the model's files; None: unknown.
+    `shape`: the shape of the model's files; None: unknown.
     """
     arguments = [
         *("serve", model_location(model, order), "--served-model-name", model.name, "--disable-uvicorn-access-log"),
@@ -111,7 +111,7 @@ def server_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | Non
 def _generation_arguments(model: VllmModel) -> list[str]:
     if model.kind != "generation":
         return []
-    # Without it usage does not tell what came from the cache.
+    # Otherwise usage does not include cached tokens.
     arguments = ["--enable-prompt-tokens-details"]
     if NO_STATISTICS not in model.extra_arguments:
         arguments.append("--enable-per-request-metrics")
@@ -124,7 +124,7 @@ def _generation_arguments(model: VllmModel) -> list[str]:
 
 
 def adapter_bodies(model: VllmModel) -> dict[str, dict[str, object]]:
-    """Returns what the body of a generation says in addition, by the adapter that answers; see `Endpoint.adapters`."""
+    """Returns additional request fields of a generation by adapter; see `Endpoint.adapters`."""
     if not model.adapters:
         return {}
     return {"": {"model": model.name}, **{adapter.name: {"model": adapter.name} for adapter in model.adapters}}
@@ -150,13 +150,13 @@ def _engine_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | No
 
 
 def _adapter_arguments(model: VllmModel) -> list[str]:
-    """Returns how many adapters are on the device: all of them, so that none is loaded for a request."""
+    """Keeps all adapters on the device, so that requests never load one."""
     count = len(model.served_adapters)
     return ["--max-loras", str(count), "--max-cpu-loras", str(count)] if count > 1 else []
 
 
 def model_location(model: VllmModel, order: LoadOrder) -> str:
-    """Returns the folder or the id of the model that a load asks for."""
+    """Returns the folder or hub id of the model for a load."""
     return str(order.model_path or model.folder or model.location)
 
 
@@ -234,18 +234,18 @@ def _speculation_arguments(model: VllmModel, order: LoadOrder) -> list[str]:
 
 
 def sleeps_in_place(model: VllmModel, order: LoadOrder) -> bool:
-    """Whether its process stays while it sleeps: vLLM has that for accelerators only."""
+    """Whether its process keeps running while it sleeps, which vLLM supports only on accelerators."""
     return model.sleep_level is not None and bool(order.shares)
 
 
 def server_environment(model: VllmModel, order: LoadOrder, given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables to add to those that are given, which win except over what weft itself needs."""
+    """Returns variables to add to the given ones. Given ones take precedence, except over those that weft requires."""
     usual = {
         "VLLM_NO_USAGE_STATS": "1",
         "OMP_NUM_THREADS": str(model.engine_threads),
-        # Without it each worker binds its threads to cores of its choice, whoever else uses them.
+        # Otherwise each worker binds its threads to cores without regard to other processes.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # FlashInfer's sampler is compiled at the first request, and older toolkits cannot for the newest devices.
+        # FlashInfer's sampler is compiled at the first request, which fails if the toolkit is too old for the device.
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
     is_local = model.folder is not None and all(each.digested_file is not None for each in model.served_adapters)
@@ -253,7 +253,7 @@ def server_environment(model: VllmModel, order: LoadOrder, given: Mapping[str, s
         usual["HF_HUB_OFFLINE"] = "1"
     needed = {
         **hidden_devices(order),
-        # The routes to sleep, to empty the cache and to abort a request. No other user can reach the server.
+        # Enables the routes to sleep, empty the cache and abort a request. No other user can reach the server.
         "VLLM_SERVER_DEV_MODE": "1",
     }
     return {**{name: value for name, value in usual.items() if name not in given}, **needed}

@@ -1,7 +1,7 @@
-"""The backend of the runtime vllm: `vllm serve` as a supervised child process, on its own Unix socket.
+"""Backend of the runtime vllm: `vllm serve` as a supervised child process on its own Unix socket.
 
-Its routes to sleep, to empty the cache and to abort a request exist only in its development mode, and no key protects
-them or the others of that mode, which run code in the engine. The socket is in a folder that only this user can enter.
+Its routes to sleep, empty the cache and abort a request require development mode, in which unprotected routes can run
+code in the engine. Therefore the socket is in a folder that only this user can enter.
 """
 
 import asyncio
@@ -49,18 +49,18 @@ _STAGES = (
     (0.75, 0.95, re.compile(r"Capturing CUDA graphs|Warming up model")),
     (0.95, 1.0, re.compile(r"init engine .* took|Starting vLLM (API )?server|Application startup complete")),
 )
-"""The stages of a load: weights, cache, graphs, server. The share of the load that is done at the begin and the end of
-each, and the lines in which it shows."""
+"""The stages of a load (weights, cache, graphs, server): the loaded share at the start and end of each, and the output
+lines that show it."""
 _PERCENT = re.compile(r"(\d{1,3})%")
 
 
 def load_share(line: str) -> float:
-    """Returns the share of a load that is done at a line of output; 0: it does not tell."""
+    """Returns the loaded share that an output line shows; 0: none."""
     found = next(((begin, end) for begin, end, sign in reversed(_STAGES) if sign.search(line)), None)
     if found is None:
         return 0.0
     begin, end = found
-    # A progress bar rewrites its line: the last percentage counts.
+    # A progress bar rewrites its line, so the last percentage counts.
     percents = _PERCENT.findall(line)
     return begin + (end - begin) * (min(100, int(percents[-1])) / 100 if percents else 0.0)
 
@@ -69,14 +69,14 @@ _LABEL = re.compile(r'([a-z_]{1,64})="([^"]{0,256})"')
 
 
 def read_load(page: str, devices: int = 1) -> runner_pb2.EngineLoad:
-    """Returns the figures on a page; what it lacks is left unset. Several engines, each on `devices`, are added up."""
+    """Returns the figures on a page; missing ones are unset. Several engines, each on `devices`, are added up."""
     samples = samples_of(page)
     load = load_of(samples, VLLM)
     caches = [dict(_LABEL.findall(sample.labels)) for sample in samples if sample.name == "vllm:cache_config_info"]
     tokens = sum(_whole(cache.get("block_size", "")) * _whole(cache.get("num_gpu_blocks", "")) for cache in caches)
     if tokens:
         load.kv_cache_tokens = min(tokens, MAX_COUNT)
-    # Known where it was set in bytes.
+    # Known only if the size was set in bytes.
     sizes = [_whole(cache.get("kv_cache_memory_bytes", "")) for cache in caches]
     if sizes and all(sizes):
         load.kv_cache_bytes = min(sum(sizes) * devices, MAX_COUNT)
@@ -88,16 +88,16 @@ def _whole(text: str) -> int:
 
 
 ROUTE_SECONDS = 5.0
-"""Timeout of a route that answers immediately."""
+"""Timeout of a route that responds immediately."""
 SLEEP_SECONDS = 120.0
 """Timeout of a sleep or a wake, which copies the weights between devices and main memory."""
 RESET_TRIES = 10
 RESET_PAUSE_SECONDS = 0.2
-"""The cache is emptied only while no request uses it; what an ended request used is freed a little later."""
+"""The cache can be emptied only while no request uses it; a finished request frees its part a little later."""
 MAX_ABORTS = 1024
-"""Aborts under way; a connection that is closed aborts its request too."""
+"""Maximum number of running aborts; closing a connection aborts its request too."""
 MAX_SOCKET_PATH_BYTES = 100
-"""Operating systems allow 104 and more."""
+"""Operating systems allow at least 104."""
 _LEVEL_WITHOUT_WEIGHTS = 2
 
 
@@ -119,7 +119,7 @@ class _Sleeping(msgspec.Struct):
 
 
 class VllmBackend(StartedServer[VllmModel]):
-    """A Backend over one `vllm serve`."""
+    """Backend of one `vllm serve`."""
 
     engine_parameters = PARAMETERS
     key_variable = "VLLM_API_KEY"
@@ -132,14 +132,14 @@ class VllmBackend(StartedServer[VllmModel]):
         context: ModelContext,
         shape: ModelShape | None = None,
     ) -> None:
-        """`shape` is that of the model's files; None: unknown."""
+        """`shape`: the shape of the model's files; None: unknown."""
         super().__init__(model, context)
         self.operations, self.start_timeout_seconds = operations_of(model), model.start_timeout_seconds
         self._shape = shape
         self._folder: SocketFolder | None = None
-        """The folder of its socket."""
+        """Folder of its socket."""
         self._context_tokens = model.slot_context_tokens
-        """The context of the present load: vLLM refuses to answer with more tokens than it has."""
+        """Context of the current load: vLLM rejects a larger maximum length of the answer."""
         self._aborts = set[asyncio.Task[None]]()
 
     @property
@@ -161,7 +161,7 @@ class VllmBackend(StartedServer[VllmModel]):
 
     @override
     async def address(self, log: StartLog) -> str:
-        return "http://vllm"  # the name of no machine: requests go to the socket
+        return "http://vllm"  # a placeholder: requests are sent to the socket
 
     @override
     def endpoint(self, base_url: str, api_key: str) -> Endpoint:
@@ -226,7 +226,7 @@ class VllmBackend(StartedServer[VllmModel]):
 
     @override
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """Empties the whole cache, whatever the slots: vLLM has none."""
+        """Empties the whole cache, whatever the slots, because vLLM has none."""
         http = self._running()
         for tries_left in reversed(range(RESET_TRIES)):
             status, body = await http.call_route("POST", "/reset_prefix_cache", ROUTE_SECONDS)
@@ -259,7 +259,7 @@ class VllmBackend(StartedServer[VllmModel]):
             raise WeftError(Reason.BACKEND_ERROR, "it still sleeps")
 
     def _abort(self, payload: GenerationPayload, request_id: str) -> None:
-        """Abort a request whose caller is gone; without an id vLLM would abort every request."""
+        """Aborts a request after its caller has disconnected; without an id vLLM would abort all requests."""
         http = self._http
         if http is None or not request_id or len(self._aborts) >= MAX_ABORTS:
             return
@@ -270,7 +270,7 @@ class VllmBackend(StartedServer[VllmModel]):
 
 
 async def _served_model(http: OpenAiHttp) -> _ServedModel:
-    """Returns what the server says about the model. Raises BACKEND_PROTOCOL_ERROR where it does not serve it."""
+    """Returns what the server reports about the model. Raises BACKEND_PROTOCOL_ERROR if it does not serve it."""
     answer = await http.answer_of(MODELS, ROUTE_SECONDS)
     status, body = (None, b"") if answer is None else answer
     with suppress(*JSON_FAULTS):

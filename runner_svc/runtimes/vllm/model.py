@@ -1,4 +1,4 @@
-"""A model that vLLM loads: checks of its settings, those that the environment adds, and its engine."""
+"""A vLLM model: checks of its settings, settings from the environment, and its engine."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -43,11 +43,11 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 
 _LOCAL = ("/", "~", ".")
-"""How a path begins that is no id of the hub."""
+"""Prefixes that distinguish a path from a hub id."""
 
 
 def check_adapters(model: VllmModel, context: ModelContext) -> None:
-    """Raise INVALID_ARGUMENT naming the setting for adapters that vLLM could not load."""
+    """Raises INVALID_ARGUMENT naming the setting for adapters that vLLM could not load."""
     if not model.adapters:
         return
     if model.kind != "generation":
@@ -62,7 +62,7 @@ def check_adapters(model: VllmModel, context: ModelContext) -> None:
 
 
 def _fault(adapter: VllmAdapter) -> str | None:
-    """Returns why an adapter cannot be loaded; None: nothing is known."""
+    """Returns why an adapter cannot be loaded; None: no known reason."""
     folder = adapter.folder
     if folder is None:
         return f"there is no folder {adapter.path}" if adapter.path.startswith(_LOCAL) else None
@@ -75,11 +75,11 @@ def _fault(adapter: VllmAdapter) -> str | None:
 
 
 _CACHE_TYPES: Mapping[float, str] = {1.0: "q8_0", 2.0: "f16", 4.0: "f32"}
-"""Names of the estimator's cache types by bytes per number; eight bits are a little more there."""
+"""The estimator's cache types by bytes per number; its 8-bit type is slightly larger."""
 
 
 class VllmForecast(FileForecast):
-    """The forecast of a model whose KV cache has its own size, instead of one per request."""
+    """Memory forecast of a model with one KV cache for all requests."""
 
     def __init__(
         self, forecast: ForecastModel, estimator: MemoryEstimator, model: VllmModel, shape: ModelShape | None
@@ -117,7 +117,7 @@ _FOR_GENERATION = ("speculative_config", "tool_call_parser")
 
 
 def check_model(model: VllmModel, context: ModelContext) -> None:
-    """Raise INVALID_ARGUMENT naming a setting that contradicts another."""
+    """Raises INVALID_ARGUMENT naming a setting that contradicts another."""
     for index, argument in enumerate(model.extra_arguments):
         if (why := OWN_FLAGS.get(argument.partition("=")[0])) is not None:
             raise context.refuse(f"extra_arguments[{index}]", f"cannot be {argument.partition('=')[0]}: {why}")
@@ -129,7 +129,7 @@ def check_model(model: VllmModel, context: ModelContext) -> None:
 
 
 def with_environment(model: VllmModel, context: ModelContext) -> VllmModel:
-    """Returns the settings with those that they leave to variables of the runner API.
+    """Completes the settings with the runner's variables of the runner API.
 
     Raises INVALID_ARGUMENT naming a variable with an invalid value.
     """
@@ -158,7 +158,7 @@ def build(model: VllmModel, context: ModelContext) -> ModelEngine:
         context = replace(context, command=(str(context.environments.environment_program(ENVIRONMENT, PROGRAM)),))
     facts = ModelFacts() if model.folder is None else read_model_facts(model.folder)
     context = replace(context, trained_context_tokens=facts.context_tokens)
-    # What the settings leave open depends on the model, and is tried.
+    # Capabilities that the settings do not determine depend on the model, and are tried.
     limits = {_SKILLS[kind]: count for kind, count in model.limit_mm_per_prompt.items() if kind in _SKILLS}
     extra = {skill for skill, count in limits.items() if count}
     tools = {Skill.TOOLS} if model.tool_call_parser is not None else set()

@@ -40,7 +40,7 @@ ENVIRONMENT = EngineEnvironment(
             locks=("cpu-torch.lock", "cpu.lock"),
             installed_bytes=3_300_000_000,
             download_bytes=900_000_000,
-            # The program asks for its version under this name, and the build for processors has another.
+            # The program looks up its version under this name, but the build for processors has another.
             stubs=("vllm==0.32.0+cpu",),
         ),
         Variant.CUDA: EnvironmentVariant(
@@ -53,7 +53,7 @@ ENVIRONMENT = EngineEnvironment(
 
 PARAMETERS = EngineParameters(
     engine="vLLM",
-    # Names and meanings: vLLM's chat and completion protocols; bounds are ours where it has none.
+    # Names and meanings are from vLLM's chat and completion protocols; missing bounds are weft's.
     allowed={
         "allowed_token_ids": TokenIds(1024),
         "bad_words": Texts(64, 256),
@@ -77,9 +77,9 @@ PARAMETERS = EngineParameters(
 
 
 ModelId = Annotated[str, MaxLen(1024), Pattern(r"^[^-\s\x00][^\x00]*$")]
-"""A folder with a model, or its id on the hub."""
+"""A model folder, or a hub id."""
 Word = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-"""A word of vLLM's own lists, which differ by version."""
+"""A word from vLLM's own lists, which differ by version."""
 Dtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
 Modality = Literal["image", "video", "audio"]
 ADAPTER_CONFIG = "adapter_config.json"
@@ -100,7 +100,7 @@ class VllmAdapter(AdapterSettings):
 
     @property
     def folder(self) -> Path | None:
-        """The folder, by its whole path; None: it is not on this machine, or in the cache of the hub."""
+        """Absolute path of the folder; None: it is not on this machine, or only in the hub's cache."""
         path = Path(self.path).expanduser()
         return path if path.is_dir() else None
 
@@ -112,7 +112,7 @@ class VllmAdapter(AdapterSettings):
 
     @property
     def rank(self) -> int:
-        """Its rank by its configuration; 0: it has no folder here, names none, or cannot be read."""
+        """Rank in the adapter's configuration; 0: unknown."""
         if self.folder is None:
             return 0
         try:
@@ -192,14 +192,14 @@ class VllmModel(SourcedModelSettings):
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the model, by its whole path; None: it is not on this machine, or in the cache of the hub."""
+        """Absolute path of the model's folder; None: it is not on this machine, or only in the hub's cache."""
         path = self.file
         return path if path.is_dir() else None
 
     @property
     @override
     def file(self) -> Path:
-        """The folder of the model; its id on the hub where there is none, NOT_PULLED before its source was pulled."""
+        """Path of the folder; the hub id if there is no folder, NOT_PULLED before the source was pulled."""
         return NOT_PULLED if self.model is None else Path(self.model).expanduser()
 
     @override
@@ -210,19 +210,19 @@ class VllmModel(SourcedModelSettings):
     @property
     @override
     def chat_template_file(self) -> Path | None:
-        """The file of the chat template, by its whole path."""
+        """Absolute path of the chat template."""
         return None if self.chat_template_path is None else self.chat_template_path.expanduser()
 
     @property
     @override
     def location(self) -> str:
-        """The folder or the id of the model, or its source."""
+        """The folder or hub id, or the source."""
         return self.model or self.source or ""
 
     @property
     @override
     def upstream_name(self) -> str:
-        """The name of the folder, or the id, or the source."""
+        """Name of the folder, or the hub id, or the source."""
         return self.location if self.folder is None else self.folder.name
 
 
