@@ -1,4 +1,4 @@
-"""The model that a command is asked for: a name of the mesh, a source, or a path, which may lack its `./`."""
+"""The MODEL argument of a command: a name of the mesh, a source, or a path, with or without `./`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from weft_app.cli.options import note
 
 MODEL, SOURCE = "MODEL", "SOURCE"
 _PREFIXES = ("agent/", "route/")
-"""What begins the name of an agent or a route where models are named as well."""
+"""Prefixes of agents and routes among names of models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedModel:
-    """What is to be run: a name of the mesh, or a source."""
+    """The parsed argument: a name of the mesh or a source."""
 
     name: str = ""
     source: str = ""
 
 
 def asked_model(text: str) -> AskedModel:
-    """Returns what a text names: a file or folder that exists, a source, or a name of the mesh.
+    """Parses a file or folder that exists, a source, or a name of the mesh.
 
     Raises INVALID_ARGUMENT naming MODEL.
     """
@@ -39,23 +39,23 @@ def asked_model(text: str) -> AskedModel:
         return AskedModel(name=text)
     source = asked_source(text, MODEL)
     if isinstance(source, PathSource):
-        # A runner has a working folder of its own, and may be on another machine.
+        # A runner has another working folder, and may be on another machine.
         return AskedModel(source=str(Path(source.path).expanduser().absolute()))
     return AskedModel(source=str(source))
 
 
 def _is_long_name(text: str) -> bool:
-    """Whether a text is a model's name with more than an owner before it, which no source looks like."""
+    """Whether a text is a model's name with more than one slash, which cannot be a source."""
     first = text.partition("/")[0]
     has_scheme = first.partition(":")[0].lower() in tuple(SourceScheme)
     return text.count("/") > 1 and is_model_name(text) and first not in HUB_HOSTS and not has_scheme
 
 
 def asked_to_serve(text: str, options: Mapping[str, str]) -> AskedModel:
-    """Returns the model that a text names.
+    """Parses MODEL as `asked_model`, taking the options for sources into account.
 
-    `options`: the values of options that apply only to a model which is added from its source, by the options' names.
-    Where one has a value, a short name stands for its source, whether or not the mesh serves a model of that name.
+    `options` has the values of options that apply only to a model added from its source, by name. If one is set, a
+    short name is its source even if the mesh serves a model of that name.
     Raises INVALID_ARGUMENT naming MODEL or the option.
     """
     given = [option for option, value in options.items() if value and require_name(value, option)]
@@ -69,10 +69,10 @@ def asked_to_serve(text: str, options: Mapping[str, str]) -> AskedModel:
 
 
 def existing_path(text: str) -> Path | None:
-    """Returns the whole path of a model's file or folder that a text names; None: it names none that is there."""
+    """Returns the full path of an existing model file or folder; None if the text is not such a path."""
     try:
         path = Path(text).expanduser()
-        # A bare word may be a name as well: only a file that cannot be anything else is one.
+        # A bare word may also be a name, so it counts as a path only if it is a GGUF file.
         is_model = path.exists() if "/" in text else path.suffix.lower() == GGUF and path.is_file()
         return path.absolute() if is_model else None
     except (OSError, RuntimeError, ValueError):
@@ -80,9 +80,9 @@ def existing_path(text: str) -> Path | None:
 
 
 def pulled_source(text: str) -> str:
-    """Returns the source that a text names: a path that is there, a short name, or the source itself.
+    """Returns the source in a text: an existing path, a short name, or the source itself.
 
-    Raises INVALID_ARGUMENT naming SOURCE for a word that is none of these.
+    Raises INVALID_ARGUMENT naming SOURCE for other words.
     """
     marked = with_marked_path(text)
     if marked != text or is_source(text) or not is_name(text):
@@ -95,7 +95,7 @@ def pulled_source(text: str) -> str:
 
 
 def with_marked_path(text: str) -> str:
-    """Returns a source, with `./` before a relative path that is there."""
+    """Prefixes an existing relative path with `./`."""
     if text.startswith(("/", ".", "~")) or existing_path(text) is None:
         return text
     return f"./{text}"

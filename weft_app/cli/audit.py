@@ -90,7 +90,7 @@ def verify(
 
 
 def _entries(api: MeshApi, after: int = 0) -> Iterator[Document]:
-    """Yields the entries after a number, oldest first. Raises SERVICE_UNAVAILABLE for a registry that repeats them."""
+    """Yields the entries after a number, oldest first. Raises SERVICE_UNAVAILABLE if the registry repeats entries."""
     while found := api.get(AUDIT, after=after, pageSize=PAGE_SIZE)["items"]:
         if found[-1]["sequence"] <= after:
             message = f"the registry repeats audit entries: {found[-1]['sequence']} came after {after}"
@@ -122,7 +122,7 @@ def _head(text: str | None) -> tuple[int, str] | None:
 def check_log(entries: Iterable[pb.AuditEntry], kept: tuple[int, str] | None) -> tuple[int, str | None]:
     """Returns the number of entries and the first fault as text; None: no fault.
 
-    `kept` is the sequence and hash of a head that was stored elsewhere.
+    `kept` is the sequence number and hash of a head stored elsewhere.
     """
     head = None if kept is None or kept[0] == 0 else pb.AuditHead(sequence=kept[0], hash=kept[1])
     check, count = AuditCheck(kept=head), 0

@@ -1,4 +1,4 @@
-"""`weft up` as a child process: in the background (`weft up -d`), or for the length of one command (`weft run`)."""
+"""`weft up` as a child process: in the background (`weft up -d`), or for the duration of a command (`weft run`)."""
 
 import os
 import signal
@@ -22,24 +22,24 @@ from weft_app.compose.home import WeftHome, has_started
 from weft_app.config.config import CONFIG_NAME
 
 START_SECONDS = 3_600.0
-"""Longest wait for the start: all models of a weft.yaml are loaded, and pulled, before it is up."""
+"""Timeout of the start, which includes pulling and loading all models of weft.yaml."""
 STOP_SECONDS = 60.0
-"""Longest stop, after which the process is killed: a drain and the end of all engines."""
+"""Timeout of the drain and the end of all engines; then the process is killed."""
 POLL_SECONDS = 0.05
 MAX_READ_BYTES = 65_536
-"""Bytes of the output that are read at a time."""
+"""Size of a read of the output."""
 BACKGROUND_NAME, SESSION_NAME = "up.out", "session.out"
 STOP_LINE = "  stop with Ctrl-C"
-"""Last line that `weft up` prints of its start."""
+"""Last line that `weft up` prints at its start."""
 _STAGES = ("... ", "ok  ", "warn ", "fail ")
-"""How the lines of the stages of a start begin, see `weft_app.cli.stages`."""
+"""Prefixes of the lines of a start's stages, see `weft_app.cli.stages`."""
 _COLOURS = ("FORCE_COLOR", "TTY_COMPATIBLE")
-"""Variables that ask for a live display, which a file has no use for."""
+"""Variables that request a live display, which is useless in a file."""
 _UP = (sys.executable, "-m", "weft_app.cli.main", "up")
 
 
 def arguments_of(context: typer.Context, *, without: frozenset[str]) -> list[str]:
-    """Returns the options that were typed, as command-line arguments; those with a name in `without` are left out."""
+    """Returns the options from the command line as arguments, except those in `without`."""
     given: list[str] = []
     for option in context.command.params:
         name = option.name or ""
@@ -56,10 +56,10 @@ def arguments_of(context: typer.Context, *, without: frozenset[str]) -> list[str
 
 
 def up_in_background(home: WeftHome, arguments: Sequence[str], show_line: Callable[[str], str] = str) -> None:
-    """Starts `weft up` with these arguments in its own session, and returns when it serves.
+    """Starts `weft up` with these arguments in a separate session, and returns when it serves.
 
-    Its output is shown until then, each line by `show_line`, and kept in a file. Ends the command with the exit code of
-    a start that failed; Ctrl-C ends the start. Raises DEADLINE_EXCEEDED after START_SECONDS; the start goes on.
+    Its output is stored in a file and shown until then, each line by `show_line`. A failed start ends the command with
+    its exit code; Ctrl-C ends the start. Raises DEADLINE_EXCEEDED after START_SECONDS, but the start continues.
     """
     home.create()
     output = home.logs / BACKGROUND_NAME
@@ -79,7 +79,7 @@ def up_in_background(home: WeftHome, arguments: Sequence[str], show_line: Callab
 
 
 def _start(arguments: Sequence[str], output: Path, environment: dict[str, str] | None) -> "subprocess.Popen[bytes]":
-    """Starts a process that neither Ctrl-C nor the end of this terminal reaches."""
+    """Starts a process that continues after Ctrl-C and after the end of this terminal."""
     with output.open("wb") as file:
         return subprocess.Popen(  # noqa: S603 - an argument list, never a shell
             arguments,
@@ -106,7 +106,7 @@ def _await_start(process: "subprocess.Popen[bytes]", output: Path, show_line: Ca
 
 
 def _lines(process: "subprocess.Popen[bytes]", output: Path, deadline: float) -> Iterator[str]:
-    """Yields the lines of the output as they come, to the end of the process or the deadline."""
+    """Yields new lines of the output until the process ends or the deadline is reached."""
     rest = b""
     with output.open("rb") as file:
         while time.monotonic() < deadline:
@@ -120,7 +120,7 @@ def _lines(process: "subprocess.Popen[bytes]", output: Path, deadline: float) ->
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Drains and ends a mesh; a second Ctrl-C, or a drain that is too long, kills it."""
+    """Drains and ends a mesh. A second Ctrl-C or a timeout kills it."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
@@ -131,10 +131,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def is_mesh_running(home: WeftHome) -> bool:
-    """Whether a mesh is found for a home: one that runs on it, or one elsewhere that the environment names.
+    """Whether a mesh runs on a home, or the environment refers to one elsewhere.
 
-    One that only begins is waited for, until its models are ready. Raises SERVICE_UNAVAILABLE where that takes longer
-    than START_SECONDS.
+    Waits for a starting mesh until its models are ready. Raises SERVICE_UNAVAILABLE after START_SECONDS.
     """
     deadline, is_told = time.monotonic() + START_SECONDS, False
     while not has_started(home.running()) and home.is_claimed():
@@ -148,16 +147,16 @@ def is_mesh_running(home: WeftHome) -> bool:
         mesh_address(home.root, "registry")
     except WeftError:
         return False
-    # A host that was killed leaves its file, and not its lock.
+    # A killed host leaves its file but not its lock.
     return home.running() is None or home.is_claimed()
 
 
 @contextmanager
 def session_mesh(home: WeftHome, config: Path | None) -> Iterator[dict[str, Any]]:
-    """Starts a mesh on a home, yields what it announced, and stops it. It dies with this process, even when killed.
+    """Starts a mesh on a home, yields its description, and stops it. It dies with this process, even if killed.
 
-    Without a configuration it has no model, so that models are loaded by their sources alone. Raises
-    SERVICE_UNAVAILABLE with the last line of its output where it does not start.
+    Without a configuration it has no models, which are then loaded by source. Raises SERVICE_UNAVAILABLE with the last
+    line of output if it does not start.
     """
     home.create()
     output = home.logs / SESSION_NAME
@@ -166,7 +165,7 @@ def session_mesh(home: WeftHome, config: Path | None) -> Iterator[dict[str, Any]
     if config is not None:
         arguments += ["--config", str(config)]
     elif not Path(CONFIG_NAME).is_file():
-        # Nothing says where others expect it.
+        # Without a configuration others expect no specific port.
         arguments += ["--port", "0"]
     process = _start(arguments, output, None)
     try:
@@ -176,7 +175,7 @@ def session_mesh(home: WeftHome, config: Path | None) -> Iterator[dict[str, Any]
 
 
 def _announced(home: WeftHome, process: "subprocess.Popen[bytes]", output: Path) -> dict[str, Any]:
-    """Waits until the mesh is up, showing the stages of its start, and returns what it announced."""
+    """Waits until the mesh is up and returns its description. Shows the stages of the start."""
     deadline, shown = time.monotonic() + START_SECONDS, 0
     while time.monotonic() < deadline:
         lines: list[str] = []

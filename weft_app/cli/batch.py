@@ -33,22 +33,22 @@ from weft_app.cli.wait import parse_duration
 BATCHES, FILES = "/v1/batches", "/v1/files"
 MAX_PAGE = 100
 SILENCE_SECONDS = 900.0
-"""Longest wait for an answer: a batch is acknowledged when all its lines are on disk, and 50,000 take a while."""
+"""Timeout of a response: a batch is acknowledged once all its lines, up to 50,000, are on disk."""
 POLL_SECONDS = 1.0
 MAX_OUTAGE_SECONDS = 60.0
-"""Longest outage of the gateway that a watched batch tolerates."""
+"""Maximum outage of the gateway while a batch is watched."""
 MAX_LISTED = 1_000
 MAX_SHOWN_ERRORS = 10
 MAX_FIRST_LINE_BYTES = 16 * 1024 * 1024
 _FOR_LINES = " (--wait-for-model accepts models that will come)"
-"""`FOR_TASKS` in the words of this command."""
+"""`FOR_TASKS` with the option of this command."""
 _OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 
 app = typer.Typer(help="Submit batches of requests, and fetch their answers.", no_args_is_help=True)
 
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-"""Endpoint that the lines of a file are sent to."""
+"""Endpoint of the lines of a file."""
 FormatOption = Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format; `name` prints only the id.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch, from `weft batch list`.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, and wait for its end.")]
@@ -110,7 +110,7 @@ def submit(
     Example: weft batch submit requests.jsonl --watch
     """
     if file.exists() and not file.is_file():
-        # The file is read twice, and the second read of a pipe is empty.
+        # The file is read twice, and the second read of a pipe would be empty.
         raise invalid_field("FILE", f"{file} is not a regular file; save the output of a pipe to a file first")
     body: Document = {"endpoint": endpoint or _endpoint_of(file), "completion_window": "24h"}
     if metadata:
@@ -172,7 +172,7 @@ def cancel(batch_id: IdArgument, home: HomeOption = DEFAULT_HOME) -> None:
 
 
 def cancel_batches(ids: Sequence[str], output: OutputFormat, home: Path) -> None:
-    """Cancels batches and prints how far each came. A failure of one does not stop the others."""
+    """Cancels batches and prints the progress of each. A failure of one does not stop the others."""
     with connect(home) as api:
 
         def cancel_one(batch_id: str) -> None:
@@ -240,13 +240,13 @@ def delete_file(
 
 
 def _submitted(api: MeshApi, file: Path, body: Document) -> Document:
-    """Uploads a file and creates a batch of it; when this returns, all its requests are durable."""
+    """Uploads a file and creates a batch of it. Once this returns, all requests are durable."""
     kept = api.upload(FILES, file, "application/jsonl", purpose="batch")
     try:
         made: Document = api.post(BATCHES, {"input_file_id": kept["id"], **body})
     except WeftError as error:
         if error.reason is not Reason.SERVICE_UNAVAILABLE:
-            # The batch was rejected: its file would only use space.
+            # The batch was rejected, so its file is useless.
             with suppress(WeftError):
                 api.delete(f"{FILES}/{kept['id']}")
         raise
@@ -281,7 +281,7 @@ def _write(content: Iterator[bytes], to: Path | None) -> None:
 
 
 def _followed(api: MeshApi, batch: Document) -> Document:
-    """Polls the batch until it has ended; progress goes to stderr. A short outage of the gateway is retried."""
+    """Polls the batch until it has ended, with progress on stderr. Retries during a short outage of the gateway."""
     if batch["status"] in _OVER:
         return batch
     answered = time.monotonic()
@@ -329,13 +329,13 @@ _PROGRESS = ProgressStyle(
 
 
 def _trouble(batch: Document) -> str:
-    """Returns why the results of a watched batch are not written yet; empty: unknown."""
+    """Returns why the results of a watched batch are not written yet; empty if unknown."""
     errors = _errors_of(batch)
     return safe_text(f" ({_said(errors[0])})") if errors and batch["status"] not in _OVER else ""
 
 
 def _end(batch: Document, *, watched: bool) -> None:
-    """Prints what failed in a batch, if anything did, and exits with the matching code."""
+    """Prints the failures of a batch, if any, and exits with the matching code."""
     errors = _errors_of(batch)
     for error in errors[:MAX_SHOWN_ERRORS]:
         where = f"line {error['line']}: " if error.get("line") else ""
@@ -356,13 +356,13 @@ def _errors_of(batch: Document) -> list[Document]:
 
 
 def _said(error: Document) -> str:
-    """Returns the message of an error, with the option of this command in place of the field of the API."""
+    """Returns the message of an error, with this command's option in place of the API's field."""
     return str(error["message"]).replace(FOR_TASKS, _FOR_LINES)
 
 
 def _endpoint_of(file: Path) -> str:
-    """Returns the endpoint that the first line names. Raises INVALID_ARGUMENT for none, or an unknown one."""
-    import json  # noqa: PLC0415 - only where nobody names the endpoint
+    """Returns the endpoint in the first line. Raises INVALID_ARGUMENT if it is missing or unknown."""
+    import json  # noqa: PLC0415 - only without --endpoint
 
     try:
         with file.open("rb") as lines:
@@ -386,5 +386,5 @@ def _pairs(texts: list[str]) -> dict[str, str]:
 
 
 def _id(text: str) -> str:
-    # The id becomes a part of a path.
+    # The id becomes part of a path.
     return require_request_id(require_token(text, "ID", MAX_REQUEST_ID_CHARS), "ID")

@@ -16,7 +16,7 @@ from weft_app.cli.output import FORMATS, print_page, safe_text
 from weft_app.cli.targets import record_ids, record_kind
 
 CANCEL_TIMEOUT_SECONDS = 20.0
-"""Timeout of a call: a cancelled request is waited for until it has ended."""
+"""Timeout of a call, which waits until the cancelled request has ended."""
 
 
 _ADVICE = "; `weft get requests` lists those that run, with `--state ended` those that ended"
@@ -63,11 +63,11 @@ def cancel(
 
 _KINDS = ("request", "task", "batch", "operation")
 _KIND_OF_PREFIX = dict(zip(("req", "task", "batch", "op"), _KINDS, strict=True))
-"""The kind of ids that begin so, as the mesh makes them."""
+"""Kind by prefix of generated ids."""
 
 
 def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the kind and the ids that `KIND ID...`, `KIND/ID...` or `ID...` name. Raises INVALID_ARGUMENT."""
+    """Parses `KIND ID...`, `KIND/ID...` or `ID...`. Raises INVALID_ARGUMENT."""
     if (kind := record_kind(words[0])) in _KINDS:
         mixed = invalid_field("ID", f"write {kind}/ID for each, or {kind} once before the ids")
         ids = record_ids(words, kind, lambda _: mixed)
@@ -86,7 +86,7 @@ def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home: Path) -> None:
-    """Cancels requests by their ids and prints how each ended. A failure of one does not stop the others."""
+    """Cancels requests and prints how each ended. A failure of one does not stop the others."""
     with connect(home, CANCEL_TIMEOUT_SECONDS) as api:
 
         def cancel_one(request: str) -> None:

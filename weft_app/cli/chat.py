@@ -37,11 +37,11 @@ from weft_app.cli.output import safe_text, shown, source_word
 from weft_app.cli.targets import is_missing
 
 MAX_FILE_BYTES = 20 * 1024 * 1024
-"""Size of one file."""
+"""Maximum size of a file."""
 MAX_TOTAL_BYTES = 40 * 1024 * 1024
-"""Size of all files of a message, which travel in one request."""
+"""Maximum size of all files of a message, which are sent in one request."""
 MAX_SHOWN_CHARS = 160
-"""Longest text shown of a signal's or tool's arguments and of a tool's result."""
+"""Maximum shown length of arguments of signals and tools, and of tool results."""
 MAX_HISTORY_LINES = 1000
 HISTORY_NAME = "chat_history"
 QUIT_WORDS = frozenset({"/quit", "/exit", "/bye"})
@@ -144,7 +144,7 @@ def chat(
 def chat_options(
     max_tokens: int | None, temperature: float | None, thinking: bool | None, *, allow_remote: bool = False
 ) -> ChatOptions:
-    """Returns the options of an answer that were given."""
+    """Returns the given options."""
     given = {"max_tokens": max_tokens, "temperature": temperature, "thinking": thinking}
     options: Any = {name: value for name, value in given.items() if value is not None}
     found: ChatOptions = options | ({"allow_remote": True} if allow_remote else {})
@@ -159,7 +159,7 @@ class MessageMedia:
     audio: tuple[bytes, ...] = ()
 
     def message(self, text: str) -> Message:
-        """Returns a message of the user about these files."""
+        """Returns a user message with these files."""
         message: Message = {"role": "user", "content": text}
         if self.images:
             message["images"] = self.images
@@ -196,9 +196,9 @@ def _read(path: Path, option: str) -> bytes:
 
 
 def only_message(message: str | None, field: str, remedy: str = "") -> str | None:
-    """Returns the single message that was given or piped in; None for an interactive chat.
+    """Returns the given or piped message; None for an interactive chat.
 
-    Raises INVALID_ARGUMENT naming `field` for an empty one.
+    Raises INVALID_ARGUMENT naming `field` if it is empty.
     """
     if message is None and sys.stdin.isatty():
         return None
@@ -220,7 +220,7 @@ def _submit(
     media: MessageMedia,
     wait_for_model: bool,
 ) -> None:
-    """Submits one message as a durable task: its id on stdout, everything else on stderr."""
+    """Submits a message as a durable task. Prints the id to stdout and everything else to stderr."""
     if text is None:
         raise invalid_field("--async", "needs -m, or a message on standard input")
     asked = name_for_task(name, home, wait_for_model=wait_for_model)
@@ -233,7 +233,7 @@ def _submit(
 
 
 def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
-    """Returns the target as `resolve` does; with `wait_for_model` it need not exist yet."""
+    """Returns the target of `resolve`; with `wait_for_model` it need not exist yet."""
     try:
         return resolve(name, home)[0]
     except WeftError as error:
@@ -248,9 +248,9 @@ def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
 
 
 def resolve(name: str, home: Path) -> tuple[str, str]:
-    """Returns the target to request and its description as text; the bare name of an agent or a route is enough.
+    """Returns the target to request and its description as text. The prefix of an agent or route may be omitted.
 
-    Where the registry cannot be reached, `name` is used as it is: the router resolves it.
+    If the registry cannot be reached, returns `name` unchanged: the router resolves it.
     """
     if (bare := name.removeprefix(AGENT_PREFIX).removeprefix(ROUTE_PREFIX)) == name:
         name = require_name_of_model(name, "NAME")
@@ -269,7 +269,7 @@ def resolve(name: str, home: Path) -> tuple[str, str]:
         if error.reason is Reason.MODEL_NOT_FOUND:
             raise
         return name, ""
-    # An alias may stand for many names, and which one a tenant means is for the router to say.
+    # The target of an alias may depend on the tenant, so the router resolves it.
     asked = name if found["kind"] == ResourceKind.ALIAS else f"{_PREFIX_OF.get(found['kind'], '')}{found['name']}"
     rule = "─" * RULE_CHARS
     return asked, f"{rule}\n{_who(found)}\n{rule}\n"
@@ -310,9 +310,9 @@ def _who(document: Document) -> str:
 
 @contextmanager
 def prompt_history(home: Path) -> Iterator[None]:
-    """Line editing with a stored history; plain input without readline or without a folder for it."""
+    """Enables line editing with a stored history; plain input without readline or a folder for the history."""
     try:
-        import readline  # noqa: PLC0415 - not there on every Python
+        import readline  # noqa: PLC0415 - missing in some Pythons
     except ImportError:
         yield
         return
@@ -325,14 +325,14 @@ def prompt_history(home: Path) -> Iterator[None]:
         yield
     finally:
         readline.set_history_length(MAX_HISTORY_LINES)
-        # The history is private: readable by its owner only.
+        # The history is private.
         with suppress(OSError):
             file.touch(mode=0o600)
             readline.write_history_file(file)
 
 
 def converse(conversation: "Conversation") -> None:
-    """Reads and answers turn by turn until the user leaves."""
+    """Answers messages until the user leaves."""
     sys.stderr.write(f"{HELP}\n")
     while True:
         try:
@@ -341,7 +341,7 @@ def converse(conversation: "Conversation") -> None:
             sys.stderr.write("\n")
             return
         except KeyboardInterrupt:
-            # Often a Ctrl-C that came too late to stop an answer; it must not cost the conversation.
+            # A Ctrl-C that was too late to stop an answer must not end the conversation.
             sys.stderr.write("\n")
             continue
         if text in QUIT_WORDS:
@@ -370,7 +370,7 @@ def _turn(text: str, conversation: "Conversation") -> None:
 
 
 class Conversation:
-    """The turns of one chat; answers are streamed to the terminal."""
+    """The turns of a chat, with answers streamed to the terminal."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class Conversation:
         media: MessageMedia | None = None,
         is_verbose: bool = False,
     ) -> None:
-        """`media`: the files of the next message."""
+        """`media` has the files of the next message."""
         self._is_verbose = is_verbose
         self._media = media or MessageMedia()
         self._mesh = mesh
@@ -394,7 +394,7 @@ class Conversation:
         self._inside_line = False
 
     def run(self, once: str | None, home: Path) -> None:
-        """Answers one message; without one converses until the user leaves."""
+        """Answers one message, or without one converses until the user leaves."""
         if once is not None:
             self.say(once)
             return
@@ -402,11 +402,11 @@ class Conversation:
             converse(self)
 
     def turns(self) -> list[Message]:
-        """Returns the conversation so far, without answers that were stopped."""
+        """Returns the conversation so far, without stopped answers."""
         return list(self._history)
 
     def clear(self) -> None:
-        """Clears the conversation and keeps the system prompt."""
+        """Clears the conversation except for the system prompt."""
         self._history[:] = [turn for turn in self._history if turn["role"] == "system"]
 
     def say(self, text: str) -> None:
@@ -446,8 +446,7 @@ class Conversation:
                 self._show_receipt(event.finished.receipt)
             case _ if line := _notice(event):
                 if self._inside_line and sys.stdout.isatty() and sys.stderr.isatty():
-                    # On a terminal the two are one text; where stdout and stderr are apart, the answer stays as it
-                    # came.
+                    # Only if both are on a terminal: otherwise stdout must contain the unchanged answer.
                     sys.stderr.write("\n")
                     self._inside_line = False
                 _aside(line)
@@ -462,7 +461,7 @@ class Conversation:
             _aside(line)
 
     def _show_cost(self, error: WeftError) -> None:
-        """Prints the cost of an answer that was stopped, where it is known."""
+        """Prints the cost of a stopped answer, if known."""
         if not {PROMPT_TOKENS, COMPLETION_TOKENS} <= error.metadata.keys():
             return
         if self._inside_line:
@@ -472,7 +471,7 @@ class Conversation:
 
 
 def _notice(event: event_pb2.InferenceEvent) -> str:
-    """Returns the notice line of an event; empty for an event that is no notice."""
+    """Returns the notice line of an event; empty if it is not a notice."""
     match event.WhichOneof("event"):
         case "signal":
             return f"signal {event.signal.name}{_arguments(event.signal.arguments)}"
@@ -497,7 +496,7 @@ def _cut(text: str) -> str:
 
 
 def _aside(text: str) -> None:
-    """Prints text that is not part of the answer, dimmed on a terminal."""
+    """Prints text besides the answer, dimmed on a terminal."""
     line = safe_text(text)
     sys.stderr.write(f"{DIM}{line}{PLAIN}\n" if sys.stderr.isatty() else f"{line}\n")
     sys.stderr.flush()
@@ -506,7 +505,7 @@ def _aside(text: str) -> None:
 def timings(receipt: receipt_pb2.Receipt) -> str:
     """Returns one line: tokens, speed, time to first token, waits, the runner, and the request's id.
 
-    Unknown values are left out.
+    Omits unknown values.
     """
     usage, speed = receipt.usage, receipt.tokens_per_second
     known = document_of(usage)

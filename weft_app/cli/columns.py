@@ -1,4 +1,4 @@
-"""How resources and events are listed: the columns of each kind, as paths in documents."""
+"""The columns of resources and events by kind, as paths in documents."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,20 +16,20 @@ _DECLARED_BY_PROFILES = ("models", "agents", "routes", "aliases")
 
 
 def shown_state(model: Document) -> str:
-    """Returns the state of a model in one word: the phase of its engine while its runner is there, such as "ready"."""
+    """Returns a model's state in one word: the phase of its engine if its runner is active, such as "ready"."""
     state, instance = str(model["status"]["state"]), model["status"].get("instance")
     return str(instance["phase"]) if instance and state == "active" else state
 
 
 def upstream_of(model: Document) -> str:
-    """Returns what a model is outside the mesh: its file, or the name that its server or provider has for it."""
+    """Returns a model's file, or its name on its server or provider."""
     provider = model.get("provider")
     own_name = "" if provider is None else model["name"]
     return (provider or {}).get("upstreamModel") or model.get("upstream") or own_name
 
 
 def skills_of(model: Document) -> list[str]:
-    """Returns what a model takes: what is declared of it, else what its runner reports, without what its engine lacks.
+    """Returns a model's declared or else reported skills, without those that its engine lacks.
 
     As `weft.kernel.abilities.reported_over`.
     """
@@ -39,7 +39,7 @@ def skills_of(model: Document) -> list[str]:
 
 
 def who_wakes(model: Document) -> list[str]:
-    """Who wakes a hibernating model, such as "mesh:wake_on_lan"; recipes themselves may hold secrets."""
+    """Returns who wakes a hibernating model, such as "mesh:wake_on_lan", without recipes, which may contain secrets."""
     wake = model.get("wake", {})
     recipe = wake.get("byMesh")
     return [*(["runner"] if wake.get("byRunner") else []), *([f"mesh:{recipe['type']}"] if recipe else [])]
@@ -52,7 +52,7 @@ def slots(instances: Iterable[Document | None]) -> str:
 
 
 def limit_words(limit: Document) -> str:
-    """A limit as text, such as "100 req/min per key for llama-*"."""
+    """Returns a limit as text, such as "100 req/min per key for llama-*"."""
     window = _WINDOWS.get(limit["window"], limit["window"])
     amounts = [
         f"{limit[name]} {unit}/{window}" for name, unit in (("requests", "req"), ("tokens", "tok")) if name in limit
@@ -62,7 +62,7 @@ def limit_words(limit: Document) -> str:
 
 
 def limits_text(tenant: Document) -> str:
-    """The limits of a tenant as text."""
+    """Returns the limits of a tenant as text."""
     return "none" if tenant.get("unlimited") else ", ".join(map(limit_words, tenant.get("limits", ()))) or "default"
 
 
@@ -84,19 +84,19 @@ def graph_bytes(workflow: Document) -> int:
 
 
 def profile_state(profile: Document) -> str:
-    """Returns whether a profile is active, and still as it says."""
+    """Returns "active", "inactive" or "changed"."""
     if profile["status"]["changes"]:
         return "changed"
     return "active" if profile["status"]["active"] else "inactive"
 
 
 def event_label(event: Document) -> str:
-    """Returns what an event is about, as KIND/NAME."""
+    """Returns the subject of an event as KIND/NAME."""
     return f"{event['resourceKind']}/{event['resourceName']}"
 
 
 USES = "uses"
-"""Key of what routers count of a tenant's limits, in documents that are shown as a table."""
+"""Key of the limit usage of tenants in documents shown as a table."""
 _AGE = "AGE:status.createdAt:age~"
 _SHORT, _WHOLE = "DESCRIPTION:description:short", "DESCRIPTION:description"
 _MODEL = custom_columns(
@@ -188,7 +188,7 @@ def yaml_of(document: Document) -> str:
 
 
 def declared_yaml(document: Document) -> str:
-    """Returns what a resource declares as YAML: without `status`, and without what is as it would be anyway."""
+    """Returns the declared part of a resource as YAML: without `status` and default values."""
     from weft.documents.resources import declared_of  # noqa: PLC0415 - as above
 
     return yaml_of(declared_of(document))
@@ -254,7 +254,7 @@ _LISTINGS: Mapping[ResourceKind, Listing] = {
 
 @cache
 def listing_of(kind: ResourceKind) -> Listing:
-    """Returns how resources of a kind are listed; one without columns here has those that follow from its fields."""
+    """Returns the listing of a kind, with columns from its fields if it has none here."""
     if kind in _LISTINGS:
         return _LISTINGS[kind]
     from weft.documents.kinds import KINDS  # noqa: PLC0415 - it needs protobuf
@@ -274,6 +274,6 @@ MIXED = Listing(columns=(), name=label_of, kind="List", yaml=declared_yaml, plur
 
 
 def labelled_listing(kind: ResourceKind) -> Listing:
-    """Returns the listing of a kind beside others: with KIND/NAME for the name."""
+    """Returns the listing of a kind with KIND/NAME as the name, for several kinds together."""
     listing, name = listing_of(kind), Column("NAME", label_of)
     return replace(listing, columns=(name, *listing.columns[1:]), wide=(name, *listing.wide[1:]))

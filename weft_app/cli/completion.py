@@ -1,4 +1,4 @@
-"""Shell completion: kinds, and names of the running mesh. Waits are short, and errors are ignored."""
+"""Shell completion of kinds and names of the running mesh. Timeouts are short, and errors are ignored."""
 
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weft_app.cli.mesh_api import MeshApi
 
 CALL_TIMEOUT_SECONDS = 0.25
-"""Of each call; a completion makes at most five and must be there within a second even on a slow host."""
+"""Timeout per call: a completion makes up to five, and must end within a second even on a slow host."""
 MAX_OFFERED = 1000
 MODEL = "model"
 TASKS = "tasks"
@@ -24,11 +24,11 @@ REQUESTS = "requests"
 LEASES = "leases"
 ROUTERS = "routers"
 CANCELLED_KINDS = (REQUESTS, TASKS, "batches", "operations")
-"""Plurals of what `weft cancel` takes."""
+"""Kinds of `weft cancel`, in the plural."""
 REMEMBERED = ("clients", REQUESTS, TASKS)
-"""Plurals of what a router stores; their names are not completed, since they change constantly."""
+"""Kinds that a router stores, in the plural; their names change constantly and are not completed."""
 SHOWN = (*REMEMBERED, LEASES, ROUTERS, ALL)
-"""What `weft get` takes beside kinds of resources."""
+"""Further kinds of `weft get`."""
 _PREFIXES = {"agent/": ResourceKind.AGENT, "route/": ResourceKind.ROUTE, "workflow/": ResourceKind.WORKFLOW}
 KEYS, SECRETS = "/api/v1/keys", "/v1/admin/secrets"
 
@@ -39,7 +39,7 @@ def complete_kind(incomplete: str) -> list[str]:
 
 
 def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes a kind, then names of that kind; KIND/NAME as well."""
+    """Completes a kind, then its names; also KIND/NAME."""
     words = _words_of(ctx)
     kind_word, slash, _ = incomplete.partition("/")
     if slash and kind_word.lower() in kind_words():
@@ -52,7 +52,7 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _words_of(ctx: typer.Context) -> list[str]:
-    """Returns the words of a command, from the kind on where options precede it that are not known here."""
+    """Returns the words of a command, starting at the kind if unknown options precede it."""
     words = list(ctx.params.get("resources") or ())
     if not any(word.startswith("-") for word in words):
         return words
@@ -61,7 +61,7 @@ def _words_of(ctx: typer.Context) -> list[str]:
 
 
 def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `complete_resource`; where no kind begins so, names of every kind."""
+    """As `complete_resource`, but completes names of every kind if no kind matches."""
     offered = complete_resource(ctx, incomplete)
     if offered or _words_of(ctx) or "/" in incomplete:
         return offered
@@ -71,7 +71,7 @@ def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
 def _beside(
     own: "Callable[[typer.Context, str], list[str]]", kinds: "Collection[str]", offered: "Collection[str]"
 ) -> "Callable[[typer.Context, str], list[str]]":
-    """Returns `own` with `offered` as further first words; what follows a word of `kinds` is not completed."""
+    """Extends `own` by `offered` as first words. Words after one of `kinds` are not completed."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         given = _words_of(ctx)
@@ -83,18 +83,17 @@ def _beside(
 
 
 complete_shown = _beside(complete_named, ("request", "client", "task", "lease", "router"), SHOWN)
-"""As `complete_named`, with requests, clients and tasks."""
 complete_described = _beside(complete_named, ("task",), [TASKS])
 complete_with_tasks = _beside(complete_resource, ("task",), [TASKS])
 
 
 def complete_cancelled_kind(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes the kinds of what can be cancelled."""
+    """Completes kinds that can be cancelled."""
     return [] if ctx.params.get("words") else _offer(CANCELLED_KINDS, incomplete)
 
 
 def complete_restarted(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes the word model, then names of models."""
+    """Completes the word `model`, then names of models."""
     return complete_model(ctx, incomplete) if ctx.params.get("model") else _offer([MODEL], incomplete)
 
 
@@ -109,18 +108,18 @@ def complete_profile(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes the ids of existing keys."""
+    """Completes ids of keys."""
     keys = _asked(ctx, lambda mesh: mesh.get(KEYS)["items"])
     return _offer((key["id"] for key in keys if "revokeTime" not in key), incomplete)
 
 
 def complete_secret(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes the names of existing secrets."""
+    """Completes names of secrets."""
     return _offer((each["name"] for each in _asked(ctx, lambda mesh: mesh.get(SECRETS)["items"])), incomplete)
 
 
 def complete_logged(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes what has logs: the mesh, its services, runners with files in the home, and models."""
+    """Completes names with logs: the mesh, its services, runners with files in the home, and models."""
     from weft_app.cli.mesh_logs import RUNNER_PREFIX, LogFolder  # noqa: PLC0415 - other completions read no files
     from weft_app.compose.home import WeftHome  # noqa: PLC0415 - as above
 
@@ -152,9 +151,9 @@ FIRST_WORDS: "Mapping[str, Callable[[typer.Context, str], list[str]]]" = {
     "run": complete_chat_target,
     "unload": complete_model,
 }
-"""What completes the first word of commands whose modules take long to import."""
+"""Completion of the first word of commands with slow imports."""
 NAMES = {"delete": complete_with_tasks, "edit": complete_named, "wait": complete_with_tasks}
-"""The same for every word."""
+"""Completion of every word of such commands."""
 
 
 def _names(ctx: typer.Context, *kinds: ResourceKind) -> list[str]:
@@ -168,7 +167,7 @@ def _asked(ctx: typer.Context, ask: "Callable[[MeshApi], list[Any]]") -> list[An
         with connect(ctx.params.get("home") or DEFAULT_HOME, CALL_TIMEOUT_SECONDS) as mesh:
             return ask(mesh)
     except (WeftError, OSError, ValueError):
-        # Completion prints nothing about faults of the mesh: the command line is half typed.
+        # Completion must not print errors into a half-typed command line.
         return []
 
 

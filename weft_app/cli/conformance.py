@@ -69,7 +69,7 @@ def _chosen(names: list[str], checks: tuple[Check, ...]) -> tuple[Check, ...]:
 
 
 def _report(examined: AsyncGenerator[Finding], output: OutputFormat) -> None:
-    """Prints the findings; exits with EXIT_FAILED where a promise is broken."""
+    """Prints the findings; exits with EXIT_FAILED if a promise is broken."""
     findings = asyncio.run(_printed(examined, output))
     if output is not OutputFormat.TABLE:
         _FINDINGS.print(findings, output)
@@ -81,7 +81,7 @@ def _report(examined: AsyncGenerator[Finding], output: OutputFormat) -> None:
 
 
 async def _printed(examined: AsyncGenerator[Finding], output: OutputFormat) -> list[Finding]:
-    """Returns all findings; as a table, prints each finding as soon as its check ends."""
+    """Returns all findings. A table shows each finding once its check has ended."""
     table = _FINDINGS.table(output)
     findings: list[Finding] = []
     async with aclosing(examined):

@@ -111,13 +111,13 @@ def create_model(
 
 
 def _option_of(field: str) -> str:
-    """Returns the option for a field of the document that is refused."""
+    """Returns the option for an invalid field of the document."""
     name = field.removeprefix("documents[0].")
     return _OPTIONS.get(name, "--label" if name.startswith("labels") else name)
 
 
 def labels_of(words: Iterable[str], option: str) -> dict[str, str]:
-    """Returns labels given as KEY=VALUE. Raises INVALID_ARGUMENT for another form and a key that is given twice."""
+    """Parses labels KEY=VALUE. Raises INVALID_ARGUMENT for another form or a duplicate key."""
     found: dict[str, str] = {}
     for word in words:
         key, separator, value = word.partition("=")

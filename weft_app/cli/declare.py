@@ -39,15 +39,15 @@ from weft_app.cli.tasks import delete_tasks
 
 APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
-"""Longest forced delete: the registry waits less than this for the model's requests to end."""
+"""Timeout of a forced delete, above the registry's wait for the model's requests."""
 UNCHANGED = "unchanged"
-"""The outcome of a document that changes nothing."""
+"""Outcome of a document without changes."""
 STDIN = "-"
 _FIELD = re.compile(r"documents\[(\d+)\]\.?(.*)")
 FILE_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 EXIT_DIFFERENT = 1
 EXIT_DIFF_FAILED = EXIT_USAGE
-"""As diff(1) and kubectl: 1 means differences, so failures use a higher code."""
+"""As in diff(1) and kubectl, 1 means differences, so failures use a higher code."""
 
 FilesOption = Annotated[
     list[Path],
@@ -97,7 +97,7 @@ def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFA
 
 
 def read_files(files: Iterable[Path]) -> tuple[SourcedDocument, ...]:
-    """Reads the documents of files, folders and standard input. Raises for invalid ones, naming all of them."""
+    """Reads documents from files, folders and standard input. Raises an error that lists all invalid ones."""
     documents = read_texts(_texts(files))
     refuse_repeats(documents)
     return documents
@@ -111,9 +111,9 @@ def submit(
     adopt: bool,
     expected: tuple[Document, ...] = (),
 ) -> list[Document]:
-    """Applies documents; a refusal names its document. An empty list is applied without an error.
+    """Applies documents. Errors name the document. Accepts an empty list.
 
-    `expected`: what each was read as; RESOURCE_CHANGED is raised for one that is declared otherwise by now.
+    `expected`: the documents as read before; raises RESOURCE_CHANGED for one that has changed since.
     """
     if not documents:
         note("there is nothing to apply")
@@ -141,7 +141,7 @@ def post_apply(
 
 
 def difference(result: Document, where: str) -> str:
-    """Returns a unified diff between a resource as declared in the mesh and as `where` declares it."""
+    """Returns a unified diff between a resource in the mesh and its declaration in `where`."""
     name = label_of(result)
     before, after = _lines(result.get("before")), _lines(result.get("after"))
     if before == after:
@@ -162,7 +162,7 @@ def _render(applied: list[Document], output: str, *, dry_run: bool) -> str:
 
 
 def _placed(error: WeftError, documents: tuple[SourcedDocument, ...]) -> WeftError:
-    """Returns the error with its place in the files instead of "documents[2].model"."""
+    """Replaces "documents[2].model" in an error by its place in the files."""
     found = _FIELD.fullmatch(error.field) if isinstance(error, FieldError) else None
     if not isinstance(error, FieldError) or found is None or int(found[1]) >= len(documents):
         return error
@@ -251,7 +251,7 @@ def delete(
 
 
 def _selected(home: Path, words: list[str], selector: str) -> list[Target]:
-    """Returns the resources of a kind that a selector selects. Raises INVALID_ARGUMENT for names."""
+    """Returns the resources of a kind that match a selector. Raises INVALID_ARGUMENT if names are given, too."""
     kind, named = parse_targets(words)
     if named:
         raise invalid_field("--selector", "goes with a kind alone; leave the names out")
@@ -268,14 +268,14 @@ def _targets(words: list[str], files: list[Path]) -> list[Target]:
         if not named:
             raise invalid_field("NAME", "name what is to be deleted")
         found = list(named)
-    # What an alias, an agent or a route points to cannot be deleted.
+    # Targets of aliases, agents and routes cannot be deleted before them.
     return sorted(found, key=lambda target: _DELETED_FIRST.get(target.kind, len(_DELETED_FIRST)))
 
 
 _DELETED_FIRST: Mapping[ResourceKind, int] = MappingProxyType(
     {ResourceKind.ALIAS: 0, ResourceKind.AGENT: 1, ResourceKind.ROUTE: 1, ResourceKind.WORKFLOW: 1}
 )
-"""The order in which kinds are deleted; others come last."""
+"""Deletion order of kinds; others are deleted last."""
 
 
 def _delete(api: MeshApi, target: Target, *, force: bool) -> None:
@@ -288,6 +288,6 @@ def _delete(api: MeshApi, target: Target, *, force: bool) -> None:
 
 
 def _returns_with(document: Document) -> str:
-    """Returns the live runner whose configuration names a model; empty: nothing brings it back."""
+    """Returns the live runner with a model in its configuration, which would bring it back; empty if there is none."""
     instance = document["status"].get("instance", {})
     return document["status"].get("runner", "") if instance and not instance.get("addedSource") else ""

@@ -41,7 +41,7 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
         home = WeftHome(Path(folder))
         home.create()
-        # A model that is pulled for it is kept for the next time.
+        # Keeps a pulled model for the next demo.
         kept = WeftHome(DEFAULT_HOME.expanduser().absolute())
         kept.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         store = ModelStore(kept.models)
@@ -71,7 +71,7 @@ async def _demo(host: "UpHost", prompt: str, max_tokens: int) -> None:
 
 
 async def _stream_chat(url: str, model: str, prompt: str, max_tokens: int) -> tuple[int, float]:
-    """Streams one chat to stdout; returns chunk count and time of the first. Raises when it does not complete."""
+    """Streams one chat to stdout. Returns the number of chunks and the time of the first. Raises if incomplete."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],

@@ -41,7 +41,7 @@ _REQUESTED_AS: Mapping[str, str] = {
     ResourceKind.ROUTE: ROUTE_PREFIX,
     ResourceKind.WORKFLOW: WORKFLOW_PREFIX,
 }
-"""What begins the name of a kind where a request asks for it."""
+"""Prefix of a kind's names in requests."""
 LOG_LINES = 10
 EVENTS = 10
 
@@ -112,7 +112,7 @@ def _describe_resource(words: list[str], output: OutputFormat, home: Path) -> No
 
 
 def _users(mesh: MeshApi, document: Document) -> list[Document]:
-    """Returns the agents, routes and aliases that lead to a resource; kinds that cannot be read are left out."""
+    """Returns the agents, routes and aliases that refer to a resource; omits kinds that cannot be read."""
     found: list[Document] = []
     if document["kind"] in _REQUESTED_AS:
         for kind in (ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS):
@@ -134,7 +134,7 @@ def _leads_to(user: Document, document: Document) -> bool:
 
 
 def _instances(mesh: MeshApi, document: Document) -> list[Document] | None:
-    """Returns what the runner that a document is about says of its engines; None: there is none that answers."""
+    """Returns the runner's engine descriptions for a document; None if there is no runner or it does not answer."""
     kind = document["kind"]
     runner = document["name"] if kind == ResourceKind.RUNNER else document["status"].get("runner")
     if not runner or kind not in (ResourceKind.RUNNER, ResourceKind.MODEL):
@@ -152,19 +152,19 @@ _TITLE = (
 )
 MAX_TITLE_CHARS = 24
 _SHORTER: Mapping[str, Callable[[Document], Any]] = {
-    # Recipes may hold secrets.
+    # Recipes may contain secrets.
     "wake": who_wakes,
     "graph": lambda workflow: f"{graph_bytes(workflow)} bytes",
 }
-"""What is shown of a value instead of it."""
+"""Short forms of values."""
 _MAPS = frozenset({"labels", "defaultParams"})
-"""Keys of objects whose keys are no words of ours."""
+"""Objects with user-defined keys."""
 _TIMES = ("At", "Since", "Time")
 MAX_ROWS = 10
 _FORMS = (("Seconds", "{:g} s"), ("Bytes", "size"))
-"""Formats of numbers, by the ends of their keys."""
+"""Formats of numbers by key suffix."""
 _ELSEWHERE = frozenset({"kind", "name", "state", "status", "conditions", "instance", "instances"})
-"""Keys of a resource that have their own place on a page."""
+"""Keys that are shown elsewhere on the page."""
 
 
 def description(
@@ -173,9 +173,9 @@ def description(
     described: Sequence[Document] | None,
     users: Sequence[Document] = (),
 ) -> str:
-    """Returns a resource as text; `described`: what its runner says of its engines, None: it says nothing.
+    """Returns a resource as text. `described` has its runner's engine descriptions; None: unknown.
 
-    `users`: the resources that lead to it.
+    `users`: the resources that refer to it.
     """
     status = document["status"]
     facts = _rest(document) | _rest(status)
@@ -199,7 +199,7 @@ def _rest(document: Document) -> Document:
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a line for each value of a document; parts of it, texts of several lines and lists are indented."""
+    """Yields a line per value of a document; indents nested objects, multi-line texts and lists."""
     width = min(MAX_TITLE_CHARS, max((len(_title(key)) for key in document), default=0) + 1)
     for key, value in document.items():
         title = _title(key)
@@ -232,7 +232,7 @@ def _title(key: str) -> str:
 
 
 def _text(key: str, value: Any) -> str | None:
-    """Returns a value for people; None: it says nothing."""
+    """Returns a value as text; None if there is nothing to show."""
     if value is None or value in ("", [], {}, "unknown"):
         return None
     if isinstance(value, bool):

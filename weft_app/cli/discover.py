@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from weft_app.compose.announcement import Announcement
 
 SHOWN_MODELS = 6
-"""Of a server, in one line."""
+"""Maximum number of models in a server's line."""
 SHOWN_FILES = 8
-"""In the question of `weft up`."""
+"""Maximum number of files in the question of `weft up`."""
 
 
 class Discover(StrEnum):
-    """What `weft up` does with what it finds."""
+    """Whether `weft up` serves what it finds."""
 
     ASK = "ask"
     YES = "yes"
@@ -69,7 +69,7 @@ async def _show(
     *,
     listens: bool,
 ) -> None:
-    """Prints what is on this machine, then the meshes that are announced on its network: they take longer."""
+    """Prints engines and models of this machine, then announced meshes, which take longer to find."""
     async with asyncio.TaskGroup() as tasks:
         announced = tasks.create_task(_found_meshes()) if listens else None
         found = await look(settings, home, accelerators=accelerators)
@@ -147,9 +147,9 @@ def _document(found: Discovered) -> dict[str, Any]:
 
 
 def offered(wanted: Discover | None, config: WeftConfig, home: WeftHome, demo: str) -> Discovered | None:
-    """Returns what `weft up` is to serve of what it finds on this machine; None: nothing, but `demo`.
+    """Returns the engines and models that `weft up` is to serve; None: only `demo`.
 
-    On a terminal it is asked for; elsewhere it is said, unless the command line or the settings say yes.
+    Asks on a terminal. Elsewhere only lists them, unless the command line or the settings say yes.
     """
     mode = wanted or Discover(config.discovery.mode)
     if mode is Discover.NO:
@@ -174,7 +174,7 @@ def offered(wanted: Discover | None, config: WeftConfig, home: WeftHome, demo: s
 
 
 def shown_server(server: "FoundServer") -> str:
-    """Returns a server and its models in one line."""
+    """Returns one line with a server and its models."""
     models = server.why_empty or _models(server) or "no models yet"
     return safe_text(f"{server.title} at {server.url}: {models}")
 

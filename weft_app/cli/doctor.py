@@ -70,7 +70,7 @@ MIN_FREE_BYTES = 1024**3
 MAX_NAMED_LEASES = 4
 MAX_EXAMINED_REQUESTS = 200
 MIN_PROMPT_CHANGES = 3
-"""Fewer changes of a session are not reported: a new day, or other tools, change a prompt once."""
+"""Fewer changes in a session are not reported: a new date or other tools change a prompt once."""
 
 
 _FINDINGS = Listing(
@@ -100,7 +100,7 @@ def doctor(
 
     Example: weft doctor -o json
     """
-    # A plain path: what runs on this home is checked, wherever variables say that a mesh is.
+    # A plain path, so that this home is checked even if variables refer to another mesh.
     folder = WeftHome(Path(home.expanduser().absolute()))
     findings = _printed(examine_mesh(home) if mesh else examine(folder, config, network), output)
     if any(finding.verdict is Verdict.FAILED for finding in findings):
@@ -108,7 +108,7 @@ def doctor(
 
 
 def _printed(findings: Iterator[Finding], output: OutputFormat) -> list[Finding]:
-    """Prints findings and returns them; a terminal shows each one immediately."""
+    """Prints and returns the findings; a terminal shows each one immediately."""
     if output is not OutputFormat.TABLE or not sys.stdout.isatty():
         found = list(findings)
         _FINDINGS.print(found, output)
@@ -122,7 +122,7 @@ def _printed(findings: Iterator[Finding], output: OutputFormat) -> list[Finding]
 
 
 def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -> Iterator[Finding]:
-    """Yields the findings of all checks, in the order of a start; `network`: what `weft up` would be given."""
+    """Yields the findings of all checks in the order of a start. `network` has the options for `weft up`."""
     yield platform_finding(sys.platform, f"{platform.system()} {platform.machine()}", platform.python_version())
     yield _packages()
     yield _home(home)
@@ -195,7 +195,7 @@ def _home(home: WeftHome) -> Finding:
 
 
 def _memory(home: WeftHome) -> Iterator[Finding]:
-    """Yields the leases without an owner; nothing where no mesh runs here, or it is unreachable."""
+    """Yields the leases without an owner; nothing if no mesh runs here or it is unreachable."""
     unowned = ""
     if home.running() is not None:
         with suppress(WeftError):
@@ -205,7 +205,7 @@ def _memory(home: WeftHome) -> Iterator[Finding]:
 
 
 def unowned_text(leases: Iterable[Document]) -> str:
-    """Returns the leases without an owner, as text; empty: every lease has one."""
+    """Returns the leases without an owner as text; empty if there are none."""
     found = [lease for lease in leases if lease.get("unowned")]
     words = [
         f"{size_words(leased_bytes(lease))} on {lease['host']} for {lease['purpose']} of {lease['holder']}"
@@ -215,7 +215,7 @@ def unowned_text(leases: Iterable[Document]) -> str:
 
 
 def _kept_tasks(home: WeftHome, config: WeftConfig) -> Finding:
-    """Whether the router's database has what was acknowledged with it, as far as its last start saw."""
+    """Checks whether the router's database lost acknowledged data, as of its last start."""
     kept = PromiseFile(home.promises)
     if notice := kept.notice():
         return warning("tasks", notice, kept.remedy)
@@ -244,8 +244,7 @@ def _models(config: WeftConfig) -> str:
 def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> Finding:
     """Runs the checks of `weft up` before it starts anything."""
     files = ", ".join(str(file) for file in config_files(config_path)) or f"defaults (there is no ./{CONFIG_NAME})"
-    # The services of a mesh are imported here alone: without their packages there is nothing to check, and `packages`
-    # reports them.
+    # Imported only if all packages are installed; otherwise there is nothing to check, and `packages` reports them.
     if _packages().verdict is not Verdict.FAILED:
         from weft_app.compose.startable import require_startable  # noqa: PLC0415
 
@@ -257,7 +256,7 @@ def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> 
 
 
 def _runners(config: WeftConfig, home: WeftHome) -> Iterator[Finding]:
-    """Yields runners that would refuse to start and models that could not load, in the words of `weft up`."""
+    """Yields runners that would not start and models that could not load, with the errors of `weft up`."""
     from weft_app.compose.runner import runner_config  # noqa: PLC0415 - with the engines of all runtimes
 
     for runner in config.runners or ():
@@ -276,7 +275,7 @@ def _runners(config: WeftConfig, home: WeftHome) -> Iterator[Finding]:
 
 
 def _runtimes() -> Iterator[Finding]:
-    """Yields the runtimes that a configuration may name, and those of other packages that cannot be used."""
+    """Yields the available runtimes, and unusable ones of other packages."""
     others = installed()
     usable = [f"{each.name} ({each.package})" for each in others if each.runtime is not None]
     yield ok("runtimes", ", ".join([*built_in_names(), *usable]))
@@ -286,7 +285,7 @@ def _runtimes() -> Iterator[Finding]:
 
 
 def _servers(config: WeftConfig) -> Iterator[Finding]:
-    """Yields whether each server that runs already serves the model that it is configured for."""
+    """Yields for each attached server whether it serves the configured model."""
     asked = [
         (model, find_fault)
         for runner in config.runners or ()
@@ -310,7 +309,7 @@ def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:
 
 
 def _followed(config: WeftConfig) -> Iterator[Finding]:
-    """Yields the models of each server whose list a runner follows."""
+    """Yields the models of each followed server."""
     from weft_app.compose.followed_servers import list_of_followed  # noqa: PLC0415 - few configurations need it
 
     for runner in config.runners or ():
@@ -322,7 +321,7 @@ def _followed(config: WeftConfig) -> Iterator[Finding]:
 
 
 def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterator[Finding]:
-    """Whether the programs, libraries and environments of the configured runtimes are installed; each is named once."""
+    """Checks once each whether programs, libraries and environments of the configured runtimes are installed."""
     configured = [(runner.runtime, runner.command) for runner in config.runners or ()]
     runners = [(DEFAULT_RUNTIME, None)] if config.runners is None else configured
     for name, command in dict.fromkeys(runners):
@@ -338,7 +337,7 @@ def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterat
 
 
 def _programs(config: WeftConfig) -> Iterator[Finding]:
-    """Checks that the program of each model with a `command` is installed."""
+    """Checks whether the program of each model with a `command` is installed."""
     for runner in config.runners or ():
         find_fault = runner.engine.find_program_fault
         if find_fault is None:
@@ -352,7 +351,7 @@ def _programs(config: WeftConfig) -> Iterator[Finding]:
 
 
 def _keys(config: WeftConfig) -> Iterator[Finding]:
-    """Whether the variables hold keys that models need; what they hold is not shown."""
+    """Checks whether the variables for the models' keys are set, without showing their values."""
     waiting: dict[str, list[str]] = {}
     for model in (model for runner in config.runners or () for model in runner.models):
         if isinstance(model, UpstreamSettings) and model.api_key_env is not None:
@@ -372,7 +371,7 @@ def _has_registry(home: WeftHome) -> bool:
 
 
 def _central_models(home: WeftHome) -> Iterator[Finding]:
-    """Yields one finding per central model, where a registry runs on this home. No key is sent to anybody."""
+    """Yields one finding per central model if a registry runs on this home. Sends no keys."""
     if not _has_registry(home):
         return
     try:
@@ -386,7 +385,7 @@ def _central_models(home: WeftHome) -> Iterator[Finding]:
 
 
 def _clocks(home: WeftHome) -> Iterator[Finding]:
-    """Yields one finding per runner whose clock is notably off, where a registry runs on this home."""
+    """Yields one finding per runner with a clock that is notably off, if a registry runs on this home."""
     runners: list[Document] = []
     if _has_registry(home):
         with suppress(WeftError), connect(home.root) as mesh:
@@ -400,7 +399,7 @@ def _clocks(home: WeftHome) -> Iterator[Finding]:
 
 
 def _engines(home: WeftHome) -> Iterator[Finding]:
-    """Yields one finding per model of the mesh on this home whose engine ended because of a fault."""
+    """Yields one finding per model of this home's mesh with an engine that ended because of a fault."""
     try:
         with connect(home.root) as mesh:
             models = mesh.documents(ResourceKind.MODEL)
@@ -418,7 +417,7 @@ def _engines(home: WeftHome) -> Iterator[Finding]:
 
 
 def _prompts(home: WeftHome) -> Iterator[Finding]:
-    """Yields one finding per session of the latest requests with a prompt that keeps changing near its beginning."""
+    """Yields one finding per session of recent requests with a prompt that keeps changing near its beginning."""
     requests: list[Document] = []
     with suppress(WeftError), connect(home.root) as api:
         requests = api.get("/v1/requests", limit=MAX_EXAMINED_REQUESTS, state="ended", allTenants=True)["items"]

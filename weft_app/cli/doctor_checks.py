@@ -1,7 +1,7 @@
-"""Checks of `weft doctor`: of the machine, a registry and its standby, providers, and the versions in a mesh.
+"""Checks of `weft doctor`: the machine, a registry and its standby, providers, and the versions in a mesh.
 
-Neighbouring releases run together: decision 0001. A process whose database has a newer schema than it knows goes on
-until it is restarted, and is refused then.
+Neighbouring releases work together: decision 0001. A process with a database that has a newer schema continues until
+it is restarted, and is then rejected.
 """
 
 import re
@@ -39,13 +39,13 @@ from weft_app.compose.home import WeftHome
 from weft_app.config.config import DEFAULT_PORT, WeftConfig
 
 DRIVER_SECONDS = 5.0
-"""Timeout of NVIDIA's library, which hangs where a card does."""
+"""Timeout of NVIDIA's library, which hangs if a card does."""
 MIN_AVAILABLE_BYTES = 1024**3
 MAX_CARDS = 64
 CONNECT_SECONDS = 3.0
-"""Longest wait for the connection to one provider, and for its handshake."""
+"""Timeout of the connection to a provider, including the handshake."""
 MAX_PROVIDERS = 64
-"""Providers that are connected to; of more, the first by their addresses."""
+"""Maximum number of providers to check, sorted by address."""
 MAX_ASKED_AT_ONCE = 8
 _AMD = "0x1002"
 _DECLARE = "declare its memory: accelerators.declared"
@@ -63,7 +63,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check and what to do about it."""
+    """The result of a check, and the remedy."""
 
     check: str
     verdict: Verdict
@@ -77,7 +77,7 @@ def ok(check: str, detail: str, remedy: str = "") -> Finding:
 
 
 def warning(check: str, detail: str, remedy: str) -> Finding:
-    """Returns the finding of a check that passed with a fault."""
+    """Returns the finding of a check that passed with a problem."""
     return Finding(check, Verdict.WARNING, detail, remedy)
 
 
@@ -87,7 +87,7 @@ def failed(check: str, detail: str, remedy: str) -> Finding:
 
 
 def attempt(check: str, look: Callable[[], str], remedy: str) -> Finding:
-    """Returns what a check found: its text, or the error that it raised."""
+    """Runs a check. Returns its text, or the error that it raised."""
     try:
         return ok(check, look())
     except WeftError as error:
@@ -95,7 +95,7 @@ def attempt(check: str, look: Callable[[], str], remedy: str) -> Finding:
 
 
 def platform_finding(platform: str, described: str, python: str) -> Finding:
-    """Returns what works on a platform, as `sys.platform` names it."""
+    """Returns what works on a platform of `sys.platform`."""
     detail = f"weft {__version__}, Python {python}, {described}"
     match platform:
         case "linux":
@@ -124,9 +124,9 @@ def memory_finding() -> Finding:
 def accelerator_findings(
     platform: str, machine: str, nvidia: NvmlReading | None, system_folder: Path
 ) -> Iterator[Finding]:
-    """Yields the accelerators by maker; one line that says so where there is none.
+    """Yields the accelerators by vendor, or one finding without any.
 
-    `nvidia` is a reading of NVIDIA's library, None: it hung. `system_folder` is /sys.
+    `nvidia` is a reading of NVIDIA's library; None: it hung. `system_folder` is /sys.
     """
     found = list(_accelerators(platform, machine, nvidia, system_folder))
     none = "no driver of an NVIDIA or AMD card, and no Apple GPU"
@@ -161,7 +161,7 @@ def _amd_cards(system_folder: Path) -> Iterator[str]:
 
 
 def port_findings(config: WeftConfig, running: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Yields whether each port that a start takes is free; `running`: what a mesh on this home has announced."""
+    """Yields whether each port of a start is free. `running` is the description of a mesh on this home."""
     other = DEFAULT_PORT + 1 if config.port == DEFAULT_PORT else DEFAULT_PORT
     yield _port("", config.host, config.port, f"weft up --port {other}", running)
     if config.grpc_port is not None:
@@ -192,12 +192,12 @@ def _port(setting: str, host: str, port: int, remedy: str, running: Mapping[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryState:
-    """What a registry at one address says of itself."""
+    """The state of a registry at one address."""
 
     address: str
     reach: Reach
     reason: str = ""
-    """Why it does not serve, as its health has it; empty where it does not tell this caller."""
+    """Why it does not serve, from its health; empty if this caller may not see it."""
     message: str = ""
 
     def words(self) -> str:
@@ -212,14 +212,14 @@ class RegistryState:
 
 
 def registry_findings(addresses: str | None) -> Iterator[Finding]:
-    """Yields one finding about the registries at these addresses; none where there are fewer than two."""
+    """Yields one finding about several registries; none for fewer than two addresses."""
     several = addresses_of(addresses or "")
     if len(several) > 1:
         yield finding_of([_asked(address) for address in several])
 
 
 def finding_of(states: Sequence[RegistryState]) -> Finding:
-    """Returns what the states of the registries of one mesh mean together."""
+    """Returns the finding for the states of a mesh's registries."""
     owners = [each.address for each in states if each.reach is Reach.SERVING]
     words = "; ".join(each.words() for each in states)
     if not owners:
@@ -243,7 +243,7 @@ def _asked(address: str) -> RegistryState:
             reach = reach_of(stub.Check(READINESS, timeout=CHECK_TIMEOUT_SECONDS).status)
         except grpc.RpcError:
             return RegistryState(address=address, reach=Reach.AWAY)
-    # A standby does not know the keys of callers.
+    # A standby does not know the callers' keys.
     with suppress(WeftError):
         for each in health_of(address).components:
             if each.name == "owner":
@@ -252,9 +252,9 @@ def _asked(address: str) -> RegistryState:
 
 
 def central_model_findings(models: Sequence[Document], secrets: Collection[str]) -> Iterator[Finding]:
-    """Yields a finding per model, each with a provider: whether that can be reached, and its secret is in `secrets`.
+    """Yields a finding per central model: whether its provider can be reached, and its secret is in `secrets`.
 
-    A provider gets a connection and, for https, the handshake of TLS: no request, and never a key.
+    Only connects, with a TLS handshake for https: sends no request and no key.
     """
     places = sorted({_place(model) for model in models})[:MAX_PROVIDERS]
     with ThreadPoolExecutor(MAX_ASKED_AT_ONCE, thread_name_prefix="providers") as pool:
@@ -270,13 +270,13 @@ def central_model_findings(models: Sequence[Document], secrets: Collection[str])
 
 
 def _place(model: Document) -> tuple[str, int, bool]:
-    """Returns the host and port of the provider of a model, and whether it uses TLS."""
+    """Returns the host and port of a model's provider, and whether it uses TLS."""
     parts = urlsplit(model["provider"]["url"])
     return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443), parts.scheme != "http"
 
 
 def unreached_words(place: tuple[str, int, bool]) -> str:
-    """Returns why a provider cannot be reached, as text; empty: it can."""
+    """Returns why a provider cannot be reached; empty if it can."""
     host, port, over_tls = place
     try:
         with socket.create_connection((host, port), CONNECT_SECONDS) as connection:
@@ -300,22 +300,22 @@ MAX_NAMED = 4
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 ROUTER_PREFIX = "router/"
 Healths = Mapping[str, pb.GetHealthResponse]
-"""What processes say of themselves, by names such as `registry`, `gateway@edge-1` or `runner/gpu-0`."""
+"""Health of processes by names such as `registry`, `gateway@edge-1` or `runner/gpu-0`."""
 
 
 def release_of(version: str) -> tuple[int, int] | None:
-    """Returns the major and minor number of a version; None where it has none."""
+    """Returns the major and minor number of a version; None if it has none."""
     found = _VERSION.match(version)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def are_neighbours(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether two releases run together: the same one, or the one before or after it."""
+    """Whether two releases work together: they are equal or adjacent."""
     return one[0] == other[0] and abs(one[1] - other[1]) <= 1
 
 
 def examine_versions(processes: Healths) -> Iterator[Finding]:
-    """Yields a finding for each process, then what the mesh mixes, and the schemas that are too new for a process."""
+    """Yields a finding per process, then the mix of versions, and schemas that are too new for a process."""
     for name, health in processes.items():
         schemas = "".join(f", {each.service} schema {each.known_revision}" for each in health.schemas)
         if health.version:
@@ -344,7 +344,7 @@ def _mix(processes: Healths) -> Finding:
 def _schemas(processes: Healths) -> Iterator[Finding]:
     found: dict[str, str] = {}
     for schema in (schema for health in processes.values() for schema in health.schemas):
-        # Revisions are numbers of the same width; one is empty where the process has not opened the database.
+        # Revisions are numbers of equal width, empty if the process has not opened the database.
         found[schema.service] = max(found.get(schema.service, ""), schema.database_revision)
     for name, health in processes.items():
         for schema in health.schemas:
@@ -376,7 +376,7 @@ def examine_mesh(home: Path) -> Iterator[Finding]:
         return
     asked = _registries(home)
     known = {f"{ROUTER_PREFIX}{each['name']}": each.get("version", "") for each in routers}
-    # In the process of `weft up` the router is asked with the registry.
+    # `weft up` has registry and router in one process, so one call is enough.
     reached = {
         f"{ROUTER_PREFIX}{each['name']}": each["address"] for each in routers if each["address"] not in asked.values()
     }
@@ -398,7 +398,7 @@ def examine_mesh(home: Path) -> Iterator[Finding]:
 
 
 def _registries(home: Path) -> dict[str, str]:
-    """Returns the addresses of the registry, and of its standby where one is named."""
+    """Returns the addresses of the registry, and of its standby if configured."""
     addresses = addresses_of(mesh_address(home, "registry"))
     running = WeftHome(home.expanduser().absolute()).running()
     if running is not None and addresses == (running.get("grpc"),):
@@ -407,7 +407,7 @@ def _registries(home: Path) -> dict[str, str]:
 
 
 def _unregistered_router(home: Path, others: Mapping[str, str]) -> dict[str, str]:
-    """Returns the address of the router that commands use, where it does not register: it is of an older release."""
+    """Returns the address of the commands' router if it is not registered: it has an older release."""
     try:
         address = mesh_address(home, "router")
     except WeftError:
@@ -424,7 +424,7 @@ def _health_at(process: tuple[str, str]) -> tuple[str, pb.GetHealthResponse | We
 
 
 def _watching(processes: Sequence[pb.WatchingProcess]) -> dict[str, pb.GetHealthResponse]:
-    """Returns routers and gateways; those of one service, host and version are one entry."""
+    """Returns routers and gateways, with one entry per service, host and version."""
     counts = Counter((each.service, each.host, each.version) for each in processes)
     return {
         f"{service}@{host}{f' ({count} times)' if count > 1 else ''}": pb.GetHealthResponse(version=version)

@@ -28,9 +28,9 @@ from weft_app.cli.targets import one_named
 
 EDITOR_VARIABLES = ("VISUAL", "EDITOR")
 USUAL_EDITORS = ("editor", "nano", "vi")
-"""Editors that are looked for where no variable names one."""
+"""Editors to search for if no variable specifies one."""
 MAX_TRIES = 100
-"""Most times that a wrong text is opened again."""
+"""Maximum number of times to reopen an invalid text."""
 EDITED = "the edited text"
 _COMMENT = "#"
 _NOT_DECLARED: Mapping[ResourceKind, str] = MappingProxyType(
@@ -50,7 +50,7 @@ _RETRIED = frozenset(
         Reason.RESOURCE_IN_USE,
     }
 )
-"""Refusals that another text may avoid."""
+"""Errors that another text may avoid."""
 
 
 def edit(
@@ -81,7 +81,7 @@ def edit(
 
 
 def _require_editable(document: Document, *, adopt: bool) -> None:
-    """Raises RESOURCE_IN_USE for what belongs to a weft.yaml, naming which."""
+    """Raises RESOURCE_IN_USE, naming the weft.yaml, if the resource comes from one."""
     label, status = label_of(document), document["status"]
     if document["kind"] == ResourceKind.ALIAS and status.get("source") == "configured":
         raise WeftError(
@@ -97,7 +97,7 @@ def _require_editable(document: Document, *, adopt: bool) -> None:
 
 
 def _editor() -> list[str]:
-    """Returns the command line of the user's editor. Raises INVALID_ARGUMENT where there is none."""
+    """Returns the command line of the user's editor. Raises INVALID_ARGUMENT if there is none."""
     for variable in EDITOR_VARIABLES:
         if words := shlex.split(os.environ.get(variable, "")):
             return words
@@ -108,9 +108,9 @@ def _editor() -> list[str]:
 
 
 def _edit(original: Document, home: Path, editor: list[str], *, adopt: bool) -> None:
-    """Opens the editor until its text is applied, unchanged, or refused for a reason that no text avoids.
+    """Opens the editor until its text is applied, unchanged, or rejected for a reason that no text avoids.
 
-    The file of the text stays where an edit would be lost, and the error says where it is.
+    Keeps the file if an edit would be lost, and the error contains its path.
     """
     label, begin = label_of(original), yaml_text(declared_of(original))
     number, path = tempfile.mkstemp(prefix=f"weft-{label}-".replace("/", "-").replace(":", "-"), suffix=".yaml")
@@ -140,7 +140,7 @@ def _edit(original: Document, home: Path, editor: list[str], *, adopt: bool) -> 
 
 
 def _edited(file: Path, editor: list[str], label: str, text: str, wrong: str) -> str:
-    """Returns what the user made of a text, without the comments on top of it."""
+    """Returns the edited text, without the comments at the top."""
     header = [
         f"Edit {label}. It is applied when the editor ends; without a change, or empty, nothing is.",
         *([safe_text(line) for line in f"Not applied: {wrong}".splitlines()] if wrong else []),
@@ -161,7 +161,7 @@ def _edited(file: Path, editor: list[str], label: str, text: str, wrong: str) ->
 
 
 def _applied(text: str, original: Document, home: Path, *, adopt: bool) -> list[Document]:
-    """Applies the text as `weft apply` does, where the resource still is as it was read."""
+    """Applies the text as `weft apply` does, unless the resource has changed since it was read."""
     label, found = label_of(original), read_documents(text, EDITED)
     if [one.label for one in found] != [label]:
         raise invalid_field(EDITED, f"must be {label} alone; delete and apply rename a resource")
@@ -175,6 +175,6 @@ def _applied(text: str, original: Document, home: Path, *, adopt: bool) -> list[
 
 
 def _kept(file: Path, why: str, reason: Reason = Reason.INVALID_ARGUMENT) -> WeftError:
-    """Returns the error that says where the edited text is."""
+    """Returns an error with the path of the edited text."""
     place = f"the edited text is in {shlex.quote(str(file))}"
     return WeftError(reason, f"{why}; {place}: compare it with weft diff -f, apply it with weft apply -f")

@@ -31,7 +31,7 @@ from weft_app.compose.served_models import runner_context
 from weft_app.config.loader import load_config
 
 DEFAULT_SLOTS = 4
-"""The default of a model in a configuration file."""
+"""Default of a configured model."""
 _COLUMNS = (Column("PART", "name"), Column("SIZE", "bytes", "size"))
 _WORDS = {
     "learned": "earlier loads",
@@ -44,12 +44,12 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """The model that is estimated."""
+    """The model to estimate."""
 
     name: str
     files: ModelFiles | None = None
     settings: MemorySettings | None = None
-    """The settings of its configured load; None: it is not configured, or no engine of weft loads it."""
+    """Settings of its configured load; None: it is not configured, or no engine of weft loads it."""
     model: ModelSettings | None = None
     """Its configuration; None: it is not configured."""
     runner: str = ""
@@ -115,11 +115,11 @@ def _subject(target: str, config: Path | None, ctx: int | None, slots: int | Non
 def _inputs(
     model: ModelSettings, runner: RunnerSettings, ctx: int | None, slots: int | None
 ) -> tuple[ModelFiles | None, MemorySettings | None]:
-    """Returns what the runner of a model estimates its load from; None: no engine of weft loads it."""
+    """Returns the inputs of the runner's estimate; None: no engine of weft loads the model."""
     if not isinstance(model, StartedModelSettings):
         return None, None
     asked = replace(model, context_tokens=ctx or model.context_tokens, slots=slots or model.slots)
-    # Nothing is started, so a program that is not installed is no obstacle.
+    # Nothing is started, so the program need not be installed.
     context = replace(runner_context(runner), command=runner.command or (model.name,))
     forecast = runner.engine.build(asked, replace(context, where=f"runners.{runner.name}.models.{model.name}")).forecast
     return forecast.inputs(AS_CONFIGURED) if isinstance(forecast, FileForecast) else (None, None)

@@ -55,7 +55,7 @@ def events(
         with connect(home) as mesh:
             found = mesh.events(kind, name, limit)
             if kind is not None and name and not found and name not in (names := set(mesh.names(kind))):
-                # What was deleted has events, but no name any more.
+                # A deleted resource has events, but its name is unknown.
                 raise unknown_name(kind.value, name, names)
         EVENTS.print(found, output, lambda: {"kind": "EventList", "items": found})
 
@@ -70,7 +70,7 @@ def _scope(words: list[str]) -> tuple[ResourceKind | None, str]:
 
 
 def _known_name(kind: ResourceKind | None, name: str, home: Path) -> str:
-    """Returns the name for a name or an id; says on standard error that nothing has it yet: it may come."""
+    """Returns the name for a name or an id. If nothing has it yet, prints a note: it may be created later."""
     if kind is None or not name:
         return name
     with connect(home) as mesh:

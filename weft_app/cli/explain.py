@@ -62,7 +62,7 @@ def _alias(request: Document) -> str:
 
 
 def _after(words: str, value: object) -> str:
-    """Returns a value after words; empty: there is none."""
+    """Returns a value prefixed with words; empty if there is none."""
     return f"{words}{value}" if value else ""
 
 
@@ -95,7 +95,7 @@ def _engine(receipt: Document) -> str | None:
 
 
 def _device_usage(receipt: Document) -> str | None:
-    """Returns the share in the work of accelerators, or why it is unknown; None: the engine held none."""
+    """Returns the share of the accelerators' work, or why it is unknown; None: the engine held none."""
     usage = receipt.get("deviceUsage")
     if usage is None:
         return None
@@ -182,7 +182,7 @@ def explain(
 
 
 def show_request(request_id: str, output: OutputFormat, home: Path) -> None:
-    """Prints all that is known of a request; empty: of the one that ended last."""
+    """Prints the details of a request; empty: of the one that ended last."""
     with connect(home) as api:
         found = api.get(f"/v1/requests/{request_id or _last(api)}", allTenants=True)
     print_page(output, lambda: explanation(found), lambda: found)
@@ -197,7 +197,7 @@ def explanation(request: Document) -> str:
 
 
 def receipt_lines(receipt: Document) -> list[str]:
-    """Returns the section on what a request has cost."""
+    """Returns the section about the costs of a request."""
     attempts = receipt.get("attempts", ())
     lines = [*page([_OUTCOME], receipt)]
     for number, attempt in enumerate(attempts, 1):
@@ -243,7 +243,7 @@ _PIXELS, _MILLISECONDS = 1e6, 1e3
 
 
 def work_parts(usage: Mapping[str, Any]) -> list[str]:
-    """Returns the work on images and recordings: "40 steps", "2.1 megapixels", "12.4 s of audio"; empty: none."""
+    """Returns the work on images and recordings: "40 steps", "2.1 megapixels", "12.4 s of audio"; empty if none."""
     parts = []
     if steps := usage.get("imageSteps"):
         parts.append(f"{steps} {'step' if steps == 1 else 'steps'}")
@@ -255,5 +255,5 @@ def work_parts(usage: Mapping[str, Any]) -> list[str]:
 
 
 def has_tokens(usage: Mapping[str, Any]) -> bool:
-    """Whether tokens are worth a word: there are some, or there is nothing else."""
+    """Whether to show tokens: if there are some, or nothing else."""
     return bool(usage.get("promptTokens") or usage.get("completionTokens")) or not work_parts(usage)

@@ -50,7 +50,7 @@ def figures(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat
 
 
 def _lines(found: Document) -> Iterator[str]:
-    """Yields the sums of all steps as a table, and the most that waited and ran."""
+    """Yields the sums of all steps as a table, and the peaks of waiting and running requests."""
     yield from TextTable(_COLUMNS).text([*found["models"], found["all"] | {"model": "all"}]).splitlines()
     minutes = found["stepCount"] * found["stepSeconds"] / 60
     waiting, running = max(found["waiting"], default=0), max(found["running"], default=0)

@@ -1,4 +1,4 @@
-"""The watch of the mesh, opened again after a break, and records that are printed as they change."""
+"""Watches of the mesh that reconnect after a failure, and records that are printed as they change."""
 
 import math
 import time
@@ -16,31 +16,31 @@ from weft_app.cli.output import TEXTS, Feed, Listing, json_line, say
 WATCH = "/api/v1/watch"
 RETRY_PAUSE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 60.0
-"""Longest outage that is retried; the gateway sends something more often."""
+"""Maximum outage that is retried. The gateway sends something more often."""
 INTERVAL_SECONDS = 1.0
-"""Interval between two readings of what the mesh has no watch of."""
+"""Polling interval of records without a watch."""
 AWAY = REGISTRY_AWAY | {Reason.SHUTTING_DOWN}
-"""Reasons after which a mesh may be back soon."""
+"""Reasons that may be temporary."""
 DELETED = "deleted"
 MAX_REMEMBERED = 20_000
-"""Records whose last line is remembered; of requests that end there is always one more."""
+"""Maximum number of remembered records, since the number of ended requests is unlimited."""
 
 
 class Breaks:
-    """Retry policy of a broken watch: whether it is opened again, and after which pause."""
+    """Retry policy of a failed watch: whether to reconnect, and after which pause."""
 
     def __init__(self, limit_seconds: float) -> None:
-        """`limit_seconds`: longest outage that is retried."""
+        """`limit_seconds` is the maximum outage."""
         self._limit_seconds = limit_seconds
         self._began = False
         self._away_since: float | None = None
 
     def none(self) -> None:
-        """Resets the outage: something arrived."""
+        """Ends the outage: something arrived."""
         self._began, self._away_since = True, None
 
     def note(self, error: WeftError) -> None:
-        """Notes an outage. Raises `error` where a retry cannot help or the outage is too long."""
+        """Records an outage. Raises `error` if a retry cannot help or the outage is too long."""
         if error.reason not in AWAY or not self._began:
             raise error
         if self._away_since is None:
@@ -50,21 +50,21 @@ class Breaks:
             raise error
 
     def survive(self, error: WeftError) -> None:
-        """Waits until the next try is due. Raises as `note`."""
+        """Waits before the next attempt. Raises as `note`."""
         self.note(error)
         time.sleep(RETRY_PAUSE_SECONDS)
 
 
 @dataclass(slots=True)
 class _Known:
-    """What a watch knows of one kind: the documents by name."""
+    """The documents of one kind in a watch, by name."""
 
     documents: dict[str, Document] = field(default_factory=dict)
     renewed: dict[str, Document] | None = field(default_factory=dict)
-    """What has arrived of all that there is; None: all of it has arrived."""
+    """Documents of an incomplete snapshot; None: the snapshot is complete."""
 
     def take(self, change: Document) -> list[str]:
-        """Applies a change; returns the names that may have changed."""
+        """Applies a change. Returns the names that may have changed."""
         name = change.get("name", "")
         match change["change"]:
             case "reset":
@@ -91,10 +91,10 @@ State = dict[str, dict[str, Document]]
 
 
 def watch(home: Path, kinds: Sequence[str], deadline: float | None = None, **query: Any) -> Iterator[Document]:
-    """Yields the changes of some kinds as the mesh sends them; each connection begins with a `reset` of every kind.
+    """Yields the changes of some kinds as the mesh sends them. Each connection starts with a `reset` of every kind.
 
-    It ends at the `deadline`. Raises SERVICE_UNAVAILABLE when the mesh does not run, or was away for
-    RETRY_LIMIT_SECONDS; with a deadline only the former.
+    Ends at the `deadline`. Raises SERVICE_UNAVAILABLE if the mesh does not run, or without a deadline also if it was
+    unreachable for RETRY_LIMIT_SECONDS.
     """
     breaks = Breaks(RETRY_LIMIT_SECONDS if deadline is None else math.inf)
     while True:
@@ -121,7 +121,7 @@ def watch(home: Path, kinds: Sequence[str], deadline: float | None = None, **que
 def follow(
     home: Path, kinds: Sequence[str], deadline: float | None = None, **query: Any
 ) -> Iterator[tuple[State, list[tuple[str, str]]]]:
-    """Yields what there is of some kinds with all keys, then with each change the keys that may have changed.
+    """Yields the state of some kinds with all keys, then at each change the keys that may have changed.
 
     Raises as `watch`.
     """
@@ -149,7 +149,7 @@ def follow_events(home: Path, kind: str, name: str, past_limit: int) -> Iterator
             with connect(home) as api:
                 events = api.get("/api/v1/events", kind=kind, name=name, limit=past_limit)["items"]
             if events and events[-1]["sequence"] < last:
-                # A restarted registry: its event numbers start again.
+                # A restarted registry numbers its events from the start.
                 last = 0
         elif is_synced:
             events = [change["object"]]
@@ -161,12 +161,12 @@ def follow_events(home: Path, kind: str, name: str, past_limit: int) -> Iterator
 
 
 def wait_interval() -> None:
-    """Waits until the next reading is due."""
+    """Waits until the next poll."""
     time.sleep(INTERVAL_SECONDS)
 
 
 class RecordChanges:
-    """Prints records, then each one that is new, has changed or is gone."""
+    """Prints records, then each one that is new, changed or gone."""
 
     def __init__(
         self,
@@ -179,8 +179,8 @@ class RecordChanges:
     ) -> None:
         """The listing's `name` identifies each record.
 
-        `gone`: the word for one that is no longer there; `last_row` returns what is printed of it instead.
-        `has_header`: whether a header is printed before there are records.
+        `gone` is printed for a record that no longer exists, unless `last_row` returns a row to print.
+        `has_header`: whether to print a header before there are records.
         """
         self._listing = listing
         self._output = output
@@ -190,10 +190,10 @@ class RecordChanges:
         self._has_header = has_header
         self._has_begun = False
         self._shown: dict[str, tuple[Any, Any]] = {}
-        """The fingerprint of each record that is there, and the record where its end shows it."""
+        """The fingerprint of each existing record, and the record if its last row needs it."""
 
     def all(self, found: Iterable[Any]) -> None:
-        """Prints what is different from what was shown, all of it at first; what is not in `found` is gone."""
+        """Prints the differences from what was shown, at first all records. Records not in `found` are gone."""
         now = {self._listing.name(record): record for record in found}
         if not self._has_begun and (now or self._has_header):
             self._has_begun = True
@@ -217,12 +217,12 @@ class RecordChanges:
         self._has_begun = True
 
     def last(self, record: Any) -> None:
-        """Prints a record for the last time, if it was shown."""
+        """Prints a record for the last time if it was shown."""
         if self._shown.pop(self._listing.name(record), None) is not None:
             say(self._feed.row(record))
 
     def gone(self, name: str) -> None:
-        """Prints that a record is no longer there, if it was shown."""
+        """Prints that a record no longer exists if it was shown."""
         kept = self._shown.pop(name, None)
         if kept is not None:
             say(self._farewell(name) if self._last_row is None else self._feed.row(self._last_row(kept[1])))
@@ -254,9 +254,9 @@ class RecordChanges:
 
 
 def poll_records(listing: Listing, output: str, read: Callable[[], Iterable[Any]]) -> None:
-    """Prints records until Ctrl-C, then each that is new, has changed or is gone, as successive readings show it.
+    """Polls and prints records, then each one that is new, changed or gone, until Ctrl-C.
 
-    Raises the error of a reading, that of a mesh which is away only after a minute.
+    Raises errors of `read`, those of an unreachable mesh only after a minute.
     """
     changes, breaks = RecordChanges(listing, output), Breaks(RETRY_LIMIT_SECONDS)
     while True:

@@ -109,7 +109,7 @@ def get(
 
 
 def _show_resources(words: list[str], selector: str, output: ResourceFormat, home: Path, *, watch: bool) -> None:
-    """Prints the resources that `words` name, or those of their kinds that the selector selects."""
+    """Prints the resources named in `words`, or those of their kinds that match the selector."""
     wanted = parse_selector(selector, "--selector")
     found: dict[ResourceKind, list[Document]] = {}
     failures: dict[ResourceKind, WeftError] = {}
@@ -139,7 +139,7 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
     listing = listing_of(kind)
     if wanted:
         listing = replace(listing, empty=f"no {kind.plural} have the labels {selector}")
-    # One that was named is printed without a list around it.
+    # A single named resource is printed without a list around it.
     listing.print(documents, output, (lambda: documents[0]) if len(scope.targets) == 1 else None)
     for line in left_out:
         note(line)
@@ -171,7 +171,7 @@ def _watch(home: Path, scope: Scope, output: ResourceFormat, selector: Selector)
 
 
 def _known_name(state: State, target: Target) -> str:
-    """Returns the name of a resource that is named by its name or id. Raises NOT_FOUND."""
+    """Returns the name of a resource by its name or id. Raises NOT_FOUND."""
     there = state[target.kind.value]
     for name, document in there.items():
         if target.name in (name, document["status"].get("id")):
@@ -182,9 +182,9 @@ def _known_name(state: State, target: Target) -> str:
 def _found(
     mesh: MeshApi, scope: Scope, wanted: Selector, output: ResourceFormat
 ) -> tuple[dict[ResourceKind, list[Document]], dict[ResourceKind, WeftError]]:
-    """Returns the resources of a scope, and why there is nothing of a kind.
+    """Returns the resources of a scope, and the errors of kinds that cannot be read.
 
-    Of several whole kinds those that can be had, where people read them. Raises the first error where nothing can.
+    Only tables of several whole kinds show the readable ones. Raises the first error if nothing can be read.
     """
     found: dict[ResourceKind, list[Document]] = {}
     failures: dict[ResourceKind, WeftError] = {}
@@ -195,7 +195,7 @@ def _found(
         except WeftError as error:
             if len(scope.kinds) == 1 or scope.targets or output not in TEXTS:
                 raise
-            # A registry that is away would not answer for the others either.
+            # An unreachable registry would fail for the others, too.
             failures.update(dict.fromkeys(scope.kinds[place:] if error.reason in NO_REGISTRY else (kind,), error))
             if error.reason in NO_REGISTRY:
                 break
@@ -207,7 +207,7 @@ def _found(
 
 
 def _left_out(mesh: MeshApi, scope: Scope, output: ResourceFormat) -> list[str]:
-    """Returns what is served of servers whose models are not all served, in words, where models are listed."""
+    """Returns for lists of models the servers with models that are not all served, as text."""
     if scope.kinds != (ResourceKind.MODEL,) or scope.targets or output not in TEXTS:
         return []
     conditions = [each for runner in mesh.documents(ResourceKind.RUNNER) for each in runner["status"]["conditions"]]
@@ -217,7 +217,7 @@ def _left_out(mesh: MeshApi, scope: Scope, output: ResourceFormat) -> list[str]:
 def _show_what_a_router_knows(
     words: list[str], output: ResourceFormat, home: Path, error: WeftError, *, watch: bool
 ) -> None:
-    """Prints what there is of `words` where no registry answers: limits of tenants. Raises `error` for all else."""
+    """Prints the limits of tenants in `words` without a registry. Raises `error` for other words."""
     kinds, tenants = whole_kinds(words), tenants_named(words)
     if tenants is None and (watch or ResourceKind.TENANT not in kinds):
         raise error
@@ -231,7 +231,7 @@ def _show_what_a_router_knows(
 
 
 def _end_with(failures: Mapping[ResourceKind, WeftError]) -> None:
-    """Says which kinds are not shown, and ends the command as failed where there are any."""
+    """Prints which kinds are not shown, and fails the command if there are any."""
     kinds = dict[str, list[str]]()
     for kind, error in failures.items():
         kinds.setdefault(error.message, []).append(kind.plural)
@@ -242,7 +242,7 @@ def _end_with(failures: Mapping[ResourceKind, WeftError]) -> None:
 
 
 def _print_kinds(found: Mapping[ResourceKind, list[Document]], output: ResourceFormat, *, is_selected: bool) -> None:
-    """Prints a table for each kind of which there are resources, with KIND/NAME in it; else one list of all."""
+    """Prints a table per kind with resources, with KIND/NAME in it, or a single list of all."""
     everything = [document for documents in found.values() for document in documents]
     if output not in TEXTS:
         MIXED.print(everything, output)

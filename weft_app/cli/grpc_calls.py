@@ -1,4 +1,4 @@
-"""Calls of commands over gRPC: of services without HTTP, and of single processes where no gateway answers."""
+"""gRPC calls of commands: to services without HTTP, and to single processes if no gateway answers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ RUNNER_PREFIX = "runner/"
 
 
 def health_of(address: str) -> pb.GetHealthResponse:
-    """Returns the health of the process at an address. Every failure is a WeftError."""
+    """Returns the health of a process. Every failure is a WeftError."""
     found: pb.GetHealthResponse = call(
         address, process_service_pb2_grpc.ProcessServiceStub, "GetHealth", pb.GetHealthRequest()
     )
@@ -30,14 +30,14 @@ def health_of(address: str) -> pb.GetHealthResponse:
 def call_registry(
     home: Path, stub: Callable[..., Any], method: str, request: Any, timeout_seconds: float = CALL_TIMEOUT_SECONDS
 ) -> Any:
-    """Calls a method of a service of the registry of the mesh on `home`. Every failure is a WeftError."""
+    """Calls a registry service of the mesh on `home`. Every failure is a WeftError."""
     return call(mesh_address(home, "registry"), stub, method, request, timeout_seconds)
 
 
 def call(
     address: str, stub: Callable[..., Any], method: str, request: Any, timeout_seconds: float = CALL_TIMEOUT_SECONDS
 ) -> Any:
-    """Calls a method of a service at an address. Every failure is a WeftError."""
+    """Calls a service at an address. Every failure is a WeftError."""
     with open_mesh_channel(address) as channel:
         try:
             return getattr(stub(channel), method)(request, timeout=timeout_seconds, metadata=metadata_of(address))

@@ -15,10 +15,10 @@ from weft_app.cli.output import Column, Listing
 from weft_app.compose.home import WeftHome
 
 CALL_SECONDS = 3.0
-"""Longest wait for the answer of one process."""
+"""Timeout per process."""
 READY, NOT_READY, LIVE, STUCK, NO_ANSWER = "ready", "not ready", "live", "stuck", "no answer"
 _WORDS = {"readiness": (READY, NOT_READY), "liveness": (LIVE, STUCK)}
-"""What is said of a process that serves a service name of its health, and of one that does not."""
+"""Texts for the results serving and not serving of each health service."""
 
 
 _PROCESSES = Listing(
@@ -50,14 +50,14 @@ def health(
 
 
 def _processes(home: WeftHome) -> Iterator[tuple[str, str]]:
-    """Yields name and address of the process of `weft up`, or of each that `weft serve` runs on the home."""
+    """Yields name and address of `weft up`, or of each `weft serve` process on the home."""
     if home.is_claimed():
         running = home.running()
-        # A mesh that starts has no address yet, and answers nobody.
+        # A starting mesh has no address yet.
         yield MESH, "" if running is None else str(running["grpc"])
         return
     for service, address in home.served().items():
-        # A gateway is served at a URL, and has its gRPC on a socket of the home.
+        # The address of a gateway is a URL; its gRPC is on a socket of the home.
         yield service, home.address(service) if service == "gateway" else address
     yield from home.served_runners().items()
 

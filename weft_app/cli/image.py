@@ -44,7 +44,7 @@ from weft_app.cli.output import document_text, say
 
 MAX_COUNT = 10
 PREVIEWS = 4
-"""How many previews are asked for with --preview."""
+"""Number of previews with --preview."""
 _FORMATS = MappingProxyType({".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"})
 _DOCUMENTS = (OutputFormat.JSON, OutputFormat.YAML)
 _OPTIONS = MappingProxyType(
@@ -136,7 +136,7 @@ def image(
 
 
 def _fetch(task_id: str, target: "ImageTarget", home: Path) -> None:
-    """Writes the images of a task; where no file is named, they are named by their prompt."""
+    """Writes the images of a task. Default file names come from the prompt."""
     events, spec = fetched(task_id, "image", home)
     target.count = sum(event.HasField("image") for event in events)
     target.prompt = spec.image.prompt
@@ -146,7 +146,7 @@ def _fetch(task_id: str, target: "ImageTarget", home: Path) -> None:
 
 
 def _option_of(field_path: str) -> str:
-    """Returns the option of a field of the request."""
+    """Returns the option for a field of the request."""
     name = field_path.removeprefix("payload.").partition("[")[0]
     return _OPTIONS.get(name, f"--{name}" if name.isidentifier() else field_path)
 
@@ -169,7 +169,7 @@ def _make(events: Iterable[event_pb2.InferenceEvent], target: "ImageTarget", pre
 
 @dataclass(slots=True, kw_only=True)
 class ImageTarget:
-    """Where images go: files, standard output, or a document."""
+    """The destination of images: files, standard output, or a document."""
 
     output: str
     prompt: str
@@ -181,7 +181,7 @@ class ImageTarget:
 
     @property
     def format(self) -> str:
-        """The format that the file's name says; empty: it says none. Raises INVALID_ARGUMENT naming --output."""
+        """The format in the file's name; empty if it has none. Raises INVALID_ARGUMENT naming --output."""
         if self._is_document or self.output in ("", STANDARD):
             return ""
         suffix = Path(self.output).suffix.lower()
@@ -194,14 +194,14 @@ class ImageTarget:
         return self.output in _DOCUMENTS
 
     def require_writable(self) -> None:
-        """Raises before anything is made: see `weft_app.cli.media.require_writable`."""
+        """Checks files before the request, see `weft_app.cli.media.require_writable`."""
         if self.output == STANDARD and self.count > 1:
             raise invalid_field("--count", "standard output takes one image; name a file")
         if self.format:
             require_writable(numbered(Path(self.output), self.count), force=self.force)
 
     def add(self, made: image_pb2.GeneratedImage) -> None:
-        """Takes an image that is complete; a file is written immediately."""
+        """Adds a complete image; a file is written immediately."""
         if self._is_document:
             self._images.append(made)
             return
@@ -219,7 +219,7 @@ class ImageTarget:
 
     def _path(self, made: image_pb2.GeneratedImage) -> Path:
         if not self.output:
-            # The first image that comes decides which names are free.
+            # The first image determines the file names.
             suffix = suffix_of(made.image.media_type)
             self.output = str(free_paths(slug(self.prompt), suffix, self.count)[0])
             if self.count > 1:
@@ -228,7 +228,7 @@ class ImageTarget:
         return paths[min(made.index, len(paths) - 1)]
 
     def finish(self, model: str) -> None:
-        """Prints the document, and what the request took."""
+        """Prints the document, and the work of the request."""
         if self._is_document:
             images = [_image_document(made) for made in sorted(self._images, key=lambda made: made.index)]
             document = {"kind": "Images", "model": model, "images": images, "receipt": document_of(self.receipt)}
@@ -236,7 +236,7 @@ class ImageTarget:
         note(work_facts(self.receipt))
 
     def saved_text(self) -> str:
-        """Returns what was saved, for a command that ends early."""
+        """Returns the saved files as text, for a command that ends early."""
         return f"saved {', '.join(self._saved)}" if self._saved else "no image was saved"
 
 

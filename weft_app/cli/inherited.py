@@ -1,4 +1,4 @@
-"""What a process inherits, made usable: standard streams, their encoding, HOME, and the working folder."""
+"""Repairs what a process inherits: standard streams, their encoding, HOME, and the working folder."""
 
 import errno
 import os
@@ -17,8 +17,8 @@ _EXIT_FAILED = 1
 def make_usable() -> None:
     """Replaces closed standard streams by /dev/null, and sets HOME if neither it nor the user database has one.
 
-    A closed stream would be None, and its descriptor that of the next file or socket. In a locale without UTF-8 the
-    program starts again with Python's UTF-8 mode: SQLite and gRPC take paths as UTF-8.
+    Otherwise the next opened file or socket would get the descriptor of a closed stream. In a locale without UTF-8 the
+    program restarts in Python's UTF-8 mode: SQLite and gRPC encode paths as UTF-8.
     """
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"
@@ -26,10 +26,10 @@ def make_usable() -> None:
     for descriptor, name, mode in _STREAMS:
         _open(descriptor, name, mode)
     for stream in (sys.stdout, sys.stderr):
-        # PYTHONIOENCODING may name an encoding that lacks characters of names and of the output.
+        # PYTHONIOENCODING may select an encoding without characters of names and output.
         with suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    # Without an entry for the user it returns its argument.
+    # Without an entry for the user, expanduser returns its argument.
     if os.path.expanduser(_NO_HOME) == _NO_HOME:  # noqa: PTH111 - Path.expanduser raises
         os.environ["HOME"] = _ROOT
 
@@ -50,21 +50,21 @@ def _open(descriptor: int, name: str, mode: str) -> None:
 def has_working_folder() -> bool:
     """Whether the working folder exists."""
     try:
-        os.getcwd()  # noqa: PTH109 - only whether there is one
+        os.getcwd()  # noqa: PTH109 - only checks that it exists
     except FileNotFoundError:
         return False
     return True
 
 
 def leave_deleted_folder(folder: str | os.PathLike[str]) -> None:
-    """Makes `folder` the working folder of a process whose own was deleted: libraries look for it."""
+    """Changes to `folder` if the working folder was deleted: libraries look it up."""
     if not has_working_folder():
         os.chdir(folder)
 
 
 @contextmanager
 def failures_of_system_in_one_line() -> Iterator[None]:
-    """Ends the program with one line where its output cannot be written, or its working folder was deleted."""
+    """Ends the program with one line if its output cannot be written or its working folder was deleted."""
     try:
         yield
         sys.stdout.flush()
@@ -80,7 +80,7 @@ def failures_of_system_in_one_line() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else "the output cannot be written: "
         _end(f"{where}{error.strerror}; free some space, or write elsewhere")
     except SystemExit:
-        # Else the interpreter would report the failure with a traceback, and its own exit code.
+        # Otherwise the interpreter would report the failure with a traceback and its own exit code.
         try:
             sys.stdout.flush()
         except OSError as error:
@@ -92,7 +92,7 @@ def _end(text: str) -> None:
     with suppress(OSError):
         sys.stderr.write(f"weft: {text}\n")
         sys.stderr.flush()
-    # What is still buffered would fail again at the end of the interpreter.
+    # Buffered output would fail again when the interpreter ends.
     with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - see the module of the command line: few imports
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):

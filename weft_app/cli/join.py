@@ -52,7 +52,7 @@ COMMAND = "weft runner join --fingerprint sha256:... --token-file FILE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What the command line says of the mesh and the token."""
+    """The options about the mesh and the token."""
 
     token: str | None
     token_file: Path | None
@@ -60,7 +60,7 @@ class Credentials:
     fingerprint: str | None
 
     def read_token(self) -> str:
-        """Returns the token. Raises INVALID_ARGUMENT where there is none, or it is no join token."""
+        """Returns the token. Raises INVALID_ARGUMENT if it is missing or invalid."""
         token = self.token
         if self.token_file is not None:
             try:
@@ -76,9 +76,9 @@ class Credentials:
         return token
 
     def mesh(self, url: str | None) -> tuple[Invitation, FindAddresses | None]:
-        """Returns the mesh to join, and what finds an announced one again when its addresses change.
+        """Returns the mesh to join, and a function that finds an announced one again when its addresses change.
 
-        It is that of an invitation, the one that URL and options describe, or without a URL one that is announced.
+        The mesh comes from an invitation, from URL and options, or without a URL from an announcement.
         """
         if url is None:
             if self.ca_file is not None:
@@ -106,7 +106,7 @@ def run_join(
     home: Path,
     config: Path | None,
 ) -> None:
-    """Joins a mesh and serves until Ctrl-C; `server`: what the options say of a server to publish."""
+    """Joins a mesh and serves until Ctrl-C. `server` has the options of a server to publish."""
     mesh, find = credentials.mesh(url)
     if server["url"] is None and not publish:
         server["url"] = _found_server(config, home, discover)
@@ -131,9 +131,9 @@ def run_join(
 
 
 def _found_server(config: Path | None, home: Path, mode: Discover | None) -> str | None:
-    """Returns the URL of an engine of this machine to publish; None where a configuration has runners.
+    """Returns the URL of an engine of this machine to publish; None if runners are configured.
 
-    On a terminal it is asked for; elsewhere --discover=yes or --url decide. Raises INVALID_ARGUMENT with the way out.
+    Asks on a terminal; otherwise requires --discover=yes or --url. Raises INVALID_ARGUMENT with the remedy.
     """
     loaded = load_config(config)
     if loaded.runners is not None:
@@ -165,7 +165,7 @@ def _found_server(config: Path | None, home: Path, mode: Discover | None) -> str
 
 
 def _load(config: Path | None, server: dict[str, Any], environment: Callable[[Document], Document]) -> WeftConfig:
-    """Returns the configuration file, or the one server that the command line names."""
+    """Returns the configuration of the file, or of the server on the command line."""
     if server["url"] is None:
         for name, value in server.items():
             if value is not None:
@@ -177,7 +177,7 @@ def _load(config: Path | None, server: dict[str, Any], environment: Callable[[Do
 
 
 def warn_of_missing_models(plan: JoinPlan) -> None:
-    """Warns of models that cannot be served yet: the runner joins, and serves them once their server has them."""
+    """Warns of models that cannot be served yet: they are served once their server has them."""
     if plan.runner.follows_server:
         found = asyncio.run(list_of_followed(plan.runner))
         if found is not None and not (found.models and found.models.names):
@@ -193,7 +193,7 @@ def warn_of_missing_models(plan: JoinPlan) -> None:
 
 
 def _link_reporter(plan: JoinPlan) -> Callable[[LinkEvent], None]:
-    """Returns what shows the state of the link: one line per change."""
+    """Returns a function that prints the state of the link, one line per change."""
     last = ""
 
     def show(event: LinkEvent) -> None:
@@ -214,7 +214,7 @@ def _link_reporter(plan: JoinPlan) -> Callable[[LinkEvent], None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinDialog:
-    """The questions to the user; tests answer them."""
+    """Questions to the user; tests answer them."""
 
     ask: Callable[[str], str]
     ask_secret: Callable[[str], str]
@@ -227,8 +227,8 @@ def announced_mesh(
 ) -> tuple[Invitation, FindAddresses | None]:
     """Returns the announced mesh to join, and the function that finds it again when its addresses change.
 
-    With a fingerprint it is the one that is announced with it. Otherwise it is asked for on a terminal; elsewhere the
-    command is refused with what was found. `read_token` raises INVALID_ARGUMENT where no token is `given_token`.
+    Selects the mesh by fingerprint, or asks on a terminal; elsewhere raises an error that lists the found ones.
+    `read_token` raises INVALID_ARGUMENT if there is no `given_token`.
     """
     wanted = None if fingerprint is None else parse_fingerprint(fingerprint, "--fingerprint")
     token = read_token() if wanted is not None else given_token
@@ -243,7 +243,7 @@ def announced_mesh(
 
 
 def require_some(found: Sequence[Announcement]) -> None:
-    """Raises NOT_FOUND where no mesh is announced."""
+    """Raises NOT_FOUND if no mesh is announced."""
     if not found:
         raise WeftError(
             Reason.NOT_FOUND,
@@ -253,9 +253,9 @@ def require_some(found: Sequence[Announcement]) -> None:
 
 
 def ask_mesh(found: Sequence[Announcement], token: str, dialog: JoinDialog) -> Invitation:
-    """Asks which mesh to join, for the token if there is none yet, and whether the fingerprint is the mesh's.
+    """Asks which mesh to join, for a missing token, and whether the fingerprint is the mesh's.
 
-    Raises PERMISSION_DENIED where an invitation is for another mesh.
+    Raises PERMISSION_DENIED if an invitation is for another mesh.
     """
     dialog.show("meshes announced on this network (an announcement proves nothing: anyone there can send one):")
     for number, line in enumerate(listed(found), start=1):
@@ -290,7 +290,7 @@ def _chosen(found: Sequence[Announcement], dialog: JoinDialog) -> Announcement:
 
 
 def _dialog(found: Sequence[Announcement]) -> JoinDialog:
-    """Returns the questions on the terminal. Raises INVALID_ARGUMENT where there is none."""
+    """Returns a dialog on the terminal. Raises INVALID_ARGUMENT without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         for line in ("announced on this network:", *(f"  {line}" for line in listed(found))):
             note(safe_text(line))

@@ -58,7 +58,7 @@ def create(
 
     Example: weft runner token create --description "Ann's laptop" --expires 30d
     """
-    # First, so that wrong addresses make no token.
+    # First, so that invalid addresses create no token.
     invite = inviting(home, addresses or (), fingerprint)
     lifetime = {} if expires is None else {"lifetimeSeconds": lifetime_seconds(expires, "--expires")}
     with connect(home) as api:
@@ -96,9 +96,9 @@ def revoke(
 
 
 def inviting(home: Path, addresses: Sequence[str], fingerprint: str | None) -> Callable[[str], tuple[str, str]]:
-    """Returns what makes of a token the command with which a runner joins, and a note where the mesh has no relay yet.
+    """Returns a function from a token to the join command, and a note if the mesh has no relay yet.
 
-    `addresses`: of relays; empty: of this home's. Raises INVALID_ARGUMENT for wrong ones.
+    `addresses` are those of relays, by default of this home's relay. Raises INVALID_ARGUMENT for invalid ones.
     """
     from weft_app.compose import invitation  # noqa: PLC0415 - every command starts fast
     from weft_app.compose.home import WeftHome  # noqa: PLC0415
@@ -110,7 +110,7 @@ def inviting(home: Path, addresses: Sequence[str], fingerprint: str | None) -> C
     endpoint = known_endpoint(WeftHome(home.expanduser().absolute()))
     known = "" if endpoint is None else endpoint.fingerprint
     pin = known if fingerprint is None else parse_fingerprint(fingerprint, "--fingerprint")
-    # It refuses wrong addresses.
+    # Rejects invalid addresses.
     invitation.invitation_to_relays(addresses, pin, "")
 
     def invite(token: str) -> tuple[str, str]:
@@ -122,7 +122,7 @@ def inviting(home: Path, addresses: Sequence[str], fingerprint: str | None) -> C
 
 
 def join_command(home: Path, token: str) -> tuple[str, str]:
-    """Returns the command with which a runner joins at this home's relay, and a note where it has none."""
+    """Returns the command that joins a runner at this home's relay, and a note if it has none."""
     from weft_app.compose import invitation  # noqa: PLC0415 - every command starts fast
     from weft_app.compose.home import WeftHome  # noqa: PLC0415
 
@@ -133,7 +133,7 @@ def join_command(home: Path, token: str) -> tuple[str, str]:
 
 
 def lifetime_seconds(text: str, option: str) -> int:
-    """Returns a length of time such as 12h. Raises INVALID_ARGUMENT naming the option."""
+    """Parses a duration such as 12h. Raises INVALID_ARGUMENT naming the option."""
     found = _LIFETIME.fullmatch(text)
     if found is None:
         raise invalid_field(option, "must be a number and s, m, h or d, such as 12h or 30d")

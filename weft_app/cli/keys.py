@@ -33,7 +33,7 @@ _SCOPES: Mapping[KeyRole, tuple[str, ...]] = {
     KeyRole.VIEWER: ("*:view",),
     KeyRole.OPERATOR: tuple(f"{each.value}:*" for each in Resource if each not in _WITHHELD),
     KeyRole.ADMIN: ("*:*",),
-    # A gateway calls the registry on behalf of its callers, with every scope that they may use.
+    # A gateway calls the registry for its callers, with every scope that they may use.
     KeyRole.SERVICE: ("*:*", f"{Resource.MESH.value}:*"),
 }
 
@@ -129,7 +129,7 @@ def rotate(
 
 
 def _show_new(home: Path, key: Document, output: NamedFormat) -> None:
-    """Prints a new secret; it is shown only this once."""
+    """Prints a new secret, which is shown only once."""
     old = f"the old secret is valid until {key['oldExpireTime']}\n" if "oldExpireTime" in key else ""
     example = _curl_line(home, key["key"]) if output is NamedFormat.TABLE else ""
     table = f"key  {key['key']}\n\ntry it:\n\n  {example}\n\n{old}It is not shown again."

@@ -28,14 +28,14 @@ from weft_app.cli.output import Listing, custom_columns, moment_in, say
 from weft_app.compose.home import WeftHome
 
 KEY_VARIABLE = "WEFT_API_KEY"
-"""The variable with a key that is used instead of a new one."""
+"""Variable with a key to use instead of a new one."""
 ANY_KEY = "local"
-"""What is sent where callers need no key: programs insist on one."""
+"""Sent if callers need no key, as programs require one."""
 KEY_LIFETIME_SECONDS = 30 * 86_400
 KEY_FOLDER = "launch-keys"
-"""Folder in the home with the key of each tool, readable by its owner alone: the mesh keeps digests only."""
+"""Folder in the home with the key of each tool, readable only by its owner: the mesh only has digests."""
 MIN_VALID = timedelta(days=1)
-"""A key that expires earlier is replaced by a new one."""
+"""Keys that expire earlier are replaced."""
 MAX_NAMES = 10
 
 _TABLE = Listing(
@@ -52,21 +52,21 @@ _OTHERS = (AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpMesh:
-    """The gateway of the mesh that commands of a home call."""
+    """The gateway of the mesh for a home's commands."""
 
     url: str
     """Without `/v1`."""
     ca_file: Path | None
-    """The roots that its certificate is checked with; None: the system's."""
+    """Roots for its certificate; None: the system's."""
     is_own: bool
     """Whether it is the mesh of the home."""
 
     def asks_for_keys(self) -> bool:
-        """Whether callers need a key. Raises SERVICE_UNAVAILABLE where it does not answer."""
+        """Whether callers need a key. Raises SERVICE_UNAVAILABLE if the gateway does not answer."""
         return self._listed("") is None
 
     def models(self, key: str) -> list[str]:
-        """Returns the names of models and pools that a key may ask for. Raises as `asks_for_keys`."""
+        """Returns the names of models and pools that a key may use. Raises as `asks_for_keys`."""
         listed = self._listed(key)
         if listed is None:
             raise WeftError(Reason.UNAUTHENTICATED, f"the mesh at {self.url} takes no such key")
@@ -76,7 +76,7 @@ class HttpMesh:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{self.url} is no mesh: it lists no models") from error
 
     def _listed(self, key: str) -> Any:
-        """Returns the list of models; None: the key is refused."""
+        """Returns the list of models; None if the key is rejected."""
         try:
             with MeshApi(connection_to(self.url, self.ca_file, CALL_TIMEOUT_SECONDS), self.url, key) as api:
                 return api.get("/v1/models")
@@ -165,10 +165,10 @@ def _row(name: str, tool: Tool) -> dict[str, Any]:
 
 
 def _key(home: Path, mesh: HttpMesh, tool: str) -> str:
-    """Returns the key of the last launch of a tool while it is valid, else a new one, where callers need one."""
+    """Returns the valid key of a tool's last launch or a new one, if callers need keys."""
     root = WeftHome(home.expanduser().absolute())
     running = root.running() or {}
-    # The `weft up` of the home has written it down; any other mesh is asked.
+    # The home's `weft up` has recorded it; other meshes are asked.
     asks = running.get("asksForKeys") if running.get("url") == mesh.url else mesh.asks_for_keys()
     if not asks:
         return ANY_KEY
@@ -191,7 +191,7 @@ def _key(home: Path, mesh: HttpMesh, tool: str) -> str:
 
 
 def _kept_key(home: Path, file: Path) -> str:
-    """Returns the key in a file; empty: there is none, or it is revoked, or expires within MIN_VALID."""
+    """Returns the key in a file; empty if it is missing, revoked, or expires within MIN_VALID."""
     try:
         text = file.read_text("utf-8").strip()
     except (OSError, ValueError):
@@ -207,7 +207,7 @@ def _kept_key(home: Path, file: Path) -> str:
 
 
 def _only_model(home: Path, mesh: HttpMesh, key: str) -> str:
-    """Returns the model that can only be meant. Raises INVALID_ARGUMENT naming those that there are."""
+    """Returns the only model. Raises INVALID_ARGUMENT listing the models if there are several."""
     if mesh.is_own:
         with connect(home) as registry:
             names = list(registry.names(ResourceKind.POOL))
@@ -237,13 +237,13 @@ def _abilities(model: Document) -> Mapping[str, Any]:
 
 
 def _trust(mesh: HttpMesh) -> dict[str, str]:
-    """Returns what has a program trust the certificate that the mesh made for itself, or that of WEFT_CA_FILE."""
+    """Returns variables that make a program trust the mesh's own certificate, or that of WEFT_CA_FILE."""
     if mesh.ca_file is None or not mesh.url.startswith("https:"):
         return {}
     return {name: str(mesh.ca_file) for name in ("NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE")}
 
 
 def _export_lines(environment: Mapping[str, str], command: list[str]) -> str:
-    """Returns lines for a shell; the command is a comment, so that the whole can be evaluated."""
+    """Returns shell lines, with the command as a comment so that they can be evaluated."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     return "\n".join([*lines, f"# {shlex.join(command)}", ""])

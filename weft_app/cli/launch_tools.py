@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 CODEX_KEY = "WEFT_API_KEY"
-"""The variable in which codex looks for the key."""
+"""Variable from which codex reads the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What a program needs to know of the mesh."""
+    """The parameters of a program."""
 
     url: str
     """Without `/v1`."""
     key: str
     model: str
-    """As requests name it."""
+    """The model's name in requests."""
 
     @property
     def v1(self) -> str:
-        """The base URL of the API of OpenAI."""
+        """Base URL of the OpenAI API."""
         return f"{self.url}/v1"
 
 
@@ -31,17 +31,17 @@ def _nothing(_: Access) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A program that speaks one of the mesh's APIs. No file of it is written."""
+    """A program that uses one of the mesh's APIs. weft writes none of its files."""
 
     title: str
     program: str
     install: str
-    """A command that installs it."""
+    """Command that installs it."""
     environment: Callable[[Access], Mapping[str, str]]
     arguments: Callable[[Access], list[str]] = _nothing
-    """Come before those of the caller."""
+    """Arguments before those of the caller."""
     calls_tools: bool = False
-    """Whether every request offers tools, which some models cannot call."""
+    """Whether every request offers tools, which not all models can call."""
 
 
 def _claude(access: Access) -> Mapping[str, str]:
@@ -49,7 +49,7 @@ def _claude(access: Access) -> Mapping[str, str]:
         "ANTHROPIC_BASE_URL": access.url,
         "ANTHROPIC_AUTH_TOKEN": access.key,
         "ANTHROPIC_SMALL_FAST_MODEL": access.model,
-        # Its billing header differs with every request, and no prefix of the prompt would be cached.
+        # Its billing header differs in every request and would prevent caching of the prompt's prefix.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
@@ -134,4 +134,4 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
         ),
     }
 )
-"""By the word after `weft launch`."""
+"""Programs by the argument of `weft launch`."""

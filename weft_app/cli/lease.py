@@ -60,14 +60,14 @@ except OSError as error:
     os.write(2, f"weft: {sys.argv[2]} cannot be started: {error.strerror}\\n".encode())
     os._exit(127)
 """
-"""Becomes the command once the ledger knows its process id. Without it a command whose `weft` is killed in its first
-moment would take memory that the ledger counts as free."""
+"""Becomes the command once the ledger knows its process id. Otherwise, if `weft` were killed early, the command would
+use memory that the ledger counts as free."""
 _FROM_A_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT})
 _PASSED_ON = (*_FROM_A_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def require_command(command: Sequence[str]) -> None:
-    """Raises INVALID_ARGUMENT when the program does not exist, before any wait for memory."""
+    """Raises INVALID_ARGUMENT if the program does not exist, before any wait for memory."""
     if not command:
         raise invalid_field("COMMAND", "is needed: weft lease acquire --memory 8GiB -- python train.py")
     if shutil.which(command[0]) is None:
@@ -75,9 +75,9 @@ def require_command(command: Sequence[str]) -> None:
 
 
 def run_under(lease: MemoryLease, command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs a command, forwards signals, returns its exit status. Ends it and raises LEASE_LOST for a lost lease.
+    """Runs a command, forwards signals, returns its exit status. If the lease is lost, ends it and raises LEASE_LOST.
 
-    The command is held back until the ledger knows its process id; it never starts when weft dies before that.
+    The command starts only once the ledger knows its process id, and never if weft dies before that.
     """
     with closing(_PassedOn()) as signals, ExitStack() as gate:
         read_end, write_end = os.pipe()
@@ -147,13 +147,13 @@ class _PassedOn:
         self._handlers.close()
 
     def begin(self, process: subprocess.Popen[bytes]) -> None:
-        """Records that the command has started, and sends the signals that came earlier."""
+        """Records that the command has started, and forwards earlier signals."""
         self._process = process
         for number in self._early:
             process.send_signal(number)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        # Ctrl-C reaches every program in the terminal's foreground: forwarding it would deliver it twice.
+        # Ctrl-C reaches every foreground program of the terminal: forwarding it would deliver it twice.
         if number in _FROM_A_TERMINAL and _has_the_terminal():
             return
         if self._process is None:
@@ -163,7 +163,7 @@ class _PassedOn:
 
 
 def _has_the_terminal() -> bool:
-    """Whether this process is in the foreground of its terminal, wherever its input comes from."""
+    """Whether this process is in the foreground of its terminal, even if its input is redirected."""
     with suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
         try:
@@ -304,7 +304,7 @@ def release_lease(
 
 
 def _confirm(lease: Document) -> None:
-    """Asks whether a lease is to be released. Raises INVALID_ARGUMENT where there is no terminal to ask on."""
+    """Asks whether to release a lease. Raises INVALID_ARGUMENT without a terminal."""
     if not sys.stdin.isatty():
         raise invalid_field(
             "--yes", "is needed where there is no terminal: the program that holds the lease may be ended"
@@ -316,7 +316,7 @@ def _confirm(lease: Document) -> None:
 
 
 class _Waiting:
-    """Shows what the lease waits for: one line that changes on a terminal, a line per change elsewhere."""
+    """Shows what the lease waits for: one changing line on a terminal, a line per change elsewhere."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -331,7 +331,7 @@ class _Waiting:
             note(f"waiting: {safe_text(words)}")
 
     def close(self) -> None:
-        """Ends the line on the terminal, where one is open."""
+        """Ends an open line on the terminal."""
         if self._is_open:
             sys.stderr.write("\n")
             self._is_open = False

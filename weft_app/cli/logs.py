@@ -132,10 +132,10 @@ def _time_of(text: str, now: float) -> float:
 
 
 def _resolved(name: str, home: Path) -> Logs | Document:
-    """Returns the log files that a name stands for, or the model.
+    """Returns the log files for a name, or the model.
 
-    A model comes before a runner of the same name. Raises NOT_FOUND, or SERVICE_UNAVAILABLE where the name may be a
-    model but no mesh runs.
+    A model takes precedence over a runner of the same name. Raises NOT_FOUND, or SERVICE_UNAVAILABLE if the name may be
+    a model but no mesh runs.
     """
     folder = LogFolder(WeftHome(home.expanduser().absolute()))
     if name == MESH or name in COMPONENTS or name.startswith(RUNNER_PREFIX):
@@ -160,7 +160,7 @@ def _resolved(name: str, home: Path) -> Logs | Document:
 
 
 def _print_engine_lines(request: str, home: Path, output: LinesFormat) -> int:
-    """Prints the last lines of engines that have the id of a request in them; returns how many. None without a mesh."""
+    """Prints the last engine lines with a request id, if a mesh runs; returns their number."""
     count = 0
     with suppress(WeftError), connect(home) as api:
         for model in api.names(ResourceKind.MODEL):
@@ -168,7 +168,7 @@ def _print_engine_lines(request: str, home: Path, output: LinesFormat) -> int:
                 for line in api.get(_path_of(model), lines=MAX_LINES)["lines"]:
                     if request in line:
                         count += 1
-                        # Engines print no time.
+                        # Lines of engines have no time.
                         record = {"event": line, "model": model, "component": "engine"}
                         text = f"engine of {model}: {safe_text(line)}\n"
                         say(json_line(record) if output is LinesFormat.JSON else text)
@@ -180,7 +180,7 @@ def _path_of(model: str) -> str:
 
 
 def _print_output(home: Path, model: Document, lines: int, *, follow: bool) -> None:
-    """Prints what the engine of a model has printed."""
+    """Prints the output of a model's engine."""
     name, runner = model["name"], model["status"].get("runner")
     with connect(home, RETRY_LIMIT_SECONDS) as api:
         served_by = api.document(ResourceKind.RUNNER, runner) if runner else {"status": {}}
@@ -188,7 +188,7 @@ def _print_output(home: Path, model: Document, lines: int, *, follow: bool) -> N
         if runtime is not None and runtime.no_output:
             note(f"{name}: {runtime.no_output}")
             return
-        # Zero lines are wanted, too.
+        # As text, so that 0 is sent, too.
         path, count = _path_of(name), str(lines)
         batches = api.stream(path, follow=True, lines=count) if follow else [api.get(path, lines=count)]
         for batch in filter(None, batches):

@@ -1,6 +1,6 @@
 """The entry point and the table of commands.
 
-Each command is imported when it runs: `weft get` needs no service, `weft --help` no command.
+Each command is imported when it runs: `weft get` imports no service, `weft --help` no command.
 """
 
 import os
@@ -24,7 +24,7 @@ from weft import __version__
 from weft.kernel.memory_tuning import collect_rarely
 from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable
 
-# gRPC reads it when it is loaded. Its own lines beside the errors of a command, in its own words, help no user.
+# gRPC reads this on import. Its own log lines beside a command's errors do not help users.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
@@ -101,11 +101,11 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "conformance": "conformance:conformance",
     },
 }
-"""All commands by their panel of `weft --help`, in its order: "module:attribute" of a function, or of an app."""
+"""All commands by panel of `weft --help`, in order: "module:attribute" of a function or an app."""
 COMMANDS: Mapping[str, str] = {name: place for panel in PANELS.values() for name, place in panel.items()}
 
 ALIASES: Mapping[str, str] = {"down": "stop", "show": "describe"}
-"""Words that are commands under another name; the help does not list them."""
+"""Other names of commands, not listed in the help."""
 
 OTHER_WORDS: Mapping[str, str] = {
     "alias": "weft get aliases, or weft apply -f FILE to declare one",
@@ -123,11 +123,11 @@ OTHER_WORDS: Mapping[str, str] = {
     "token": "weft runner token, weft keys or weft sign",
     "tokens": "weft runner token, weft keys or weft sign",
 }
-"""Words that other tools use for a command, and what stands for them here."""
+"""Commands of other tools, and the equivalents here."""
 
 
 class LazyGroup(TyperGroup):
-    """The commands of COMMANDS: imported when one runs."""
+    """The commands of COMMANDS, each imported when it runs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -145,7 +145,7 @@ class LazyGroup(TyperGroup):
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the command as help and completion list it: its name and summary. `resolve_command` loads it."""
+        """Returns the command's name and summary for help and completion; `resolve_command` loads the command."""
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
@@ -158,7 +158,7 @@ class LazyGroup(TyperGroup):
 
     @override
     def invoke(self, ctx: Any) -> Any:
-        """Runs a command; its errors become one line and the exit code of their reason."""
+        """Runs a command. An error prints one line and sets the exit code of its reason."""
         from weft_app.cli.options import reporting  # noqa: PLC0415 - every command imports it, the help does not
 
         with usage_errors_in_one_line(), reporting():
@@ -177,7 +177,7 @@ class LazyGroup(TyperGroup):
 
 
 def summary_of(name: str) -> str:
-    """Returns the first paragraph of the help of a command, as the text of its module has it: none is imported."""
+    """Returns the first paragraph of a command's help, read from the module's text without an import."""
     module, _, attribute = COMMANDS[name].partition(":")
     with open(os.path.join(os.path.dirname(__file__), f"{module}.py"), encoding="utf-8") as file:  # noqa: PTH118, PTH120, PTH123 - few imports
         text = file.read()
@@ -188,7 +188,7 @@ def summary_of(name: str) -> str:
 
 
 def _no_command(word: str) -> str:
-    """Returns the refusal of a word that is no command, with its commands here, or those that are close."""
+    """Returns the error for an unknown command, with its equivalents or similar commands."""
     meant = OTHER_WORDS.get(word)
     if meant is not None:
         return f"there is no command {word}; use: {meant}"
@@ -197,16 +197,16 @@ def _no_command(word: str) -> str:
 
 
 _USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
-"""The base of typer's errors about arguments; some releases of typer take it from click, others have it themselves."""
+"""Base of typer's errors about arguments; it comes from click in some releases of typer."""
 
 
 @contextmanager
 def usage_errors_in_one_line() -> Iterator[None]:
-    """Prints typer's errors about arguments as all others are printed, and exits with their code."""
+    """Prints typer's errors about arguments in weft's format, and exits with their code."""
     try:
         yield
     except _USAGE_ERROR as error:
-        # A group without a subcommand prints its help, also as such an error.
+        # A group without a subcommand prints its help by raising such an error.
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
         sys.stderr.write(f"weft: {_usage_text(error)}\n")
@@ -214,11 +214,11 @@ def usage_errors_in_one_line() -> Iterator[None]:
 
 
 _OF_MOST_COMMANDS = ("--home", "--output", "--config", "--watch")
-"""Options that users write before the command as well."""
+"""Options that users also write before the command."""
 
 
 def _usage_text(error: Any) -> str:
-    """Returns a usage error in one line: what was refused, the options close to a misspelt one, where the help is."""
+    """Returns a usage error in one line: the invalid value, options similar to a misspelt one, the command for help."""
     command = "weft" if error.ctx is None else error.ctx.command_path
     if hasattr(error, "possibilities"):
         return _no_option(error.option_name, command, error.ctx)
@@ -231,7 +231,7 @@ def _usage_text(error: Any) -> str:
 
 
 def _no_option(option: str, command: str, context: Any) -> str:
-    """Returns the refusal of an option that a command does not have, with the close ones."""
+    """Returns the error for an unknown option, with similar ones."""
     known = [] if context is None else [word for each in context.command.get_params(context) for word in each.opts]
     is_global = command == "weft"
     offered = [word for word in known if word.startswith("--")] + (list(_OF_MOST_COMMANDS) if is_global else [])
@@ -261,9 +261,9 @@ def load(name: str) -> Any:
 
 
 def _completed(name: str, words: Sequence[str]) -> Any:
-    """Returns a command that completes the next word without the module of `name`; None: only the module knows it.
+    """Returns a command that completes the next word without the module of `name`; None: this needs the module.
 
-    It knows the options, and what is a value of one.
+    The module knows the options and which words are values of options.
     """
     line = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split(" ")
     if any(word.startswith("-") for word in line[-2:]):
@@ -288,7 +288,7 @@ def _completed(name: str, words: Sequence[str]) -> Any:
 
 
 def _prepare(command: Any) -> None:
-    """Has a command and those below it take plain values, and errors of services name what was typed."""
+    """Makes a command and its subcommands accept plain values, and use typed names in errors of services."""
     without_conversion(command)
     for each in getattr(command, "commands", {}).values():
         _prepare(each)
@@ -334,24 +334,24 @@ _SCALARS = (str, bool, int, float)
 
 
 def without_conversion(command: Any) -> None:
-    """Makes a command take plain values as they are; all others, and all that is refused, go typer's own way."""
+    """Makes a command accept plain values without typer's conversion, which handles all other and invalid values."""
     typers_own = command.get_params
 
     def get_params(context: Any) -> Any:
         found = typers_own(context)
         for parameter in found:
-            # Releases of typer without pydantic have no such method, and need none of this.
+            # Releases of typer without pydantic lack this method and do not need it.
             known = getattr(parameter, "get_runtime_param", None)
             if known is not None and not isinstance(known, _PlainParameter):
                 parameter.get_runtime_param = _PlainParameter(known)
         return found
 
-    # Not in `params` alone: the option --help is made when it is asked for.
+    # Not only in `params`: the option --help is created on demand.
     command.get_params = get_params
 
 
 class _PlainParameter:
-    """What typer asks to convert the value of one parameter."""
+    """Replaces typer's converter of a parameter's value."""
 
     def __init__(self, typers_own: Any) -> None:
         self._typers_own = typers_own
@@ -360,7 +360,7 @@ class _PlainParameter:
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Returns the value in its type. Raises what typer raises for a wrong one."""
+        """Returns the converted value. Raises typer's errors for an invalid one."""
         plain = _plain(value, param)
         return self._typers_own().coerce(value, param=param, ctx=ctx) if plain is _UNKNOWN else plain
 
@@ -388,12 +388,12 @@ def _plain_one(value: Any, kind: type, info: ParameterInfo) -> Any:
 
 
 def _is_within(value: Any, info: ParameterInfo) -> bool:
-    """Whether a number, such as a default, is within the bounds of its option."""
+    """Whether a number, such as a default, is within its option's bounds."""
     return (info.min is None or value >= info.min) and (info.max is None or value <= info.max)
 
 
 def _is_usual_path(value: Any, info: ParameterInfo) -> bool:
-    """Whether typer would check nothing of a path that is not met."""
+    """Whether typer would accept a path unchanged: its option has no special checks, and it is missing or readable."""
     is_checked = info.exists or info.writable or info.resolve_path or info.allow_dash or info.path_type is not None
     is_any = info.file_okay and info.dir_okay
     return not is_checked and is_any and (not os.path.lexists(value) or os.access(value, os.R_OK))

@@ -1,4 +1,4 @@
-"""What commands about images and sound share: files, the model that is asked, progress, and durable tasks."""
+"""Shared parts of image and audio commands: files, choice of the model, progress, and durable tasks."""
 
 import os
 import re
@@ -27,9 +27,9 @@ from weft_app.cli.output import ProgressStyle, safe_text, say, shown_progress
 
 OUTPUT_OPTION, FETCH_OPTION = "--output", "--fetch"
 STANDARD = "-"
-"""Stands for standard input or output."""
+"""Standard input or output."""
 MAX_MEDIA_BYTES = 60 * 1024 * 1024
-"""Largest file that one request carries; a message of the mesh has at most 64 MiB."""
+"""Maximum file size in a request; a message of the mesh has at most 64 MiB."""
 MAX_TIMEOUT_SECONDS = 86_400.0
 DetachOption = Annotated[
     bool, typer.Option("--detach", help="Submit a durable task, print its id, and exit; --fetch writes its result.")
@@ -48,13 +48,13 @@ _TENTHS = 10
 
 @dataclass(frozen=True, slots=True)
 class MediaOperation:
-    """What a command asks a model for."""
+    """An operation of a command."""
 
     word: str
     does: str
-    """What such a model does, such as "makes images"."""
+    """What a model with this operation does, such as "makes images"."""
     engines: str
-    """Runtimes that offer it, as they are installed."""
+    """Runtimes that support it."""
 
 
 IMAGES = MediaOperation("image", "makes images", "diffusers (`weft runtime install diffusers`)")
@@ -65,9 +65,9 @@ SPEECH = MediaOperation("speech", "speaks", "espeak_ng (the program espeak-ng), 
 
 
 def chosen_model(asked: str, operation: MediaOperation, home: Path) -> str:
-    """Returns the model to ask: the named one, or the only one (or pool) with the operation, which is said on stderr.
+    """Returns the given model, or the only one (or pool) with the operation, with a note on stderr.
 
-    Raises MODEL_NOT_FOUND where there is none, INVALID_ARGUMENT naming --model where there are several.
+    Raises MODEL_NOT_FOUND if there is none, INVALID_ARGUMENT naming --model if there are several.
     """
     if asked:
         return asked
@@ -87,14 +87,14 @@ def chosen_model(asked: str, operation: MediaOperation, home: Path) -> str:
 
 
 def given_options(given: Mapping[str, Any]) -> Any:
-    """Returns the options of a request that were given."""
+    """Returns the given options of a request."""
     return {name: value for name, value in given.items() if value not in (None, "", False)}
 
 
 def read_media(path: Path, field: str, advice: str = "") -> bytes:
     """Returns the bytes of a file, or of standard input for `-`.
 
-    Raises INVALID_ARGUMENT naming `field` for one that is missing or empty, REQUEST_TOO_LARGE above MAX_MEDIA_BYTES.
+    Raises INVALID_ARGUMENT naming `field` if it is missing or empty, REQUEST_TOO_LARGE above MAX_MEDIA_BYTES.
     """
     try:
         if str(path) == STANDARD:
@@ -113,14 +113,14 @@ def read_media(path: Path, field: str, advice: str = "") -> bytes:
 
 
 def numbered(path: Path, count: int) -> list[Path]:
-    """Returns the paths of several files: NAME-1.png, NAME-2.png ...; the path itself for one."""
+    """Returns the paths of several files: NAME-1.png, NAME-2.png ..., or the path itself for one."""
     if count == 1:
         return [path]
     return [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, count + 1)]
 
 
 def free_paths(stem: str, suffix: str, count: int) -> list[Path]:
-    """Returns paths in the current folder of which no file exists: STEM.png, else STEM_2.png ..."""
+    """Returns unused paths in the current folder: STEM.png, else STEM_2.png ..."""
     number = 1
     while True:
         tail = "" if number == 1 else f"_{number}"
@@ -131,13 +131,13 @@ def free_paths(stem: str, suffix: str, count: int) -> list[Path]:
 
 
 def slug(text: str) -> str:
-    """Returns a text as the stem of a file's name; `image` for one without letters and digits."""
+    """Returns a text as the stem of a file name; `image` for one without letters and digits."""
     words = re.sub(r"[\W_]+", "-", text.lower()).strip("-")
     return words[:_MAX_SLUG_CHARS].strip("-") or "image"
 
 
 def require_writable(paths: list[Path], *, force: bool) -> None:
-    """Raises ALREADY_EXISTS for a file that exists, unless `force`, and INVALID_ARGUMENT for a folder that does not."""
+    """Raises ALREADY_EXISTS for an existing file, unless `force`, and INVALID_ARGUMENT for a missing folder."""
     for path in paths:
         if not path.parent.is_dir():
             raise invalid_field(OUTPUT_OPTION, f"there is no folder {path.parent}")
@@ -149,9 +149,9 @@ def require_writable(paths: list[Path], *, force: bool) -> None:
 
 @contextmanager
 def written(path: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Yields a file that has its name only when the block ends well. Raises as `require_writable`.
+    """Yields a file that gets its name when the block succeeds. Raises as `require_writable`.
 
-    Until then it is PATH.part, which is removed when the block fails.
+    Until then it is PATH.part, which is removed if the block fails.
     """
     part = path.with_name(f"{path.name}.part")
     try:
@@ -167,7 +167,7 @@ def written(path: Path, *, force: bool) -> Iterator[BinaryIO]:
 
 
 def stopped(what: str, state: str = "cancelled") -> NoReturn:
-    """Ends a command that Ctrl-C stopped: says that the request was cancelled, and what became of its result."""
+    """Ends a command after Ctrl-C with the state of its request."""
     sys.stderr.write("\n")
     note(f"{state}; {what}")
     raise typer.Exit(EXIT_INTERRUPTED)
@@ -177,7 +177,7 @@ _UNITS = {event_pb2.WORK_UNIT_STEPS: "steps", event_pb2.WORK_UNIT_AUDIO_SECONDS:
 
 
 def _state(event: event_pb2.InferenceEvent) -> str:
-    """Returns what a request waits for or does, as an event reports it; empty: the event is about something else."""
+    """Returns the state of a request in an event; empty for other events."""
     match event.WhichOneof("event"):
         case "queued":
             return safe_text(f"queued, position {event.queued.position}: {event.queued.reason}")
@@ -193,7 +193,7 @@ def _state(event: event_pb2.InferenceEvent) -> str:
 
 
 def _line(event: event_pb2.InferenceEvent) -> str:
-    """Returns the line of a state, of progress one in ten percent."""
+    """Returns the line of a state; of progress one line per 10 %."""
     work, text = event.work_progress, _state(event)
     if not work.total:
         return text
@@ -222,7 +222,7 @@ _WORK = ProgressStyle(
 
 @contextmanager
 def shown_work(*, is_shown: bool = True) -> Iterator[Callable[[event_pb2.InferenceEvent], None]]:
-    """Yields the function that shows the waits and the progress among events; warnings become notes."""
+    """Yields a function that shows waits and progress among events; warnings become notes."""
     with shown_progress(_WORK, is_shown=is_shown) as show:
 
         def show_event(event: event_pb2.InferenceEvent) -> None:
@@ -235,7 +235,7 @@ def shown_work(*, is_shown: bool = True) -> Iterator[Callable[[event_pb2.Inferen
 
 
 def work_facts(receipt: receipt_pb2.Receipt) -> str:
-    """Returns one line: the work, waits, the runner and the request's id; unknown values are left out."""
+    """Returns one line: the work, waits, the runner and the request's id, without unknown values."""
     usage, load = receipt.usage, receipt.load_wait.ToNanoseconds() / 1e9
     parts = (
         f"{usage.image_steps} steps" if usage.image_steps else "",
@@ -250,7 +250,7 @@ def work_facts(receipt: receipt_pb2.Receipt) -> str:
 
 
 def submit(asked: Any, kind: str, command: str, home: Path) -> None:
-    """Submits a request of a kind as a task: its id on stdout, and on stderr how its result is fetched."""
+    """Submits a request as a task. Prints the id to stdout, and how to fetch the result to stderr."""
     spec: Any = {"model": asked.model, kind: asked.payload, "options": asked.options}
     with connect_tasks(home=home) as tasks:
         task = tasks.submit(TaskSpec(**spec))
@@ -259,10 +259,10 @@ def submit(asked: Any, kind: str, command: str, home: Path) -> None:
 
 
 def fetched(task_id: str, kind: str, home: Path) -> tuple[list[event_pb2.InferenceEvent], TaskSpec]:
-    """Returns the answer of a task once it has completed, with the content of its files, and what was submitted.
+    """Waits for a task. Returns its answer, with the content of its files, and its specification.
 
-    Progress goes to stderr. `kind`: what the task must be about, such as "image". Raises BACKEND_ERROR where it failed,
-    CANCELLED where it was cancelled.
+    Progress goes to stderr. `kind` is the required kind of the task, such as "image".
+    Raises BACKEND_ERROR if it failed, CANCELLED if it was cancelled.
     """
     require_token(task_id, FETCH_OPTION, MAX_REQUEST_ID_CHARS)
     with connect_tasks(home=home) as tasks:
@@ -281,7 +281,7 @@ def fetched(task_id: str, kind: str, home: Path) -> tuple[list[event_pb2.Inferen
 
 
 def _followed(tasks: Tasks, task_id: str) -> list[event_pb2.InferenceEvent]:
-    """Follows a task to its end, and returns the events of the attempt that completed it."""
+    """Follows a task to its end. Returns the events of the attempt that completed it."""
     task, attempt = Task(), 0
     events: list[event_pb2.InferenceEvent] = []
     with shown_work() as show:
@@ -292,7 +292,7 @@ def _followed(tasks: Tasks, task_id: str) -> list[event_pb2.InferenceEvent]:
                     show(event_pb2.InferenceEvent(work_progress=task.progress))
                 continue
             if news.attempt != attempt:
-                # What a lost attempt had made is not part of the answer.
+                # Output of a lost attempt is not part of the answer.
                 attempt, events = news.attempt, []
             events += news.output.events
     state = word_of(task, "state")

@@ -1,6 +1,6 @@
-"""The HTTP API of a mesh: over the socket of a home's gateway, or at the address in WEFT_URL.
+"""Client of a mesh's HTTP API: over the socket of a home's gateway, or at the address in WEFT_URL.
 
-It imports no service, no gRPC and no protobuf.
+Imports no service, no gRPC and no protobuf.
 """
 
 import json
@@ -48,17 +48,17 @@ _REASON_OF_STATUS = {
     413: Reason.REQUEST_TOO_LARGE,
     429: Reason.RATE_LIMIT_EXCEEDED,
 }
-"""Reasons of refusals without a code, as proxies answer."""
+"""Reasons of errors without a code, such as those of proxies."""
 _CHUNK_BYTES = 256 * 1024
 _REASONS = {"invalid_api_key": Reason.UNAUTHENTICATED}
-"""Reasons whose code in an error has another name."""
+"""Reasons by error codes with other names."""
 
 
 class MeshApi:
-    """Calls of the HTTP API over one connection. Every failure is a WeftError with a reason."""
+    """Calls the HTTP API over one connection. Every failure is a WeftError with a reason."""
 
     def __init__(self, connection: HTTPConnection, address: str, key: str | None = None) -> None:
-        """`address` is named where it does not answer; `key`: None: that of WEFT_API_KEY."""
+        """`address` is for errors without an answer; `key` defaults to WEFT_API_KEY."""
         self._connection = connection
         self._address = address
         key = os.environ.get(KEY_VARIABLE, "").strip() if key is None else key
@@ -77,21 +77,21 @@ class MeshApi:
     def post(
         self, path: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None, **query: Any
     ) -> Any:
-        """Posts a document to a path; returns that of the answer. Headers that are empty are left out."""
+        """Posts a document to a path. Returns the response's document. Omits empty headers."""
         return self.ask("POST", path, query, body, headers)
 
     def put(self, path: str, body: dict[str, Any]) -> Any:
-        """Puts a document at a path; returns that of the answer."""
+        """Puts a document at a path. Returns the response's document."""
         return self.ask("PUT", path, {}, body)
 
     def delete(self, path: str, **query: Any) -> Any:
-        """Deletes what is at a path."""
+        """Deletes a path."""
         return self.ask("DELETE", path, query)
 
     def upload(self, path: str, file: Path, content_type: str, **fields: str) -> Any:
-        """Posts a file and the fields of a form; returns the document of the answer.
+        """Posts a file and form fields. Returns the response's document.
 
-        Raises INVALID_ARGUMENT naming FILE where it cannot be read.
+        Raises INVALID_ARGUMENT naming FILE if it cannot be read.
         """
         boundary = os.urandom(16).hex()
         form = "form-data; name="
@@ -117,7 +117,7 @@ class MeshApi:
                 raise self._away(error) from error
 
     def pages(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
-        """Yields the items of a list, from all its pages."""
+        """Yields the items of all pages of a list."""
         while True:
             page = self.get(path, **query)
             yield from page["items"]
@@ -126,7 +126,7 @@ class MeshApi:
             query["pageToken"] = page["nextPageToken"]
 
     def documents(self, kind: ResourceKind) -> list[Document]:
-        """Returns the resources of one kind, by name."""
+        """Returns the resources of a kind, sorted by name."""
         return list(self.pages(f"/api/v1/{kind.plural}", pageSize=PAGE_SIZE))
 
     def document(self, kind: ResourceKind, name: str) -> Document:
@@ -145,7 +145,7 @@ class MeshApi:
     def stream(self, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
         """Yields the documents of a stream of server-sent events; None: a keepalive.
 
-        Raises the error of a failed stream, SERVICE_UNAVAILABLE where it breaks off, or lasts until the `deadline`.
+        Raises the error of a failed stream, and SERVICE_UNAVAILABLE if it breaks off or reaches the `deadline`.
         """
         answer = self._open("GET", path, query, None, {})
         try:
@@ -160,12 +160,12 @@ class MeshApi:
         except (OSError, HTTPException, ValueError) as error:
             raise self._away(error) from error
         finally:
-            # What was not read of a stream would be taken for the next answer.
+            # Unread data of a stream would be parsed as the next response.
             answer.close()
             self._connection.close()
 
     def _line(self, answer: HTTPResponse, deadline: float | None) -> bytes:
-        """Returns the next line of an answer; empty: it has ended."""
+        """Returns the next line of a response; empty at its end."""
         if deadline is not None and self._connection.sock is not None:
             self._connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
         return answer.readline()
@@ -178,12 +178,12 @@ class MeshApi:
         body: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Any:
-        """Returns the document of an answer; None: it has none. Parameters that are empty are left out."""
+        """Returns the response's document; None if it has none. Omits empty parameters."""
         with self._open(method, path, query, body, headers or {}) as answer:
             try:
                 content = answer.read()
                 return json.loads(content) if content else None
-            except (OSError, HTTPException, ValueError) as error:  # no JSON is a ValueError
+            except (OSError, HTTPException, ValueError) as error:  # ValueError: invalid JSON
                 raise self._away(error) from error
 
     def _open(
@@ -194,7 +194,7 @@ class MeshApi:
         body: dict[str, Any] | Iterator[bytes] | None,
         headers: dict[str, str],
     ) -> HTTPResponse:
-        """Sends a request and returns the answer once its head is there. Raises the error of a refusal."""
+        """Sends a request and returns the response once its head has arrived. Raises the error of a failed request."""
         given = {name: 1 if value is True else value for name, value in query.items() if value not in ("", None, 0)}
         target = f"{quote(path)}?{urlencode(given)}" if given else quote(path)
         headers = self._headers | {name: value for name, value in headers.items() if value}
@@ -217,9 +217,9 @@ class MeshApi:
 
 
 def connect(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshApi:
-    """Connects to the mesh that commands of a home call: that of WEFT_URL, or the gateway of the home.
+    """Connects to the mesh for a home's commands: that of WEFT_URL, or the home's gateway.
 
-    Raises SERVICE_UNAVAILABLE where none is known, naming what to set.
+    Raises SERVICE_UNAVAILABLE, naming what to set, if none is known.
     """
     url = gateway_url(home)
     if url == own_url(home) and (path := api_socket(home)) is not None:
@@ -228,10 +228,10 @@ def connect(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshAp
 
 
 def gateway_url(home: Path) -> str:
-    """Returns the URL of the mesh that commands of a home call, see `mesh_url`.
+    """Returns the URL of the mesh for a home's commands, see `mesh_url`.
 
-    Raises SERVICE_UNAVAILABLE, naming what to set, where it is not known: a variable with a gRPC address of another
-    mesh than the home's names none.
+    Raises SERVICE_UNAVAILABLE, naming what to set, if it is unknown: a variable with a gRPC address of another mesh
+    contains no URL.
     """
     folder = home_folder(home)
     is_by_variable = bool(os.environ.get(URL_VARIABLE)) and isinstance(folder, FoundHome)
@@ -245,7 +245,7 @@ def gateway_url(home: Path) -> str:
 
 
 def _named_elsewhere(folder: Path) -> list[str]:
-    """Returns the variables with gRPC addresses that are not those of what runs on a home."""
+    """Returns the variables with gRPC addresses other than those of the mesh on a home."""
     if not isinstance(folder, FoundHome):
         return []
     found = []
@@ -257,22 +257,22 @@ def _named_elsewhere(folder: Path) -> list[str]:
 
 
 def _own_address(folder: Path, service: Service) -> str:
-    """Returns the address of a service that a home has, whatever variables say; empty: none."""
+    """Returns the home's own address of a service, ignoring variables; empty if it has none."""
     try:
-        # A plain path is a named home.
+        # A plain path counts as a named home.
         return mesh_address(Path(folder), service)
     except WeftError:
         return ""
 
 
 def api_socket(home: Path) -> Path | None:
-    """Returns the socket of the HTTP API of the gateway of a home; None: it serves none, or was killed."""
+    """Returns the socket of the HTTP API of a home's gateway; None if there is none or it was killed."""
     path = home_folder(home) / "run" / SOCKET_NAME
     return path if is_served(path) else None
 
 
 def own_url(home: Path) -> str:
-    """Returns the URL of the mesh that runs on a home; empty: none does."""
+    """Returns the URL of the mesh that runs on a home; empty if none does."""
     try:
         return mesh_url(Path(home))
     except WeftError:
@@ -280,7 +280,7 @@ def own_url(home: Path) -> str:
 
 
 def connection_to(url: str, ca_file: Path | None, timeout_seconds: float) -> HTTPConnection:
-    """Returns a connection to a URL; `ca_file`: roots, None: the system's. Raises INVALID_ARGUMENT for wrong ones."""
+    """Returns a connection to a URL. `ca_file` has the roots; None: the system's. Raises INVALID_ARGUMENT."""
     parts = urlsplit(url)
     if parts.scheme != "https":
         return HTTPConnection(parts.netloc, timeout=timeout_seconds)
@@ -315,7 +315,7 @@ def _words_of(error: Exception) -> str:
 
 
 def _error_of(status: int, body: bytes) -> WeftError:
-    """Returns the error in the body of an answer."""
+    """Returns the error in a response's body."""
     try:
         told = json.loads(body)["error"]
         message, code, field = str(told["message"]), told.get("code"), told.get("param")

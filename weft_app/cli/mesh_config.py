@@ -20,7 +20,7 @@ JOURNAL = "journal"
 
 
 ConfiguredService = Literal["up", "registry", "router", "gateway", "runner"]
-"""The command that reads a configuration; each reads other environment variables."""
+"""The command that reads a configuration. Commands read different environment variables."""
 _MEANINGS = {
     ALLOW_CLOUD_FALLBACK: "routes may fall back to remote models",
     JOURNAL: "whether requests are durable tasks: none, wait, or keep (also when the caller leaves)",
@@ -111,13 +111,13 @@ def set_values(
     body = {name: _WORDS.get(word, word) for name, word in wanted.items()}
     with connect(home) as api:
         if ALLOW_CLOUD_FALLBACK not in body:
-            # Only the journal may be left out.
+            # Only the journal may be omitted.
             body[ALLOW_CLOUD_FALLBACK] = api.get(PATH)[ALLOW_CLOUD_FALLBACK]
         _show(api.put(PATH, body), output)
 
 
 def _parsed(assignments: list[str]) -> dict[str, str]:
-    """Returns the words of the settings. Raises INVALID_ARGUMENT naming what is wrong."""
+    """Returns the values by setting. Raises INVALID_ARGUMENT naming the invalid part."""
     found: dict[str, str] = {}
     for assignment in assignments:
         name, separator, word = assignment.partition("=")
@@ -136,6 +136,6 @@ def _parsed(assignments: list[str]) -> dict[str, str]:
 
 
 def _show(settings: Document, output: OutputFormat) -> None:
-    # A document has a setting without a default only once it was set.
+    # The document has settings without a default only if they are set.
     shown = {ALLOW_CLOUD_FALLBACK: settings[ALLOW_CLOUD_FALLBACK], JOURNAL: settings.get(JOURNAL, "none")}
     _SETTINGS.print(shown.items(), output, lambda: settings)

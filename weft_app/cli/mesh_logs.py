@@ -29,16 +29,16 @@ from weft_app.compose.home import WeftHome
 DEFAULT_LINES = 100
 MAX_LINES = 1000
 POLL_SECONDS = 0.2
-"""Pause between two looks at the files that are followed."""
+"""Polling interval of followed files."""
 MAX_VALUE_CHARS = 500
-"""Length at which a value is cut in a line for people."""
+"""Maximum length of a value in text output."""
 MAX_FRAMES = 20
-"""Innermost frames of a traceback that are shown to people."""
+"""Maximum number of innermost traceback frames in text output."""
 
 MAX_READ_BYTES = 256 * 1024 * 1024
-"""Bytes that are read of the end of a file; what is before is left out."""
+"""Maximum bytes to read from the end of a file."""
 MAX_LINE_BYTES = 1024 * 1024
-"""Length at which a line is divided."""
+"""Maximum length of a line; longer ones are split."""
 MESH = "mesh"
 COMPONENTS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -49,7 +49,7 @@ COMPONENTS: Mapping[str, frozenset[str]] = MappingProxyType(
         "registry": frozenset({"weft.registry"}),
     }
 )
-"""Components of each service of the mesh in `host.log`; those below them, as `weft.registry.keys`, are theirs too."""
+"""Components of each service in `host.log`, including those below them, such as `weft.registry.keys`."""
 RUNNER_PREFIX = "runner/"
 _HOST, _UP = "host.log", "up.out"
 _FILE_PREFIX = "runner-"
@@ -64,15 +64,15 @@ class LinesFormat(StrEnum):
 
 
 class Piece(NamedTuple):
-    """One line of a file, or a part of one longer than MAX_LINE_BYTES."""
+    """A line of a file, or a part of one longer than MAX_LINE_BYTES."""
 
     data: bytes
     written: float
-    """When the file was last written to, in seconds since the epoch."""
+    """Last write to the file, in seconds since the epoch."""
 
 
 class LogFile:
-    """A log file with what was moved to `<name>.1`; the file may be absent at first."""
+    """A log file and its older part `<name>.1`. The file may be missing at first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,12 +88,12 @@ class LogFile:
         self._close()
 
     def past(self) -> Iterator[Piece]:
-        """Yields the lines of the older part and of the file up to now. A last one that is not complete is in it."""
+        """Yields the current lines of the older part and the file, including an incomplete last one."""
         self._open()
         older = _opened(self.path.with_name(f"{self.path.name}.1"))
         if older is not None:
             with older:
-                # Between the two openings the file may have become its older part.
+                # The file may have become its older part between the two opens.
                 if self._file is None or not os.path.sameopenfile(older.fileno(), self._file.fileno()):
                     _skip_to_end_part(older)
                     yield from _lines(older)
@@ -102,17 +102,17 @@ class LogFile:
             yield from _lines(self._file)
 
     def new(self) -> Iterator[Piece]:
-        """Yields the complete lines since the last call, over a rotation of the file as well."""
+        """Yields the complete lines since the last call, also across a rotation."""
         if self._file is None and not self._open():
             return
         assert self._file is not None
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
-            # `weft up -d` begins its file anew.
+            # `weft up -d` truncates its file.
             self._file.seek(0)
             self._rest = b""
         yield from self._complete()
         if self._is_replaced():
-            # The writer may have added lines until it moved the file.
+            # The writer may have added lines before it moved the file.
             yield from self._complete()
             self._note_loss()
             self._close()
@@ -120,7 +120,7 @@ class LogFile:
                 yield from self._complete()
 
     def entry(self, piece: Piece) -> "Entry":
-        """Returns a line of the file as an entry of its log."""
+        """Parses a line of the file."""
         text = piece.data.decode("utf-8", "replace").rstrip("\r\n")
         fields = _fields_of(text)
         found = None if fields is None else _timestamp(fields.get("timestamp"))
@@ -128,7 +128,7 @@ class LogFile:
         return Entry(self._time, text, fields, self.path.name)
 
     def take_lost(self) -> bool:
-        """Whether lines were missed since the last call: the file was replaced twice between two looks."""
+        """Whether lines were lost since the last call: the file was replaced twice between two polls."""
         lost, self._lost = self._lost, False
         return lost
 
@@ -180,7 +180,7 @@ def _skip_to_end_part(file: IO[bytes]) -> None:
 
 
 def _lines(file: IO[bytes]) -> Iterator[Piece]:
-    """Yields the lines up to the end that the file has now."""
+    """Yields the lines up to the current end of the file."""
     status = os.fstat(file.fileno())
     while file.tell() < status.st_size and (line := file.readline(MAX_LINE_BYTES)):
         yield Piece(line, status.st_mtime)
@@ -188,17 +188,17 @@ def _lines(file: IO[bytes]) -> Iterator[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a log."""
+    """A parsed line of a log."""
 
     time: float
-    """Seconds since the epoch; of a line without a time that of the line before it, or the last write to the file."""
+    """Seconds since the epoch; for a line without a time that of the previous line, or the last write to the file."""
     text: str
     fields: Mapping[str, Any] | None
-    """What a structured line has; None: it is plain text."""
+    """Fields of a structured line; None: plain text."""
     file: str
 
     def shown(self, output: LinesFormat) -> str:
-        """Returns the line as JSON, or for people."""
+        """Returns the line as JSON or text."""
         if output is LinesFormat.JSON:
             return f"{self.text}\n" if self.fields is not None else json_line({"event": self.text, "file": self.file})
         return f"{safe_text(self.text)}\n" if self.fields is None else _text_of(self.fields, self.time)
@@ -206,19 +206,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which lines are shown."""
+    """Selects lines."""
 
     since: float | None = None
     """Seconds since the epoch."""
     request: str = ""
-    """Id of a request, or of its trace."""
+    """Id of a request or its trace."""
     service: str = ""
-    """A service of the mesh, one of COMPONENTS, whose lines of `host.log` are shown."""
+    """A service of COMPONENTS, to select its lines of `host.log`."""
     in_text: bool = False
-    """Whether plain lines with the id of the request in them are its lines, too."""
+    """Whether plain lines that contain the request's id match, too."""
 
     def takes(self, entry: Entry) -> bool:
-        """Whether a line is shown: never a blank one."""
+        """Whether a line matches. Blank lines never do."""
         if not entry.text.strip():
             return False
         if self.since is not None and entry.time < self.since:
@@ -243,7 +243,7 @@ def _service_of(component: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """What a name stands for: files, and the service whose lines of `host.log` are meant."""
+    """The files for a name, and the service to select from `host.log`."""
 
     files: tuple[Path, ...]
     service: str = ""
@@ -251,29 +251,29 @@ class Logs:
 
 @dataclass(frozen=True, slots=True)
 class LogFolder:
-    """The logs of one home."""
+    """The logs of a home."""
 
     home: WeftHome
 
     def runners(self) -> tuple[str, ...]:
-        """Returns the runners that have written here, whether they run or not."""
+        """Returns the runners with logs here, running or not."""
         return tuple(name.removeprefix(_FILE_PREFIX) for name in self._names() if name.startswith(_FILE_PREFIX))
 
     def everything(self) -> Logs:
-        """Returns the logs of all services and runners. Raises NOT_FOUND where there are none."""
+        """Returns the logs of all services and runners. Raises NOT_FOUND if there are none."""
         self.require(MESH)
         runners = (f"{_FILE_PREFIX}{name}{suffix}" for name in self.runners() for suffix in (".log", ".out"))
         return Logs(tuple(map(self._path, (_HOST, *(f"{name}.log" for name in COMPONENTS), *runners))))
 
     def names(self) -> tuple[str, ...]:
-        """Returns all names that `find` knows."""
+        """Returns all names for `find`."""
         others = (name for name in self._names() if not name.startswith(_FILE_PREFIX))
         return tuple(sorted({MESH, *COMPONENTS, *others, *self.runners()} - {"host", "up"}))
 
     def find(self, name: str) -> Logs | None:
-        """Returns the logs of the mesh, a service or a runner; None: no file has this name. Raises INVALID_ARGUMENT."""
+        """Returns the logs of the mesh, a service or a runner; None if there are none. Raises INVALID_ARGUMENT."""
         if name == MESH:
-            # What `weft up -d` printed says why a start failed; of a mesh that runs it has nothing to add.
+            # The output of `weft up -d` explains a failed start, but adds nothing for a running mesh.
             up = () if self.home.is_claimed() else (self._path(_UP),)
             return Logs((self._path(_HOST), *up))
         if name in COMPONENTS:
@@ -286,7 +286,7 @@ class LogFolder:
         return None
 
     def require(self, name: str) -> Logs:
-        """As `find`. Raises NOT_FOUND with the close names, or with the next step where there are no logs at all."""
+        """As `find`. Raises NOT_FOUND with similar names, or with the next step if there are no logs at all."""
         found = self.find(name)
         if found is not None and (any(path.is_file() for path in found.files) or self._names()):
             return found
@@ -300,7 +300,7 @@ class LogFolder:
         raise self.unknown(name)
 
     def unknown(self, name: str, models: Iterable[str] = ()) -> WeftError:
-        """Returns the error of a name that has no logs, among these and the models."""
+        """Returns the error for a name without logs, with similar names and models."""
         if name.startswith(RUNNER_PREFIX):
             error = unknown_name("runner", name.removeprefix(RUNNER_PREFIX), self.runners(), field="NAME")
             error.message += " The log of a runner on another machine is in its home there."
@@ -308,7 +308,7 @@ class LogFolder:
         return unknown_name(LOGGED, name, {*self.names(), *models}, field="NAME")
 
     def is_close(self, name: str) -> bool:
-        """Whether a name that has no logs is close to one that has."""
+        """Whether a name without logs is similar to one with logs."""
         return bool(closest_names(name, self.names()))
 
     def _names(self) -> list[str]:
@@ -333,10 +333,10 @@ def print_logs(
     follow: bool = False,
     says_none: bool = True,
 ) -> int:
-    """Prints the last lines of logs, by time, and with `follow` every new one until Ctrl-C; returns how many there are.
+    """Prints the last lines of logs sorted by time, and with `follow` new ones until Ctrl-C; returns their number.
 
-    `lines` None: DEFAULT_LINES, or with a filter all up to MAX_LINES; a note says how many are left out. `says_none`:
-    a note says that there are none.
+    `lines` None: DEFAULT_LINES, or with a filter up to MAX_LINES; a note says how many are omitted.
+    `says_none`: print a note if there are none.
     """
     wanted = replace(wanted, service=logs.service)
     is_filtered = wanted.since is not None or bool(wanted.request)
@@ -373,7 +373,7 @@ _time = attrgetter("time")
 
 
 def _last(sources: Iterable[Iterator[Entry]], wanted: Filter, most: int) -> tuple[list[Entry], int]:
-    """Returns the last entries of several files by time, and how many there are."""
+    """Returns the last entries of several files sorted by time, and the total number."""
     total = 0
     kept: list[Entry] = []
     for source in sources:
@@ -404,7 +404,7 @@ def _timestamp(value: object) -> float | None:
 
 
 def _text_of(fields: Mapping[str, Any], seconds: float) -> str:
-    """Returns a structured line for people: local time, level, where it is from, what happened, and its values."""
+    """Returns a structured line as text: local time, level, component, event, and its values."""
     at = datetime.fromtimestamp(seconds, UTC).astimezone()
     origin = str(fields.get("component") or fields.get("service") or "").removeprefix("weft.")
     rest = ((name, value) for name, value in fields.items() if name not in _SHOWN_FIRST and value is not None)

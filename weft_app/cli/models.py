@@ -46,7 +46,7 @@ from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config
 
 _TENTHS = 10
-"""Number of lines about the loaded share where there is no terminal."""
+"""Number of progress lines without a terminal."""
 
 app = typer.Typer(
     help="List and remove the models that were pulled.",
@@ -82,7 +82,7 @@ _FOUND = Listing(
 
 
 def _stage_line(progress: pb.PullProgress) -> str:
-    """Returns the line of a progress: few are different, so that few are printed."""
+    """Returns a progress line, rounded so that few lines differ."""
     stage, detail = word_of(progress, "stage"), f": {progress.detail}" if progress.detail else ""
     if progress.stage == pb.PULL_STAGE_LOADING and not detail and progress.total_bytes:
         tenths = progress.done_bytes * _TENTHS // progress.total_bytes
@@ -158,7 +158,7 @@ def pull(
 
 
 def _pull_there(source: str, runner: str, form: ModelForm | None, home: Path, output: OutputFormat) -> None:
-    """Pulls a model to the home of a runner, by an operation of the mesh."""
+    """Pulls a model to a runner's home with an operation of the mesh."""
     from weft_app.cli import verbs  # noqa: PLC0415 - a pull without a mesh needs no client
     from weft_app.cli.mesh_api import connect  # noqa: PLC0415
     from weft_app.cli.operations import WATCH_TIMEOUT_SECONDS, begin, follow, outcome_text  # noqa: PLC0415
@@ -261,7 +261,7 @@ def _store(home: Path) -> ModelStore:
 
 
 def _named(models: list[pb.StoredModel], source: str) -> list[pb.StoredModel]:
-    """Returns the stored models of a source. Raises NOT_FOUND where there is none."""
+    """Returns the stored models of a source. Raises NOT_FOUND if there are none."""
     found = [model for model in models if model.source == source] or [
         model for model in models if model.source == str(parse_source(source, SOURCE))
     ]
@@ -289,7 +289,7 @@ def _users(model: pb.StoredModel, store: ModelStore, config: WeftConfig) -> list
 
 
 def _added_users(model: pb.StoredModel, store: ModelStore, home: Path) -> list[str]:
-    """Returns the names of the models that runners of this home serve by the source of a stored model."""
+    """Returns the names of added models of this home's runners that use a stored model."""
     state = WeftHome(home.expanduser().absolute()).state
     return [
         added.name

@@ -1,4 +1,4 @@
-"""The options of `weft up` that say how the mesh is reached, as values of the configuration."""
+"""The network options of `weft up` as values of the configuration."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -18,14 +18,14 @@ JOIN_PORT = 7443
 
 
 class TlsChoice(StrEnum):
-    """Where the certificate of the HTTP API comes from, besides the files that a configuration names."""
+    """Source of the HTTP API's certificate besides configured files."""
 
     AUTO = "auto"
-    """The mesh makes it."""
+    """The mesh issues it."""
 
 
 class EdgeChoice(StrEnum):
-    """What takes the connections of callers."""
+    """What accepts the connections of callers."""
 
     NONE = "none"
     """The gateway itself."""
@@ -42,12 +42,12 @@ _OPTIONS = {
     "announce.enabled": "--announce",
     "edge.proxy": "--edge",
 }
-"""Options by the setting that they give."""
+"""Options by setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
-    """The options as they were given; None: not given."""
+    """The given options; None: not given."""
 
     host: Annotated[
         str | None,
@@ -93,7 +93,7 @@ class NetworkOptions:
     ] = None
 
     def overrides(self) -> Document:
-        """Returns the values that go before those of the files. Raises INVALID_ARGUMENT naming two that conflict."""
+        """Returns the values that override those of the files. Raises INVALID_ARGUMENT naming two that conflict."""
         if self.insecure and self.tls is not None:
             raise invalid_field(
                 "--insecure",
@@ -118,7 +118,7 @@ class NetworkOptions:
         return given
 
     def with_relay(self, document: Document, below: Callable[[Document], Document]) -> Document:
-        """Returns the document with what is below the files: the relay that --host opens for other machines."""
+        """Applies `below` and adds the relay that --host opens for other machines."""
         document = below(document)
         relay: Any = value_of(document.get("relay")) or {}
         if self.host is None or is_loopback(self.host) or not isinstance(relay, dict) or value_of(relay.get("listen")):
@@ -127,7 +127,7 @@ class NetworkOptions:
         return {**document, "relay": {**relay, "listen": listen}}
 
     def option_of(self, field: str) -> str:
-        """Returns the name of a setting in error messages: its option, where that was given."""
+        """Returns the name of a setting for errors: its option if it was given."""
         value: Any = self.overrides()
         for step in field.split("."):
             value = value.get(step) if isinstance(value, dict) else None
@@ -139,7 +139,7 @@ class NetworkOptions:
 
 
 def with_network_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command with the options of the network in place of its parameter `network`."""
+    """Replaces the parameter `network` of a command by the network options."""
     options = [
         Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
         for each in fields(NetworkOptions)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 ADMIN = "/v1/admin"
 OPERATION_PREFIX = "operations/"
 WATCH_TIMEOUT_SECONDS = 60.0
-"""Longest silence of a followed operation; the gateway sends something more often."""
+"""Timeout of a watch without events; the gateway sends something more often."""
 MAX_DETAIL_CHARS = 100
 DONE_SHARE = 100.0
 DEFAULT_LIMIT = 50
@@ -86,7 +86,7 @@ def carry_out(
     ] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Carries out an action as an operation, and prints its outcome."""
+    """Runs an action as an operation and prints its outcome."""
     if request_id:
         require_request_id(request_id, "--request-id")
     authorization = "" if token is None else read_token(token)
@@ -99,14 +99,14 @@ def carry_out(
 
 
 def say_outcome(api: MeshApi, operation: Document, *, shown: bool = False) -> None:
-    """Follows an operation to its end, and prints its outcome; `shown`: progress even without a terminal."""
+    """Follows an operation to its end and prints its outcome. `shown`: show progress even without a terminal."""
     say(f"{outcome_text(follow(api, operation, shown=shown or sys.stderr.isatty()))}\n")
 
 
 def begin(api: MeshApi, action: Document, *, request_id: str = "", authorization: str = "") -> Document:
-    """Returns the operation of an action; a load of a model that the mesh does not know may be that of a short name.
+    """Starts an action and returns its operation. An unknown model to load may be a short name of a source.
 
-    `action`: as operations have it. Raises what the mesh answers.
+    Raises the mesh's errors.
     """
     try:
         return _created(api, action, request_id, authorization)
@@ -117,7 +117,7 @@ def begin(api: MeshApi, action: Document, *, request_id: str = "", authorization
         if is_hub_id(model):
             refusal.message += f"; the hub's repository of this name is hf:{model}"
         source = short_source(model)
-        # A token is for the action as it was signed.
+        # A token is only valid for the signed action.
         if source is None or authorization:
             raise
     note(f"{model} is {source}")
@@ -125,7 +125,7 @@ def begin(api: MeshApi, action: Document, *, request_id: str = "", authorization
 
 
 _PATHS = {"flush": "cache/flush", "pull": "pulls"}
-"""Paths of actions that are about no one model."""
+"""Paths of actions without a model."""
 
 
 def _created(api: MeshApi, action: Document, request_id: str, authorization: str) -> Document:
@@ -177,7 +177,7 @@ flush = verbs.command(
 
 
 def restart_model(name: str, home: Path) -> None:
-    """Unloads a model and loads it with the options of its last load. Two operations, each in the audit log."""
+    """Unloads a model and loads it with the options of its last load: two operations in the audit log."""
     with connect(home, WATCH_TIMEOUT_SECONDS) as api:
         settings = instance_of(api, name).get("loadOptions", {})
         follow(api, begin(api, {"type": "unload", "model": name}), shown=sys.stderr.isatty())
@@ -208,7 +208,7 @@ def follow(
 ) -> Document:
     """Follows an operation to its end and returns it; with `shown`, prints its progress. Raises its failure.
 
-    `interrupted` is called after Ctrl-C; None: the operation is left running, with a note how to cancel it.
+    `interrupted` is called after Ctrl-C; None: the operation continues, with a note how to cancel it.
     """
     last = first
     try:
@@ -243,7 +243,7 @@ def has_ended(operation: Document) -> bool:
 
 
 def operation_name(name: str) -> str:
-    """Returns the name of an operation, which may be given by its id alone."""
+    """Returns the name of an operation from its name or id."""
     return name if name.startswith(OPERATION_PREFIX) else OPERATION_PREFIX + name
 
 
@@ -260,7 +260,7 @@ def require_success(operation: Document) -> None:
 
 
 _FIELD = re.compile(r"(options(?:\.\w+)+): ")
-"""The field at the beginning of a runner's refusal of a load."""
+"""The field at the start of a runner's error of a load."""
 
 
 def outcome_text(operation: Document) -> str:
@@ -293,7 +293,7 @@ def outcome_text(operation: Document) -> str:
 
 
 def _server_text(added: Document, models: Sequence[str], *, is_attached: bool) -> str:
-    """Returns what became of a server."""
+    """Returns the outcome for a server."""
     if not is_attached:
         return f"server/{added['name']} detached; it runs on"
     names = ", ".join(models) or "no models yet; those that it lists later are served"
@@ -316,7 +316,7 @@ def _words(operation: Document) -> str:
     stage = operation.get("stage") or operation["state"]
     parts = [stage]
     if detail := operation.get("detail"):
-        # The runner's own text names what it waits for.
+        # The runner's text contains what it waits for.
         parts.append(detail.removeprefix(f"{stage}: ")[:MAX_DETAIL_CHARS])
     if "progress" in operation and not has_ended(operation):
         parts.append(f"{operation['progress']:.0%}")
@@ -432,7 +432,7 @@ def cancel_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> Non
 
 
 def cancel_operations(names: Sequence[str], output: OutputFormat, home: Path) -> None:
-    """Cancels operations, and prints the state of each when it has ended. A failure of one does not stop the others."""
+    """Cancels operations and prints the final state of each. A failure of one does not stop the others."""
     with connect(home, WATCH_TIMEOUT_SECONDS) as api:
 
         def cancel_one(name: str) -> None:
@@ -443,13 +443,13 @@ def cancel_operations(names: Sequence[str], output: OutputFormat, home: Path) ->
 
 
 def cancelled(api: MeshApi, name: str) -> Document:
-    """Cancels an operation and returns it when it has ended."""
+    """Cancels an operation and returns it once it has ended."""
     found: Document = api.delete(f"{ADMIN}/{operation_name(name)}")
     return [found, *_news(api, found)][-1]
 
 
 def instance_of(api: MeshApi, model: str) -> Document:
-    """Returns what a runner says of its engine of a model. Raises MODEL_NOT_FOUND, NO_RUNNER_AVAILABLE."""
+    """Returns a runner's description of a model's engine. Raises MODEL_NOT_FOUND, NO_RUNNER_AVAILABLE."""
     runner = api.get(f"/api/v1/models/{model}")["status"].get("runner")
     if not runner:
         raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"no runner serves {model} now")

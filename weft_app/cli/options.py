@@ -1,4 +1,4 @@
-"""Options that several commands share, and the exit of a command on an error."""
+"""Options shared by commands, and the exit of a command on an error."""
 
 import re
 import signal
@@ -26,7 +26,7 @@ EXIT_CONFLICT = 4
 EXIT_TIMEOUT = 5
 EXIT_INTERRUPTED = 130
 SIGNAL_STATUS = 128
-"""Base of the exit code after a signal, as shells have it: this plus the signal's number."""
+"""Base of a shell's exit code after a signal, to which the signal's number is added."""
 
 EXIT_CODES: Mapping[Reason, int] = {
     Reason.INVALID_ARGUMENT: EXIT_USAGE,
@@ -53,7 +53,7 @@ ResourceFormat = StrEnum(
 
 
 def _home(context: typer.Context, home: Path) -> Path:
-    """Returns a home, as a `FoundHome` where it is not from the option."""
+    """Returns a home, as a `FoundHome` unless it comes from the option."""
     source = context.get_parameter_source("home")
     return home if source is not None and source.name == "COMMANDLINE" else FoundHome(home)
 
@@ -87,7 +87,7 @@ __all__ = ["DEFAULT_HOME", "ConfigOption", "HomeOption", "OutputFormat", "Output
 
 
 def as_command(run: Callable[..., None], parameters: Iterable[Parameter], text: str | None) -> Callable[..., None]:
-    """Returns a function of keywords as the command with these options and arguments; `text` is its help."""
+    """Gives a function of keywords the signature of a command with these parameters; `text` is its help."""
     given = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
     run.__signature__ = Signature(given, return_annotation=None)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in given}
@@ -130,14 +130,14 @@ _OTHER_OPTIONS: Mapping[str, str] = MappingProxyType(
         "pool_name": "pool",
     }
 )
-"""Parameters of commands whose fields in messages have other names."""
+"""Parameters of commands by differing field names in errors."""
 _OF_SUBJECTS = frozenset({"name", "id", "request_id", "operation", "lease_id", "model", "runner", "source"})
-"""Fields that say what a request is about: without their own option, the last argument of the command."""
+"""Fields with the subject of a request: without an option, the last argument of the command."""
 
 
 @contextmanager
 def in_words_of_the_command() -> Iterator[None]:
-    """Changes the message of an error raised in the block as `words_of`."""
+    """Applies `words_of` to errors raised in the block."""
     try:
         yield
     except WeftError as error:
@@ -146,7 +146,7 @@ def in_words_of_the_command() -> Iterator[None]:
 
 
 def words_of(error: WeftError) -> str:
-    """Returns the message of an error. A field of a message that a service refused is named as the command does."""
+    """Returns the message of an error, with the command's name of a field that a service rejected."""
     field = error.metadata.get("field", "")
     is_of_service = type(error.__cause__).__module__.partition(".")[0] in ("grpc", "http")
     if not (field and is_of_service and error.message.startswith(f"{field}: ")):
@@ -155,7 +155,7 @@ def words_of(error: WeftError) -> str:
 
 
 def _parameter_of(field: str) -> str:
-    """Returns the option or argument of the running command for a field of a message; else its last step."""
+    """Returns the running command's option or argument for a field, else the field's last step."""
     step = re.sub(r"\[[^\]]*\]", "", field).rpartition(".")[2]
     step = re.sub(r"(?<!^)(?=[A-Z])", "_", step).lower()
     name = _OTHER_OPTIONS.get(step, step)
@@ -173,8 +173,8 @@ def _parameter_of(field: str) -> str:
 
 
 def _running_parameters() -> list[Any]:
-    """Returns the options and arguments of the running command; empty: none runs."""
-    # Some releases of typer take its context from click, others have it themselves.
+    """Returns the options and arguments of the running command; empty if none runs."""
+    # The context comes from click in some releases of typer.
     package = typer.Context.__mro__[1].__module__.rpartition(".")[0]
     context = import_module(f"{package}.globals").get_current_context(silent=True)
     return [] if context is None else context.command.params
@@ -182,7 +182,7 @@ def _running_parameters() -> list[Any]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Ends the block on SIGTERM and SIGHUP as on Ctrl-C, and the command with the exit code of shells for the signal.
+    """Ends the block on SIGTERM and SIGHUP as on Ctrl-C, with a shell's exit code for the signal.
 
     Ignored signals stay ignored: `nohup weft ...` survives the end of its terminal.
     """
@@ -215,9 +215,9 @@ def act_on_each(
     *,
     ignored: Collection[Reason] = (),
 ) -> None:
-    """Does something with each item. A failure is printed as `words`, and does not stop the others.
+    """Calls `act` for each item. A failure is printed as `words` and does not stop the others.
 
-    Ends the command with the exit code of the first failure. `ignored`: reasons of failures that are none.
+    Ends the command with the exit code of the first failure. `ignored` has reasons that do not count as failures.
     """
     codes = []
     for item in items:
@@ -234,10 +234,9 @@ def act_on_each(
 
 @contextmanager
 def reporting(*, failed: int = EXIT_FAILED, interrupted: int = EXIT_INTERRUPTED) -> Iterator[None]:
-    """Ends the command with one clear line and the exit code of the error's reason.
+    """Ends the command with one line and the exit code of the error's reason.
 
-    `failed` replaces EXIT_FAILED where a command gives that code a meaning of its own; `interrupted` is the code for
-    Ctrl-C.
+    `failed` replaces EXIT_FAILED if the command uses that code otherwise; `interrupted` is the code for Ctrl-C.
     """
     try:
         yield
@@ -249,6 +248,6 @@ def reporting(*, failed: int = EXIT_FAILED, interrupted: int = EXIT_INTERRUPTED)
         sys.stderr.write("\n")
         raise typer.Exit(interrupted) from None
     except BrokenPipeError:
-        # The reader of the output closed it (`weft get models | head -1`); that is no failure.
+        # The reader closed the output (`weft get models | head -1`), which is not a failure.
         sys.stderr.close()
         raise typer.Exit(EXIT_OK) from None

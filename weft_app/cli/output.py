@@ -28,29 +28,29 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table or line of a page: its title and how the text follows from a record."""
+    """A column of a table or line of a page: the title, and the source of the text in a record."""
 
     title: str
     source: str | Callable[[Any], str | None]
     """A path in the record (see `weft_app.cli.output`), or a function."""
     form: str = ""
-    """The format of the value at the path."""
+    """Format of the value."""
     ticks: bool = False
-    """Whether its value changes with time alone; a watch does not print a row again for that."""
+    """Whether the value changes with time only, so that a watch does not print the row again for it."""
     min_chars: int = 0
-    """Minimum width; a watch prints its header before the first row."""
+    """Minimum width, as a watch prints the header before any row."""
 
     def text(self, record: Any) -> str | None:
-        """Returns the text of a record; None: there is none, so that a table has "-" and a page no line."""
+        """Returns the text of a record; None prints "-" in a table and no line on a page."""
         if not isinstance(self.source, str):
             return self.source(record)
         return text_at(record, self.source, self.form)
 
 
 def custom_columns(text: str, **functions: Callable[[Any], str | None]) -> tuple[Column, ...]:
-    """Returns columns from words as kubectl has them: TITLE:PATH or TITLE:PATH:FORMAT; of a TITLE alone by `functions`.
+    """Parses columns as in kubectl: TITLE:PATH or TITLE:PATH:FORMAT; a TITLE alone uses one of `functions`.
 
-    An underscore in a title is a space, and a tilde at the end says that the column `ticks`.
+    An underscore in a title is a space, and a tilde at the end marks a column that `ticks`.
     """
     found = []
     for word in text.split():
@@ -67,12 +67,12 @@ def say(text: str) -> None:
 
 
 def safe_text(text: str) -> str:
-    """Returns text reduced to one line without control characters, whatever its origin."""
+    """Returns text as one line without control characters."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def shown(text: str) -> str:
-    """Model output made safe for a terminal: no escape sequence can move the cursor or change the title."""
+    """Replaces control characters in model output, which could move a terminal's cursor or change its title."""
     return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
 
 
@@ -80,18 +80,18 @@ class TextTable:
     """A table in kubectl's style: no frames, columns as wide as the rows seen so far."""
 
     def __init__(self, columns: Sequence[Column], *, is_cut: bool = True) -> None:
-        """`is_cut`: on a terminal lines end at its width."""
+        """`is_cut`: cut lines at the width of a terminal."""
         self._columns = columns
         self._is_cut = is_cut
         self.titles = [column.title for column in columns]
         self._widths = [max(column.min_chars, len(column.title)) for column in columns]
 
     def cells(self, row: Any) -> list[str]:
-        """Returns the row's cells, made safe for a terminal; an empty one is "-"."""
+        """Returns the row's cells, safe for a terminal; an empty one is "-"."""
         return [safe_text(column.text(row) or "") or "-" for column in self._columns]
 
     def fingerprint(self, row: Any) -> tuple[str | None, ...]:
-        """Returns the values whose change makes a watch print the row again."""
+        """Returns the values that make a watch print the row again when they change."""
         return tuple(column.text(row) for column in self._columns if not column.ticks)
 
     def text(self, rows: Iterable[Any]) -> str:
@@ -129,32 +129,32 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """How records of one kind are printed: as a table, as names, as JSON and as YAML."""
+    """The output of records of one kind: as a table, as names, as JSON and as YAML."""
 
     columns: Sequence[Column]
     wide: Sequence[Column] = ()
-    """The columns of `-o wide`."""
+    """Columns of `-o wide`."""
     name: Callable[[Any], str] = str
-    """Returns what `-o name` prints of a record."""
+    """Returns the output of `-o name`."""
     kind: str = ""
-    """The kind of a document of several records."""
+    """Kind of the document with several records."""
     document: Callable[[Any], Any] = dict
     """Returns a record as JSON types."""
     lasting: Callable[[Any], Any] = dict
-    """Returns what of a record makes a watch print it again when it changes."""
+    """Returns the part of a record that makes a watch print it again when it changes."""
     yaml: Callable[[Any], str] | None = None
-    """Returns a record as a YAML document; YAML is a stream of these. None: it is one document, as JSON is."""
+    """Returns a record as a YAML document, for a stream of them. None: one document, as with JSON."""
     plural: str = ""
-    """What a stream says that there are none of."""
+    """Plural in the note about an empty stream."""
     empty: str = ""
-    """What is said on stderr of a table without rows."""
+    """Note on stderr below a table without rows."""
 
     def table(self, output: str) -> TextTable:
         """Returns an empty table with the columns of an output format."""
         return TextTable(self.wide if output == "wide" else self.columns)
 
     def text(self, rows: Iterable[Any], output: str, whole: Callable[[], Any] | None = None) -> str:
-        """Returns records as text; `whole` makes their one document where it is not `{kind, items}`."""
+        """Returns records as text; `whole` returns their document if it is not `{kind, items}`."""
         if output in TEXTS:
             return self.table(output).text(rows)
         if output == "name":
@@ -165,7 +165,7 @@ class Listing:
         return document_text(document, output)
 
     def print(self, rows: Iterable[Any], output: str, whole: Callable[[], Any] | None = None) -> None:
-        """Prints records; see `text`. A table without rows has its sentence on stderr below it."""
+        """Prints records; see `text`. A table without rows has its note on stderr."""
         shown = list(rows)
         say(self.text(shown, output, whole))
         if self.empty and not shown and output in TEXTS:
@@ -173,7 +173,7 @@ class Listing:
 
 
 class Feed:
-    """Texts of records of a listing that is printed one by one."""
+    """Formats records of a listing one by one."""
 
     def __init__(self, listing: Listing, output: str) -> None:
         self._listing = listing
@@ -181,7 +181,7 @@ class Feed:
         self.table = listing.table(output)
 
     def first(self, rows: Iterable[Any]) -> str:
-        """Returns what is printed first: a header too, in a table."""
+        """Returns the first rows, in a table with a header."""
         return self.table.text(rows) if self._output in TEXTS else "".join(map(self.row, rows))
 
     def row(self, row: Any) -> str:
@@ -204,12 +204,12 @@ def print_document(document: Any, output: str) -> None:
 
 
 def print_outcome(output: str, text: str, name: str, document: Any) -> None:
-    """Prints what became of one record: as a line for people, as its name, or as one document."""
+    """Prints the outcome of one record: as a line, as its name, or as a document."""
     say(f"{text}\n" if output == "table" else f"{name}\n" if output == "name" else document_text(document, output))
 
 
 def print_page(output: str, text: Callable[[], str], document: Callable[[], Any]) -> None:
-    """Prints what is known of one record: as text for people, or as one document."""
+    """Prints one record as text or as a document."""
     say(text() if output == "table" else document_text(document(), output))
 
 
@@ -224,7 +224,7 @@ def document_text(document: Any, output: str) -> str:
 
 
 def json_text(document: Any) -> str:
-    """Returns a document as JSON for people and programs."""
+    """Returns a document as indented JSON."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -239,7 +239,7 @@ def print_table(rows: Iterable[Any], columns: Sequence[Column]) -> None:
 
 
 def page(columns: Sequence[Column], record: Any, title_chars: int = FACT_CHARS) -> Iterator[str]:
-    """Yields one line for each column of which the record has a text: its title and the text, safe for a terminal."""
+    """Yields a line with title and text, safe for a terminal, per column with a text."""
     for column in columns:
         text = column.text(record)
         if text is not None:
@@ -247,7 +247,7 @@ def page(columns: Sequence[Column], record: Any, title_chars: int = FACT_CHARS) 
 
 
 def block(title: str, lines: Iterable[str], indent: str = INDENT) -> Iterator[str]:
-    """Yields a title and the lines below it, indented; nothing where there are no lines."""
+    """Yields a title and indented lines; nothing without lines."""
     for place, line in enumerate(lines):
         if not place:
             yield f"{title}:"
@@ -255,7 +255,7 @@ def block(title: str, lines: Iterable[str], indent: str = INDENT) -> Iterator[st
 
 
 def table_block(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Iterator[str]:
-    """Yields a title and a table below it; nothing where there are no rows."""
+    """Yields a title and a table; nothing without rows."""
     return block(title, TextTable(columns).plain_text(rows).splitlines() if rows else ())
 
 
@@ -265,19 +265,19 @@ Show = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressStyle:
-    """How the progress of records of one kind is shown."""
+    """How to show the progress of records of one kind."""
 
     line: Callable[[Any], str]
-    """Returns the line of a state, where there is no terminal."""
+    """Returns the line of a state without a terminal."""
     columns: Callable[[], "Sequence[ProgressColumn]"]
-    """Returns the columns of the bar, which are of one bar only."""
+    """Returns new columns for one bar."""
     bar: Callable[[Any], Mapping[str, Any]]
-    """Returns what the bar shows of a state: description, total (None: it pulses), completed, and its own fields."""
+    """Returns the bar's fields: description, total (None: it pulses), completed, and its own."""
 
 
 @contextmanager
 def shown_progress(style: ProgressStyle, *, is_shown: bool = True) -> Iterator[Show]:
-    """Yields the function that shows a state; it shows nothing unless `is_shown`."""
+    """Yields a function that shows a state, or does nothing unless `is_shown`."""
     if not is_shown:
         yield lambda _: None
     elif not sys.stderr.isatty():
@@ -307,7 +307,7 @@ def _line_per_change(style: ProgressStyle) -> Show:
 MAX_SHORT_CHARS = 60
 LEAST_SHOWN_SECONDS = 0.001
 _SOURCES: Mapping[str, str] = MappingProxyType({"virtual": "runner", "public": "declared"})
-"""Where a model or an agent comes from: a runner publishes it, or an operator declared it."""
+"""Source of a model or agent: published by a runner, or declared by an operator."""
 
 
 def seconds_ago(seconds: float) -> str:
@@ -326,32 +326,32 @@ def keep_alive_text(seconds: float | None) -> str:
 
 
 def moment_in(value: datetime | str) -> datetime:
-    """Returns a time of a record, which is a text in documents."""
+    """Parses a time of a record, which is text in documents."""
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
 def age(moment: datetime | str | None) -> str:
-    """Returns how long ago, such as "3h"."""
+    """Returns an age, such as "3h"."""
     return "-" if moment is None else seconds_ago((datetime.now(UTC) - moment_in(moment)).total_seconds())
 
 
 def ago(moment: datetime | str | None) -> str:
-    """Returns an age as text, such as "3h ago"."""
+    """Returns an age, such as "3h ago"."""
     return "-" if moment is None else f"{age(moment)} ago"
 
 
 def local(moment: datetime | str) -> str:
-    """Returns a time of day on this machine."""
+    """Returns the local time of day."""
     return f"{moment_in(moment).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def source_word(kind: str) -> str:
-    """Returns where a model or an agent of a kind comes from."""
+    """Returns the source of a model or agent."""
     return _SOURCES.get(kind, kind)
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
-    """Returns labels as selectors have them: `team=a,zone=b`."""
+    """Returns labels in the form of selectors: `team=a,zone=b`."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
@@ -362,12 +362,12 @@ def _actor(name: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Returns a text cut to a number of characters."""
+    """Returns a shortened text."""
     return text if len(text) <= MAX_SHORT_CHARS else f"{text[: MAX_SHORT_CHARS - 1]}…"
 
 
 def span(seconds: float) -> str:
-    """Returns a measured time with three digits, such as "0.313 s"; below a millisecond only that it is."""
+    """Returns a measured time with three digits, such as "0.313 s", or that it is below a millisecond."""
     return f"{seconds:.3g} s" if seconds >= LEAST_SHOWN_SECONDS or seconds == 0 else "under 0.001 s"
 
 
@@ -389,16 +389,16 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "wait": wait_words,
     }
 )
-"""Formats by their names."""
+"""Formats by name."""
 
 
 def formatted(value: Any, form: str) -> str:
-    """Returns a value in one of FORMATS, or one of Python's, such as "{:g}s"."""
+    """Returns a value in one of FORMATS, or a Python format such as "{:g}s"."""
     return form.format(value) if "{" in form else FORMATS[form](value)
 
 
 def value_at(record: Any, path: str) -> Any:
-    """Returns what is at a path of a record, such as "status.instance.phase"; None: nothing."""
+    """Returns the value at a path of a record, such as "status.instance.phase"; None if there is none."""
     for step in path.split("."):
         record = record.get(step) if isinstance(record, Mapping) else getattr(record, step, None)
         if record is None:
@@ -407,10 +407,7 @@ def value_at(record: Any, path: str) -> Any:
 
 
 def text_at(record: Any, paths: str, form: str = "") -> str | None:
-    """Returns the text of what is at a path, or at the first of several ("a|b") with a value; None: nothing.
-
-    `form`: see `formatted`.
-    """
+    """Returns the text at the first path ("a|b") with a value; None if there is none. `form`: see `formatted`."""
     path, *others = paths.split("|")
     value = value_at(record, path)
     if others:

@@ -20,9 +20,9 @@ from weft_app.cli.output import print_document, say
 
 PROFILES = "/api/v1/profiles"
 TIMEOUT_SECONDS = 60.0
-"""Timeout of a save or a switch: runners with loaded models are asked how they were loaded."""
+"""Timeout of a save or a switch, which ask runners how their models were loaded."""
 EXIT_NOT_DONE = 1
-"""The documents are switched, and a model could not be loaded or unloaded."""
+"""Exit code if the documents were switched but a model could not be loaded or unloaded."""
 
 app = typer.Typer(
     help="Save what is declared and loaded as a profile, and switch to profiles. List them: weft get profiles.",
@@ -115,7 +115,7 @@ def _settings(step: Document) -> str:
 
 
 def _followed(switched: Document, home: Path, *, quiet: bool) -> int:
-    """Follows the operations to their ends, and prints their outcomes; returns how many failed."""
+    """Follows the operations to their ends and prints their outcomes. Returns how many failed."""
     failed = 0
     with connect(home, TIMEOUT_SECONDS) as api:
         for step in switched["steps"]:

@@ -26,7 +26,7 @@ from weft_app.cli.options import (
 from weft_app.cli.output import Listing, custom_columns, document_text, moment_in, seconds_ago
 
 Processes = Mapping[tuple[str, str], Document]
-"""What is known of the process of an engine (`processId`, `restartCount`), by runner and model."""
+"""Processes of engines (`processId`, `restartCount`) by runner and model."""
 _COLUMNS = custom_columns(
     "MODEL:model RUNNER:runner HOST:host RUNTIME:runtime STATE:state SLOTS MEMORY EXPIRES:until~ CONTEXT PID "
     "RESTARTS:restarts",
@@ -37,7 +37,7 @@ _COLUMNS = custom_columns(
 )
 _WIDE = _COLUMNS + custom_columns("SKILLS:skills:commas THINKING:thinkingModes:commas")
 _GONE: Mapping[str, Any] = {"state": "gone", "slotsUsed": 0, "memoryBytes": 0, "until": "-", "pid": 0}
-"""What is printed of a model that is no longer on its runner."""
+"""Fields of a model that is no longer on its runner."""
 _UNOWNED: Document = {
     "phase": "unowned",
     "detail": "the runner no longer publishes it",
@@ -76,9 +76,9 @@ def ps(
 
 
 def _watch(home: Path, output: WideFormat) -> None:
-    """Prints each model on each runner, then each one that changes, until Ctrl-C.
+    """Prints each model on each runner, then each change, until Ctrl-C.
 
-    Runners are asked for their processes when what the registry knows of one has changed.
+    Asks runners for processes when the registry reports a change.
     """
     stream = replace(_PROCESSES, yaml=lambda row: document_text(row, WideFormat.YAML))
     changes = RecordChanges(stream, output, last_row=lambda row: row | _GONE)
@@ -93,7 +93,7 @@ def _watch(home: Path, output: WideFormat) -> None:
 
 
 def _processes(mesh: MeshApi) -> Processes:
-    """Returns what runners say of the processes of their engines; those that say nothing are left out."""
+    """Returns the processes of engines that runners report, omitting runners without an answer."""
     with suppress(WeftError):
         found = mesh.get("/v1/admin/models")
         replicas = [each for model in found["items"] for each in model["replicas"]["members"]]
@@ -102,7 +102,7 @@ def _processes(mesh: MeshApi) -> Processes:
 
 
 def _rows_of(runners: Sequence[Document], processes: Processes) -> list[dict[str, Any]]:
-    """Returns one row per engine; process ids come from the runners themselves, which may be unreachable."""
+    """Returns one row per engine; process ids come from the runners, which may be unreachable."""
     return [
         _row(runner, state, processes.get((runner["name"], state["model"]), {}))
         for runner in runners
@@ -111,7 +111,7 @@ def _rows_of(runners: Sequence[Document], processes: Processes) -> list[dict[str
 
 
 def _unowned(runner: Document, processes: Processes) -> Iterator[Document]:
-    """Yields what is known of the engines that a runner has started and does not publish any more."""
+    """Yields the engines that a runner has started but no longer publishes."""
     published = {state["model"] for state in runner["status"]["instances"]}
     for (name, model), process in processes.items():
         if name == runner["name"] and model not in published and process.get("processId"):
@@ -143,19 +143,19 @@ def _row(runner: Document, state: Document, process: Document) -> dict[str, Any]
 
 
 def until_text(state: Document) -> str | None:
-    """Returns how long a model stays loaded, as text such as "4m"; None: it is not ready."""
+    """Returns how long a model stays loaded, such as "4m"; None: it is not ready."""
     if state["phase"] != "ready":
         return None
     if state["pinned"]:
         return "pinned"
     if "unloadAt" not in state:
-        # It is not counted down while it works on a request.
+        # The countdown is paused during a request.
         kept = state.get("keepAliveSeconds")
         return "never" if kept is None else f"{(f'{kept:.1f}s' if kept < 60 else seconds_ago(kept))} when idle"
     return seconds_ago(max(0.0, (moment_in(state["unloadAt"]) - datetime.now(UTC)).total_seconds()))
 
 
 def memory_bytes(memory: Document) -> int:
-    """Returns memory that a model holds: of accelerators as observed, else as leased; without them, main memory."""
+    """Returns a model's memory: of accelerators as observed, else as leased; without them, main memory."""
     leased = memory.get("leasedBytes", 0)
     return int((memory.get("measuredBytes", leased) if leased else memory.get("residentBytes")) or 0)

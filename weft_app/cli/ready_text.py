@@ -1,6 +1,6 @@
-"""What `weft up` prints once its mesh is up: addresses, lines to copy, and what the first start made for its operator.
+"""The output of `weft up` once its mesh is up: addresses, lines to copy, and secrets of a first start.
 
-A first start beyond loopback makes an admin key, and an invitation of runners.
+A first start beyond loopback creates an admin key, and an invitation for runners.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 5.0
 SECONDS_OF_DAY = 86_400
 INVITATION_DAYS = 30
-"""Lifetime of the first invitation. A runner that joined with it needs a new one to dial again after that."""
+"""Lifetime of the first invitation. After that, runners that joined with it need a new one to dial again."""
 KEY_FILE = "first-admin-key"
 JOIN_FILE = "first-invitation"
 DESCRIPTION = "made by the first start of weft up"
@@ -45,26 +45,26 @@ _INDENT = " " * 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstAccess:
-    """What was made; empty where it was there already, or not needed."""
+    """Secrets of a first start; empty if they existed already or are not needed."""
 
     key: str = ""
-    """The text of the admin key, where it is shown on a terminal."""
+    """The admin key, if it is shown on a terminal."""
     key_file: Path | None = None
-    """The file that holds it instead: what is not a terminal may be a log that others read."""
+    """The file with the key otherwise, since other output may be a log that others can read."""
     join_command: str = ""
     join_file: Path | None = None
 
 
 async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool) -> FirstAccess:
-    """Makes an admin key where callers need keys and there is none, and an invitation where runners may join.
+    """Creates an admin key if callers need keys and there is none, and an invitation if runners may join.
 
-    A registry that refuses leaves both empty: the banner then names the commands.
+    If the registry rejects this, both stay empty and the text contains the commands.
     """
     key = invitation = ""
     socket = api_socket(Path(home.root))
     if not host.network_urls or socket is None:
         return FirstAccess()
-    # No key of the environment: it is of another mesh.
+    # Without the environment's key, which is for another mesh.
     with MeshApi(SocketConnection(socket, TIMEOUT_SECONDS), str(socket), key="") as api:
         try:
             if host.asks_for_keys:
@@ -80,14 +80,14 @@ async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool) -> 
 
 
 def _first_key(api: MeshApi) -> str:
-    """Returns the text of a new admin key; empty where a key is valid already."""
+    """Returns a new admin key; empty if a valid key exists."""
     if any(key["state"] == "good" for key in api.get(KEYS)["items"]):
         return ""
     return str(api.post(KEYS, {"description": DESCRIPTION, "scopes": list(scopes_of(KeyRole.ADMIN))})["key"])
 
 
 def _first_token(api: MeshApi) -> str:
-    """Returns the text of a new join token; empty where one is valid already."""
+    """Returns a new join token; empty if a valid one exists."""
     ends = [token.get("expireTime") for token in api.get(JOIN_TOKENS)["items"]]
     if not all(end and moment_in(end) <= datetime.now(UTC) for end in ends):
         return ""
@@ -96,7 +96,7 @@ def _first_token(api: MeshApi) -> str:
 
 
 def _kept(file: Path, text: str) -> Path | None:
-    """Writes a secret to a file that its owner alone can read; returns it. None for no text."""
+    """Writes a secret to a file that only its owner can read, and returns the file. None for empty text."""
     if not text:
         return None
     try:
@@ -107,7 +107,7 @@ def _kept(file: Path, text: str) -> Path | None:
 
 
 def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:
-    """Returns the addresses and commands with which a user starts."""
+    """Returns the addresses and commands for a user."""
     notices = "".join(f"\n  WARNING   {notice}\n" for notice in host.notices)
     warning = (
         "\n  WARNING   plain HTTP (--insecure): everyone on the network between can read and change keys, prompts\n"
@@ -121,14 +121,14 @@ def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:
 
 
 class KeptAccess:
-    """The secrets that a start in the background has kept in files, put back into its text for a terminal."""
+    """Restores secrets that a background start stored in files to its output on a terminal."""
 
     def __init__(self, home: WeftHome) -> None:
         self._kept = FirstAccess(key_file=home.root / KEY_FILE, join_file=home.root / JOIN_FILE)
         self._shown: list[Path] = []
 
     def on_terminal(self, line: str) -> str:
-        """Returns a line of the text as a start on a terminal shows it; unchanged if no file can be read."""
+        """Returns a line as a start on a terminal shows it; unchanged if no file can be read."""
         kept = self._kept
         if kept.key_file is not None and (secret := self._secret_in(line, kept.key_file)):
             shown = replace(kept, key=secret, key_file=None)
@@ -140,7 +140,7 @@ class KeptAccess:
         return line
 
     def remove_shown(self) -> None:
-        """Removes the files of what was shown: as on a terminal, that was the only time."""
+        """Removes the files of shown secrets, as secrets are shown only once."""
         for file in self._shown:
             with suppress(OSError):
                 file.unlink(missing_ok=True)
@@ -156,7 +156,7 @@ class KeptAccess:
 
 
 def config_words(files: Sequence[Path]) -> str:
-    """Returns the files that a configuration was read from, for people."""
+    """Returns the files of a configuration as text."""
     if not files:
         return f"none: there is no {CONFIG_NAME} in {Path.cwd()}"
     return ", ".join(map(str, files))
@@ -235,7 +235,7 @@ def _tries(host: "UpHost", access: FirstAccess) -> Iterator[str]:
 
 
 def _key_word(access: FirstAccess) -> str:
-    """Returns the first key as a word of a shell; empty: none was made."""
+    """Returns the first key, quoted for a shell; empty if none was created."""
     return access.key or ("" if access.key_file is None else f"$(cat {shlex.quote(str(access.key_file))})")
 
 

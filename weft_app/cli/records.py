@@ -1,4 +1,4 @@
-"""Records that are no resources, as data: leases, routers, secrets, clients, requests, and uses of limits."""
+"""Records other than resources: leases, routers, secrets, clients, requests, and usage of limits."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from weft_app.cli.output import FORMATS, TEXTS, Listing, custom_columns, moment_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordKind:
-    """Where records of one kind are read, and how they are shown."""
+    """The API path and the output of records of one kind."""
 
     listing: Listing
     path: str
     key: str = "name"
-    """Where a record has its name."""
+    """Key of a record's name."""
     rows: Callable[[Document], list[Document]] = lambda found: list(found["items"])
-    """Returns the records in what the path answers."""
+    """Returns the records in the response."""
     unknown: Callable[[str, Iterable[str]], WeftError]
-    """Returns the error for a name that none of the others, given as well, is."""
+    """Returns the error for an unknown name, given the known ones."""
 
     def read(self, home: Path) -> list[Document]:
         """Returns the records of the mesh. Raises SERVICE_UNAVAILABLE."""
@@ -36,7 +36,7 @@ class RecordKind:
             return self.rows(api.get(self.path))
 
     def show(self, words: Sequence[str], output: ResourceFormat, home: Path, *, watch: bool = False) -> None:
-        """Prints the records that `words` name, all without names; `watch`: until Ctrl-C, with each that changes."""
+        """Prints the records named in `words`, by default all; `watch`: until Ctrl-C, with each that changes."""
         if output == "yaml":
             raise invalid_field(
                 "--output", f"must be table, wide, json or name: {self.listing.plural} are not declared"
@@ -62,24 +62,24 @@ def _missing(text: str) -> Callable[[str, Iterable[str]], WeftError]:
 
 
 def lease_rows(hosts: Sequence[Document]) -> list[Document]:
-    """Returns the leases of all hosts, each with the name of its host."""
+    """Returns the leases of all hosts with the host's name."""
     return [{"kind": "lease", "host": host["host"], **lease} for host in hosts for lease in host["leases"]]
 
 
 def leased_bytes(lease: Document) -> int:
-    """Returns the memory of a lease, on all devices."""
+    """Returns the memory of a lease over all devices."""
     return sum(lease["bytesByDevice"].values())
 
 
 def _end_words(lease: Document) -> str:
-    """Returns when a lease ends; no lease has a time at which it does."""
+    """Returns when a lease ends. Leases have no end time."""
     if lease["state"] != "held":
         return "when its processes have ended"
     return "with its program" if lease["holderKind"] == "program" else "when the model is unloaded"
 
 
 def _known(key: str, text: Callable[[Any], str]) -> Callable[[Document], str]:
-    """Returns the text of a value; "?": it is not known."""
+    """Formats a value; "?" if it is unknown."""
     return lambda record: text(record[key]) if key in record else "?"
 
 
@@ -174,13 +174,13 @@ RECORDS: Mapping[str, RecordKind] = {"lease": LEASES, "router": ROUTERS, "secret
 
 
 def hosts_of(home: Path) -> list[Document]:
-    """Returns the hosts with accelerators and the leases on them."""
+    """Returns the hosts with accelerators, and their leases."""
     with connect(home) as api:
         return list(api.get(LEASES.path)["hosts"])
 
 
 def print_hosts(hosts: Sequence[Document]) -> None:
-    """Prints a table of the devices, and one of the leases where there are any."""
+    """Prints a table of the devices, and one of the leases, if any."""
     print_table([{**device, "host": host["host"]} for host in hosts for device in host["devices"]], _DEVICE)
     if leases := lease_rows(hosts):
         say("\n")
@@ -188,11 +188,11 @@ def print_hosts(hosts: Sequence[Document]) -> None:
 
 
 MAX_SHOWN_USES = 3
-"""Windows of one tenant in a table; `weft describe` has all of them."""
+"""Maximum number of a tenant's windows in a table; `weft describe` has all of them."""
 
 
 def limit_uses(home: Path, tenants: Collection[str] = ()) -> list[Document]:
-    """Returns what is used of the limits of tenants (empty: of all); nothing, and a note, where no router answers."""
+    """Returns the usage of tenants' limits (empty: of all); empty, with a note, if no router answers."""
     try:
         return read_uses(home, tenants)
     except WeftError as error:
@@ -201,15 +201,15 @@ def limit_uses(home: Path, tenants: Collection[str] = ()) -> list[Document]:
 
 
 def read_uses(home: Path, tenants: Collection[str] = ()) -> list[Document]:
-    """Returns what is used of the limits of tenants (empty: of all)."""
+    """Returns the usage of tenants' limits (empty: of all)."""
     with connect(home) as api:
         return [use for use in api.get("/v1/admin/limit-uses")["items"] if not tenants or use["tenant"] in tenants]
 
 
 def known_uses(home: Path, error: WeftError, tenants: Collection[str], more: str = "") -> list[Document]:
-    """Returns what a router knows of the limits of tenants while no registry answers, and notes what is missing.
+    """Returns a router's usage of tenants' limits without a registry, and notes what is missing.
 
-    Raises `error`, the registry's, where no router answers either.
+    Raises `error`, the registry's, if no router answers either.
     """
     try:
         found = read_uses(home, tenants)
@@ -223,14 +223,14 @@ def known_uses(home: Path, error: WeftError, tenants: Collection[str], more: str
 
 
 def used_text(uses: Sequence[Document]) -> str:
-    """The fullest windows of a tenant that count something, as one text such as "12 of 100 req/min"."""
+    """Returns a tenant's fullest windows as text such as "12 of 100 req/min", without unused ones."""
     found = sorted((use for use in uses if use["used"]), key=lambda use: use["used"] / use["limit"], reverse=True)
     shown = [f"{use['used']} of {rate_of(use)}{_subject(use)}" for use in found[:MAX_SHOWN_USES]]
     return ", ".join(shown) + (f" and {len(found) - MAX_SHOWN_USES} more" if len(found) > MAX_SHOWN_USES else "")
 
 
 def rate_of(use: Document) -> Rate:
-    """The rate of a window."""
+    """Returns the rate of a window."""
     unit = RateUnit.TOKENS if use["unit"] == "tokens" else RateUnit.REQUESTS
     return Rate(use["limit"], int(use["windowSeconds"]), unit)
 
@@ -250,7 +250,7 @@ LIMIT_USES = custom_columns(
     LEFT=lambda use: str(max(0, use["limit"] - use["used"])),
     EMPTY_IN=lambda use: f"{wait_words(use['resetSeconds'])} s" if use["used"] else "-",
 )
-"""The columns of windows on a page."""
+"""Columns of windows on a page."""
 _COLUMNS = custom_columns("TENANT:tenant") + LIMIT_USES
 LIMIT_WINDOWS = Listing(
     columns=_COLUMNS,
@@ -308,7 +308,7 @@ _ENDED = Listing(
 def show_requests(
     words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path, *, watch: bool = False
 ) -> None:
-    """Prints the requests that `words` name; without names, those of the state.
+    """Prints the requests named in `words`, by default those in the given states.
 
     `watch`: until Ctrl-C, with each that changes.
     """
@@ -364,7 +364,7 @@ def _watch_requests(
     for watched, changed in follow(home, ("request",), allTenants=True):
         records = [watched["request"][name] for _, name in changed if name in watched["request"]]
         if is_first:
-            # What ends between the reading and the snapshot of the watch is in the snapshot.
+            # Requests that end between the reading and the watch's snapshot are in the snapshot.
             changes.all(first or [record for record in records if record["state"] != "ended" and not state])
             is_first = False
         if not is_named:
@@ -374,7 +374,7 @@ def _watch_requests(
 
 
 def _print_news(changes: RecordChanges, records: list[Document], state: str) -> None:
-    """Prints requests under way that changed, once more when they end; with a state those that ended so."""
+    """Prints changed running requests, and each once more when it ends; with a state only those that ended so."""
     for record in sorted(records, key=lambda record: str(record.get("endedAt", ""))):
         has_ended = record["state"] == "ended"
         if has_ended and not state:
@@ -384,6 +384,6 @@ def _print_news(changes: RecordChanges, records: list[Document], state: str) -> 
 
 
 def _has_outcome(state: str, request: Document) -> bool:
-    """Whether an ended request is one of a state of `weft get requests --state`."""
+    """Whether an ended request has a state of `weft get requests --state`."""
     reason = request.get("reason", "completed")
     return state in ("ended", reason if reason in ("completed", "cancelled") else "failed")

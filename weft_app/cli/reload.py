@@ -16,7 +16,7 @@ from weft_app.cli.output import print_page
 from weft_app.compose.home import WeftHome
 
 TIMEOUT_SECONDS = 3_900.0
-"""Longest wait for a reload: the longest drain, and a margin."""
+"""Timeout of a reload: the longest drain, and a margin."""
 _Change = pb.ConfigurationChange
 _SIGNS = {_Change.ACTION_ADDED: "+", _Change.ACTION_REMOVED: "-", _Change.ACTION_CHANGED: "~"}
 _EFFECTS = {
@@ -56,7 +56,7 @@ def reload(
 
 
 def reload_lines(answer: pb.ReloadConfigurationResponse, *, dry_run: bool = False) -> Iterator[str]:
-    """Yields what a reload changed, or would change, as lines for people."""
+    """Yields what a reload changed, or would change, as lines of text."""
     files = ", ".join(answer.files) or "no configuration file"
     if not answer.changes:
         yield f"{files}: nothing has changed"
@@ -76,7 +76,7 @@ def _change_lines(change: pb.ConfigurationChange) -> Iterator[str]:
         yield f"  {sign} {_setting_words(setting)}{f' ({effect})' if effect else ''}"
         return
     if change.action != _Change.ACTION_CHANGED:
-        effect = ""  # of its runner, which has a line of its own
+        effect = ""  # shown in the line of its runner
     where = f" on {change.runner}" if change.runner else ""
     yield f"  {_SIGNS.get(change.action, '?')} {change.kind} {change.name}{where}{f': {effect}' if effect else ''}"
     for setting in change.settings:
@@ -107,7 +107,7 @@ def _change_document(change: pb.ConfigurationChange) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """Returns a value; a text that was shortened stays one."""
+    """Parses a value; a shortened text stays text."""
     try:
         return json.loads(text) if text else None
     except ValueError:

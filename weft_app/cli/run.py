@@ -53,14 +53,14 @@ SLOTS = "slots"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningModel:
-    """A model that takes requests."""
+    """A model that accepts requests."""
 
     name: str
-    """As it is requested."""
+    """Name in requests."""
     header: str = ""
-    """The heading above an answer."""
+    """Heading above an answer."""
     added: Document | None = None
-    """What was chosen for it and why; None: the mesh served it before."""
+    """Its chosen settings with the reasons; None: the mesh served it before."""
 
 
 def run(
@@ -132,14 +132,14 @@ def run(
 
 
 def _start_session(stack: ExitStack, home: WeftHome, config: Path | None) -> None:
-    """Starts a mesh that ends with this command, and says so."""
+    """Starts a mesh that ends with this command, with a note."""
     note(f"weft is not running (home {home.root}); starting it for this command, logs in {home.logs}")
     facts = stack.enter_context(session_mesh(home, config))
     note(f"it serves {facts['url']}/v1 until this command ends; `weft up --home {home.root}` keeps one running")
 
 
 def _running(load: Document, authorization: str, home: Path) -> RunningModel:
-    """Returns the model once the mesh serves it; one that is named by its source is pulled and loaded."""
+    """Returns the model once the mesh serves it. Pulls and loads a model given by its source."""
     name = load["model"]
     source = load["source"] or _short_source(name, home)
     if source and not load["source"]:
@@ -157,7 +157,7 @@ def _running(load: Document, authorization: str, home: Path) -> RunningModel:
 
 
 def _short_source(name: str, home: Path) -> str:
-    """Returns the source of a short name that the mesh does not serve; empty: it serves it, or it is none."""
+    """Returns the source of a short name; empty if the mesh serves this name or it is not a short name."""
     source = short_source(name)
     return "" if source is None or _is_served(name, home) else source
 
@@ -191,7 +191,7 @@ def _load(load: Document, authorization: str, home: Path) -> Document:
 
 
 def _cancel(api: MeshApi, operation: Document) -> None:
-    """Cancels a load that has not ended, and waits for its end."""
+    """Cancels a running load and waits for its end."""
     if not has_ended(operation):
         cancelled(api, operation["name"])
     note("stopped; what was pulled is kept, and the same command continues there")

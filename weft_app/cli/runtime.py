@@ -36,12 +36,12 @@ from weft_app.cli.output import (
 from weft_app.compose.home import WeftHome
 
 DRIVER_SECONDS = 5.0
-"""Longest wait for NVIDIA's library, which hangs where a card does; then there are no cards."""
+"""Timeout of NVIDIA's library, which hangs if a card does; then there are no cards."""
 MAX_LOG_BYTES = 4 * 1024**2
 _LINES = 10
-"""Number of lines about the packages where there is no terminal."""
+"""Number of progress lines without a terminal."""
 _TERMINATED = 128
-"""Base of the exit code after a signal, as shells have it."""
+"""Base of a shell's exit code after a signal."""
 
 app = typer.Typer(
     help="Install, list and remove the environments that engines such as vLLM run in.",
@@ -60,7 +60,7 @@ _ENVIRONMENTS = Listing(
 
 
 def _line(progress: InstallProgress) -> str:
-    """Returns the line of a progress: few are different, so that few are printed."""
+    """Returns a progress line, rounded so that few lines differ."""
     if progress.ended or progress.done in (0, progress.total):
         return f"{progress.step}: {progress.detail}"
     share = progress.done * _LINES // progress.total
@@ -76,7 +76,7 @@ _PROGRESS = ProgressStyle(
         TextColumn("{task.description}", markup=False),
     ),
     bar=lambda progress: {
-        # While packages are unpacked, nothing tells how far that is.
+        # The progress of unpacking is unknown.
         "total": progress.total if progress.done < progress.total or progress.ended else None,
         "completed": progress.done,
         "description": safe_text(f"{progress.step} {progress.done}/{progress.total}: {progress.detail}"),
@@ -153,18 +153,18 @@ def remove(
 
 
 def _require_unused(environment: EngineEnvironment, home: WeftHome) -> None:
-    """Checks that no runner of the mesh on this home starts its engines in an environment, hibernating ones included.
+    """Checks that no runner of this home's mesh uses an environment for its engines, including hibernating ones.
 
-    Raises RESOURCE_IN_USE naming the runners. Processes are looked for by `remove_environment`.
+    Raises RESOURCE_IN_USE naming the runners. `remove_environment` searches for processes.
     """
-    # Imported here: no other command of this module asks a mesh.
+    # Imported here: other commands of this module need no mesh.
     from weft.documents.resource_kinds import ResourceKind  # noqa: PLC0415
     from weft_app.cli.mesh_api import connect  # noqa: PLC0415
 
     if home.running() is None:
         return
     runtimes, host = {runtime.name for runtime in users_of(environment)}, socket.gethostname()
-    # A mesh that does not answer cannot say; its engines are found by their processes.
+    # If no mesh answers, running engines are still found by their processes.
     found = []
     with suppress(WeftError), connect(home.root) as mesh:
         found = mesh.documents(ResourceKind.RUNNER)
@@ -205,7 +205,7 @@ def _report(status: pb.EnvironmentStatus, output: OutputFormat, text: str) -> No
 
 
 def _run(installer: EnvironmentInstaller, order: InstallOrder) -> None:
-    """Installs; Ctrl-C, SIGTERM and SIGHUP end what runs, and nothing is left of it."""
+    """Runs the installation. Ctrl-C, SIGTERM and SIGHUP end it and remove all of it."""
     received: list[int] = []
 
     async def installing() -> None:

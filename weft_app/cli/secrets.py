@@ -84,7 +84,7 @@ def rotate_secret(
 
 
 def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, force: bool) -> None:
-    """Deletes the secrets that `words` name; a failure of one does not stop the others."""
+    """Deletes the secrets named in `words`. A failure of one does not stop the others."""
     mixed = invalid_field("KIND", "secrets and other things cannot be named in one command")
     names = [require_name(name, "NAME") for name in record_ids(words, "secret", lambda _: mixed)]
     if not names:
@@ -102,7 +102,7 @@ def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, 
 
 
 def _value(name: str, source: str | None, from_file: Path | None, from_env: str | None) -> str:
-    """Returns the value without the newline at its end. Raises INVALID_ARGUMENT naming the option."""
+    """Returns the value without the final newline. Raises INVALID_ARGUMENT naming the option."""
     given = [each for each in (source, from_file, from_env) if each is not None]
     if len(given) > 1:
         raise invalid_field("--from-file", "goes without --from-env and without -: one of them holds the value")

@@ -175,7 +175,7 @@ def serve_central(
 def _http_api(
     config: WeftConfig, home: WeftHome, environment: RunnerEnvironment, runner: str | None, http_port: int | None
 ) -> "MakeHttpApi | None":
-    """Builds the HTTP API of the runner; None where it has none."""
+    """Returns a builder of the runner's HTTP API; None if it has none."""
     from weft_app.compose.demo import configured_runners  # noqa: PLC0415 - see the module docstring
     from weft_app.compose.edge_certificate import with_edge_certificate  # noqa: PLC0415
     from weft_app.compose.runner import pick_runner  # noqa: PLC0415
@@ -214,17 +214,17 @@ def _service(
     form: LogFormat | None = None,
     **layers: Any,
 ) -> Iterator[tuple[WeftConfig, WeftHome, Announce]]:
-    """Yields configuration, home, and what announces the addresses of a service, which runs in the block.
+    """Yields configuration, home, and a function that announces the addresses of a service, which runs in the block.
 
-    Until the block ends, files of the home have the first address of `name`, and the configured ones of registry and
-    router. `service`: what the terminal calls it; default: its name.
+    Until the block ends, files of the home have the first address of `name`, and the configured addresses of registry
+    and router. `service` is the name on the terminal and defaults to `name`.
     """
     with serving(), ExitStack() as stack:
         loaded = _source(config, addresses, overrides, **layers).load()
         folder = WeftHome(home.expanduser().absolute())
         folder.create()
         leave_deleted_folder(folder.root)
-        # On a terminal the log goes there; everywhere else to the file under the home, where people look for it.
+        # Logs to a terminal, or to a file under the home, where users expect it.
         log_file = None if sys.stderr.isatty() else folder.log_file(name, loaded.log.max_file_bytes)
         configure_logging(name, level=loaded.log.level, file=log_file, form=form)
         file, announced = folder.address_file(name), list[str]()
@@ -236,7 +236,7 @@ def _service(
             say(f"{service or name} serves at {address}\n")
 
         stack.callback(keep_address, file, None)
-        # Before the service begins: it may wait for its database, and commands must find the registry meanwhile.
+        # Written first: the service may wait for its database, and commands must find the registry meanwhile.
         for target, address in (("registry", loaded.addresses.registry), ("router", loaded.addresses.router)):
             stack.callback(keep_address, folder.target_file(name, target), None)
             keep_address(folder.target_file(name, target), address)

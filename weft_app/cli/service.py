@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 HOMES = (Path("/root"), Path("/home"))
-"""Folders that a service of the system cannot read."""
+"""Folders that a system service cannot read."""
 KindArgument = Annotated[UnitKind, typer.Argument(metavar="KIND", help=f"One of {', '.join(UnitKind)}.")]
 ScopeOption = Annotated[
     bool | None,
@@ -114,7 +114,7 @@ def remove(
 
 
 def _plan(kind: UnitKind, arguments: list[str], *, is_system: bool) -> tuple[UnitPlan, dict[str, str]]:
-    """Returns the unit that a command line describes, and what goes into its environment file."""
+    """Returns the unit for a command line, and the content of its environment file."""
     named = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     rest = arguments[1:] if named else arguments
     environment = {}
@@ -137,7 +137,7 @@ def _plan(kind: UnitKind, arguments: list[str], *, is_system: bool) -> tuple[Uni
 
 
 def _require_readable(program: Path) -> None:
-    """Raises INVALID_ARGUMENT where a service of the system, whose user is its own, cannot read weft or its Python."""
+    """Raises INVALID_ARGUMENT if the user of a system service cannot read weft or its Python."""
     for path in (program, Path(sys.executable).resolve()):
         if any(path.is_relative_to(home) for home in HOMES):
             raise WeftError(

@@ -20,7 +20,7 @@ log = get_logger("weft_app.compose")
 
 
 class LastingStream:
-    """An output stream that survives its reader: after the first failed write it goes to /dev/null.
+    """An output stream that continues with /dev/null after the first failed write.
 
     Writers and loggers get no error: a service must not end because its terminal is gone.
     """
@@ -44,7 +44,7 @@ class LastingStream:
             self._redirect_to_null()
 
     def _redirect_to_null(self) -> None:
-        # The descriptor itself is replaced, so that buffered text and the output of C libraries go there too.
+        # Replaces the descriptor, so that buffered text and the output of C libraries go there, too.
         with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
 
@@ -56,7 +56,7 @@ WINDOWS = "win32"
 
 
 def require_serving_platform(platform: str) -> None:
-    """Checks that services run on a platform, as `sys.platform` names it. Raises UNSUPPORTED_OPERATION."""
+    """Checks that a platform of `sys.platform` supports services. Raises UNSUPPORTED_OPERATION."""
     if platform == WINDOWS:
         raise WeftError(
             Reason.UNSUPPORTED_OPERATION,
@@ -69,7 +69,7 @@ Result = TypeVar("Result")
 
 
 def run_service(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a service to its end on the event loop of services, and returns its result."""
+    """Runs a service to its end on uvloop, and returns its result."""
     import uvloop  # noqa: PLC0415 - Windows lacks it
 
     return uvloop.run(work)
@@ -77,9 +77,9 @@ def run_service(work: Coroutine[Any, Any, Result]) -> Result:
 
 @contextmanager
 def serving() -> Iterator[None]:
-    """As `reporting`, for a command that serves: it outlives its terminal.
+    """As `reporting`, for a command that serves and may outlive its terminal.
 
-    An unforeseen error is one sentence on the terminal, and a traceback in the log.
+    An unexpected error prints one sentence, with a traceback in the log.
     """
     with lasting_streams(), reporting():
         require_serving_platform(sys.platform)
@@ -98,10 +98,10 @@ def serving() -> Iterator[None]:
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Output that cannot be written is lost, and is no failure of the command."""
+    """Ignores failed writes to standard output and error."""
     before: tuple[TextIO | None, TextIO | None] = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        # None is a stream that was closed when the process started.
+        # None: the stream was closed when the process started.
         out, err = (LastingStream(nowhere if stream is None else stream) for stream in before)
         sys.stdout, sys.stderr = cast("TextIO", out), cast("TextIO", err)
         try:

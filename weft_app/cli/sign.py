@@ -76,9 +76,9 @@ PolicyOption = Annotated[
 def signing_rules(
     home: Path, audience: str, policy: str, lifetime_seconds: int = MAX_LIFETIME_SECONDS
 ) -> pb.GetGovernanceResponse:
-    """Returns the rules of the mesh on `home`, or those of the options, which name no signers.
+    """Returns the rules of the mesh on `home`, or those of the options, which list no signers.
 
-    Raises INVALID_ARGUMENT where only one of the options is given, and UNSUPPORTED_OPERATION when the registry takes no
+    Raises INVALID_ARGUMENT if only one of the options is given, and UNSUPPORTED_OPERATION if the registry accepts no
     signatures.
     """
     for option, text in (("--audience", audience), ("--policy", policy)):
@@ -99,7 +99,7 @@ def signing_rules(
 
 
 def _require_signer(rules: pb.GetGovernanceResponse, key_id: str) -> None:
-    """Raises INVALID_ARGUMENT when the signature is known not to count."""
+    """Raises INVALID_ARGUMENT if the signature is known not to count."""
     if rules.signers and key_id not in rules.signers:
         raise invalid_field("--as", f"{key_id} is no signer of this registry; they are {', '.join(rules.signers)}")
 
@@ -129,7 +129,7 @@ def new_key(
 
 
 def no_library() -> WeftError:
-    """Returns the error where the signature library is not installed."""
+    """Returns the error for a missing signature library."""
     return WeftError(Reason.UNSUPPORTED_OPERATION, missing_package("signatures need", "joserfc"))
 
 

@@ -28,7 +28,7 @@ OURS = "weft"
 PROGRESS_SECONDS = 1.0
 _CLEAR = "\r\x1b[K"
 MAX_REASONS = 3
-"""Reasons that a table shows; a document has all."""
+"""Maximum number of reasons in a table; a document has all."""
 _SCHEDULERS: Mapping[str, Callable[[Scenario], SchedulerPort]] = MappingProxyType(
     {
         OURS: lambda scenario: Scheduler(scenario.limits, scenario.settings),
@@ -95,7 +95,7 @@ def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bo
     sys.stderr.write(_CLEAR if sys.stderr.isatty() else "")
     figures = figures_of(simulation)
     return _Run(
-        # An interrupt between the last event and its consequences looks like a complete run.
+        # After an interrupt between the last event and its consequences, the run looks complete.
         figures=replace(figures, is_complete=figures.is_complete and not was_interrupted),
         stories=simulation.decision_log.lines,
         wall_seconds=time.monotonic() - begun_at,
@@ -104,7 +104,7 @@ def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bo
 
 
 def _progress(simulation: Simulation, name: str) -> Callable[[], None]:
-    """Returns what updates a progress line on a terminal, at most once per second."""
+    """Returns a function that updates a progress line on a terminal, at most once per second."""
     shown_at = time.monotonic()
 
     def show() -> None:
@@ -236,9 +236,9 @@ _KEYS = {
     "cold_waits": "coldWaitSeconds",
     "estimate_errors": "estimateErrorSeconds",
 }
-"""Keys of figures that are not called as their fields are."""
+"""Keys of figures that differ from their fields."""
 _DIGITS = {"goodTokensPerSecond": 3, "coldWaitBoundSeconds": 17}
-"""Decimal places of figures that have not six."""
+"""Decimal places of figures, by default six."""
 
 
 def _document(value: Any, digits: int = 6) -> Any:

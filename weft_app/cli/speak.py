@@ -105,7 +105,7 @@ def speak(
 
 
 def _spoken(events: Iterable[event_pb2.InferenceEvent]) -> _Parts:
-    """Yields the speech of a task as live speech comes."""
+    """Yields the speech of a task in the form of live speech."""
     for event in events:
         if event.HasField("speech"):
             yield inference_service_pb2.SpeakResponse(data=event.speech.data, media_type=event.speech.media_type)
@@ -114,7 +114,7 @@ def _spoken(events: Iterable[event_pb2.InferenceEvent]) -> _Parts:
 
 
 def _text(text: str | None, file: Path | None) -> str:
-    """Returns what is to be said. Raises INVALID_ARGUMENT for none and for two."""
+    """Returns the text to speak. Raises INVALID_ARGUMENT if there is none or more than one."""
     if text is not None and file is not None:
         raise invalid_field("--file", "is instead of TEXT; give one of them")
     if text is None and file is None and sys.stdin.isatty():
@@ -132,7 +132,7 @@ def _text(text: str | None, file: Path | None) -> str:
 
 
 def _format(asked: str, output: Path | None) -> str:
-    """Returns the format to ask for; empty: the model's own. Raises INVALID_ARGUMENT for an unknown one."""
+    """Returns the format to request; empty: the model's default. Raises INVALID_ARGUMENT for an unknown one."""
     if asked:
         if asked not in FORMATS:
             raise invalid_field("--format", f"must be one of {', '.join(FORMATS)}")

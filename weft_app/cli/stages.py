@@ -18,14 +18,14 @@ BAR_CHARS = 40
 
 
 class StageDisplay:
-    """Stages as spinners that turn into ticks over a bar on a terminal, one plain line each elsewhere."""
+    """Stages as spinners that turn into ticks above a bar on a terminal, one plain line each elsewhere."""
 
     def __init__(self, total: int) -> None:
         """`total` is the number of stages."""
         self._total = total
         self._stages: dict[str, Stage] = {}
         self._tenths: dict[str, int] = {}
-        """The share that was printed last of each stage, where there is no terminal."""
+        """The last printed tenth of each stage, without a terminal."""
         self._began = time.monotonic()
         self._failed = False
         self._live = self._found_terminal()
@@ -45,13 +45,13 @@ class StageDisplay:
                     say(f"fail {stage.name}: {stage.detail}\n")
 
     def show(self, stage: "Stage") -> None:
-        """Shows that a stage began, progressed, or finished."""
+        """Shows that a stage started, progressed or finished."""
         self._stages[stage.name] = stage
         if self._live is None and self._is_news(stage):
             say(f"{'warn' if stage.is_warning else 'ok  ' if stage.done else '... '} {stage.text}\n")
 
     def _is_news(self, stage: "Stage") -> bool:
-        """Whether a stage gets a line: of shares one in ten percent."""
+        """Whether to print a line for a stage; of progress one per 10 %."""
         if stage.progress is None:
             return True
         tenth = int(stage.progress * _TENTHS)
@@ -60,8 +60,8 @@ class StageDisplay:
         return is_news
 
     def _found_terminal(self) -> "Live | None":
-        """Returns what renders the stages at intervals, so that spinner and seconds move; None without a terminal."""
-        # rich is imported for terminals alone; it heeds these variables as well.
+        """Returns the display that renders spinners and seconds at intervals; None without a terminal."""
+        # rich is imported only for terminals; it respects these variables as well.
         if not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")):
             return None
         from rich.console import Console, Group  # noqa: PLC0415

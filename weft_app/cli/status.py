@@ -18,7 +18,7 @@ from weft_app.cli.output import custom_columns, page, print_page, table_block
 from weft_app.compose.home import WeftHome, state_of
 
 PROBE_SECONDS = 1.0
-"""Longest wait for a service of `weft serve` to accept a connection."""
+"""Timeout for connecting to a service of `weft serve`."""
 _UNIX = "unix:"
 
 _FACTS = custom_columns(
@@ -29,7 +29,6 @@ _FACTS = custom_columns(
     Health=lambda facts: _health_words(facts["health"]) if "health" in facts else None,
 )
 _HEALTH = custom_columns("PROCESS:process COMPONENT:component STATE:state SINCE:since:age REASON:message|reason")
-"""What is not well."""
 _MODELS = custom_columns("NAME:name STATUS:status RUNNER:runner")
 
 
@@ -62,12 +61,12 @@ def _facts(home: WeftHome) -> dict[str, Any]:
 
 
 def _of_services(home: WeftHome) -> dict[str, Any]:
-    """Returns what is known of a mesh whose services `weft serve` runs; empty: none of them runs on this home."""
+    """Returns the services that `weft serve` runs on this home; empty if there are none."""
     found = home.served() | home.served_runners()
     served = {name: address for name, address in found.items() if is_reachable(address)}
     if not served:
         return {}
-    # A gateway is served at a URL, and has its gRPC on a socket of the home.
+    # The address of a gateway is a URL; its gRPC is on a socket of the home.
     places = {name: home.address(name) if name == "gateway" else address for name, address in served.items()}
     health = [_health(name, partial(_asked_itself, address)) for name, address in places.items()]
     facts: dict[str, Any] = {"state": "running", "services": served, "health": health}
@@ -79,7 +78,7 @@ def _of_services(home: WeftHome) -> dict[str, Any]:
 
 
 def is_reachable(address: str) -> bool:
-    """Whether something listens at an address: the file of a killed service stays behind."""
+    """Whether something listens at an address, since a killed service leaves its file."""
     try:
         if address.startswith(_UNIX):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -111,7 +110,7 @@ def _models(home: Path) -> dict[str, Any]:
 
 
 def _healths(home: WeftHome, mesh: str) -> list[dict[str, Any]]:
-    """Returns the health of each process of a `weft up`: that of the mesh, then its runners."""
+    """Returns the health of the processes of `weft up`: the mesh, then its runners."""
     runners = [each.stem.removeprefix("runner-") for each in sorted(home.run.glob("runner-*.sock"))]
     if api_socket(Path(home.root)) is None:
         places = [(f"runner/{name}", f"unix:{home.run / f'runner-{name}.sock'}") for name in runners]
@@ -123,7 +122,7 @@ def _healths(home: WeftHome, mesh: str) -> list[dict[str, Any]]:
 
 
 def _health(process: str, ask: Callable[[], Document]) -> dict[str, Any]:
-    """Returns the health of a process as `ask` tells it; one that does not answer is not well."""
+    """Returns the health of a process from `ask`; unhealthy if it does not answer."""
     try:
         answer = ask()
     except WeftError as error:
@@ -158,7 +157,7 @@ def _health_words(processes: list[dict[str, Any]]) -> str:
 
 
 def _unwell(processes: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
-    """Yields a row for each component that is not well, and for each process that does not answer."""
+    """Yields a row per unhealthy component and per process without an answer."""
     for process in processes:
         name = process["process"]
         if process["message"]:

@@ -114,7 +114,7 @@ def restart(
 
 
 def _model_in(words: Sequence[str]) -> str:
-    """Returns the model that `model NAME` or `model/NAME` names. Raises INVALID_ARGUMENT."""
+    """Parses `model NAME` or `model/NAME`. Raises INVALID_ARGUMENT."""
     kind, slash, name = words[0].partition("/")
     names = [name, *words[1:]] if slash else list(words[1:])
     if kind.lower() not in ("model", "models") or len(names) != 1:
@@ -124,7 +124,7 @@ def _model_in(words: Sequence[str]) -> str:
 
 
 def _await_start(home: WeftHome, process: int, before: tuple[object, int], seconds: float, timeout: str) -> str:
-    """Waits until the mesh has started again, its models ready; returns its URL."""
+    """Waits until the mesh has restarted and its models are ready; returns its URL."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with suppress(OSError):

@@ -21,31 +21,31 @@ _RECORDS = {
     "inference-task": "task",
 }
 _RECORDS |= {"batches" if word == "batch" else f"{word}s": kind for word, kind in _RECORDS.items()}
-"""Kinds of what is no resource and never declared, by the words that name them."""
+"""Kinds of records that are never declared, by their words."""
 TENANTS = (ResourceKind.TENANT,)
 LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
-"""Kinds of resources that have labels."""
+"""Kinds with labels."""
 SelectorOption = Annotated[
     str,
     typer.Option("--selector", "-l", metavar="SELECTOR", help="Models or agents with such labels: tier=fast,team=a."),
 ]
 MAX_SELECTED = 100
-"""Most resources that one selector changes or deletes."""
+"""Maximum number of resources that a selector changes or deletes."""
 ALL = "all"
-"""What stands for every kind in `weft get all`."""
+"""Stands for every kind in `weft get all`."""
 OTHER_KINDS = ("requests", "clients", "tasks", "secrets", "leases", "routers")
-"""What `weft get` lists besides resources."""
+"""Kinds of `weft get` besides resources."""
 MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
-"""Reasons of errors about what does not exist."""
+"""Reasons of errors about missing objects."""
 
 
 def record_kind(word: str) -> str:
-    """Returns the kind of record that a word, or the part of it before a slash, names, such as "task"; empty: none."""
+    """Returns the kind of record in a word, or in its part before a slash, such as "task"; empty if there is none."""
     return _RECORDS.get(word.partition("/")[0].lower(), "")
 
 
 def record_ids(words: Sequence[str], kind: str, mixed: Callable[[str], WeftError]) -> list[str]:
-    """Returns the ids that `KIND ID...` or `KIND/ID...` name. Raises `mixed` of a word that names another kind."""
+    """Returns the ids in `KIND ID...` or `KIND/ID...`. Raises `mixed` for a word with another kind."""
     if "/" not in words[0]:
         return list(words[1:])
     if others := [word for word in words if record_kind(word) != kind]:
@@ -55,7 +55,7 @@ def record_ids(words: Sequence[str], kind: str, mixed: Callable[[str], WeftError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One resource."""
+    """A resource by kind and name."""
 
     kind: ResourceKind
     name: str
@@ -66,18 +66,18 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a command is about: whole kinds, or the resources that are named."""
+    """The subject of a command: whole kinds, or named resources."""
 
     kinds: tuple[ResourceKind, ...]
-    """The kinds, each once, in the order in which they are shown."""
+    """Distinct kinds in display order."""
     targets: tuple[Target, ...] = ()
-    """Resources of these kinds; none: all of them."""
+    """Resources of these kinds; empty: all."""
 
 
 def scope_of(mesh: MeshApi, words: list[str]) -> Scope:
-    """Returns what `words` name: `all`, `KIND[,KIND...]`, `KIND NAME...`, `KIND/NAME...`, or names of any kind.
+    """Parses `all`, `KIND[,KIND...]`, `KIND NAME...`, `KIND/NAME...`, or names of any kind.
 
-    Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
+    Raises INVALID_ARGUMENT for a name in several kinds, and NOT_FOUND for an unknown one.
     """
     if kinds := whole_kinds(words):
         return Scope(kinds)
@@ -89,7 +89,7 @@ def scope_of(mesh: MeshApi, words: list[str]) -> Scope:
 
 
 def whole_kinds(words: list[str]) -> tuple[ResourceKind, ...]:
-    """Returns the kinds of which `words` mean all resources; none: they name resources."""
+    """Returns the kinds in `words` without names; empty if there are names."""
     if words == [ALL]:
         return tuple(ResourceKind)
     kinds = words[0].lower().split(",")
@@ -99,7 +99,7 @@ def whole_kinds(words: list[str]) -> tuple[ResourceKind, ...]:
 
 
 def tenants_named(words: list[str]) -> frozenset[str] | None:
-    """Returns the tenants that `words` name (none: all of them); None where they are about others, too."""
+    """Returns the tenants in `words` (empty: all tenants); None if they are also about other kinds."""
     if kinds := whole_kinds(words):
         return frozenset() if kinds == TENANTS else None
     if kind_words().get(words[0].partition("/")[0].lower()) is not ResourceKind.TENANT:
@@ -109,7 +109,7 @@ def tenants_named(words: list[str]) -> frozenset[str] | None:
 
 
 def one_named(mesh: MeshApi, words: list[str]) -> Target:
-    """Returns the one resource that `words` name, see `scope_of`. Raises INVALID_ARGUMENT for none or several."""
+    """Parses one resource, see `scope_of`. Raises INVALID_ARGUMENT for none or several."""
     targets = scope_of(mesh, words).targets
     if len(targets) != 1:
         raise invalid_field("NAME", "name one resource, as KIND NAME, KIND/NAME, or NAME alone")
@@ -121,9 +121,9 @@ def _each_once(kinds: Iterable[ResourceKind]) -> tuple[ResourceKind, ...]:
 
 
 def named(mesh: MeshApi, name: str) -> Target:
-    """Returns the one resource of a name, whatever its kind. A pool of one model alone is that model.
+    """Returns the resource with a name in any kind. A pool of a single model is that model.
 
-    Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
+    Raises INVALID_ARGUMENT for a name in several kinds, and NOT_FOUND for an unknown one.
     """
     name = require_name_of_model(name, "NAME")
     found = [document for kind in ResourceKind if (document := _document(mesh, Target(kind, name))) is not None]
@@ -171,7 +171,7 @@ def _listed(words: Iterable[str], last: str) -> str:
 
 
 def parse_targets(words: list[str]) -> tuple[ResourceKind, tuple[Target, ...]]:
-    """Returns the kind and the resources that `words` name; no resources for a kind alone.
+    """Parses a kind and its resources; no resources for a kind alone.
 
     Raises INVALID_ARGUMENT for an unknown kind, an invalid name, and a mixture of both forms.
     """
@@ -183,7 +183,7 @@ def parse_targets(words: list[str]) -> tuple[ResourceKind, tuple[Target, ...]]:
 
 
 def one_target(words: list[str]) -> Target:
-    """Returns the one resource that `words` name. Raises INVALID_ARGUMENT for none or several."""
+    """Parses one resource. Raises INVALID_ARGUMENT for none or several."""
     _, targets = parse_targets(words)
     if len(targets) != 1:
         raise invalid_field("NAME", "name one resource, as KIND NAME or KIND/NAME")
@@ -191,9 +191,9 @@ def one_target(words: list[str]) -> Target:
 
 
 def labelled(scope: Scope, selector: str) -> Scope:
-    """Returns the part of a scope that has labels, where there is a selector.
+    """Restricts a scope to kinds with labels if there is a selector.
 
-    Raises INVALID_ARGUMENT where no part has.
+    Raises INVALID_ARGUMENT if no kind has labels.
     """
     kinds = tuple(kind for kind in scope.kinds if kind in LABELLED)
     if not selector or kinds == scope.kinds:
@@ -205,13 +205,13 @@ def labelled(scope: Scope, selector: str) -> Scope:
 
 
 def selector_of(text: str, kind: ResourceKind) -> Selector:
-    """Returns the selector of `-l`. Raises INVALID_ARGUMENT for a wrong one, and for a kind without labels."""
+    """Parses the selector of `-l`. Raises INVALID_ARGUMENT if it is invalid or the kind has no labels."""
     labelled(Scope((kind,)), text)
     return parse_selector(text, "--selector")
 
 
 def selected(documents: list[Document], selector: Selector) -> list[Document]:
-    """Returns the documents of a kind with labels that a selector selects."""
+    """Returns the documents that match a selector."""
     return [
         document
         for document in documents
@@ -223,9 +223,9 @@ def selected(documents: list[Document], selector: Selector) -> list[Document]:
 
 
 def selected_names(home: Path, kind: ResourceKind, selector: str, done: str) -> list[str]:
-    """Returns the names of the resources of a kind that `-l` selects; `done`: what becomes of them.
+    """Returns the names of a kind's resources that match `-l`, with a note on stderr if there are none.
 
-    Raises INVALID_ARGUMENT for more than MAX_SELECTED, and says on stderr that there are none.
+    Raises INVALID_ARGUMENT for more than MAX_SELECTED, with the participle `done`, such as "deleted".
     """
     wanted = selector_of(selector, kind)
     with connect(home) as mesh:
@@ -239,7 +239,7 @@ def selected_names(home: Path, kind: ResourceKind, selector: str, done: str) -> 
 
 
 def is_missing(error: WeftError) -> bool:
-    """Whether the error says that something does not exist."""
+    """Whether an error is about a missing object."""
     return error.reason in MISSING
 
 

@@ -1,4 +1,4 @@
-"""Durable tasks on the command line: what `get`, `describe`, `wait`, `cancel`, `logs` and `delete` do with them."""
+"""Durable tasks in the commands `get`, `describe`, `wait`, `cancel`, `logs` and `delete`."""
 
 import sys
 import time
@@ -35,11 +35,11 @@ from weft_app.cli.targets import record_ids
 
 TASKS = "/v1/admin/tasks"
 CANCEL_TIMEOUT_SECONDS = 20.0
-"""Timeout of a call: a cancelled task is waited for until it has ended."""
+"""Timeout of a call, which waits until the cancelled task has ended."""
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 60.0
-"""Longest outage of the mesh that following a task tolerates."""
+"""Maximum outage of the mesh while a task is followed."""
 _ENDS = ("completed", "failed", "cancelled")
 _AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.CANCELLED})
 
@@ -48,7 +48,7 @@ _UNITS = {"steps": "steps", "audio_seconds": "s of audio", "characters": "charac
 
 
 def progress_of(task: Document) -> str:
-    """Returns how far a running task is, such as "10/20 steps"; empty: unknown."""
+    """Returns the progress of a running task, such as "10/20 steps"; empty if unknown."""
     progress = task.get("progress")
     if not progress:
         return ""
@@ -58,7 +58,7 @@ def progress_of(task: Document) -> str:
 
 
 def _error(ended: Document) -> str:
-    """Returns why a task or an attempt failed; empty: it did not."""
+    """Returns why a task or an attempt failed; empty if it did not."""
     error = ended.get("error")
     return f"{error['reason']}: {error['message']}" if error else ""
 
@@ -98,7 +98,7 @@ _TASKS = Listing(
 
 
 def task_ids(words: Sequence[str]) -> list[str]:
-    """Returns the ids that `task ID...` or `task/ID...` name. Raises INVALID_ARGUMENT."""
+    """Parses `task ID...` or `task/ID...`. Raises INVALID_ARGUMENT."""
     found = record_ids(
         words, "task", lambda word: invalid_field("NAME", f"{word[:64]!r} is not a task; write task/ID for each")
     )
@@ -143,7 +143,7 @@ def show_tasks(
 
 
 def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> None:
-    """Prints all about one task."""
+    """Prints the details of a task."""
     with connect(home) as api:
         found = api.get(f"{TASKS}/{one_task(words)}")
     attempts = [f"  {attempt['attempt']}. {_attempt_words(attempt)}" for attempt in found["attempts"]]
@@ -196,9 +196,9 @@ def _for_each(
 
 
 def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: float, home: Path) -> None:
-    """Waits until a task has ended, or is in the state that `status=...` names.
+    """Waits until a task has ended, or is in the state of `status=...`.
 
-    Exits with code 1 where it ended otherwise. Raises DEADLINE_EXCEEDED.
+    Exits with code 1 if it ended otherwise. Raises DEADLINE_EXCEEDED.
     """
     wanted, task_id = _wanted_state(expected), one_task(words)
     deadline = time.monotonic() + timeout_seconds
@@ -233,10 +233,10 @@ def _wanted_state(expected: str | None) -> str:
 
 
 def _followed(task_id: str, home: Path, deadline: float | None = None) -> Iterator[Document]:
-    """Yields the task (`task`) at each change and chunks of its answer (`piece`) to its end, or until `deadline`.
+    """Yields the task (`task`) at each change and chunks of its answer (`piece`) until its end or `deadline`.
 
-    It continues across restarts of the mesh. Without a deadline an outage is retried for MAX_OUTAGE_SECONDS, once the
-    task has been found.
+    Continues across restarts of the mesh. Without a deadline, once the task has been found, retries during an outage
+    for MAX_OUTAGE_SECONDS.
     """
     after, is_found = 0, deadline is not None
     away_since: float | None = None
@@ -252,7 +252,7 @@ def _followed(task_id: str, home: Path, deadline: float | None = None) -> Iterat
         except WeftError as error:
             now = time.monotonic()
             if deadline is not None and error.reason in _AWAY and now >= deadline:
-                return  # The caller says what was not reached.
+                return  # The caller reports the timeout.
             away_since = now if away_since is None else away_since
             is_given_up = deadline is None and now - away_since > MAX_OUTAGE_SECONDS
             if error.reason not in _AWAY or not is_found or is_given_up:
@@ -282,7 +282,7 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
 
 
 def _print_pieces(watched: Iterator[Document], *, follow: bool) -> Document:
-    """Prints the stored answer, or follows it to its end; returns the task as last seen."""
+    """Prints the stored answer, or follows it to its end. Returns the last state of the task."""
     task: Document = next(watched)["task"]
     last, attempt, seen = task["lastEvent"], 0, 0
     while follow or seen < last:
@@ -290,7 +290,7 @@ def _print_pieces(watched: Iterator[Document], *, follow: bool) -> Document:
         if news is None:
             break
         if "task" in news:
-            # The output of a lost attempt is not repeated.
+            # Output of a lost attempt is not sent again, so its events must not be waited for.
             task, last = news["task"], min(last, news["task"]["lastEvent"])
             continue
         piece = news["piece"]

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MAX_SHOWN = 100
-"""Requests that are read."""
+"""Maximum number of requests to read."""
 INTERVAL_SECONDS = 1.0
 MAX_OUTAGE_SECONDS = 60.0
-"""Longest outage of the registry that the page shows instead of its end."""
+"""Maximum outage of the registry, after which the page ends."""
 BAR_CHARS = 10
 MIN_COLUMNS, MIN_ROWS = 20, 6
 _WAITS = ("queued", "loading")
@@ -55,11 +55,11 @@ class Sort(StrEnum):
 
 
 SORTS: Mapping[str, Sort] = {"n": Sort.NAME, "l": Sort.LOAD, "m": Sort.MEMORY}
-"""Keys that sort the models."""
+"""Sort orders by key."""
 
 
 class Style(StrEnum):
-    """What a line is, as rich shows it."""
+    """Style of a line in rich."""
 
     TITLE = "bold"
     HEADER = "dim"
@@ -69,7 +69,7 @@ class Style(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the page."""
+    """A line of the page."""
 
     text: str
     style: Style = Style.PLAIN
@@ -77,7 +77,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How the page is shown."""
+    """Display settings of the page."""
 
     columns: int
     rows: int
@@ -115,12 +115,12 @@ def top(
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    """Returns the page without its keys, uncut, for a file or a pipe."""
+    """Returns the page for a file or a pipe, uncut and without keys."""
     return "".join(f"{line.text}\n" for line in page(document, View(columns=10_000, rows=10_000))[:-1])
 
 
 def _piped(document: Mapping[str, Any], output: OutputFormat) -> str:
-    """Returns one page of several for a file or a pipe."""
+    """Returns one of several pages for a file or a pipe."""
     match output:
         case OutputFormat.JSON:
             return json_line(document)
@@ -137,10 +137,10 @@ class TopSource:
         self._home = home
         self._runners: list[Document] = []
         self._read_at: float | None = None
-        """When the registry answered last."""
+        """Time of the registry's last answer."""
 
     def document(self) -> dict[str, Any]:
-        """Returns what is known now. Raises SERVICE_UNAVAILABLE where no registry answers, or none for a minute."""
+        """Returns the current state. Raises SERVICE_UNAVAILABLE if no registry answers, or has not for a minute."""
         notice, running, total = "", 0, 0
         try:
             with connect(self._home) as mesh:
@@ -175,7 +175,7 @@ class TopSource:
 
 
 def _speed(runners: Iterable[Document], running: int) -> float | None:
-    """Returns the tokens per second of all models now, as their runners see them; None: unknown."""
+    """Returns the current tokens per second of all models as reported by runners; None: unknown."""
     speeds = [
         state["tokensPerSecond"]
         for runner in runners
@@ -276,11 +276,11 @@ _ENDED = custom_columns(
     TOOK=lambda request: f"{round(request['seconds'], 3):.3g}s",
 )
 _BAD = frozenset({"crash-loop", "failed"})
-"""States of models that have a colour."""
+"""States of models with a colour."""
 
 
 def page(document: Mapping[str, Any], view: View) -> list[Line]:
-    """Returns the lines of a document of `weft top`: at most `view.rows`, none longer than `view.columns`."""
+    """Returns the lines of a document: at most `view.rows`, none longer than `view.columns`."""
     columns, rows = max(MIN_COLUMNS, view.columns), max(MIN_ROWS, view.rows)
     counts, speed = document["requests"], document["tokensPerSecond"]
     told = (
@@ -310,14 +310,14 @@ _ORDERS: Mapping[Sort, Callable[[Document], tuple[Any, ...]]] = {
 
 
 def _section(columns: Sequence[Column], rows: Sequence[Document]) -> list[Line]:
-    """Returns a header and rows, as wide as their widest cells."""
+    """Returns a header and rows, with columns as wide as their widest cells."""
     header, *texts = TextTable(columns, is_cut=False).plain_text(rows).splitlines()
     styles = (Style.WARNING if row.get("state") in _BAD else Style.PLAIN for row in rows)
     return [Line(header, Style.HEADER), *(Line(text, style) for text, style in zip(texts, styles, strict=True))]
 
 
 def _shares(sections: Sequence[Sequence[Line]], rows: int) -> list[int]:
-    """Returns how many lines each section gets: all where they fit, else the shorter ones first."""
+    """Returns the number of lines per section: all if they fit, otherwise shorter sections first."""
     shares = [0] * len(sections)
     left = rows
     for done, place in enumerate(sorted(range(len(sections)), key=lambda place: len(sections[place]))):
@@ -327,22 +327,22 @@ def _shares(sections: Sequence[Sequence[Line]], rows: int) -> list[int]:
 
 
 def _fitted(lines: Sequence[Line], most: int) -> Sequence[Line]:
-    """Returns the lines; the last one that fits says how many do not."""
+    """Returns the lines, cut with a last line that says how many are missing."""
     if len(lines) <= most or most < 2:
         return lines[:most]
     return [*lines[: most - 1], Line(f"... and {len(lines) - most + 1} more", Style.HEADER)]
 
 
 KEY_SECONDS = 0.1
-"""How often keys and the size of the terminal are looked at."""
+"""Polling interval of keys and the terminal's size."""
 QUIT_KEYS = ("q", "Q", "\x04")
 
 
 class TopScreen:
-    """The page on a terminal, in place of what was there until it ends."""
+    """The page on a terminal, which shows its previous content again at the end."""
 
     def __init__(self, source: TopSource, interval_seconds: float) -> None:
-        # Pages for pipes and `--once` start without it.
+        # Not needed for pipes and `--once`.
         from rich.console import Console  # noqa: PLC0415
 
         self._source = source
@@ -351,11 +351,11 @@ class TopScreen:
         self._sort = Sort.NAME
         self._is_paused = False
         self._size = (0, 0)
-        """The size of the terminal as last seen; (0, 0): unknown."""
+        """The last known size of the terminal; (0, 0): unknown."""
         self._document = source.document()
 
     def run(self) -> None:
-        """Shows the page until q, or Ctrl-C. Raises SERVICE_UNAVAILABLE once the mesh is gone."""
+        """Shows the page until q or Ctrl-C. Raises SERVICE_UNAVAILABLE once the mesh is gone."""
         from rich.live import Live  # noqa: PLC0415 - as above
 
         self._fit()
@@ -371,20 +371,20 @@ class TopScreen:
                     live.update(self._render(), refresh=True)
 
     def _fit(self) -> bool:
-        """Takes the size of the terminal, and returns whether it has changed.
+        """Adopts the size of the terminal. Returns whether it has changed.
 
-        The console alone would keep to COLUMNS and LINES, where those are exported.
+        The console would always use COLUMNS and LINES if they are exported.
         """
         with suppress(OSError, ValueError):
             columns, rows = os.get_terminal_size(sys.stdout.fileno())
             if columns and rows and (columns, rows) != self._size:
-                # The console's own size follows the terminal until it is set, and would never differ from it.
+                # Until set, the console's size follows the terminal and would never differ from it.
                 self._console.size = self._size = (columns, rows)
                 return True
         return False
 
     def _press(self, key: str) -> bool:
-        """Returns whether a key changes the page."""
+        """Handles a key. Returns whether it changes the page."""
         if key == "p":
             self._is_paused = not self._is_paused
             return True
@@ -404,11 +404,11 @@ class TopScreen:
 
 @contextmanager
 def _keys_at_once() -> Iterator[None]:
-    """Delivers key presses without Enter and without echo; Ctrl-C stays a signal. Does nothing without a terminal."""
+    """Delivers key presses without Enter or echo; Ctrl-C stays a signal. Does nothing without a terminal."""
     if not sys.stdin.isatty():
         yield
         return
-    # Not on every system.
+    # Missing on some systems.
     import termios  # noqa: PLC0415
     import tty  # noqa: PLC0415
 
@@ -422,7 +422,7 @@ def _keys_at_once() -> Iterator[None]:
 
 
 def _key(seconds: float) -> str:
-    """Returns the next key, empty after `seconds` without one."""
+    """Returns the next key; empty after `seconds` without one."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return ""

@@ -44,7 +44,7 @@ _NO_TIMES = "the model gave no times; leave --srt, --vtt and --words out"
 
 
 class TranscriptFormat(StrEnum):
-    """How a transcription is written."""
+    """Output format of a transcription."""
 
     TEXT = "text"
     SRT = "srt"
@@ -95,7 +95,7 @@ def transcribe(
         "prompt": prompt,
         "temperature": temperature,
         "translate": translate,
-        # A task's result may be fetched in any format.
+        # The result of a task may be fetched in any format.
         "with_segments": detach or chosen is not TranscriptFormat.TEXT,
         "with_words": chosen is TranscriptFormat.WORDS,
         "allow_remote": allow_remote,
@@ -120,7 +120,7 @@ def _write(
     force: bool,
     is_translated: bool,
 ) -> None:
-    """Writes a transcription as it comes, to a file or to stdout."""
+    """Streams a transcription to a file or stdout."""
     with nullcontext() if output is None else written(output, force=force) as file:
 
         def write(text: str) -> None:
@@ -130,7 +130,7 @@ def _write(
                 file.write(text.encode())
 
         transcript = Transcript(chosen, write, is_translated=is_translated)
-        # On a terminal the text itself shows how far it is.
+        # On a terminal the streamed text already shows the progress.
         is_bar_shown = output is not None or chosen in (TranscriptFormat.JSON, TranscriptFormat.WORDS)
         is_bar_shown = is_bar_shown or not (sys.stdout.isatty() and sys.stderr.isatty())
         try:
@@ -159,11 +159,11 @@ def _option_of(field_path: str) -> str:
 
 
 class Transcript:
-    """Writes a transcription as its pieces come, in one format."""
+    """Writes the pieces of a transcription in one format as they arrive."""
 
     def __init__(self, chosen: TranscriptFormat, write: Write, *, is_translated: bool = False) -> None:
         self.receipt = receipt_pb2.Receipt()
-        """What happened, once the transcription is complete."""
+        """The receipt, once the transcription is complete."""
         self._chosen = chosen
         self._write = write
         self._is_translated = is_translated
@@ -172,7 +172,7 @@ class Transcript:
         self._has_text = False
 
     def add(self, event: event_pb2.InferenceEvent) -> None:
-        """Takes the next event of the stream; events about other things are ignored."""
+        """Processes the next event; ignores unrelated ones."""
         if event.HasField("finished"):
             self.receipt.CopyFrom(event.finished.receipt)
         if not event.HasField("transcript"):
@@ -187,7 +187,7 @@ class Transcript:
                 self._events.append(event)
 
     def finish(self) -> None:
-        """Writes the end. Raises UNSUPPORTED_OPERATION where the format needs times and the model gave none."""
+        """Writes the end. Raises UNSUPPORTED_OPERATION if the format needs times and the model has none."""
         match self._chosen:
             case TranscriptFormat.TEXT:
                 self._write("\n")
@@ -198,7 +198,7 @@ class Transcript:
                 self._write(json_text(self._document()))
 
     def _add_text(self, text: str) -> None:
-        # The first piece may begin with the space between two words.
+        # The first piece may begin with a space.
         self._write(text if self._has_text else text.lstrip())
         self._has_text = self._has_text or bool(text.strip())
 
@@ -235,10 +235,10 @@ class Transcript:
 
 
 def caption(segment: audio_pb2.TranscriptionSegment, number: int, *, is_vtt: bool) -> str:
-    """Returns a segment as one caption of SubRip or WebVTT, with the line end after it."""
+    """Returns a segment as one SubRip or WebVTT caption, with the line end after it."""
     mark = "." if is_vtt else ","
     times = f"{_clock(segment.start_seconds, mark)} --> {_clock(segment.end_seconds, mark)}"
-    # An empty line would end the caption, an arrow would be taken for times.
+    # An empty line would end the caption, and an arrow would be parsed as times.
     text = " ".join(segment.text.split()).replace("-->", "->")
     return f"{times}\n{text}\n" if is_vtt else f"{number}\n{times}\n{text}\n"
 

@@ -135,7 +135,7 @@ def _detached(
 ) -> None:
     """Starts a mesh in the background with the options of this command."""
     arguments = arguments_of(context, without=frozenset({"detach", "discover"}))
-    # Asked for here, where the terminal is.
+    # Asks here, since the child has no terminal.
     found = _offered(read_here, home, discover, no_demo=no_demo)
     kept = KeptAccess(home)
     arguments += ["--discover", Discover.NO if found is None else Discover.YES]
@@ -144,14 +144,14 @@ def _detached(
 
 
 def _offered(config: WeftConfig, home: WeftHome, wanted: Discover | None, *, no_demo: bool) -> Discovered | None:
-    """Returns what is served of what is found on this machine; None: nothing, or the configuration names runners."""
+    """Returns the discovered engines and models to serve; None: nothing, or the configuration has runners."""
     if config.runners is not None:
         return None
     return offered(wanted, config, home, "no model" if no_demo else "the demo model")
 
 
 def _runner_port(port: int | None, old: int | None) -> int | None:
-    """Returns the port of the runner's own API, under either name of its option."""
+    """Returns the port of the runner's API, under either name of its option."""
     if old is not None:
         note("--http-port is the runner's own API, now called --runner-http-port; the mesh's HTTP port is --port")
     return old if port is None else port
@@ -163,9 +163,9 @@ async def _run(
     home: WeftHome,
     watch: Callable[[asyncio.Event, Clock], Coroutine[Any, Any, None]] | None,
 ) -> bool:
-    """Starts with progress, serves until a signal, shuts down. SIGHUP and changes that `watch` sees reload.
+    """Starts with progress, serves until a signal, and shuts down. Reloads on SIGHUP and on changes seen by `watch`.
 
-    Returns whether it is to start again.
+    Returns whether to restart.
     """
     stop = stop_requested()
     reload, again = reload_requested(stop), restart_requested(stop)
@@ -187,7 +187,7 @@ async def _run(
 
 
 async def _reload_when(requested: asyncio.Event, host: "UpHost") -> None:
-    """Reloads whenever that is requested, and says what changed, or why nothing did."""
+    """Reloads on request, and prints what changed, or why nothing did."""
     while True:
         await requested.wait()
         requested.clear()
@@ -195,14 +195,14 @@ async def _reload_when(requested: asyncio.Event, host: "UpHost") -> None:
             answer = await host.configuration.reload(dry_run=False)
         except WeftError as error:
             note(f"the configuration is not reloaded: {error.message}")
-        except Exception:  # noqa: BLE001 - its log has the traceback, and the mesh goes on
+        except Exception:  # noqa: BLE001 - the traceback is logged, and the mesh continues
             note("the configuration is not reloaded: an internal error, see the log")
         else:
             say("\n".join((*reload_lines(answer), "")))
 
 
 async def _stop(host: "UpHost", again: asyncio.Event) -> None:
-    """Drains and stops everything; a second SIGINT or SIGTERM ends the draining."""
+    """Drains and stops everything; a second SIGINT or SIGTERM ends the drain."""
     ignore_hangups()
     again.clear()
     stopping, hurrying = asyncio.create_task(host.stop()), asyncio.create_task(again.wait())

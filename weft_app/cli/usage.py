@@ -17,7 +17,7 @@ from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
 from weft_app.cli.output import Column, TextTable, custom_columns, moment_in, print_document, say
 
 MAX_ROWS = 10_000
-"""Rows of one answer."""
+"""Maximum number of rows."""
 CALL_TIMEOUT_SECONDS = 30.0
 
 
@@ -75,7 +75,7 @@ def usage(
 
 
 def _note_unknown(model: str, home: Path) -> None:
-    """Says on standard error that no model has this name; one that was used and deleted has rows."""
+    """Notes on stderr that no model has this name; a deleted one still has rows."""
     with connect(home) as mesh:
         names = set(chain(mesh.names(ResourceKind.MODEL), mesh.names(ResourceKind.POOL)))
     if model not in names:
@@ -83,7 +83,7 @@ def _note_unknown(model: str, home: Path) -> None:
 
 
 def table_text(found: Document, groups: Sequence[str], *, is_wide: bool = False) -> str:
-    """Returns the table, the sum of several rows last."""
+    """Returns the table, with the sum of several rows last."""
     columns = [*_group_columns(groups), *(_WIDE if is_wide else _COUNTS)]
     rows = list(found["items"])
     if len(rows) > 1 and groups:
@@ -94,7 +94,7 @@ def table_text(found: Document, groups: Sequence[str], *, is_wide: bool = False)
 
 
 def csv_text(found: Document, groups: Sequence[str]) -> str:
-    """Returns rows as CSV with a header; times and sums as numbers, those that are not known empty."""
+    """Returns rows as CSV with a header, with times and sums as numbers, and unknown ones empty."""
     times = ["start"] if _TIMES.keys() & set(groups) else []
     names = [name for name in _GROUPS if name in groups]
     text = io.StringIO()
@@ -108,13 +108,13 @@ def csv_text(found: Document, groups: Sequence[str]) -> str:
 
 
 def _key_of(name: str) -> str:
-    """Returns the name of a count in documents, such as "promptTokens"."""
+    """Returns the document key of a count, such as "promptTokens"."""
     first, *others = name.removesuffix("_count").split("_")
     return first + "".join(map(str.capitalize, others))
 
 
 def _cell(text: str) -> str:
-    """Returns a name as a cell; spreadsheets would run one that begins like a formula."""
+    """Returns a name as a cell, escaped because spreadsheets would run a formula."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 

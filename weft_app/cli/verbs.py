@@ -1,6 +1,6 @@
-"""The verbs load, unload and flush: their options, the action that they stand for, and commands made of them.
+"""The verbs load, unload and flush: their options, actions, and commands.
 
-`weft load` and `weft sign load` are made of the same verb, so a token permits exactly what the command asks for.
+`weft load` and `weft sign load` use the same verb, so a token permits exactly the command's action.
 """
 
 import inspect
@@ -52,7 +52,7 @@ SelectedModelsOption = Annotated[
     str, typer.Option("--selector", "-l", metavar="SELECTOR", help="Models with such labels: tier=fast,team=a.")
 ]
 _OF_ONE_MODEL = (("MODEL", "model"), ("--token", "token"), ("--request-id", "request_id"), ("--all", "everything"))
-"""Options that say what one operation is about, and their parameters."""
+"""Options about the subject of one operation, and their parameters."""
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _KEY = "[key]"
 _SHOWN_CHARS = 64
@@ -77,15 +77,15 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 _OPTION_OF_PARAMETER: Mapping[str, str] = MappingProxyType({"context_tokens": "--ctx"})
-"""Options of parameters that can be given by --set as well."""
+"""Options of parameters that --set accepts as well."""
 
 
 def command(
     verb: Callable[..., operation_pb2.OperationAction], finish: Callable[..., None], text: str, *, selects: bool = False
 ) -> Callable[..., None]:
-    """Returns a command with the options of `verb`, then those of `finish`, which gets the action first.
+    """Returns a command with the options of `verb` and `finish`, which gets the action as first argument.
 
-    `text` is the help of the command. `selects`: it takes the models of a selector, too. Errors name options.
+    `text` is the help of the command. `selects`: it also accepts a selector of models. Errors name options.
     """
     own = inspect.signature(verb).parameters
     shared = dict(list(inspect.signature(finish).parameters.items())[1:])
@@ -113,7 +113,7 @@ def command(
 
 
 def _selected_models(selector: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Returns the models with such labels. Raises INVALID_ARGUMENT for options about one model."""
+    """Returns the models that match a selector. Raises INVALID_ARGUMENT for options about one model."""
     for option, name in _OF_ONE_MODEL:
         if arguments.get(name):
             raise invalid_field("--selector", f"goes without {option}")
@@ -176,7 +176,7 @@ def load(
         evict = require_name_of_model(evict, "--evict")
     asked = asked_to_serve(model, {"--name": name, "--runner": runner})
     if asked.source and is_hub_id(model) and not (name or runner) and existing_path(model) is None:
-        # Unlike `weft run` it takes no bare id of the hub: a name with its owner may be mistyped.
+        # Unlike `weft run` it accepts no bare hub id: a name with its owner may be mistyped.
         asked = AskedModel(name=model)
     elif asked.source and not asked.name and existing_path(model) is None:
         parse_source(model, "MODEL")
@@ -233,7 +233,7 @@ def flush(
 
 
 def _flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushScope:
-    """Returns the scope that the options imply. Raises INVALID_ARGUMENT naming the option."""
+    """Returns the scope implied by the options. Raises INVALID_ARGUMENT naming the option."""
     if everything:
         if tenant or tag:
             raise invalid_field("--all", "covers everything; leave out --tenant and --tag")
@@ -250,9 +250,9 @@ def _flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushSc
 
 
 def option_of(field: str, typed: Collection[str] = ()) -> str:
-    """Returns the option for a field of an operation document; the field itself where there is none.
+    """Returns the option for a field of an operation document, or the field if there is none.
 
-    `typed`: the parameters that were given by --set, which have options of their own besides.
+    `typed` has the parameters given by --set, which also have their own options.
     """
     name, _, parameter = field.partition(".")
     if name == "parameters" and parameter in _OPTION_OF_PARAMETER and parameter not in typed:
@@ -263,16 +263,16 @@ def option_of(field: str, typed: Collection[str] = ()) -> str:
 
 @contextmanager
 def naming_options(words: Sequence[str] = ()) -> Iterator[None]:
-    """Renames the fields of errors raised in the block to the options they came from; `words`: those of --set."""
+    """Replaces fields in errors raised in the block by their options. `words` are those of --set."""
     typed = {word.partition("=")[0] for word in words}
     with naming_fields(lambda field: option_of(operation_field(field), typed)):
         yield
 
 
 def parse_parameters(words: Sequence[str]) -> dict[str, LoadValue]:
-    """Parses `name=value` parameters: numbers as numbers, true and false as flags, everything else as text.
+    """Parses `name=value` parameters as numbers, flags (true and false) or text.
 
-    Values such as on and off belong to the engine and stay text. Raises INVALID_ARGUMENT.
+    Values such as on and off are for the engine and stay text. Raises INVALID_ARGUMENT.
     """
     if len(words) > MAX_LOAD_PARAMETERS:
         raise invalid_field("--set", f"at most {MAX_LOAD_PARAMETERS}")

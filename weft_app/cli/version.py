@@ -17,7 +17,7 @@ API_VERSION = "v1"
 """Version of the gRPC packages, such as weft.api.router.v1."""
 UNKNOWN = "unknown"
 _LIBRARIES = {"grpc": "grpcio", "protobuf": "protobuf"}
-"""Distribution of each library whose version is shown."""
+"""Distributions of the libraries with a shown version."""
 _FACTS = custom_columns(
     "Client:client Mesh Runners API:api Python:python gRPC:grpc protobuf:protobuf",
     Mesh=lambda facts: facts.get("mesh") or f"none ({facts['problem']})",
@@ -43,7 +43,7 @@ def show_version(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption
 
 
 def _mesh(home: Path) -> dict[str, Any]:
-    """Returns the versions of the mesh that is found for a home, and of its runners; else what the problem is."""
+    """Returns the versions of the home's mesh and its runners, or the problem."""
     try:
         url = gateway_url(home)
         with connect(home) as documents:
@@ -51,7 +51,7 @@ def _mesh(home: Path) -> dict[str, Any]:
     except WeftError as error:
         return {"problem": error.message}
     running = WeftHome(home.expanduser().absolute()).running() or {}
-    # A mesh elsewhere does not say its version, and its runners do.
+    # A mesh elsewhere does not report its version, but its runners do.
     mesh = running.get("version", UNKNOWN) if url == own_url(home) else UNKNOWN
     return {"mesh": mesh, "runners": {runner["name"]: runner["status"].get("version", "") for runner in runners}}
 

@@ -32,7 +32,7 @@ _STATES = ("active", "inactive", "hibernating", "failed")
 
 
 Expectation = Callable[[Document | None], bool]
-"""Whether a resource is as it is awaited; None: it does not exist."""
+"""Whether a resource meets the condition; None: it does not exist."""
 
 
 def wait(
@@ -78,7 +78,7 @@ _UNKNOWN: Mapping[tuple[str, ResourceKind], str] = MappingProxyType(
         ("condition", ResourceKind.PROFILE): "a profile has no conditions; wait for status=active, exists or delete",
     }
 )
-"""What cannot be waited for, and what to wait for instead."""
+"""Conditions that do not exist, and alternatives."""
 
 
 def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
@@ -163,12 +163,12 @@ def _wait(target: Target, expectation: Expectation, timeout_seconds: float, home
 
 
 def _found(there: Mapping[str, Document], name: str) -> Document | None:
-    """Returns the resource of a name, or of an id; None: there is none."""
+    """Returns a resource by name or id; None if there is none."""
     return there.get(name) or next((each for each in there.values() if each["status"].get("id") == name), None)
 
 
 def _timed_out(target: Target, there: Mapping[str, Document], seconds: float) -> WeftError:
-    """Returns the timeout error, with the state that was last seen."""
+    """Returns the timeout error with the last state."""
     after = f"after {seconds:g} s" if seconds else "now"
     document = _found(there, target.name)
     if document is None:
@@ -182,7 +182,7 @@ def _timed_out(target: Target, there: Mapping[str, Document], seconds: float) ->
 
 
 def _state_of(document: Document) -> str:
-    """Returns whether a resource can be used, such as "active"; empty: its kind has no such state."""
+    """Returns the status of a resource, such as "active"; empty if its kind has none."""
     status = document["status"]
     if document["kind"] == ResourceKind.PROFILE:
         return "active" if status["active"] else "inactive"

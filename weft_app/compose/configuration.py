@@ -44,8 +44,7 @@ class ConfigurationSource:
     """Returns the runners to serve if none is configured; None: the demo runner.
 
     A runner with the demo runner's name is always added, possibly without models, so that models added to the demo
-    runner are kept.
-    """
+    runner are kept."""
     http_port: int | None = None
     """The HTTP port of the only runner, from the command line."""
 

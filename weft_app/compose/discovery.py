@@ -53,8 +53,7 @@ class Discovered:
     """Files to serve."""
     left_out: int = 0
     """Number of model files not to serve: those of running programs that serve them, folders, those beyond the maximum,
-    and those too large for the memory of this machine.
-    """
+    and those too large for the memory of this machine."""
 
     @property
     def is_something(self) -> bool:

@@ -18,7 +18,7 @@ from weft_app.config.runners import MAX_MODELS, STRICT, ConfiguredRunner, adapte
 CONFIG_NAME = "weft.yaml"
 DEFAULT_PORT = 8080
 USUAL_ADDRESSES = ("127.0.0.1:11434", "127.0.0.1:1234", "127.0.0.1:8080", "127.0.0.1:8000", "127.0.0.1:30000")
-"""Where Ollama, LM Studio, llama.cpp, vLLM and SGLang listen unless they are told otherwise."""
+"""Default addresses of Ollama, LM Studio, llama.cpp, vLLM and SGLang."""
 HostAndPort = Annotated[str, Pattern(r"^(\[[0-9a-fA-F:.]{2,64}\]|[A-Za-z0-9._-]{1,253}):\d{1,5}$")]
 MAX_ADDRESSES = 8
 Count = Annotated[int, Ge(1), Le(1_000_000)]
@@ -29,7 +29,7 @@ Addresses = Annotated[
         lambda written: written if isinstance(written, str) else ",".join(written),
     ),
 ]
-"""One address or several, kept as one text with commas, as command lines and environment variables have them."""
+"""One or more addresses, stored as comma-separated text as in command lines and environment variables."""
 UriPattern = Annotated[str, MinLen(1), MaxLen(2048)]
 UriPatterns = Annotated[tuple[UriPattern, ...], MaxLen(256)]
 
@@ -182,7 +182,7 @@ class TlsSettings:
 
     @property
     def files(self) -> TlsFiles:
-        """The files, `~` expanded."""
+        """The files, with `~` expanded."""
         return TlsFiles(
             certificate_file=_expanded(self.certificate_file),
             key_file=_expanded(self.key_file),
@@ -210,7 +210,7 @@ class LogSettings:
 
 
 class NamesTwiceError(ValueError):
-    """Runners, models or agents have one name, or a pool has the name of a runner or an agent."""
+    """Names of runners, models or agents are not unique, or a pool has the name of a runner or an agent."""
 
     def __init__(self, names: frozenset[str], pools: frozenset[str] = frozenset()) -> None:
         said = []
@@ -229,7 +229,7 @@ class NamesTwiceError(ValueError):
 class WeftConfig:
     """The whole file."""
 
-    # Holds for every section below that has no such line of its own.
+    # Applies to every section below without its own configuration.
     __pydantic_config__ = STRICT
 
     host: Annotated[str, PUBLIC] = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""A configuration file as a document: YAML with the line of each value, and layers of documents merged into one."""
+"""A configuration file as a document: YAML with the line of each value, and the merge of documents."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 
 Document = dict[str, Any]
-"""A mapping of the file as YAML; its values may be `Given`."""
+"""A mapping in the file; its values may be `Given`."""
 PathSteps = tuple[str | int, ...]
 _NAME = "name"
 _FIELD = "--config"
@@ -20,7 +20,7 @@ _FIELD = "--config"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of a document, and where it comes from."""
+    """A value of a document and its source."""
 
     value: Any
     source: str
@@ -28,13 +28,13 @@ class Given:
 
 
 class GivenMapping(dict[str, Any]):
-    """A mapping of a file, and where it stands."""
+    """A mapping in a file and its position."""
 
     source = ""
 
 
 class GivenList(list[Any]):
-    """A list of a file, and where it stands."""
+    """A list in a file and its position."""
 
     source = ""
 
@@ -45,7 +45,7 @@ def value_of(item: Any) -> Any:
 
 
 def given_by(source: str, value: Any) -> Any:
-    """Returns a document whose values all come from one source."""
+    """Returns a document with one source for all values."""
     if isinstance(value, dict):
         return {key: given_by(source, item) for key, item in value.items()}
     if isinstance(value, list):
@@ -66,14 +66,14 @@ def sources(item: Any, steps: PathSteps = ()) -> Iterator[tuple[PathSteps, str]]
 
 
 def place_of(item: Any) -> str:
-    """Returns where a value stands; a mapping or list that was merged stands where its first value does."""
+    """Returns the position of a value; a merged mapping or list has that of its first value."""
     if isinstance(item, (Given, GivenMapping, GivenList)) and item.source:
         return item.source
     return next((source for _, source in sources(item)), "")
 
 
 def merge(base: Document, over: Document) -> Document:
-    """Returns `base` with `over` on top: mappings merged by key, lists of named items by name, the rest replaced."""
+    """Overrides `base` with `over`: merges mappings by key and lists of named items by name, replaces other values."""
     result = dict(base)
     for key, value in over.items():
         result[key] = _merged(result.get(key), value)
@@ -92,7 +92,7 @@ def _merged(below: Any, value: Any) -> Any:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether it is a list of items with unique names, such as runners and models."""
+    """Whether a value is a list of items with unique names, such as runners and models."""
     if not isinstance(value, list) or not value:
         return False
     names = [value_of(item.get(_NAME)) if isinstance(item, dict) else None for item in value]
@@ -128,7 +128,7 @@ def _malformed(message: str) -> FieldError:
 
 
 def _parse_problem(error: Exception, text: str) -> str:
-    """Returns what is wrong with a file that is no YAML, its line, and the way out where it is known."""
+    """Returns why a file is not YAML, its line, and the remedy if known."""
     mark = getattr(error, "problem_mark", None)
     line = f" (line {mark.line + 1})" if mark is not None else ""
     if isinstance(error, YamlRefusedError):
@@ -137,7 +137,7 @@ def _parse_problem(error: Exception, text: str) -> str:
 
 
 def _instead_of_mapping(document: YamlDocument) -> str:
-    """Returns what the whole file is instead of a mapping, and the way out."""
+    """Returns what the file contains instead of a mapping, and the remedy."""
     line = document.line(())
     if isinstance(document.value, list):
         return f", and line {line} begins a list: runners are the list below `runners:`"
@@ -145,7 +145,7 @@ def _instead_of_mapping(document: YamlDocument) -> str:
 
 
 def _with_lines(value: Any, node: yaml.Node, path: Path, line: int) -> Any:
-    """Returns a value with the places of all that it holds; a mapping or list stands at its name's `line`, from 0."""
+    """Returns a value with the positions of its content; a mapping or list has its name's `line`, from 0."""
     place = f"{path.name} line {line + 1}"
     if isinstance(value, dict) and isinstance(node, yaml.MappingNode):
         nodes = {key.value: (key.start_mark.line, child) for key, child in node.value}

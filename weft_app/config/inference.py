@@ -1,4 +1,4 @@
-"""What a runner of weft.yaml leaves unsaid and its other settings say: the runtime, and the address of its models."""
+"""Infers what a runner of weft.yaml does not set: the runtime, and the address of its models."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,14 @@ from weft_app.config.document import Document, place_of, value_of
 _URL, _RUNTIME, _MODELS = "url", "runtime", "models"
 _SOURCE, _HUB_SETTING = "source", "model"
 _FILES = ("path", _HUB_SETTING, _SOURCE)
-"""Settings of a model that say what its files are."""
+"""Settings that specify the files of a model."""
 _OF_SERVER = (_URL, "api_key_env")
-"""Settings of a runner that its models without a `url` have."""
+"""Settings of a runner that its models without a `url` inherit."""
 MAX_CONFIGURATION_BYTES = 1024**2
 
 
 def with_inferred(document: Document) -> Document:
-    """As `infer`. Raises INVALID_ARGUMENT where no runtime can be inferred."""
+    """Returns the document of `infer`. Raises INVALID_ARGUMENT if a runtime cannot be inferred."""
     found = infer(document)
     if found.refused:
         raise refused_together(list(found.refused.values()))
@@ -33,17 +33,17 @@ def with_inferred(document: Document) -> Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inferred:
-    """A document with what its runners leave unsaid."""
+    """A document with inferred settings."""
 
     document: Document
     refused: Mapping[int, FieldError]
-    """Why no runtime can be inferred, by the index of the runner: it has none then."""
+    """Errors of runners without an inferable runtime, by index."""
 
 
 def infer(document: Document) -> Inferred:
-    """Returns a document whose runners have a runtime, and whose models have their runner's address.
+    """Adds missing runtimes of runners, and the addresses of their models.
 
-    What is written is never changed. Models of one runner that need several runtimes are an error of that runner.
+    Never changes what is written. Models of one runner that need several runtimes are an error of that runner.
     """
     runners = value_of(document.get("runners"))
     if not isinstance(runners, list):
@@ -57,7 +57,7 @@ def infer(document: Document) -> Inferred:
             inferred.append(each)
     if all(one is other for one, other in zip(inferred, runners, strict=True)):
         return Inferred(document=document, refused=refused)
-    # The list keeps its own place in the file.
+    # Keeps the list's position in the file.
     runners = type(runners)(inferred) if type(runners) is list else _like(runners, inferred)
     return Inferred(document={**document, "runners": runners}, refused=refused)
 
@@ -92,7 +92,7 @@ def _inferred(runner: Document, index: int) -> Document:
 
 
 def _runtime_of(runner: Document, models: list[Document], index: int) -> str:
-    """Returns the runtime that a runner without one needs. Raises INVALID_ARGUMENT where its models need several."""
+    """Returns the runtime for a runner without one. Raises INVALID_ARGUMENT if its models need several."""
     if value_of(runner.get(_URL)) is not None:
         return ATTACHED_RUNTIME
     needed = {runtime: why for model in models for runtime, why in _needed(model)}
@@ -106,9 +106,9 @@ def _runtime_of(runner: Document, models: list[Document], index: int) -> str:
 
 
 def _needed(model: Document) -> Iterator[tuple[str, str]]:
-    """Yields the runtime that a model needs by its address, its files or its source, and why; nothing where it is open.
+    """Yields the runtime that a model needs for its address, files or source, with the reason; nothing if any would do.
 
-    Raises INVALID_ARGUMENT where its files are named by a setting that their runtime does not have.
+    Raises INVALID_ARGUMENT if the runtime does not have the setting that specifies the files.
     """
     name = value_of(model.get("name"))
     if value_of(model.get(_URL)) is not None:
@@ -120,7 +120,7 @@ def _needed(model: Document) -> Iterator[tuple[str, str]]:
     text = value_of(model[setting])
     weights = _format_at(_path_of(text, setting)) if isinstance(text, str) else None
     if weights is None:
-        # The id of a hub's repository is a folder for the engine that takes a `model`.
+        # A repository id of a hub is a folder for engines with `model`.
         weights = WeightFormat.SAFETENSORS if setting == _HUB_SETTING else WeightFormat.GGUF
     runtime = RUNTIME_OF_FORMAT[weights]
     _require_setting(runtime, setting, model, weights)
@@ -141,7 +141,7 @@ def _require_setting(runtime: str, setting: str, model: Document, weights: Weigh
 
 
 def _path_of(text: str, setting: str) -> str:
-    """Returns the path that a text names; empty: it names none."""
+    """Returns the path in a text; empty if it is another source."""
     if setting != _SOURCE:
         return text
     with suppress(FieldError):
@@ -156,7 +156,7 @@ def _at(item: Any) -> str:
 
 
 def _format_at(text: str) -> WeightFormat | None:
-    """Returns the format of the weights in a folder; None: it is no folder, or has none that an engine loads."""
+    """Returns the format of the weights in a folder; None if it is not a folder or no engine loads it."""
     if not text:
         return None
     folder = Path(text).expanduser()

@@ -1,6 +1,6 @@
-"""Reads the configuration: weft.yaml, weft.local.yaml beside it, environment and command line, validated into one tree.
+"""Reads the configuration from weft.yaml, weft.local.yaml beside it, the environment and the command line.
 
-Every limit has a name with its unit. Unknown names are refused: a typo must not silently mean the default.
+Every limit has a name with its unit. Unknown names are rejected: a typo must not silently select the default.
 """
 
 import json
@@ -35,9 +35,9 @@ from weft_app.config.settings_tree import Setting, is_section, plain_value, sett
 
 
 def with_names_of_settings(section: type, document: Document) -> Document:
-    """Returns a document of a section with each setting under its own name, whichever spelling the file has.
+    """Returns a section's document with the canonical name of each setting, whichever spelling the file uses.
 
-    Other keys stay as they are: those of mappings whose keys are names, unknown ones, and a setting's second spelling.
+    Other keys are unchanged: names in mappings, unknown ones, and a setting's second spelling.
     """
     renamed: Document = _renamed((section,), document)
     return renamed
@@ -69,7 +69,7 @@ def _value_of_setting(settings: Sequence[Setting], value: Any) -> Any:
 
 
 def _has_free_keys(annotation: Any) -> bool:
-    """Whether a setting is a mapping, of which the keys are names, such as those of pools."""
+    """Whether a setting is a mapping with names as keys, such as those of pools."""
     if get_origin(annotation) is Annotated:
         return _has_free_keys(get_args(annotation)[0])
     if isinstance(get_origin(annotation), type) and issubclass(get_origin(annotation), Mapping):
@@ -93,9 +93,9 @@ def _names_by_spelling(sections: tuple[type, ...]) -> Mapping[str, str]:
 
 LOCAL_SUFFIX = ".local"
 SETTINGS_VARIABLE = "LLM_POOL_SETTINGS_PATH"
-"""Environment variable that names the file, where `--config` does not."""
+"""Environment variable with the path of the file if `--config` is not given."""
 LOCAL_SETTINGS_VARIABLE = "LLM_POOL_LOCAL_SETTINGS_PATH"
-"""Environment variable that names the file which is merged over it, in place of weft.local.yaml."""
+"""Environment variable with the path of the file to merge over it instead of weft.local.yaml."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 CONCEALED = "***"
@@ -104,11 +104,11 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration, and where the values come from that are not defaults."""
+    """A configuration, and the sources of values that are not defaults."""
 
     config: WeftConfig
     sources: Mapping[PathSteps, str]
-    """By the path of the value in the tree."""
+    """Sources by path in the tree."""
 
 
 def load_config(
@@ -125,13 +125,13 @@ def load_config(
 def load_with_sources(
     path: Path | None, overrides: Mapping[str, Any] | None = None, below: Callable[[Document], Document] | None = None
 ) -> LoadedConfig:
-    """As `load_config`, with where each value comes from."""
+    """As `load_config`, with the sources of values."""
     files = config_files(path)
     return load_document(read_files(files), files[0] if files and path is None else path, overrides, below)
 
 
 def read_files(files: Iterable[Path]) -> Document:
-    """Returns what files say together, later ones over earlier ones. Raises as `read_file`."""
+    """Merges files, with later ones overriding earlier ones. Raises as `read_file`."""
     merged: Document = {}
     for file in files:
         merged = merge(merged, with_names_of_settings(WeftConfig, read_file(file)))
@@ -144,7 +144,7 @@ def load_document(
     overrides: Mapping[str, Any] | None = None,
     below: Callable[[Document], Document] | None = None,
 ) -> LoadedConfig:
-    """As `load_with_sources`, of a document of the file at `path`."""
+    """As `load_with_sources`, with the document of the file at `path`."""
     merged = merge(document, given_by(COMMAND_LINE, dict(overrides or {})))
     merged = infer(merged).document
     if below is not None:
@@ -153,7 +153,7 @@ def load_document(
 
 
 def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftConfig:
-    """Returns the configuration that a document holds. Raises INVALID_ARGUMENT naming wrong fields and places."""
+    """Parses a document. Raises INVALID_ARGUMENT naming wrong fields and their positions."""
     found = infer(dict(document))
     refused = list(found.refused.values())
     try:
@@ -167,7 +167,7 @@ def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftC
 
 
 def _with_enabled_models(config: WeftConfig) -> WeftConfig:
-    """Returns the configuration without disabled models. Raises INVALID_ARGUMENT for a runner that has no other."""
+    """Removes disabled models. Raises INVALID_ARGUMENT for a runner without any other."""
     runners = config.runners or ()
     if all(model.enabled for runner in runners for model in runner.models):
         return config
@@ -185,7 +185,7 @@ def _with_enabled_models(config: WeftConfig) -> WeftConfig:
 
 
 def parse_section(kind: type[Section], document: Mapping[str, Any]) -> Section:
-    """Returns the section of this kind that a document holds. Raises INVALID_ARGUMENT naming the field."""
+    """Parses a section. Raises INVALID_ARGUMENT naming the field."""
     try:
         return validate_section(kind, document, None)
     except ValidationError as error:
@@ -193,7 +193,7 @@ def parse_section(kind: type[Section], document: Mapping[str, Any]) -> Section:
 
 
 def validate_section(kind: type[Section], document: Mapping[str, Any], path: Path | None) -> Section:
-    """As `parse_section`, with the ValidationError of what a section refuses."""
+    """As `parse_section`, but raises ValidationError for what a section rejects."""
     validator: Any = _validator
     section: Section = validator(kind).validate_json(json.dumps(plain_document(document, path)))
     return section
@@ -201,15 +201,15 @@ def validate_section(kind: type[Section], document: Mapping[str, Any], path: Pat
 
 @cache
 def _validator(kind: Any) -> TypeAdapter[Any]:
-    # JSON: there arrays are tuples and texts are paths and enums, and all else is strict.
+    # JSON mode converts arrays to tuples and strings to paths and enums, and is strict otherwise.
     return TypeAdapter(kind)
 
 
 def config_files(path: Path | None, environment: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Returns the files that `load_config` reads, later ones over earlier ones; none without ./weft.yaml.
+    """Returns the files that `load_config` reads, in order of merging; empty without ./weft.yaml.
 
-    `path`, the file of `--config`, goes before its variable. Raises INVALID_ARGUMENT naming a variable that names no
-    file.
+    `path`, the file of `--config`, takes precedence over its variable. Raises INVALID_ARGUMENT if a variable contains
+    the path of a missing file.
     """
     named = path or _named_by(SETTINGS_VARIABLE, environment)
     local = _named_by(LOCAL_SETTINGS_VARIABLE, environment)
@@ -223,7 +223,7 @@ def config_files(path: Path | None, environment: Mapping[str, str] = os.environ)
 
 
 def _named_by(variable: str, environment: Mapping[str, str]) -> Path | None:
-    """Returns the file that a variable names; None where it is not set, or empty."""
+    """Returns the path in a variable; None if it is not set or empty."""
     text = environment.get(variable, "").strip()
     if not text:
         return None
@@ -234,13 +234,13 @@ def _named_by(variable: str, environment: Mapping[str, str]) -> Path | None:
 
 
 def plain_document(document: Mapping[str, Any], path: Path | None = None) -> dict[str, Any]:
-    """Returns a document as JSON types, without sources. Raises INVALID_ARGUMENT naming a key that is no text."""
+    """Converts a document to JSON types, without sources. Raises INVALID_ARGUMENT naming a key that is not text."""
     plain: dict[str, Any] = _plain(document, (), path)
     return plain
 
 
 def _plain(item: Any, steps: PathSteps, path: Path | None) -> Any:
-    """Returns a document as JSON types; a value that JSON lacks becomes a mapping, which no setting accepts."""
+    """Converts a document to JSON types; other values become mappings, which no setting accepts."""
     item = value_of(item)
     match item:
         case Mapping():
@@ -257,7 +257,7 @@ def _plain(item: Any, steps: PathSteps, path: Path | None) -> Any:
             return str(item)
         case None | bool() | int() | float() | str():
             return item
-        case _:  # YAML has dates and bytes, too
+        case _:  # such as dates and bytes of YAML
             return {type(item).__name__: str(item)}
 
 
@@ -266,9 +266,9 @@ class EffectiveValue:
     """One value of the configuration."""
 
     name: str
-    """Its path, such as `router.queue_timeout_seconds`."""
+    """Path, such as `router.queue_timeout_seconds`."""
     value: Any
-    """As weft.yaml would write it; CONCEALED for a secret that is set."""
+    """In the form of weft.yaml; CONCEALED for a secret that is set."""
     source: str
     """Such as "weft.yaml line 3", "environment variable LOG_LEVEL" or DEFAULT."""
 

@@ -1,4 +1,4 @@
-"""What is wrong with a value of a configuration: what is expected, what stands there, an example, and the line."""
+"""Error texts for invalid values of a configuration: what is expected, the value, an example, and the line."""
 
 import json
 import re
@@ -20,14 +20,14 @@ from weft_app.config.runners import OF_RUNTIME
 from weft_app.config.settings_tree import REQUIRED, Setting, names_at, plain_value, settings_of, settings_on
 
 UNKNOWN_NAME = "unexpected_keyword_argument"
-"""pydantic's type of the error for a name that a dataclass does not have."""
+"""pydantic's error type for a name that a dataclass does not have."""
 _NAMES_ELSEWHERE: Mapping[str, str] = MappingProxyType({"http_port": "port", "listen": "host", "bind": "host"})
-"""Settings that are not at the top of weft.yaml, and the one there that is meant."""
+"""Names that are not at the top of weft.yaml, and the top-level setting that is meant."""
 MAX_SHOWN_CHARS = 40
-"""Of a wrong value."""
+"""Maximum length of a shown value."""
 _MISSING = object()
 _UNIT_SUFFIXES = {"_seconds": ("s", "sec", "second", "seconds"), "_mb": ("mb", "mib", "m")}
-"""What users write after a number although the name of the setting says it."""
+"""Units that users append to a number although the setting's name contains the unit."""
 _QUANTITY = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 _QUOTED = re.compile(r"'([^']*)'")
 _LISTS = frozenset({"tuple_type", "list_type", "frozen_set_type"})
@@ -46,7 +46,7 @@ _LIMITS = {
     "string_too_short": "must have {min_length} or more characters",
     "string_too_long": "must have at most {max_length} characters",
 }
-"""Messages by pydantic's type of the error, with the names of its context."""
+"""Messages by pydantic's error type, with the names of its context."""
 
 
 def refusals(
@@ -57,10 +57,10 @@ def refusals(
     *,
     without_runtime: Collection[int] = (),
 ) -> list[FieldError]:
-    """Returns the errors for a document that a section refuses, those of unknown names first.
+    """Returns the errors of a document that a section rejects, unknown names first.
 
-    `path` is the file that the document was read from. Models of runners `without_runtime`, by index, were read by the
-    settings of the default one: what that needs or has not is no error of theirs.
+    `path` is the file of the document. Models of the runners `without_runtime` (indexes) were parsed with the default
+    runtime's settings, so errors of that runtime are dropped.
     """
     found = sorted(_innermost(error.errors(include_url=False)), key=lambda each: each["type"] != UNKNOWN_NAME)
     found = [each for each in found if not _is_of_runtime(each, without_runtime)]
@@ -72,7 +72,7 @@ def refusals(
 
 
 def _is_of_runtime(details: ErrorDetails, without_runtime: Collection[int]) -> bool:
-    """Whether it is an error of the runtime of a runner that has none."""
+    """Whether an error comes from the default runtime of a runner without one."""
     steps = details["loc"]
     return (
         steps[:1] == ("runners",) and steps[1:2] != () and steps[1] in without_runtime and details["type"] == OF_RUNTIME
@@ -80,18 +80,18 @@ def _is_of_runtime(details: ErrorDetails, without_runtime: Collection[int]) -> b
 
 
 def _innermost(errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Returns errors without those that only follow from one inside the same value."""
+    """Removes errors that only follow from an error inside the same value."""
     around = {each["loc"][:count] for each in errors for count in range(1, len(each["loc"]))}
     return [each for each in errors if each["loc"] not in around]
 
 
 def field_path(steps: PathSteps) -> str:
-    """Returns a path as errors name it, such as `runners.0.name`."""
+    """Returns a path as text, such as `runners.0.name`."""
     return ".".join(str(step) for step in steps) or "configuration"
 
 
 def _told(kind: type, details: ErrorDetails, document: Mapping[str, Any], path: Path | None) -> tuple[str, str]:
-    """Returns the field of one error, and its message with the place."""
+    """Returns the field of an error, and its message with the position."""
     steps = details["loc"]
     cause = details.get("ctx", {}).get("error")
     item, around = _item_at(document, steps)
@@ -104,7 +104,7 @@ def _told(kind: type, details: ErrorDetails, document: Mapping[str, Any], path: 
 
 
 def _item_at(document: Any, steps: PathSteps) -> tuple[Any, Any]:
-    """Returns the value at a path, or `_MISSING`, and the innermost mapping or list around it."""
+    """Returns the value at a path, or `_MISSING`, and the innermost mapping or list that contains it."""
     around, item = document, document
     for step in steps:
         around, inner = item, value_of(item)
@@ -120,7 +120,7 @@ def _item_at(document: Any, steps: PathSteps) -> tuple[Any, Any]:
 
 
 def place(item: Any, path: Path | None) -> str:
-    """Returns the end of a message about a value: its line in the file or its other source, else the file."""
+    """Returns the end of a message: the value's line in the file or its other source, else the file."""
     return _ending(place_of(item), path)
 
 
@@ -133,7 +133,7 @@ def _ending(source: str, path: Path | None) -> str:
 
 
 def _where_named(document: Mapping[str, Any], names: frozenset[str], path: Path | None) -> str:
-    """Returns the places of the runners, models, agents and pools of these names."""
+    """Returns the positions of the runners, models, agents and pools with these names."""
     found = [
         source
         for steps, source in sources(value_of(document.get("runners")))
@@ -143,7 +143,7 @@ def _where_named(document: Mapping[str, Any], names: frozenset[str], path: Path 
 
 
 def _message(kind: type, steps: PathSteps, details: ErrorDetails, item: Any) -> str:
-    """Returns what is wrong with a value, without its place."""
+    """Returns the message for a value, without its position."""
     error, context = details["type"], details.get("ctx", {})
     settings = settings_on(kind, steps)
     setting = settings[-1] if settings else None
@@ -169,7 +169,7 @@ def _close(name: Any, names: Sequence[str]) -> str:
 
 
 class _Shown:
-    """A wrong value; its text is the end of a sentence, and empty where there is nothing to show."""
+    """A wrong value. Its text is the end of a sentence, or empty if nothing can be shown."""
 
     def __init__(self, value: Any, *, is_secret: bool) -> None:
         self.value = value
@@ -205,7 +205,7 @@ def _wrong_type(error: str, name: str, setting: Setting | None, given: _Shown) -
 
 
 def _as_list(name: str, setting: Setting | None, given: Any) -> str:
-    """Returns how the given value, or an example, is written as a list."""
+    """Returns the value, or an example, as a list."""
     if isinstance(given, str) and not (setting and setting.sections):
         words = shlex.split(given) if given.count('"') % 2 == given.count("'") % 2 == 0 else [given]
         return f"; write `{name}: {_shortened(json.dumps(words))}`"
@@ -217,7 +217,7 @@ def _as_list(name: str, setting: Setting | None, given: Any) -> str:
 
 
 def _as_mapping(setting: Setting | None, given: Any) -> str:
-    """Returns how the given value, or an example, is written as a mapping."""
+    """Returns the value, or an example, as a mapping."""
     if isinstance(given, str) and setting is not None and _takes_name(setting):
         return f", such as `{{name: {given}}}`" if len(given) <= MAX_SHOWN_CHARS else ", such as `{name: mine}`"
     sections = setting.sections if setting is not None else ()
@@ -230,7 +230,7 @@ def _takes_name(setting: Setting) -> bool:
 
 
 def _as_number(name: str, setting: Setting | None, given: Any) -> str:
-    """Returns how the given text is written as a number, where it begins with one."""
+    """Returns the text as a number if it begins with one."""
     quantity = _QUANTITY.fullmatch(given) if isinstance(given, str) else None
     if quantity is None:
         return _such_as(setting)
@@ -249,7 +249,7 @@ def _such_as(setting: Setting | None) -> str:
 
 
 def _example(setting: Setting) -> str:
-    """Returns a line of weft.yaml with this setting; empty where its default is nothing that one would write."""
+    """Returns a line of weft.yaml with this setting; empty if its default is not a useful example."""
     if setting.name in _EXAMPLES:
         return f"{setting.name}: {_EXAMPLES[setting.name]}"
     default = None if setting.default is REQUIRED else plain_value(setting.default)
@@ -268,7 +268,7 @@ _EXAMPLES = {
     "url": "http://127.0.0.1:8000/v1",
     "command": '["llama-server", "--jinja"]',
 }
-"""Of settings without a default that everybody writes."""
+"""Examples for common settings without a default."""
 
 
 def _shortened(text: str) -> str:

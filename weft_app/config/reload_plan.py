@@ -1,6 +1,6 @@
-"""What a changed weft.yaml means for a mesh that runs: the differences, and how each takes effect.
+"""Plans a reload: the differences between two configurations, and how each takes effect.
 
-Pure: from the configuration in force and the one of the file to a plan, which `weft_app.compose.reload` carries out.
+Pure. `weft_app.compose.reload` executes the plan.
 """
 
 import json
@@ -21,17 +21,17 @@ RUNNERS = "runners"
 RUNNER, MODEL, AGENT, SETTING = "runner", "model", "agent", "setting"
 """Kinds of changes."""
 _LISTS = {MODEL: "models", AGENT: "agents"}
-"""The settings of a runner whose items are compared one by one."""
+"""Lists of a runner with items that are compared one by one."""
 
 LIVE_SETTINGS: Mapping[str, bool] = MappingProxyType(
     {
         "gateway": True,
-        # The listener is not opened again.
+        # The listener is not reopened.
         "gateway.connections": False,
         "gateway.insecure": False,
         "gateway.tls": False,
         "gateway.tls_terminated_elsewhere": False,
-        # The router's gRPC API has it, too.
+        # The router's gRPC API uses it, too.
         "gateway.request_timeout_seconds": False,
         "registry.aliases": True,
         "router.clients": True,
@@ -39,50 +39,50 @@ LIVE_SETTINGS: Mapping[str, bool] = MappingProxyType(
         "router.rate_limits": True,
     }
 )
-"""Whether a running mesh takes a setting, by the longest beginning of its path; what has none needs a restart."""
+"""Whether a running mesh applies a setting, by the longest prefix of its path. Others need a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadPlan:
-    """The differences, and what is to be done with each runner."""
+    """The differences, and the action for each runner."""
 
     changes: tuple[ConfigurationChange, ...] = ()
 
     @property
     def stopped(self) -> tuple[str, ...]:
-        """The runners that the file names no longer."""
+        """Runners that are no longer configured."""
         return self._runners(ConfigurationChange.ACTION_REMOVED)
 
     @property
     def started(self) -> tuple[str, ...]:
-        """The runners that are new."""
+        """New runners."""
         return self._runners(ConfigurationChange.ACTION_ADDED)
 
     @property
     def restarted(self) -> tuple[str, ...]:
-        """The runners with changed settings."""
+        """Runners with changed settings."""
         return self._runners(ConfigurationChange.ACTION_CHANGED)
 
     @property
     def updated(self) -> tuple[str, ...]:
-        """The runners whose models or agents change while they run."""
+        """Runners with changed models or agents, which keep running."""
         whole = {*self.stopped, *self.started, *self.restarted}
         names = [change.runner for change in self.changes if change.kind in _LISTS and change.runner not in whole]
         return tuple(dict.fromkeys(names))
 
     def reloaded_models(self, runner: str) -> frozenset[str]:
-        """Returns the models that a runner loads again with other settings."""
+        """Returns the models that a runner reloads with changed settings."""
         effect = ConfigurationChange.EFFECT_MODEL_RELOAD
         return frozenset(each.name for each in self.changes if each.runner == runner and each.effect == effect)
 
     @property
     def live_settings(self) -> tuple[str, ...]:
-        """The changed settings that services apply without a restart."""
+        """Changed settings that services apply without a restart."""
         return self._settings(ConfigurationChange.EFFECT_LIVE)
 
     @property
     def waiting_settings(self) -> tuple[str, ...]:
-        """The settings that need a restart of the mesh."""
+        """Changed settings that need a restart of the mesh."""
         return self._settings(ConfigurationChange.EFFECT_MESH_RESTART)
 
     def _runners(self, action: ConfigurationChange.Action.ValueType) -> tuple[str, ...]:
@@ -95,12 +95,12 @@ class ReloadPlan:
 def plan_reload(
     before: WeftConfig, after: WeftConfig, runners_before: Sequence[RunnerSettings], runners: Sequence[RunnerSettings]
 ) -> ReloadPlan:
-    """Returns the plan for a configuration in force and another one, each with its runners, the demo's included."""
+    """Plans the change from the configuration in force to another one, each with its runners or the demo runner."""
     return ReloadPlan(changes=(*_runner_changes(runners_before, runners), *_setting_changes(before, after)))
 
 
 def is_live(path: str) -> bool:
-    """Whether a running mesh takes a setting that has another value."""
+    """Whether a running mesh applies changes of a setting."""
     steps = path.split(".")
     beginnings = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
     return next((LIVE_SETTINGS[each] for each in beginnings if each in LIVE_SETTINGS), False)
@@ -109,15 +109,14 @@ def is_live(path: str) -> bool:
 def plan_models(
     before: Sequence[ModelSettings], after: Sequence[ModelSettings]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the models that a runner withdraws, and those that are new or changed; both lists with their replicas."""
-    # A model whose names are taken by others is gone before they come.
+    """Returns the models that a runner withdraws, and new or changed ones; both with their replicas."""
     pairs = list(_pairs(before, after))
     gone = tuple(name for name, _, new in pairs if new is None)
     return gone, tuple(name for name, old, new in pairs if new is not None and old != new)
 
 
 def _pairs(before: Iterable[Any], after: Iterable[Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the items of a name in two lists, removed ones first."""
+    """Pairs the items of two lists by name, removed ones first."""
     known, wanted = {item.name: item for item in before}, {item.name: item for item in after}
     for name in (*(name for name in known if name not in wanted), *wanted):
         yield name, known.get(name), wanted.get(name)
@@ -131,7 +130,7 @@ def _runner_changes(before: Sequence[RunnerSettings], after: Sequence[RunnerSett
             yield ConfigurationChange(kind=RUNNER, name=name, action=_action(old, new), effect=effect)
         else:
             own = list(_differences(old, new, without=_LISTS.values()))
-            # The models of a followed server depend on those that are configured beside them.
+            # The models of a followed server depend on the configured ones beside them.
             if not own and not (parts and (old.follows_server or new.follows_server)):
                 yield from parts
                 continue
@@ -145,7 +144,7 @@ def _runner_changes(before: Sequence[RunnerSettings], after: Sequence[RunnerSett
 def _part_changes(
     runner: str, before: RunnerSettings | None, after: RunnerSettings | None
 ) -> Iterator[ConfigurationChange]:
-    """Yields the changes of the models and agents of a runner that runs."""
+    """Yields the changed models and agents of a running runner."""
     for kind, setting in _LISTS.items():
         for name, old, new in _pairs(getattr(before, setting, ()), getattr(after, setting, ())):
             change = ConfigurationChange(kind=kind, name=name, runner=runner, action=_action(old, new))
@@ -166,7 +165,7 @@ def _action(before: object, after: object) -> ConfigurationChange.Action.ValueTy
 
 
 def _differences(before: Any, after: Any, without: Collection[str] = ()) -> Iterator[SettingChange]:
-    """Yields the settings of two sections that differ; those of other classes may have other settings."""
+    """Yields the settings that differ between two sections, which may be of different classes."""
     secrets = {each.name for section in (before, after) for each in settings_of(section.__class__) if each.is_secret}
     names = dict.fromkeys(field.name for kind in (before, after) for field in fields(kind))
     for name in names:
@@ -207,7 +206,7 @@ def _difference(name: str, before: Any, after: Any, *, is_secret: bool) -> Setti
 
 
 def _concealed(value: Any, *, is_secret: bool) -> Any:
-    """Returns a value as weft.yaml would write it, with its secrets concealed; what is not set is left out."""
+    """Returns a value in the form of weft.yaml, with its secrets concealed and without unset values."""
     if is_secret and value not in (None, (), {}):
         return CONCEALED
     if is_section(type(value)):

@@ -1,4 +1,4 @@
-"""The runners of the configuration file: their models, read by what the runtime declares, and replicas of a model."""
+"""The runners of the configuration file: their models, parsed by the runtime's settings, and replicas."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,19 +21,19 @@ from weft.kernel.settings import PUBLIC
 if TYPE_CHECKING:
     AnyModel = ModelSettings
 else:
-    # What the reference and the schema show; a runtime of another package is read by its own settings, too.
+    # For the reference and the schema. Models of another package's runtime are parsed by its own settings.
     AnyModel = Union[tuple(runtime.settings for runtime in built_in())]  # noqa: UP007 - made at run time
 
 MAX_MODELS = 64
-"""Of one runner."""
+"""Maximum number of models per runner."""
 OF_RUNTIME = "runtime"
-"""Type of the errors of a model that has what its runtime lacks, or lacks what that needs."""
+"""Error type for a setting that the runtime does not have, or a missing one that it requires."""
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-"""How every section is read: unknown names are refused, and nothing is converted."""
+"""Validation of every section: unknown names are rejected, and nothing is converted."""
 
 
 def read_models(value: Any, info: ValidationInfo) -> tuple[ModelSettings, ...]:
-    """Returns the models of a runner by the settings of its runtime, which has been read before them.
+    """Parses the models of a runner by its runtime's settings; the runtime is parsed first.
 
     Raises ValidationError naming each setting that the runtime does not have, and each one with a wrong value.
     """
@@ -57,7 +57,7 @@ def read_models(value: Any, info: ValidationInfo) -> tuple[ModelSettings, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _ReadByRuntime:
-    """Models, read by `read_models` alone: the validators of all runtimes, a third of a start, are not built."""
+    """Parses models with `read_models` only, to avoid building the validators of all runtimes, a third of a start."""
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
         return with_info_plain_validator_function(read_models, json_schema_input_schema=any_schema())
@@ -106,7 +106,7 @@ def _foreign(model: Any, setting: str, runtime: Runtime[Any]) -> str:
 
 
 def _as_given(error: ErrorDetails) -> InitErrorDetails:
-    """Returns an error of one validation for the ValidationError of another."""
+    """Converts an error of one validation for the ValidationError of another."""
     return InitErrorDetails(type=error["type"], loc=error["loc"], input=error["input"], ctx=error.get("ctx", {}))
 
 
@@ -121,9 +121,9 @@ def _known_elsewhere() -> frozenset[str]:
 
 
 def with_replicas(section: RunnerSettings, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
-    """Returns models of a runner, each followed by its replicas: "qwen", "qwen-2", "qwen-3".
+    """Returns a runner's models, each followed by its replicas: "qwen", "qwen-2", "qwen-3".
 
-    Those beyond `replicas` start hibernating. Raises INVALID_ARGUMENT naming the field.
+    Models beyond `replicas` start hibernating. Raises INVALID_ARGUMENT naming the field.
     """
     taken = {name for model in section.models for name in model.served_names}
     taken |= {agent.name for agent in section.agents}
@@ -147,13 +147,13 @@ def replica_names(model: ModelSettings) -> tuple[str, ...]:
 
 
 def adapter_names(model: ModelSettings) -> tuple[str, ...]:
-    """Returns the names of the adapters of a model and of its replicas: "pirate", "pirate-2"."""
+    """Returns the names of a model's adapters and their replicas: "pirate", "pirate-2"."""
     numbers = range(1, _count(model) + 1)
     return tuple(_numbered(adapter.name, number) for adapter in model.served_adapters for number in numbers)
 
 
 def pool_names(model: ModelSettings) -> frozenset[str]:
-    """Returns the pools of a model and its adapters, without those that replicas make of their own names."""
+    """Returns the pools of a model and its adapters, except those that replicas create from their names."""
     return frozenset(pool for pool in (model.pool, *(each.pool for each in model.served_adapters)) if pool)
 
 
@@ -162,7 +162,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _with_adapters(replica: ModelSettings, number: int, where: str) -> ModelSettings:
-    """Returns a replica whose adapters have numbered names; each shares a pool with its copies on other replicas."""
+    """Numbers the adapters of a replica; each shares a pool with its copies on other replicas."""
     if not replica.served_adapters:
         return replica
     adapters: Any = tuple(

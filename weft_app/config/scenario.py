@@ -40,7 +40,7 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_INSTANCES = 200_000
 MAX_REQUESTS = 20_000_000
 _NUMBER = "constrained-float"
-"""pydantic's name of a bounded number, in the path of a field that is a number or a mapping."""
+"""pydantic's name of a bounded number in error paths of fields that are a number or a mapping."""
 MAX_HOSTS = 100_000
 
 Positive = Annotated[float, Gt(0), Le(1e9)]
@@ -71,7 +71,7 @@ class AmountSection:
     """No value is higher. Default: the mean and five standard deviations."""
 
     def amount(self) -> Amount:
-        """Returns the value for the simulation."""
+        """Converts the section for the simulation."""
         highest = self.mean * (1 + 5 * self.variation) if self.max is None else self.max
         return Amount(mean=self.mean, variation=self.variation, lowest=self.min, highest=highest)
 
@@ -101,7 +101,7 @@ class HostSection:
     """When the figures of its engines cease to arrive. Default: never."""
 
     def group(self) -> HostGroup:
-        """Returns the value for the simulation."""
+        """Converts the section for the simulation."""
         return HostGroup(
             name=self.name,
             count=self.count,
@@ -157,7 +157,7 @@ class ModelSection:
             raise ValueError("a remote model has no hosts and no memory_gib")
 
     def kind(self) -> ModelKind:
-        """Returns the value for the simulation."""
+        """Converts the section for the simulation."""
         return ModelKind(
             name=self.name,
             hosts=self.hosts,
@@ -238,7 +238,7 @@ class ArrivalsSection:
     """When arrivals end. Default: at the end."""
 
     def traffic(self) -> Traffic:
-        """Returns the value for the simulation."""
+        """Converts the section for the simulation."""
         return Traffic(
             tenant=self.tenant,
             target=self.target,
@@ -279,7 +279,7 @@ def _skills(names: tuple[SkillName, ...]) -> frozenset[Skill]:
 class ScenarioDocument:
     """A scenario file."""
 
-    # Holds for every section above that has no such line of its own.
+    # Applies to every section above without its own configuration.
     __pydantic_config__ = STRICT
 
     name: Name
@@ -332,7 +332,7 @@ class ScenarioDocument:
             _known(f"failures.{number}.hosts", failure.hosts, hosts | numbered | remote)
 
     def _require_work(self, number: int, arrivals: ArrivalsSection) -> None:
-        """Requests for media have work, others have none."""
+        """Requires work for media requests and rejects it for others."""
         named = arrivals.target.removeprefix(ROUTE_PREFIX)
         firsts = {each.name: each.candidates[0] for each in self.routes}
         name = firsts.get(named, named) if arrivals.target != named else named
@@ -362,7 +362,7 @@ class ScenarioDocument:
                 raise ValueError(f"models.{number}.hosts: there are no hosts")
 
     def scenario(self) -> Scenario:
-        """Returns the scenario for the simulation."""
+        """Converts the file for the simulation."""
         return Scenario(
             name=self.name,
             description=self.description,
@@ -424,7 +424,7 @@ def parse_scenario(document: dict[str, Any], source: str) -> Scenario:
         return validate_section(ScenarioDocument, document, Path(source)).scenario()
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        # For a mapping, the error that it is not a number is useless.
+        # Skips the error that a mapping is not a number.
         relevant = [each for each in errors if each["loc"][-1:] != (_NUMBER,) or not isinstance(each["input"], Mapping)]
         first = (relevant or errors)[0]
         field = ".".join(str(part) for part in first["loc"] if not _is_alternative(part)) or "scenario"

@@ -30,7 +30,7 @@ def schema() -> dict[str, Any]:
     for name, definition in [("WeftConfig", made), *definitions.items()]:
         definition.pop("title", None)
         properties = definition.get("properties", {})
-        if name in known:  # no file has the constants of a section
+        if name in known:  # leaves out constants of the section
             definition["properties"] = properties = {each: properties[each] for each in known[name]}
         for field, entry in properties.items():
             entry.pop("title", None)
@@ -41,7 +41,7 @@ def schema() -> dict[str, Any]:
 
 
 def _models_by_runtime(properties: dict[str, Any]) -> dict[str, Any]:
-    """Ties the models of a runner to its runtime; those of another package's runtime are only known to have names."""
+    """Selects the models' schema by the runtime; models of another package's runtime only need a name."""
     named = {"type": "object", "required": ["name"]}
     properties["models"] = {"type": "array", "items": named, "minItems": 1, "maxItems": MAX_MODELS}
     properties["runtime"] |= {"anyOf": [{"enum": list(built_in_names())}, {"type": "string"}]}
@@ -69,5 +69,5 @@ def _kinds(root: type) -> list[type]:
 
 
 def schema_text() -> str:
-    """Returns the JSON schema as a file has it."""
+    """Returns the content of the schema file."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"

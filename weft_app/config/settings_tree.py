@@ -1,4 +1,4 @@
-"""The tree of settings as data, for the reference, the schema, and `weft config show`."""
+"""The settings tree as data for the reference, the schema, and `weft config show`."""
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from weft.kernel.settings import ConstantMark, Public, Secret
 from weft.kernel.units import Rate
 
 REQUIRED = object()
-"""The default of a setting that has none."""
+"""The default of a setting without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class Setting:
     name: str
     annotation: Any
     default: Any
-    """REQUIRED where there is none."""
+    """REQUIRED if there is none."""
     is_public: bool
     is_secret: bool
     sections: tuple[type, ...]
-    """The sections that its value holds: its own type, or that of the items of a list or mapping."""
+    """The sections in its value: its own type, or the item type of a list or mapping."""
 
 
 def is_section(kind: Any) -> bool:
@@ -39,7 +39,7 @@ def is_section(kind: Any) -> bool:
 
 @cache
 def settings_of(section: Any) -> tuple[Setting, ...]:
-    """Returns the settings of a section, in the order of their declaration, without its constants."""
+    """Returns the settings of a section in order of declaration, without its constants."""
     hints = get_type_hints(section, include_extras=True)
     found: list[Setting] = []
     for field in fields(section):
@@ -65,7 +65,7 @@ def _setting(name: str, annotation: Any, default: Any) -> Setting:
 
 
 def _marks(annotation: Any) -> Iterator[Any]:
-    """Yields the marks of the setting itself, not those of its items."""
+    """Yields the marks of the setting, not those of its items."""
     if get_origin(annotation) is Annotated:
         inner, *marks = get_args(annotation)
         yield from marks
@@ -86,17 +86,17 @@ def _sections(annotation: Any) -> Iterator[type]:
 
 
 def sections_at(root: type, steps: Sequence[str | int]) -> tuple[type, ...]:
-    """Returns the sections at a path: `("router", "pools", "chat")` is a PoolSettings."""
+    """Returns the section types at a path: PoolSettings for `("router", "pools", "chat")`."""
     found: tuple[type, ...] = (root,)
     for step in steps:
         inner = [setting for section in found for setting in settings_of(section) if setting.name == step]
-        # A step that is no setting is the key of a mapping or the index of a list.
+        # Other steps are keys of a mapping or indexes of a list.
         found = tuple(kind for setting in inner for kind in setting.sections) if inner else found
     return found
 
 
 def settings_on(root: type, steps: Sequence[str | int]) -> list[Setting]:
-    """Returns the settings that a path goes through, the outermost first; where sections share a name, the first."""
+    """Returns the settings along a path, the outermost first; if sections share a name, the first."""
     found = []
     for count, step in enumerate(steps):
         inner = (setting for section in sections_at(root, steps[:count]) for setting in settings_of(section))
@@ -105,18 +105,18 @@ def settings_on(root: type, steps: Sequence[str | int]) -> list[Setting]:
 
 
 def names_at(root: type, steps: Sequence[str | int]) -> list[str]:
-    """Returns the names of the settings of the section at a path."""
+    """Returns the names of the settings at a path."""
     names = (setting.name for section in sections_at(root, steps) for setting in settings_of(section))
     return list(dict.fromkeys(names))
 
 
 def descriptions_of(section: type) -> Mapping[str, str]:
-    """Returns what the docstrings below the fields of a section say, each as one line, by field."""
+    """Returns the docstrings below the fields of a section, each as one line, by field."""
     return {field: " ".join(text.split()) for field, text in field_docstrings(section).items()}
 
 
 def plain_value(value: Any) -> Any:
-    """Returns a value of the tree as weft.yaml would write it."""
+    """Returns a value in the form of weft.yaml."""
     plain = value
     match value:
         case Rate():

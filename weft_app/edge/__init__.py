@@ -1,1 +1,1 @@
-"""Envoy as the edge of a mesh: the generator of its configuration, and the process."""
+"""Envoy as the edge of a mesh: generates its configuration and runs it."""

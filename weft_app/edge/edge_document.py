@@ -1,4 +1,4 @@
-"""Envoy in front of gateways, as its configuration: the listener with its limits, the routes, the ways behind it."""
+"""Configuration of an Envoy in front of gateways: listener, limits, routes and clusters."""
 
 from pathlib import Path
 
@@ -17,31 +17,30 @@ from weft_app.edge.plan import CertificateFiles, EdgePlan
 
 _CONNECTIONS = ConnectionLimits()
 BUFFER_BYTES = 1_048_576
-"""Memory of one connection, per direction; a slow reader holds back its gateway, not the proxy."""
+"""Buffer per connection and direction; a slow reader holds back its gateway, not the proxy."""
 HEALTH_INTERVAL_SECONDS = 1.0
-"""Interval in which each gateway is asked for /readyz, where there are several."""
+"""Interval of requests for /readyz to each of several gateways."""
 CONNECT_RETRIES = 2
-"""How often a request that reached no gateway is sent to another one. One that reached a gateway never is."""
+"""Maximum retries of a request that reached no gateway. Others are never retried."""
 CONNECT_TIMEOUT_SECONDS = 2.0
-"""For a connection to a gateway."""
 MAX_RETRIES = 16
-"""Concurrent requests to gateways that may be sent again."""
+"""Maximum number of concurrent retries."""
 MAX_PENDING_REQUESTS = 1024
-"""Concurrent requests to gateways that may wait for a connection."""
+"""Maximum number of requests waiting for a connection to a gateway."""
 MAX_CONCURRENT_STREAMS = 100
-"""Concurrent requests on one HTTP/2 connection."""
+"""Maximum number of requests on one HTTP/2 connection."""
 BURST = 2
-"""Seconds of requests that may come together after a pause."""
+"""Burst after a pause, as seconds of the request rate."""
 GATEWAYS = "gateways"
 """Name of the cluster."""
 LISTENER = "edge"
 CERTIFICATE = "edge"
 """Name of the certificate in its file of secrets."""
 GATEWAY_PICKS = 16
-"""So often a retry picks until it has another gateway: one that has just died has the fewest requests, and of two is
-picked three times of four."""
+"""Attempts of a retry to select another gateway. The one that has just died has the fewest requests, and is selected
+three times of four among two."""
 MAX_CONCURRENT_WINDOW_BYTES = 65_536
-"""Of one HTTP/2 stream: a caller that does not read holds this much."""
+"""Window of an HTTP/2 stream, and so the memory for a caller that does not read."""
 
 
 def edge_document(plan: EdgePlan) -> Document:
@@ -53,7 +52,7 @@ def edge_document(plan: EdgePlan) -> Document:
     if plan.admin_socket is not None:
         document = {
             "admin": {"address": {"pipe": {"path": str(plan.admin_socket), "mode": 0o600}}},
-            # File-based sources of configuration need names.
+            # Required by file-based configuration sources.
             "node": {"id": "weft-edge", "cluster": "weft"},
             **document,
         }
@@ -68,7 +67,7 @@ def _listener(plan: EdgePlan) -> Document:
     return {
         "name": LISTENER,
         "address": socket_address(plan.listen),
-        # A port that another program has is an error of the start, not a port that both have.
+        # With port reuse, two programs could share the port instead of failing at the start.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "filter_chains": [{**chain, "filters": [_connection_manager(plan)]}],
@@ -111,7 +110,7 @@ def _connection_manager(plan: EdgePlan) -> Document:
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         stat_prefix=LISTENER,
         use_remote_address=True,
-        # The mesh makes and keeps the ids of requests.
+        # The mesh generates request ids.
         generate_request_id=False,
         preserve_external_request_id=True,
         server_header_transformation="PASS_THROUGH",
@@ -207,7 +206,7 @@ def _gateways(plan: EdgePlan) -> Document:
         },
         **checks,
         "typed_extension_protocol_options": http_options(
-            # Shorter than the gateway's own, so that no request meets a connection that it just closes.
+            # Shorter than the gateway's timeout, so that no request uses a connection that the gateway is closing.
             common_http_protocol_options={"idle_timeout": duration(_CONNECTIONS.idle_seconds / 2)},
             explicit_http_config={"http_protocol_options": {}},
         ),

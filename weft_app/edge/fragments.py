@@ -1,4 +1,4 @@
-"""Small parts of Envoy's configuration: typed extensions, addresses, durations, endpoints."""
+"""Fragments of Envoy's configuration: typed extensions, addresses, durations, endpoints."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ _TYPES = "type.googleapis.com/envoy."
 
 
 def message(kind: str, **fields: Any) -> Document:
-    """Returns a message that is an `Any`; `kind` is its full name after `envoy.`."""
+    """Returns a message of type `Any`; `kind` is its full name after `envoy.`."""
     return {"@type": f"{_TYPES}{kind}", **fields}
 
 
@@ -22,12 +22,12 @@ def extension(name: str, kind: str, **fields: Any) -> Document:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration as protobuf's JSON has it."""
+    """Returns a duration in protobuf's JSON format."""
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def socket_address(endpoint: Endpoint) -> Document:
-    """Returns the address of a TCP endpoint."""
+    """Returns a TCP address."""
     return {"socket_address": {"address": endpoint.host, "port_value": endpoint.port}}
 
 
@@ -38,18 +38,18 @@ def load_assignment(cluster: str, endpoints: Iterable[Endpoint]) -> Document:
 
 
 def static_cluster(name: str, endpoints: Iterable[Endpoint]) -> Document:
-    """Returns what a cluster of named endpoints has: names are resolved again and again, addresses are not."""
+    """Returns the fields of a cluster of endpoints. Names are resolved repeatedly, addresses are not."""
     known = tuple(endpoints)
     kind = "STATIC" if all(is_address(each.host) for each in known) else "STRICT_DNS"
     return {"type": kind, "load_assignment": load_assignment(name, known)}
 
 
 def file_source(path: str) -> Document:
-    """Returns a source of configuration: a file that Envoy reads again when another is moved into its place."""
+    """Returns a configuration source: a file that Envoy reloads when another is moved into its place."""
     return {"resource_api_version": "V3", "path_config_source": {"path": path}}
 
 
 def http_options(**protocol: Any) -> Document:
-    """Returns the options of HTTP towards a cluster."""
+    """Returns the HTTP options of a cluster."""
     name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
     return {name: message(name.removeprefix("envoy."), **protocol)}

@@ -1,4 +1,4 @@
-"""Envoy's own error responses, in the gateway's format: the same envelope, code and headers for each client."""
+"""Envoy's own error responses in the gateway's format: the envelope, code and headers of each client API."""
 
 from types import MappingProxyType
 
@@ -14,13 +14,13 @@ _PATHS = MappingProxyType(
         Dialect.OPENAI: ".*",
     }
 )
-"""The paths of each family of clients, as `gateway.errors.dialect_of` has them, the special ones first."""
+"""Paths of each client API, as in `gateway.errors.dialect_of`, special ones first."""
 RATE_LIMITED = ("RL",)
-"""Envoy's flag of a request that its own limit of requests refused."""
+"""Envoy's flag for requests rejected by its rate limit."""
 UNREACHABLE = ("UF", "UH", "UO")
-"""Envoy's flags of a request that was not sent: connection failed, no host, overflow."""
+"""Envoy's flags for requests that were not sent: connection failed, no host, overflow."""
 CUT = ("UC", "UR", "URX", "LR", "UPE")
-"""Envoy's flags of a request that was sent, and whose connection ended before an answer."""
+"""Envoy's flags for requests that were sent and lost their connection before a response."""
 BUSY_SECONDS = 1.0
 
 
@@ -61,7 +61,7 @@ def _mapper(error: WeftError, flags: tuple[str, ...], dialect: Dialect, should_r
         "filter": {"and_filter": {"filters": [by_flags, {"header_filter": {"header": path}}]}},
         "status_code": http_status(error),
         "body_format_override": {
-            # A percent sign begins a command of Envoy's formats.
+            # Escapes percent signs, which start commands in Envoy's formats.
             "text_format_source": {"inline_string": body.replace("%", "%%")},
             "content_type": OLLAMA_JSON.decode() if dialect is Dialect.OLLAMA else "application/json",
         },

@@ -1,4 +1,4 @@
-"""What Envoy's configuration is made from: addresses, limits and certificates. Values only."""
+"""Input of Envoy's configuration: addresses, limits and certificates. Values only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ class Endpoint:
 
 
 def endpoint_of(text: str, field: str) -> Endpoint:
-    """Returns the endpoint that a text such as `gateway-1:8080` or `[::1]:8080` names. Raises INVALID_ARGUMENT."""
+    """Parses text such as `gateway-1:8080` or `[::1]:8080`. Raises INVALID_ARGUMENT."""
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (separator and host and port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
@@ -30,7 +30,7 @@ def endpoint_of(text: str, field: str) -> Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateFiles:
-    """The certificate of the listener: PEM files, which Envoy reads at its start."""
+    """The listener's certificate as PEM files, which Envoy reads at its start."""
 
     certificate: str
     key: str
@@ -41,10 +41,10 @@ class EdgePlan:
     """An Envoy in front of gateways."""
 
     listen: Endpoint
-    """Port 0: any free one."""
+    """Port 0 selects a free one."""
     gateways: tuple[Endpoint, ...]
     limits: EdgeSettings
     certificate: CertificateFiles | Path | None = None
-    """A path: a file of secrets that Envoy reads again when it is replaced. None: plain HTTP."""
+    """A path is a file of secrets that Envoy reloads when it is replaced. None: plain HTTP."""
     admin_socket: Path | None = None
-    """Unix socket of Envoy's administration, which only this user reaches; None: no administration."""
+    """Unix socket of Envoy's admin API, accessible only to this user; None: no admin API."""

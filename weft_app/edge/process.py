@@ -1,4 +1,4 @@
-"""The Envoy of one `weft up`: its files, its process, restarts, the end with a drain."""
+"""The Envoy of `weft up`: its files, process, restarts and drain."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ _ACTIVE = f"http.{LISTENER}.downstream_rq_active"
 
 
 class EnvoyAdmin:
-    """Calls to the administration of one Envoy; every failure is a WeftError."""
+    """Client of Envoy's admin API. Every failure is a WeftError."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -45,7 +45,7 @@ class EnvoyAdmin:
             return False
 
     async def listener(self) -> Endpoint | None:
-        """Returns the address that its listener has got; None: it has none yet."""
+        """Returns the listener's bound address; None if there is none yet."""
         status, text = await self._call("GET", "/listeners")
         for line in text.splitlines() if status == 200 else ():
             name, _, address = line.partition("::")
@@ -55,11 +55,11 @@ class EnvoyAdmin:
         return None
 
     async def drain(self) -> None:
-        """Has it ask callers to connect elsewhere, and close its port after the time of notice."""
+        """Makes Envoy ask callers to reconnect, and close its port after the drain time."""
         await self._call("POST", "/drain_listeners?graceful&skip_exit")
 
     async def active_requests(self) -> int:
-        """Returns how many requests it carries."""
+        """Returns the number of active requests."""
         _, text = await self._call("GET", f"/stats?filter=^{_ACTIVE}$")
         _, _, count = text.strip().rpartition(" ")
         return int(count) if count.isdecimal() else 0
@@ -77,32 +77,30 @@ class EnvoyAdmin:
 
 
 CERTIFICATE_CHECK_SECONDS = 5.0
-"""How often the files of the certificate are compared with what Envoy uses."""
+"""Interval of checks for changed certificate files."""
 START_TIMEOUT_SECONDS = 20.0
-"""Within this time Envoy must serve after its start."""
 ADMIN_TIMEOUT_SECONDS = 2.0
-"""For one call of its administration, which only this user can reach."""
 log = get_logger("weft.edge")
 
 RESTARTS = RestartLimits(max_deaths=5, window_seconds=30.0, first_pause_seconds=1.0, max_pause_seconds=30.0)
-"""Envoy is restarted immediately; after so many deaths in the window with a pause that doubles up to the longest."""
+"""Envoy is restarted immediately, and after too many deaths in the window with exponential backoff."""
 READY_CHECK_SECONDS = 0.05
 DRAIN_CHECK_SECONDS = 0.1
 DRAIN_NOTICE_SECONDS = 1
-"""How long a stop still accepts connections, and asks callers to connect again elsewhere."""
+"""How long a stop still accepts connections and asks callers to reconnect elsewhere."""
 FLUSH_SECONDS = 5.0
-"""How long, once the gateway has ended, the last bytes of answers may take to slow readers."""
+"""How long slow readers may take for the last bytes after the gateway has ended."""
 GRACES = StopGraces(first_term_seconds=3.0, second_term_seconds=1.0, kill_seconds=5.0)
 MAX_SAID_LINES = 3
-"""Errors that are said of a process that ended ..."""
+"""Maximum number of reported errors of an ended process ..."""
 MAX_LOOKED_AT = 50
-"""... of so many lines."""
+"""... among this many last lines."""
 _ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
-"""What Envoy gets of the environment: keys of providers are none of its business."""
+"""Environment variables for Envoy, which must not get the keys of providers."""
 
 
 class EdgeProxy:
-    """A supervised Envoy. Life cycle: start, drain, stop; it ends with this process, even when that is killed."""
+    """A supervised Envoy. Life cycle: start, drain, stop. It ends with this process, even if this process is killed."""
 
     def __init__(
         self,
@@ -115,16 +113,16 @@ class EdgeProxy:
         ended: Callable[[str], None],
         restarted: Callable[[], None],
     ) -> None:
-        """`plan` has neither certificate nor administration: they are added here. Its files are in `folder`.
+        """`plan` comes without certificate and admin API, which are added here. Its files are in `folder`.
 
-        `tls`: the files of the certificate, which are followed; None: plain HTTP. `ended` gets a sentence when Envoy
-        ended unexpectedly, and `restarted` is called when it serves again.
+        `tls`: the certificate files, which are watched; None: plain HTTP. `ended` gets a sentence when Envoy ends
+        unexpectedly, and `restarted` is called when it serves again.
         """
         self._plan = plan
         self._binary = binary
         self._configuration = folder / "envoy.json"
         self._certificate = folder / "envoy-certificate.json"
-        """The certificate with its key; Envoy reads it again when it is replaced."""
+        """Certificate and key; Envoy reloads the file when it is replaced."""
         self._clock = clock
         self._tls = None if tls is None else TlsSource(tls)
         self._ended = ended
@@ -139,21 +137,21 @@ class EdgeProxy:
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """Process id while it runs."""
         return self._process.pid
 
     @property
     def restarts(self) -> int:
-        """How often it has been started again."""
+        """Number of restarts."""
         return self._deaths.total
 
     @property
     def url(self) -> str:
-        """Its base URL, once it is started."""
+        """Base URL, once started."""
         return f"{'http' if self._tls is None else 'https'}://{self._plan.listen}"
 
     def health_check(self) -> HealthCheck:
-        """Returns the check of this process's health that looks at it."""
+        """Returns the health check of Envoy for this process."""
 
         async def look() -> Observation:
             return down("no_edge", f"Envoy does not serve: {self._fault}") if self._fault else WELL
@@ -161,7 +159,7 @@ class EdgeProxy:
         return HealthCheck(name="edge", look=look, is_essential=False)
 
     async def start(self) -> None:
-        """Starts Envoy, and returns when it serves. Raises SERVICE_UNAVAILABLE with its last words when it does not."""
+        """Starts Envoy and waits until it serves. Raises SERVICE_UNAVAILABLE with its last errors."""
         self._folder = SocketFolder("weft-envoy-")
         if self._tls is not None:
             self._write_certificate(self._tls)
@@ -186,10 +184,7 @@ class EdgeProxy:
         await self._clock.sleep(DRAIN_NOTICE_SECONDS)
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Ends it once it carries nothing, at the latest after the grace, and after FLUSH_SECONDS. Idempotent.
-
-        What it carries to runners itself the gateway has not waited for.
-        """
+        """Ends Envoy once no request is active, at the latest after the grace or FLUSH_SECONDS. Idempotent."""
         tasks, self._tasks = self._tasks, []
         await stop_tasks(tasks)
         try:
@@ -241,7 +236,7 @@ class EdgeProxy:
         finally:
             ended.cancel()
         if got is not None:
-            # A port that was free stays the mesh's: callers know it.
+            # Keeps the selected free port for restarts: callers know it.
             self._plan = replace(self._plan, listen=got)
         self._fault = ""
         log.info("envoy serves", url=self.url, pid=self.pid)
@@ -254,7 +249,7 @@ class EdgeProxy:
         threads = self._plan.limits.threads
         return [
             *(str(self._binary), "-c", str(self._configuration), "--disable-hot-restart"),
-            # Notices of filters that are young come with each start.
+            # Hides notices about experimental filters at each start.
             *("-l", "warning", "--component-log-level", "misc:error", "--log-format", "[%l] %v"),
             *("--drain-time-s", str(DRAIN_NOTICE_SECONDS), "--drain-strategy", "immediate"),
             *(() if threads is None else ("--concurrency", str(threads))),
@@ -282,7 +277,7 @@ class EdgeProxy:
                 await self._start_once()
             except (WeftError, OSError) as error:
                 self._fault = error.message if isinstance(error, WeftError) else f"{error.strerror}"
-                log.error("envoy cannot be started again", why=self._fault)  # noqa: TRY400 - the reason is enough
+                log.error("envoy cannot be started again", why=self._fault)  # noqa: TRY400 - no traceback needed
 
     def _write_certificate(self, source: TlsSource) -> None:
         self._certificate_version, material = source.current()
@@ -291,7 +286,7 @@ class EdgeProxy:
             "private_key": {"inline_string": material.key.decode()},
         }
         secret = message("extensions.transport_sockets.tls.v3.Secret", name=CERTIFICATE, tls_certificate=pair)
-        # One file for both, so that they belong together at every moment; only this user can read it.
+        # One file, so that certificate and key always match; only this user can read it.
         replace_file(self._certificate, json.dumps({"resources": [secret]}).encode())
 
     async def _follow_certificate(self, source: TlsSource) -> None:
@@ -304,7 +299,7 @@ class EdgeProxy:
 
 
 def _log_lines(lines: list[str]) -> None:
-    """Writes lines of Envoy into the log of weft, at their levels."""
+    """Logs lines of Envoy at their levels."""
     for line in lines:
         level, _, text = line.removeprefix("[").partition("] ")
         if level in {"error", "critical"}:

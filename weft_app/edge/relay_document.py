@@ -1,4 +1,4 @@
-"""Envoy in front of a router's relay, as its configuration: HTTP/2 on both sides, and nothing that ends a link."""
+"""Configuration of an Envoy in front of a router's relay: HTTP/2 on both sides, and nothing that ends a link."""
 
 from weft_app.edge.fragments import Document, extension, http_options, socket_address, static_cluster
 from weft_app.edge.plan import Endpoint
@@ -7,12 +7,12 @@ RELAY = "relay"
 """Name of the cluster."""
 SERVICE = "weft.api.router.v1.RelayService"
 _KEEPALIVE = {"interval": "10s", "timeout": "10s"}
-"""A peer that is gone without a word is noticed within 20 s. The relay ends connections that ask more often than every
-3.3 s (too_many_pings)."""
+"""Detects a lost peer within 20 s. The relay closes connections with pings more often than every 3.3 s
+(too_many_pings)."""
 
 
 def relay_document(listen: Endpoint, relay: Endpoint) -> Document:
-    """Returns the whole configuration of an Envoy at `listen`."""
+    """Returns the configuration of an Envoy at `listen`."""
     manager = extension(
         "envoy.filters.network.http_connection_manager",
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -41,7 +41,7 @@ def _cluster(relay: Endpoint) -> Document:
         "name": RELAY,
         **static_cluster(RELAY, (relay,)),
         "connect_timeout": "5s",
-        # Whether the relay takes runners. Links that exist stay while it says no.
+        # Whether the relay accepts runners. Existing links stay when it does not.
         "health_checks": [
             {
                 "timeout": "2s",

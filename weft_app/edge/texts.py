@@ -1,4 +1,4 @@
-"""Envoy's configuration as text: YAML with what a reader must know before a change, or JSON."""
+"""Envoy's configuration as text: JSON, or YAML with comments for changes."""
 
 import json
 from enum import StrEnum
@@ -59,21 +59,21 @@ runners then join with https:// and check that certificate. The relay itself may
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes each value where it stands, without anchors."""
+    """Writes YAML without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Returns True: readers follow no anchors."""
+        """Returns True."""
         del data
         return True
 
 
 def yaml_text(document: Document, kind: EdgeKind, made_by: str) -> str:
-    """Returns the document as YAML, with the command that made it and what its settings are for."""
+    """Returns YAML with comments that name the command that made it and explain its settings."""
     lines = [f"Made by: {made_by}", *_COMMENTS[kind].splitlines()]
     comment = "".join(f"# {line}".rstrip() + "\n" for line in lines)
     return comment + yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
 
 
 def json_text(document: Document) -> str:
-    """Returns the document as JSON, which Envoy reads as well."""
+    """Returns JSON, which Envoy reads as well."""
     return json.dumps(document, indent=2) + "\n"
