@@ -66,11 +66,11 @@ class Runtime(Generic[Settings]):
     name: str
     """Value of `runtime` of a runner in weft.yaml; letters, digits and underscores."""
     other_names: tuple[str, ...] = ()
-    """Names that a configuration may use for it too; it is shown by its own."""
+    """Alternative names in configurations; only `name` is shown."""
     summary: str
-    """Description in one line, for `weft doctor` and the docs."""
+    """One-line description for `weft doctor` and the docs."""
     docs: str
-    """Its documentation: a path in weft's docs, or a URL."""
+    """Documentation: a path in weft's docs, or a URL."""
     settings: type[Settings]
     """Frozen dataclass of the settings of a model in weft.yaml."""
     build: "Callable[[Settings, ModelContext], ModelEngine]"
@@ -78,12 +78,11 @@ class Runtime(Generic[Settings]):
     parameters: EngineParameters
     """Request parameters that its engine supports."""
     formats: frozenset[WeightFormat] = frozenset()
-    """Formats of weights that its engine loads, for models that are asked for by their source; empty: it serves none
-    of those."""
+    """Weight formats that its engine loads, for models with a source; empty: it serves none of those."""
     places: EnginePlaces = field(default_factory=EnginePlaces)
-    """Where its engine can compute, for the size of such models."""
+    """Where its engine can compute, to choose the size of such models."""
     starts_engines: bool = True
-    """Whether weft starts and ends the engines; False: it uses servers that run already."""
+    """Whether weft starts and stops the engines; False: it uses external servers."""
     habits: EngineHabits = field(default_factory=EngineHabits)
     """Memory defaults of its engine, for estimates from model files."""
     load_values: "Callable[[Settings], Mapping[str, LoadValue]]" = _no_load_values
@@ -91,18 +90,18 @@ class Runtime(Generic[Settings]):
     requirement: Requirement | None = None
     """Program or library that must be installed."""
     environment: EngineEnvironment | None = None
-    """Environment that its engines run in where the runner has no `command`; None: weft's own."""
+    """Environment of its engines if the runner has no `command`; None: weft's own."""
     needs_environment: bool = True
-    """Whether its engines cannot run without that environment; False: they run in weft's own with less."""
+    """Whether its engines require that environment; False: they also run in weft's own, with fewer features."""
     find_fault: Callable[[Settings, Mapping[str, str]], ModelFault | None] | None = None
     """Checks within seconds whether a model's server has it; the mapping is the environment. None: there is no server
     to check before a start."""
     find_program_fault: Callable[[Settings, tuple[str, ...] | None, Mapping[str, str]], ModelFault | None] | None = None
-    """Checks within seconds whether the program of a model is installed; given are the runner's `command` and the
-    environment. None: its models have no program."""
+    """Checks within seconds whether a model's program is installed, given the runner's `command` and the environment.
+    None: its models have no program."""
     variable_prefix: str | None = None
-    """Prefix of the environment variables of the runner that its engine reads; None: it reads none."""
+    """Prefix of the environment variables that its engine reads; None: it reads none."""
     no_output: str = ""
     """Why weft cannot show the engine's output; empty: it can."""
     advice: Mapping[str, str] = field(default_factory=dict)
-    """Advice by names of settings that only other runtimes have; shown when such a setting is refused."""
+    """Advice by name of settings that only other runtimes have, shown if such a setting is rejected."""

@@ -1,1 +1,1 @@
-"""Helpers that several folders of tests share."""
+"""Shared test helpers."""

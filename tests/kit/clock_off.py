@@ -1,7 +1,7 @@
-"""Runs a `weft` command on a machine whose clock is off.
+"""Runs a `weft` command on a machine with a wrong clock.
 
 `python -m kit.clock_off SECONDS python -m weft_app.cli.main ...`
-`@FILE` in place of SECONDS: as many as stand in a file, which may change while the command runs.
+With `@FILE` the seconds are read from a file, which may change while the command runs.
 """
 
 import sys
@@ -16,7 +16,7 @@ def main() -> None:
     """Shifts the clock of this process, then runs `weft`."""
     given = sys.argv[1]
 
-    def utc_now(self: SystemClock) -> datetime:  # noqa: ARG001 - it takes the place of a method
+    def utc_now(self: SystemClock) -> datetime:  # noqa: ARG001 - replaces a method
         seconds = Path(given[1:]).read_text() if given.startswith("@") else given
         return datetime.now(UTC) + timedelta(seconds=float(seconds))
 

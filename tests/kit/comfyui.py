@@ -1,4 +1,4 @@
-"""Workflows, payloads and settings with which tests use the fake of ComfyUI."""
+"""Workflows, payloads and settings for tests with the fake ComfyUI."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ def workflow(document: dict[str, Any] | None = None) -> workflow_pb2.Workflow:
 
 
 def edit_workflow() -> workflow_pb2.Workflow:
-    """Returns a workflow that changes an image."""
+    """Returns a workflow that edits an image."""
     graph = json.loads(json.dumps(GRAPH))
     graph["10"] = {"class_type": "LoadImage", "inputs": {"image": "example.png"}}
     graph["11"] = {"class_type": "VAEEncode", "inputs": {"pixels": ["10", 0], "vae": ["4", 2]}}
@@ -84,13 +84,13 @@ LIMITS = RunLimits(poll_seconds=0.05, reconnect_seconds=10.0)
 def attached(
     url: str, *, whole: workflow_pb2.Workflow | None = None, limits: RunLimits = LIMITS, **given: Any
 ) -> ComfyUiBackend:
-    """Returns the backend of a ComfyUI that runs already; what is given are settings or parts of the context."""
+    """Returns the backend of an external ComfyUI. `given`: settings, or fields of the context."""
     model, context = engine_settings(ComfyUiModel, url=url, **given)
     return ComfyUiBackend(model, context, (), whole or workflow(), limits=limits)
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:
-    """Return once a condition holds. Raises TimeoutError."""
+    """Returns once a condition holds. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while True:
             found = condition()
@@ -100,7 +100,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float 
 
 
 async def queue_foreign(fake: FakeComfyUi, seed: int = 1, steps: int = 3) -> str:
-    """Queues a prompt of another program; returns its id."""
+    """Queues a prompt of another client; returns its id."""
     graph = json.loads(json.dumps(GRAPH))
     graph["3"]["inputs"] |= {"seed": seed, "steps": steps}
     async with (

@@ -1,6 +1,6 @@
-"""A Python whose `-m venv` copies an environment that was made once, because making one takes seconds.
+"""A Python whose `-m venv` copies a prepared environment, because creating one takes seconds.
 
-Its pip is the one beside the tests, linked: copying and compiling its files takes longer than a test.
+Its pip is linked to the tests' pip: copying and compiling its files would take longer than a test.
 """
 
 import importlib.util

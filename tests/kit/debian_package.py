@@ -1,4 +1,4 @@
-"""Debian packages for tests: installed where root may, or unpacked into a folder."""
+"""Debian packages for tests: installed as root, or unpacked into a folder."""
 
 import os
 import shutil
@@ -9,13 +9,13 @@ import pytest
 
 INSTALL_SECONDS = 300.0
 LOCK_SECONDS = 240
-"""How long an install waits for one of another test."""
+"""Maximum wait for another test's installation."""
 
 
 def require_installed(*packages: str) -> None:
-    """Installs those packages that are missing.
+    """Installs missing packages.
 
-    Skips the test where that cannot be done; fails it where a package cannot be had.
+    Skips the test if it cannot install, and fails it if a package is unavailable.
     """
     missing = [package for package in packages if not _is_installed(package)]
     if not missing:
@@ -25,7 +25,7 @@ def require_installed(*packages: str) -> None:
     apt = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={LOCK_SECONDS}"]
     folder = Path.cwd()
     _run([*apt, "update"], folder)
-    # All of them: which of two alternatives one takes may depend on another.
+    # All at once, since the choice between two alternatives may depend on another package.
     _run([*apt, "install", "--yes", "--no-install-recommends", *packages], folder)
 
 
@@ -37,9 +37,9 @@ def _is_installed(package: str) -> bool:
 
 
 def unpacked(package: str, folder: Path) -> Path:
-    """Returns the folder that holds the package's `usr`; it is downloaded where it is not there yet.
+    """Returns the folder with the package's `usr`; downloads the package if necessary.
 
-    Skips the test where there is no apt-get; fails it where the package cannot be had.
+    Skips the test if there is no apt-get, and fails it if the package is unavailable.
     """
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         pytest.skip("packages come from Debian, and here is no apt-get")
@@ -48,7 +48,7 @@ def unpacked(package: str, folder: Path) -> Path:
         return root
     download = folder / "download"
     (download / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-    # With lists of its own: those of the system may be absent, and root's.
+    # With separate package lists: the system's may be missing or only readable by root.
     apt = ["apt-get", "-qq", "-o", f"Dir::State::lists={download / 'lists'}", "-o", f"Dir::Cache={download}"]
     for words in ([*apt, "update"], [*apt, "download", package]):
         _run(words, download)

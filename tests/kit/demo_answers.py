@@ -1,4 +1,4 @@
-"""Requests to the demo model that leave nothing about the length of an answer, or about its words, to chance."""
+"""Requests to the demo model with a predictable length or text of the answer."""
 
 import copy
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ from weft.dispatch.frames import GenerationPayload
 from weft_app.compose.demo import demo_runner_document
 
 END_TOKENS = (0, 2, 4, 5)
-"""What llama.cpp takes for an end in the vocabulary of SmolLM2: <|endoftext|>, <|im_end|>, <reponame>, <file_sep>."""
+"""llama.cpp's end tokens in SmolLM2's vocabulary: <|endoftext|>, <|im_end|>, <reponame>, <file_sep>."""
 FORBIDDEN = -100.0
 WITHOUT_END: Mapping[str, Any] = {"logit_bias": {str(token): FORBIDDEN for token in END_TOKENS}}
-"""Parameters of a request over HTTP, of an agent or of a model: an answer goes on until its limit of tokens."""
+"""Parameters (of an HTTP request, agent or model) that make answers continue until their token limit."""
 
 CERTAIN_ANSWER = "The capital of France is Paris."
 _CAPITALS = (("Italy", "Rome"), ("Spain", "Madrid"))
 
 
 def certain_chat(max_tokens: int = 40) -> chat_pb2.ChatPayload:
-    """Returns a greedy chat whose answer is CERTAIN_ANSWER on every processor, quantised or not.
+    """Returns a greedy chat with the answer CERTAIN_ANSWER on every processor, quantized or not.
 
-    With its two examples each token of the answer is at least 4 logits above the next one (transformers, float32 and
-    bfloat16). Without them the first is 0.1 above: whether it is "The" or "L" depends on the kernels that a library
-    chooses for the processor.
+    Its two examples put each token of the answer at least 4 logits above the next one (transformers, float32 and
+    bfloat16). Without them the first is 0.1 above, so the kernels that a library selects for the processor decide
+    between "The" and "L".
     """
 
     def said(role: chat_pb2.Role.ValueType, text: str) -> chat_pb2.ChatMessage:
@@ -39,19 +39,19 @@ def certain_chat(max_tokens: int = 40) -> chat_pb2.ChatPayload:
 
 
 def sampling_without_end(**given: Any) -> sampling_pb2.SamplingParams:
-    """Returns sampling parameters with which an answer goes on until its limit of tokens."""
+    """Returns sampling parameters that make an answer continue until its token limit."""
     return sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(END_TOKENS, FORBIDDEN), **given)
 
 
 def without_end(payload: GenerationPayload) -> GenerationPayload:
-    """Returns a request whose answer goes on until its limit of tokens."""
+    """Returns a request with an answer that continues until its token limit."""
     endless = copy.deepcopy(payload)
     endless.sampling.logit_bias.update(dict.fromkeys(END_TOKENS, FORBIDDEN))
     return endless
 
 
 def demo_runner_without_end(default_max_tokens: int) -> dict[str, Any]:
-    """Returns the demo runner as a document, with a model that goes on until the limit of tokens of each request."""
+    """Returns the demo runner's document with a model that always answers until the token limit."""
     runner = demo_runner_document()
     runner["models"][0] |= {"default_params": dict(WITHOUT_END), "default_max_tokens": default_max_tokens}
     return runner

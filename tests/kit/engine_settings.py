@@ -1,4 +1,4 @@
-"""The settings with which tests build a backend without a configuration file."""
+"""Settings for building a backend without a configuration file."""
 
 from typing import Any, TypeVar
 
@@ -9,9 +9,9 @@ Model = TypeVar("Model", bound=ModelSettings)
 
 
 def engine_settings(settings: type[Model], **given: Any) -> tuple[Model, ModelContext]:
-    """Returns the settings of a model and the context of its engine: what a backend is built with.
+    """Returns the arguments for building a backend: a model's settings and its engine context.
 
-    `given`: fields of either one. The model is called "m" and has one thread where nothing else is said.
+    `given`: fields of either. By default the model is called "m" and has one thread.
     """
     model: dict[str, Any] = {"name": "m"}
     if "threads" in settings.__dataclass_fields__:

@@ -1,4 +1,4 @@
-"""Engines over the fake backend: backends, served models, and the requests to them."""
+"""Backends and served models with the fake backend as their engine, and requests to them."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The real Envoy of the environment: validation of configurations, and a process with one."""
+"""Envoy from the test environment: validates configurations, and runs with one."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ STOP_SECONDS = 10.0
 
 
 def faults(document: dict[str, Any], folder: Path) -> str:
-    """What Envoy finds wrong in a configuration; empty: nothing."""
+    """Returns Envoy's faults in a configuration; empty: none."""
     file = folder / "checked.json"
     file.write_text(json.dumps(document))
     command = [str(PROGRAM), "--mode", "validate", "-l", "error", "-c", str(file)]
@@ -26,9 +26,9 @@ def faults(document: dict[str, Any], folder: Path) -> str:
 
 @contextmanager
 def running_envoy(document: dict[str, Any], folder: Path) -> Iterator[str]:
-    """Envoy with a configuration for the length of the block; the address of its listener, such as 127.0.0.1:4321.
+    """Runs Envoy within the block; yields its listener's address, such as 127.0.0.1:4321.
 
-    The listener has port 0.
+    The listener must have port 0.
     """
     file, addresses, log = folder / "envoy.json", folder / "admin.address", folder / "envoy.out"
     admin = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}}

@@ -1,4 +1,4 @@
-"""The fake backend for tests that talk to it directly, started from the warm server."""
+"""The fake backend for direct tests, forked from the warm server."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ _PROGRAM = warm("weft_testing.fake_backend")
 
 @asynccontextmanager
 async def run_fake_backend(*flags: str, **switches: Any) -> AsyncGenerator[FakeBackendProcess]:
-    """As `weft_testing.fake_backend.process.run_fake_backend`, without the time of its imports."""
+    """Like `weft_testing.fake_backend.process.run_fake_backend`, but without the time for imports."""
     command = fake_backend_command("--die-with-parent", *flags, **switches)
     async with run_fake_backend_command(*_PROGRAM, *command[len(_PROGRAM) :]) as backend:
         yield backend

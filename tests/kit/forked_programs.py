@@ -1,7 +1,7 @@
-"""What small Python programs print and import, all run by forks of one fresh interpreter.
+"""Runs small Python programs in forks of one fresh interpreter, and returns what they print and import.
 
-Tests of lazy imports need an interpreter without the imports of the tests. One costs a second, and a fork of it
-nothing: what several programs import is imported once, by `shared`.
+Tests of lazy imports need an interpreter without the tests' own imports. Starting one takes a second, but forking it
+takes no time; `shared` imports what several programs need.
 """
 
 import json
@@ -48,7 +48,7 @@ for number, program in enumerate(order["programs"]):
 
 @dataclass(frozen=True)
 class Program:
-    """One program, run by a fork."""
+    """A program to run in a fork."""
 
     code: str
     arguments: Sequence[str] = ()
@@ -57,7 +57,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended, and what it had imported by then."""
+    """The result of a program, and its imported modules."""
 
     code: int | str
     modules: frozenset[str]
@@ -66,7 +66,7 @@ class Ended:
 
 
 def run_forked(programs: Sequence[Program], folder: Path, *, shared: str = "") -> list[Ended]:
-    """Runs programs one after the other. Each begins where `shared` has ended."""
+    """Runs programs one after the other. Each starts in the state after `shared`."""
     order = folder / "order.json"
     order.write_text(json.dumps({"shared": shared, "programs": [asdict(program) for program in programs]}))
     subprocess.run([sys.executable, "-c", _SERVER, order, folder], check=True)

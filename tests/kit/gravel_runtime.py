@@ -1,6 +1,6 @@
-"""A runtime of another package whose engines run in an environment of its own, as if it were installed.
+"""A simulated installation of another package's runtime with a separate engine environment.
 
-Its environment holds one package, `pebble`, a wheel made here.
+The environment contains one package, the wheel `pebble` created here.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ def install_gravel(
     variants: tuple[str, ...] = ("cpu", "cuda"),
     needed_bytes: int = 1_000_000,
 ) -> Path:
-    """Installs the runtime into `site`, a folder of Python packages; returns its lock file."""
+    """Installs the runtime in `site`, a folder of Python packages; returns its lock file."""
     package = site / "weft_gravel"
     (package / NAME).mkdir(parents=True)
     chosen = [{"cpu": _CPU, "cuda": _CUDA}[variant].format(bytes=needed_bytes) for variant in variants]
@@ -73,13 +73,13 @@ def install_gravel(
 
 
 def lock_of(wheel: Path) -> str:
-    """Returns the lock file of one wheel."""
+    """Returns the lock file for one wheel."""
     name, version = wheel.name.split("-")[:2]
     return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
 def write_wheel(folder: Path, *, filling_bytes: int = 0) -> Path:
-    """Writes the wheel of `pebble`, with a program of that name; `filling_bytes` make it larger."""
+    """Writes the wheel of `pebble` with a program of that name; `filling_bytes` makes it larger."""
     folder.mkdir(parents=True, exist_ok=True)
     info = "pebble-1.0.dist-info"
     files = {

@@ -1,4 +1,4 @@
-"""A real gateway on the socket of a home, in front of a registry and a router that a test serves over gRPC."""
+"""A real gateway on a home's socket, with a registry and router that a test serves over gRPC."""
 
 import asyncio
 import json
@@ -18,15 +18,15 @@ from weft_app.config.config import AddressSettings, WeftConfig
 
 START_SECONDS = 30.0
 SILENT = 50
-"""The level of what a gateway does not say."""
+"""Log level that suppresses all output of the gateway."""
 
 
 @contextmanager
 def home_gateway(home: Path, registry: str, router: str = "", *, is_ready: bool = False) -> Iterator[str]:
-    """Yields the URL of the gateway, which is in the file of `weft up` too; `router`: that of the registry by default;
-    `is_ready`: once it knows what the registry has.
+    """Yields the gateway's URL, which is also in the file of `weft up`.
 
-    It runs on a thread and an event loop of its own: commands block theirs.
+    `router`: by default the registry's address. `is_ready`: wait until the gateway knows the registry's resources. The
+    gateway has its own thread and event loop, since commands block theirs.
     """
     ready, over = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
@@ -55,7 +55,7 @@ def home_gateway(home: Path, registry: str, router: str = "", *, is_ready: bool 
         await service.stop(0)
         await remote.stop()
 
-    # Its log would be in the output of commands.
+    # Otherwise the output of commands would contain its log.
     logging = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(SILENT))
     thread = threading.Thread(target=asyncio.run, args=(serve(),))

@@ -1,6 +1,6 @@
-"""Runs a `weft` command in mounts of its own: `python -m kit.in_mounts SCRIPT HOME python -m weft_app.cli.main ...`.
+"""Runs `weft` in separate mounts: `python -m kit.in_mounts SCRIPT HOME python -m weft_app.cli.main ...`.
 
-SCRIPT makes them, for `sh`, with HOME as `$0`.
+The shell script SCRIPT creates them, with HOME as `$0`.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _CLONE_NEWNS = 0x20000
 
 
 def main() -> None:
-    """Enters new mounts, as `unshare --mount`, then runs `weft`."""
+    """Creates a mount namespace like `unshare --mount`, then runs `weft`."""
     script, home = sys.argv[1:3]
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")

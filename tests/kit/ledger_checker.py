@@ -1,7 +1,7 @@
-"""The rules that a ledger of two devices keeps while engines take turns on them, checked on samples of it.
+"""Checks samples of a two-device ledger against its rules while engines take turns.
 
-A sample names the engines that lived before and after the ledger was read, so that what is concluded from it holds
-however long the reading took.
+A sample contains only engines that were running before and after the ledger was read, so that conclusions hold however
+long reading took.
 """
 
 from collections.abc import Hashable, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenDevice:
-    """One device as the ledger shows it."""
+    """A device in the ledger."""
 
     index: int
     leasable_bytes: int
@@ -20,40 +20,40 @@ class SeenDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenLease:
-    """One lease as the ledger shows it."""
+    """A lease in the ledger."""
 
     lease_id: str
     fencing_number: int
     model: str
     shares: Mapping[int, int]
-    """Bytes by device, in the order of the answer."""
+    """Bytes by device, in the order of the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The ledger at one moment, and the engines that lived before and after it was read."""
+    """The ledger at one moment, and the engines that were running during the whole reading."""
 
     devices: tuple[SeenDevice, ...]
     leases: tuple[SeenLease, ...]
     engines: Mapping[Hashable, str] = field(default_factory=dict)
-    """The model of each process of an engine. All of them lived through the whole reading."""
+    """Model by engine process."""
 
 
 @dataclass(slots=True)
 class LedgerChecker:
-    """Reads the samples of one run in their order, and keeps what contradicts the rules."""
+    """Checks a run's samples in order, and collects violations of the rules."""
 
     broken: list[str] = field(default_factory=list)
-    """What was wrong, each sentence once."""
+    """Violations without duplicates."""
     samples: int = 0
     leases: dict[str, SeenLease] = field(default_factory=dict)
-    """Every lease there was, by its id."""
+    """All leases so far by id."""
     _present: set[str] = field(default_factory=set)
     _newest_number: int = 0
     _lease_of_engine: dict[Hashable, str] = field(default_factory=dict)
 
     def note(self, sample: Sample) -> None:
-        """Checks one sample beside those before it."""
+        """Checks a sample, also against earlier ones."""
         self.samples += 1
         self._check_devices(sample)
         self._check_order(sample)
@@ -61,7 +61,7 @@ class LedgerChecker:
         self._present = {lease.lease_id for lease in sample.leases}
 
     def granted(self, model: str) -> list[SeenLease]:
-        """Returns the leases that a model has had, in their order."""
+        """Returns all leases of a model, in order."""
         found = [lease for lease in self.leases.values() if lease.model == model]
         return sorted(found, key=lambda lease: lease.fencing_number)
 

@@ -1,7 +1,7 @@
-"""A pytest plugin: a test module that leaves a process, a thread or a listening socket behind fails, and says which.
+"""A pytest plugin: fails test modules that leave processes, threads or listening sockets behind.
 
-The modules of one pytest process share its children, threads and ports. What one leaves is found by a later one, which
-then fails where its own files, or another order of them, pass.
+Modules in one pytest process share its children, threads and ports. Without this check, leftovers would break a later
+module that passes on its own or in another order.
 """
 
 import os
@@ -19,25 +19,25 @@ import pytest
 from kit.own_children import own_children
 
 END_SECONDS = 5.0
-"""Longest wait for what was ended and is not gone yet: a killed process, a thread after its last statement."""
+"""Maximum wait for things that are ending: a killed process, a thread after its last statement."""
 POLL_SECONDS = 0.02
 UNCHECKED = ("clients", "runtimes")
-"""Folders of tests that run programs of others, each in an environment and a pytest process of its own."""
+"""Folders of tests that run external programs, each in its own environment and pytest process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What this process holds beside the processes of the session: what identifies each, and its description."""
+    """Resources of this process other than the session's, with descriptions."""
 
     processes: dict[tuple[int, float], str]
-    """By pid and time of start."""
+    """By pid and start time."""
     threads: dict[int, str]
-    """Those that keep the process from ending, by identifier."""
+    """Non-daemon threads by identifier."""
     listeners: dict[int, str]
     """By inode."""
 
     def beyond(self, before: "Held") -> list[str]:
-        """Returns the descriptions of what was not held before."""
+        """Returns the descriptions of resources that were not held before."""
         return [
             *(f"process {text}" for each, text in self.processes.items() if each not in before.processes),
             *(f"thread {text}" for each, text in self.threads.items() if each not in before.threads),
@@ -49,12 +49,12 @@ _kept: set[tuple[int, float]] = set()
 
 
 def keep(process_id: int) -> None:
-    """Takes a process for one of the session: it is no module's, and whoever started it ends it after the last test."""
+    """Assigns a process to the session: its owner must stop it after the last test."""
     _kept.add((process_id, psutil.Process(process_id).create_time()))
 
 
 def held_now() -> Held:
-    """Returns what this process holds."""
+    """Returns the current resources of this process."""
     processes = {}
     for child in own_children():
         with suppress(psutil.NoSuchProcess):
@@ -68,14 +68,14 @@ def held_now() -> Held:
 
 
 def _described(child: psutil.Process) -> str:
-    """The command line; of an ended process that was not waited for only the name is left."""
+    """Returns the command line; a zombie has only a name."""
     with suppress(psutil.ZombieProcess):
         return " ".join(child.cmdline()) or child.name()
     return f"{child.name()} (ended, never waited for)"
 
 
 def _listeners() -> Iterator[tuple[int, str]]:
-    """The listening sockets among the open files of this process, TCP and Unix, Python's and gRPC's."""
+    """Yields the listening sockets among the open files of this process: TCP and Unix, Python's and gRPC's."""
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             if not str(entry.readlink()).startswith("socket:"):
@@ -87,21 +87,21 @@ def _listeners() -> Iterator[tuple[int, str]]:
 
 @dataclass(eq=False)
 class LeftBehind:
-    """The plugin's state: the module that runs, and what was held before its first test."""
+    """The current module, and the resources before its first test."""
 
     module: Path | None = None
     before: Held = field(default_factory=lambda: Held({}, {}, {}))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        """Notes what is held before the first fixture of a module."""
+        """Records the resources before the first fixture of a module."""
         if item.path != self.module:
             self.module, self.before = item.path, held_now()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-        """Fails the last test of a module after its last fixture, where anything is left."""
+        """Fails the last test of a module after its last fixture if anything is left."""
         result = yield
         if nextitem is None or nextitem.path != item.path:
             self.module = None
@@ -110,7 +110,7 @@ class LeftBehind:
         return result
 
     def left(self) -> list[str]:
-        """Returns what a module leaves, once what it ended is gone."""
+        """Returns what a module leaves behind, after a wait for things that are ending."""
         deadline = time.monotonic() + END_SECONDS
         while (left := held_now().beyond(self.before)) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -118,6 +118,6 @@ class LeftBehind:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the check where a process can list its files."""
+    """Registers the check if a process can list its files."""
     if Path("/proc/self/fd").is_dir():
         config.pluginmanager.register(LeftBehind(), "weft-left-behind")

@@ -1,4 +1,4 @@
-"""Words of libraries, which no message that users see may have."""
+"""Library names and terms that user-visible messages must not contain."""
 
 import re
 
@@ -15,5 +15,5 @@ LIBRARY_WORDS = re.compile(
 
 
 def library_words(message: str) -> list[str]:
-    """The words of libraries in a message; empty where there are none."""
+    """Returns the library terms in a message."""
     return [found[0] for found in LIBRARY_WORDS.finditer(message)]

@@ -1,4 +1,4 @@
-"""A server like Ollama: lists models that a test changes, and chats under their names. It runs in a thread."""
+"""A server like Ollama that lists and serves models; a test can change the list. It runs in a thread."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ WORDS = ("Hello", " from", " a", " server")
 
 
 class ListingServer:
-    """What the server says; a test changes `models` while it runs."""
+    """The state of the server; a test may change `models` while it runs."""
 
     def __init__(self, *models: str, is_ollama: bool) -> None:
         self.models = list(models)
@@ -25,7 +25,7 @@ class ListingServer:
         return f"127.0.0.1:{self.port}"
 
     def page(self, path: str) -> Any:
-        """Returns the answer to a GET; None: 404."""
+        """Returns the response to a GET; None: 404."""
         if path == "/v1/models":
             owner = "library" if self.is_ollama else "somebody"
             return {"object": "list", "data": [{"id": name, "owned_by": owner} for name in self.models]}
@@ -37,7 +37,7 @@ def _handler(server: ListingServer) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.0"
 
         def log_message(self, *_: Any) -> None:
-            """Says nothing on stderr."""
+            """Does not log requests."""
 
         def do_GET(self) -> None:
             page = server.page(self.path)
@@ -76,7 +76,7 @@ def _handler(server: ListingServer) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def listing_server(*models: str, is_ollama: bool = True, port: int = 0) -> Iterator[ListingServer]:
-    """Serves until the end of the block; `port` 0: on any free one."""
+    """Serves within the block; `port` 0: any free one."""
     server = ListingServer(*models, is_ollama=is_ollama)
     http = ThreadingHTTPServer(("127.0.0.1", port), _handler(server))
     http.daemon_threads = True

@@ -1,4 +1,4 @@
-"""Messages in tests: copies with some fields changed, events of a watch, and counts of a batch."""
+"""Messages for tests: copies with changed fields, watch events, and batch counts."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,7 +10,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 def changed(message: MessageT, /, **fields: Any) -> MessageT:
-    """A copy with other values of these fields, as `dataclasses.replace` makes one; None clears a field."""
+    """Returns a copy with changed fields, like `dataclasses.replace`; None clears a field."""
     copy = type(message)()
     copy.CopyFrom(message)
     for name in fields:
@@ -20,12 +20,12 @@ def changed(message: MessageT, /, **fields: Any) -> MessageT:
 
 
 def news_of(event: task_service_pb2.WatchTaskResponse) -> task_pb2.Task | task_pb2.TaskPiece:
-    """Returns what is new."""
+    """Returns the content of a watch event."""
     return event.piece if event.HasField("piece") else event.task
 
 
 def watched(news: Message) -> task_service_pb2.WatchTaskResponse:
-    """Returns the event of a watch."""
+    """Returns a watch event."""
     if isinstance(news, task_pb2.Task):
         return task_service_pb2.WatchTaskResponse(task=news)
     assert isinstance(news, task_pb2.TaskPiece)
@@ -33,7 +33,7 @@ def watched(news: Message) -> task_service_pb2.WatchTaskResponse:
 
 
 class LineCounts(NamedTuple):
-    """Lines of a batch, in total and by how they ended."""
+    """Numbers of lines in a batch: total, and by result."""
 
     total: int = 0
     completed: int = 0

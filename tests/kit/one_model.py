@@ -1,4 +1,4 @@
-"""A model as the cache manager sees it, for tests of the prefix cache of one engine."""
+"""A model for tests of the cache manager."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,15 +1,15 @@
-"""The processes that tests have started, without those of the test session."""
+"""The processes started by tests, without those of the test session."""
 
 import psutil
 
 from kit.warm_server import NAME
 
 OF_THE_SESSION = ("postgres", NAME)
-"""Beginnings of the names of processes that stay until the session ends."""
+"""Name prefixes of processes that run until the session ends."""
 
 
 def own_children(*, recursive: bool = False) -> list[psutil.Process]:
-    """Returns the living and the unreaped children of this process."""
+    """Returns the running and zombie children of this process."""
     return [child for child in psutil.Process().children(recursive=recursive) if not _belongs_to_session(child)]
 
 

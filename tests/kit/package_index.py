@@ -1,4 +1,4 @@
-"""A package index of the tests: it serves one folder of wheels, or fails as asked."""
+"""A package index for tests: serves a folder of wheels, or fails on demand."""
 
 import threading
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ class Behaviour(Enum):
 
     SERVES = auto()
     CUTS = auto()
-    """It closes the connection in the middle of a wheel."""
+    """Closes the connection in the middle of a wheel."""
     DRIPS = auto()
-    """It sends a wheel so slowly that it never ends."""
+    """Sends a wheel so slowly that it never ends."""
     LACKS = auto()
-    """It has no packages."""
+    """Has no packages."""
 
 
 class PackageIndex:
@@ -32,13 +32,13 @@ class PackageIndex:
         self.url = url
         self.behaviour = Behaviour.SERVES
         self.asked: list[str] = []
-        """The paths of the requests."""
+        """Paths of the requests."""
         self.dripping = threading.Event()
         """Set once a wheel is being sent slowly."""
         self.closing = threading.Event()
 
     def variables(self) -> dict[str, str]:
-        """Returns the environment in which pip knows this index and no other, and keeps nothing."""
+        """Returns environment variables that make pip use only this index, without a cache."""
         return {
             "PIP_CONFIG_FILE": "/dev/null",
             "PIP_INDEX_URL": f"{self.url}/simple",
@@ -106,12 +106,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.index.closing.wait(DRIP_SECONDS)
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Does not log requests."""
 
 
 @contextmanager
 def package_index(wheels: Path) -> Iterator[PackageIndex]:
-    """Serves the wheels of a folder for the block."""
+    """Serves a folder of wheels within the block."""
     server = _Server(("127.0.0.1", 0), _Handler)
     server.index = index = PackageIndex(wheels, f"http://127.0.0.1:{server.server_port}")
     serving = threading.Thread(target=server.serve_forever, daemon=True)

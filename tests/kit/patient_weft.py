@@ -1,6 +1,6 @@
-"""The program `weft` by its installed name, whose completions wait for the mesh as long as it takes.
+"""The program `weft` with unlimited time for completions.
 
-What is offered is tested with it; a busy machine may take longer than a shell should wait.
+For tests of the completions themselves: a busy machine may need longer than a shell should wait.
 """
 
 import weft_app.cli.completion

@@ -1,4 +1,4 @@
-"""A LoRA as PEFT writes it, of random numbers for the demo model."""
+"""A LoRA adapter in PEFT's format with random weights for the demo model."""
 
 import json
 import struct
@@ -10,9 +10,9 @@ LAYERS, WIDTH = 30, 576
 
 
 def write_peft_adapter(folder: Path, *, rank: int = 8, strength: float = 0.5) -> Path:
-    """Writes an adapter over what each layer of SmolLM2-135M looks for (`q_proj`); returns its folder.
+    """Writes an adapter for the query projections (`q_proj`) of SmolLM2-135M; returns its folder.
 
-    With a `strength` of 0.5 the model talks nonsense; with 0 the adapter has no effect.
+    With a `strength` of 0.5 the model's answers are nonsense; with 0 the adapter has no effect.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none"}

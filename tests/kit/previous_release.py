@@ -1,7 +1,7 @@
-"""The previous release of weft in an environment of its own, for tests that run two releases in one mesh.
+"""Installs the previous release of weft in a separate environment, for tests with two releases in one mesh.
 
-Its wheel is built from the commit in `requirements/previous-release`, which the clone must contain, or it is the file
-that WEFT_PREVIOUS_WHEEL names. Its dependencies are those of this checkout: what is compared is weft.
+Its wheel is built from the commit in `requirements/previous-release`, which the clone must contain, or is the file in
+WEFT_PREVIOUS_WHEEL. It uses the dependencies of this checkout, since only weft is compared.
 """
 
 import io
@@ -24,17 +24,17 @@ BUILD_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class PreviousRelease:
-    """An environment in which the previous release is installed."""
+    """An environment with the previous release."""
 
     python: Path
 
     @property
     def weft(self) -> tuple[str, ...]:
-        """The beginning of its command line. The folder of the tests is not searched: it holds this release."""
+        """The start of its command line. The tests' folder is not on its path because it contains this release."""
         return (str(self.python), "-P", "-m", "weft_app.cli.main")
 
     def evaluate(self, imports: str, expression: str) -> str:
-        """Returns the text of an expression of its code."""
+        """Evaluates an expression with the release's code; returns the result as text."""
         program = f"{imports}\nprint({expression})"
         found = subprocess.run([self.python, "-P", "-c", program], check=True, capture_output=True, text=True)
         return found.stdout.strip()
@@ -48,7 +48,7 @@ def recorded_commit() -> str:
 
 
 def install_previous_release(folder: Path) -> PreviousRelease:
-    """Builds it and installs it in `folder`. Skips the test where neither its commit nor its wheel is there."""
+    """Builds and installs it in `folder`. Skips the test if neither the commit nor a wheel is available."""
     named = os.environ.get(WHEEL_VARIABLE)
     wheel = Path(named) if named else _built(folder)
     environment = folder / "environment"
@@ -56,7 +56,7 @@ def install_previous_release(folder: Path) -> PreviousRelease:
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)
-    # Its own packages come first, and the .pth file by which this checkout is importable is not followed.
+    # Its own packages take precedence, and the .pth file that makes this checkout importable is not processed.
     (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n", "utf-8")
     release = PreviousRelease(environment / "bin" / "python")
     assert release.evaluate("import weft", "weft.__file__").startswith(str(packages))

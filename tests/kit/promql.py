@@ -1,4 +1,4 @@
-"""What a PromQL expression asks Prometheus for: its selectors, and whether a page of metrics has a series for each."""
+"""Selectors of PromQL expressions, and checks whether a metrics page has matching series."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,18 +8,18 @@ import promql_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 OF_PROMETHEUS = frozenset({"up"})
-"""Metrics that Prometheus makes itself."""
+"""Metrics that Prometheus generates."""
 OF_THE_SCRAPE = frozenset({"job", "instance"})
 """Labels that Prometheus adds."""
 _SUFFIXES = ("_bucket", "_sum", "_count", "_total")
 _OPERATORS = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~"}
-"""By how the parser prints them: its own are not hashable."""
+"""Keyed by the printed form, because the parser's operators are not hashable."""
 _VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$model": ".*"}
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A series of a page."""
+    """A series on a page."""
 
     name: str
     labels: Mapping[str, str]
@@ -36,11 +36,11 @@ class Selector:
 
     @property
     def family(self) -> str:
-        """The metric without the endings of histograms and counters."""
+        """Metric name without the suffixes of histograms and counters."""
         return next((self.name.removesuffix(end) for end in _SUFFIXES if self.name.endswith(end)), self.name)
 
     def matches(self, series: Series) -> bool:
-        """Whether it selects a series of a page that was not scraped yet."""
+        """Whether it selects a series on a page that Prometheus has not scraped."""
         return self.name == series.name and all(
             _holds(series.labels.get(label, ""), operator, value)
             for label, operator, value in self.matchers
@@ -49,7 +49,7 @@ class Selector:
 
 
 def selectors(expression: str) -> list[Selector]:
-    """Returns the selectors of an expression of a panel or an alert. Raises ValueError for one that does not parse."""
+    """Returns the selectors in a panel's or alert's expression. Raises ValueError if it cannot be parsed."""
     for variable, value in _VARIABLES.items():
         expression = expression.replace(variable, value)
     found: list[Selector] = []
@@ -64,7 +64,7 @@ def selectors(expression: str) -> list[Selector]:
 
 
 def series_of(page: str) -> list[Series]:
-    """Returns the series of a page of metrics."""
+    """Returns the series on a metrics page."""
     return [
         Series(sample.name, sample.labels)
         for family in text_string_to_metric_families(page)
@@ -73,7 +73,7 @@ def series_of(page: str) -> list[Series]:
 
 
 def unmatched(expressions: Iterable[str], series: Iterable[Series]) -> list[str]:
-    """Returns the selectors that no series matches, each once."""
+    """Returns the selectors without a matching series, without duplicates."""
     known = list(series)
     wanted = {selector.text: selector for expression in expressions for selector in selectors(expression)}
     return [text for text, selector in wanted.items() if not any(map(selector.matches, known))]

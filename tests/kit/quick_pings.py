@@ -1,6 +1,6 @@
-"""Runs a `weft` command that finds frozen peers sooner: `python -m kit.quick_pings python -m weft_app.cli.main ...`.
+"""Runs `weft` with short ping intervals: `python -m kit.quick_pings python -m weft_app.cli.main ...`.
 
-Only the channels that it opens are quick; whoever they lead to keeps the usual intervals.
+This detects frozen peers sooner. Only channels that it opens are affected; their servers keep the usual intervals.
 """
 
 import sys
@@ -9,11 +9,11 @@ from weft.kernel import rpc
 from weft_app.cli.main import app
 
 QUICK = {"grpc.keepalive_time_ms": 3_000, "grpc.keepalive_timeout_ms": 1_000, "grpc.http2.ping_timeout_ms": 1_000}
-"""A server takes four pings without data that come sooner than every ten seconds."""
+"""A server tolerates at most four pings without data at intervals below ten seconds."""
 
 
 def main() -> None:
-    """Shortens the intervals of this process, then runs `weft`."""
+    """Shortens the intervals in this process, then runs `weft`."""
     for name in ("CHANNEL_OPTIONS", "POOLED_OPTIONS"):
         options: tuple[tuple[str, int], ...] = getattr(rpc, name)
         setattr(rpc, name, tuple((option, QUICK.get(option, value)) for option, value in options))

@@ -1,4 +1,4 @@
-"""Random small scenarios from seeds, and runs of them that check every invariant."""
+"""Generates small random scenarios from seeds, and runs them with all invariant checks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ CLOUD = "cloud"
 def random_scenario(seed: int) -> Scenario:
     """Returns a mesh of one to three hosts with one to five models, and 30 to 150 requests of one to four tenants.
 
-    Half of them have durable requests too.
+    Half of the scenarios also have durable requests.
     """
     scenario = _with_unowned_memory(seeded_random(seed, "waits"), _of_callers(seed))
     random = seeded_random(seed, "durable")
@@ -77,9 +77,9 @@ def _of_callers(seed: int) -> Scenario:
 
 
 def _with_unowned_memory(random: Random, scenario: Scenario) -> Scenario:
-    """Adds unowned memory to some hosts, and a short maximal load pause to some scenarios.
+    """Adds unowned memory to some hosts, and a short maximum load pause to some scenarios.
 
-    Drawn from a source of its own, as durable requests are, so that the rest of a seed's scenario stays the same.
+    Uses a separate random source, as do durable requests, so that the rest of a seed's scenario is unchanged.
     """
     hosts = (
         replace(host, unowned_bytes=random.choice((0, 0, 0, 3)) * GIBIBYTE) if host.memory_bytes else host
@@ -90,9 +90,9 @@ def _with_unowned_memory(random: Random, scenario: Scenario) -> Scenario:
 
 
 def _with_durable(random: Random, scenario: Scenario) -> Scenario:
-    """Adds one or two streams of durable requests from their own random source.
+    """Adds one or two streams of durable requests from a separate random source.
 
-    The requests are withdrawn after a while, so that a run ends even if nothing is ever loaded for them.
+    The requests are withdrawn after a while, so that a run ends even if no model is loaded for them.
     """
     tenants = tuple(Tenant(name=f"d{number}", bands={Priority.DURABLE: 1.0}) for number in range(random.randint(1, 2)))
     targets = [model.name for model in scenario.models] + [f"route/{name}" for name in scenario.routes]
@@ -253,14 +253,14 @@ def real_scheduler(scenario: Scenario) -> SchedulerPort:
 
 
 def check_scenario(scenario: Scenario, make: MakeScheduler = real_scheduler) -> Simulation:
-    """Runs a scenario with every check; returns the finished simulation. Raises InvariantError."""
+    """Runs a scenario with all checks; returns the finished simulation. Raises InvariantError."""
     simulation = Simulation(scenario, make(scenario), checker=InvariantChecker(scenario))
     simulation.run()
     return simulation
 
 
 def check_seed(seed: int, make: MakeScheduler = real_scheduler) -> Simulation:
-    """Runs the random scenario of a seed with every check. Its InvariantError names the command that repeats it."""
+    """Runs the random scenario of a seed with all checks. Its InvariantError contains the command that repeats it."""
     try:
         return check_scenario(random_scenario(seed), make)
     except Exception as error:

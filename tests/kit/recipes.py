@@ -1,4 +1,4 @@
-"""Wake plans and recipes as tests write them."""
+"""Short forms of wake plans and recipes for tests."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Services that refuse the fields that a caller gave, one after the other."""
+"""Services that reject a caller's fields, one after the other."""
 
 import re
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from weft.kernel.rpc import error_to_status
 
 
 class RefusingServices(grpc.GenericRpcHandler):
-    """Every service of weft: each refuses one of the fields of a request that were typed, all else is answered."""
+    """All of weft's services: rejects one typed field of a request, and answers everything else."""
 
     def __init__(self) -> None:
         self.place = 0
-        """Which of the typed fields is refused."""
+        """Index of the typed field to reject."""
         self.typed: list[str] = []
-        """The fields that were typed, in the request that was refused."""
+        """The typed fields in the rejected request."""
         for file in (Path(__file__).parents[2] / "weft" / "api").rglob("*_pb2.py"):
             import_module("weft.api." + ".".join(file.relative_to(file.parents[2]).with_suffix("").parts))
 
@@ -65,7 +65,7 @@ def _typed_fields(message: Message, path: str = "") -> Iterator[str]:
 
 @contextmanager
 def refusing_services() -> Iterator[tuple[RefusingServices, str]]:
-    """Every service of weft at one address."""
+    """Serves all of weft's services at one address."""
     refusing = RefusingServices()
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads, handlers=[refusing])

@@ -1,4 +1,4 @@
-"""The ends of requests, for what subscribes to them."""
+"""Ends of requests, for testing subscribers."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def ending(
     receipt: receipt_pb2.Receipt | None = None,
     **more: Any,
 ) -> RequestEnded:
-    """The end of a request, or of one with this key. `more`: of RequestEnded; `cancelled_by`: of the request."""
+    """Returns the end of a request, or of one with this key. `more`: fields of RequestEnded, or `cancelled_by`."""
     key, spec = 1, asked
     if isinstance(spec, int):
         key = spec

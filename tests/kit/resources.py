@@ -1,4 +1,4 @@
-"""Resources of any kind in the messages that carry them."""
+"""Resources of all kinds in the messages that carry them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,13 +13,13 @@ from weft.documents.resources import declared_document
 
 
 def declared(**one: Message) -> ResourceDocument:
-    """What is declared of one resource, by its kind, such as `alias=AliasManifest(...)`."""
+    """Returns the declaration of a resource given by kind, such as `alias=AliasManifest(...)`."""
     ((kind, message),) = one.items()
     return packed(ResourceKind(kind), message)
 
 
 def manifest_in(resource: ResourceDocument) -> Any:
-    """What a declaration says of its resource."""
+    """Returns the manifest in a declaration."""
     return declared_document(resource).manifest
 
 
@@ -44,5 +44,5 @@ def page(records: Iterable[Message], next_page_token: str = "") -> ListResources
 
 
 def records(resources: Iterable[ResourceDocument], kind: str = "") -> list[Any]:
-    """The records among some resources, of one kind or of all."""
+    """Returns the records in resources, optionally of one kind."""
     return [record_in(each) for each in resources if kind in ("", each.kind)]

@@ -1,10 +1,10 @@
-"""The test modules as pytest runs them, with their assertions rewritten: made before pytest starts its workers.
+"""Rewrites the assertions of test modules before pytest starts its workers.
 
     python -m kit.rewritten_modules tests examples/runtime_plugin/tests
 
-In a fresh checkout each worker would otherwise rewrite every module for itself, all of them at the same time. A module
-that was rewritten before is left alone. pytest has no public name for this part of it; its version is locked, and
-`tests/component/kit/test_rewritten_modules.py` shows that it takes the files made here.
+In a fresh checkout all workers would otherwise rewrite every module at the same time. Modules that are up to date are
+skipped. pytest has no public API for this, but its version is locked, and
+`tests/component/kit/test_rewritten_modules.py` verifies that it uses these files.
 """
 
 import sys
@@ -19,7 +19,7 @@ from _pytest.config import get_config
 
 PATTERNS = ("test_*.py", "conftest.py")
 CHUNK = 8
-"""Modules that one process is given at a time."""
+"""Number of modules per task of a process."""
 
 
 def modules_in(folders: Iterable[Path]) -> Iterator[Path]:
@@ -43,7 +43,7 @@ def rewrite(module: Path) -> bool:
 
 @cache
 def _config() -> pytest.Config:
-    """The settings of pytest without those of the project: none of ours changes how assertions are rewritten."""
+    """Returns pytest's settings without the project's, which do not affect assertion rewriting."""
     config = get_config()
     config.parse(["-p", "no:cacheprovider", "-c", "/dev/null"])
     return config

@@ -1,4 +1,4 @@
-"""Facts of a runner's models, as its HTTP API reads them."""
+"""Facts about a runner's models, as its HTTP API reads them."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def model_facts(
     called: frozenset[str] = frozenset(),
     **state: Any,
 ) -> ModelFacts:
-    """A model of a runner, as the runner would describe it."""
+    """Returns a model as its runner would describe it."""
     isolation = {True: pb.CACHE_ISOLATION_SLOTS, False: pb.CACHE_ISOLATION_NONE, None: pb.CACHE_ISOLATION_UNSPECIFIED}
     description = pb.InstanceDescription(model=name, cache_isolation=isolation[tenants_apart], cache=cache)
     description.load_options.quantization = quantization

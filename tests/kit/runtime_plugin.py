@@ -1,4 +1,4 @@
-"""The example of a runtime in a package of its own, as if it were installed: no network, no pip."""
+"""A simulated installation of the example runtime package, without network and pip."""
 
 import tomllib
 from pathlib import Path
@@ -7,7 +7,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "runtime_plugin"
 
 
 def install(folder: Path) -> list[str]:
-    """Writes the package's metadata into `folder`, as pip would; returns the paths that make it importable."""
+    """Writes the package's metadata to `folder`, like pip; returns the paths that make it importable."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     points = {f"weft.runtimes:{name}": value for name, value in project["entry-points"]["weft.runtimes"].items()}
     write_distribution(folder, project["name"], project["version"], points)
@@ -15,7 +15,7 @@ def install(folder: Path) -> list[str]:
 
 
 def write_distribution(folder: Path, name: str, version: str, points: dict[str, str]) -> None:
-    """Writes an installed distribution's metadata; `points` are entry points by "group:name"."""
+    """Writes the metadata of an installed distribution; `points` are entry points by "group:name"."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")

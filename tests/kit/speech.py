@@ -1,4 +1,4 @@
-"""Speech for tests of models that hear: the Debian package espeak-ng speaks a text into a file."""
+"""Speech for tests of transcription, synthesized with the Debian package espeak-ng."""
 
 import shutil
 import subprocess
@@ -12,16 +12,16 @@ SPEAK_SECONDS = 120.0
 
 
 def spoken(text: str, target: Path) -> Path:
-    """Returns the file with a text as speech, a WAV file of one channel."""
+    """Speaks a text into a mono WAV file; returns the file."""
     words = [espeak_ng(), "-s", str(WORDS_PER_MINUTE), "-w", str(target), text]
     subprocess.run(words, check=True, timeout=SPEAK_SECONDS, capture_output=True)
     return target
 
 
 def espeak_ng() -> str:
-    """Returns the program; root installs the package where it is missing.
+    """Returns the program; installs its package if necessary and running as root.
 
-    Skips the test where that cannot be done; fails it where the package cannot be had.
+    Skips the test if it cannot install, and fails it if the package is unavailable.
     """
     if shutil.which(PROGRAM) is None:
         require_installed(PROGRAM)

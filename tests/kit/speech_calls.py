@@ -1,4 +1,4 @@
-"""Requests for speech to a backend, as several folders of tests make them."""
+"""Speech requests to a backend."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ AnyBackend = TypeVar("AnyBackend", bound=Backend)
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A recording, in the pieces in which it came."""
+    """A recording in the pieces received."""
 
     pieces: tuple[bytes, ...]
     media_type: str
@@ -38,7 +38,7 @@ class Spoken:
 
 @asynccontextmanager
 async def speaking(backend: AnyBackend) -> AsyncGenerator[tuple[AnyBackend, BackendFacts]]:
-    """A started backend, which is stopped at the end of the block."""
+    """Starts a backend and stops it at the end of the block."""
     async with asyncio.timeout(SECONDS):
         facts = await backend.start()
     try:
@@ -48,7 +48,7 @@ async def speaking(backend: AnyBackend) -> AsyncGenerator[tuple[AnyBackend, Back
 
 
 async def spoken(backend: Backend, text: str = FOX, **fields: Any) -> Spoken:
-    """A whole recording."""
+    """Returns a complete recording."""
     parts: list[SpeechPart] = []
     async with asyncio.timeout(SECONDS), aclosing(backend.speak(payload(text, **fields), CALL)) as arrivals:
         parts += [part async for part in arrivals]
@@ -61,11 +61,11 @@ async def spoken(backend: Backend, text: str = FOX, **fields: Any) -> Spoken:
 
 
 async def first_piece(backend: Backend, text: str) -> bytes:
-    """The first piece of a recording whose request is cancelled then."""
+    """Returns the first piece of a recording, then cancels the request."""
     async with asyncio.timeout(SECONDS), aclosing(backend.speak(payload(text), CALL)) as arrivals:
         return (await anext(arrivals)).data
 
 
 def payload(text: str, **fields: Any) -> audio_pb2.SpeechPayload:
-    """The payload of a request."""
+    """Returns the payload of a request."""
     return audio_pb2.SpeechPayload(input=text, **fields)

@@ -1,12 +1,11 @@
-"""A pytest plugin of `make test`: a test that takes over a second fails unless marked slow.
+"""A pytest plugin of `make test`: a test over one second fails unless marked slow.
 
-Counted are the test and the fixtures that it has for itself. A fixture that tests share counts for none of them: what
-a module, a class or a session starts once is paid once.
+The time includes the test and its function-scoped fixtures. Fixtures with a larger scope are excluded because their
+cost is paid once.
 
-A busy machine does not make a test slow: time in which this thread waits for a processor is left out, and what the test
-waits for otherwise (mostly its child processes) is divided by how much slower others have made this thread so far.
-Shared processors also take up to three times as long for the same work now and then: a test that passes too late runs
-again, and the fastest of its runs counts.
+A busy machine does not make a test slow: time in which this thread waits for a processor is excluded, and other
+waiting time (mostly for child processes) is divided by the slowdown of this thread so far. Shared processors may also
+take up to three times as long for the same work, so a slow test is repeated and its fastest run counts.
 """
 
 import os
@@ -20,9 +19,9 @@ from _pytest.runner import runtestprotocol
 
 LIMIT_SECONDS = 1.0
 MAX_RUNS = 4
-"""Runs of a test that passes too late, before it fails."""
+"""Maximum number of runs of a test that passes but is too slow."""
 STATISTICS = "/proc/self/schedstat"
-"""Three numbers about the main thread: nanoseconds on a processor, nanoseconds that it waited for one, time slices."""
+"""Three numbers of the main thread: nanoseconds on a processor, nanoseconds waiting for one, time slices."""
 MAX_STATISTICS_BYTES = 100
 
 
@@ -34,7 +33,7 @@ class Moment(NamedTuple):
     waiting_for_processor: float
 
     def until(self, now: "Moment") -> float:
-        """Returns the seconds that passed, as far as they are this thread's doing."""
+        """Returns the seconds since then that this thread is responsible for."""
         running = now.running - self.running
         blocked = now.wall - self.wall - running - (now.waiting_for_processor - self.waiting_for_processor)
         contention = 1 + now.waiting_for_processor / now.running
@@ -42,16 +41,16 @@ class Moment(NamedTuple):
 
 
 class TimeLimit:
-    """The plugin's state: what the running test has taken so far."""
+    """The time of the running test so far."""
 
     def __init__(self) -> None:
-        # Kept open, as tests forbid to open files, and read again from its start.
+        # Kept open because tests forbid opening files; it is read again from the start.
         self._statistics = os.open(STATISTICS, os.O_RDONLY)
         self._seconds = 0.0
         self._runs = 0
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        """Runs a test as pytest does; once more when it passes too late. Another failure is never tried again."""
+        """Runs a test, and repeats it if it passes but is too slow. Other failures are never repeated."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for self._runs in range(1, MAX_RUNS + 1):
             reports = runtestprotocol(item, nextitem=nextitem, log=False)
@@ -64,23 +63,23 @@ class TimeLimit:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Iterator[None]:
-        """Counts the fixtures of a test."""
+        """Measures the fixtures of a test."""
         self._seconds = 0.0
         return (yield from self._counted(1))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Iterator[None]:
-        """Counts the test itself."""
+        """Measures the test itself."""
         return (yield from self._counted(1))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
-        """Leaves out what tests share."""
+        """Excludes fixtures that tests share."""
         return (yield) if fixturedef.scope == "function" else (yield from self._counted(-1))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
-        """Fails a test that took too long in its last run, too."""
+        """Fails a test that was also too slow in its last run."""
         result = yield
         if item.get_closest_marker("main_path") is not None:
             self._seconds = 0.0
@@ -105,6 +104,6 @@ class TimeLimit:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the limit where Linux counts the time that a thread waits for a processor."""
+    """Registers the limit if the kernel reports how long a thread waits for a processor."""
     if Path(STATISTICS).exists():
         config.pluginmanager.register(TimeLimit(), "weft-time-limit")

@@ -1,4 +1,4 @@
-"""A model file with a chat template and nothing to compute with."""
+"""A model file with a chat template but without tensors."""
 
 import struct
 from array import array
@@ -14,7 +14,7 @@ TEMPLATE = (
 
 
 def write_gguf(path: Path, template: str | None = TEMPLATE, *, tool_use: str | None = None) -> Path:
-    """A GGUF file whose beginning token is `<s>` and whose end token is `</s>`."""
+    """Writes a GGUF file with the begin token `<s>` and the end token `</s>`."""
     entries = [
         _text("general.architecture") + struct.pack("<I", 8) + _text("llama"),
         _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 3) + _text("<unk>") + _text("<s>") + _text("</s>"),
@@ -34,7 +34,7 @@ def _text(text: str) -> bytes:
 
 
 def write_projector(path: Path, *, vision: bool | None = True, audio: bool | None = None, size: int = 0) -> Path:
-    """A projector's GGUF file without tensors; None: its header does not say. `size`: its length in bytes, at least."""
+    """Writes a projector without tensors. None: not stated in the header. `size`: minimum file size in bytes."""
     entries = [_text("general.architecture") + struct.pack("<I", 8) + _text("clip")]
     for name, encodes in (("vision", vision), ("audio", audio)):
         if encodes is not None:
@@ -51,9 +51,9 @@ _ALIGNMENT = 32
 def write_adapter(
     path: Path, *, architecture: str = "llama", kind: str = "lora", strength: float = 0.5, rank: int = 2
 ) -> Path:
-    """A LoRA of random numbers for the demo model, SmolLM2-135M, over what each layer looks for (`attn_q`).
+    """Writes a LoRA with random weights for the query projections (`attn_q`) of SmolLM2-135M, the demo model.
 
-    With a `strength` of 0.5 the model talks nonsense; with 0 the adapter has no effect.
+    With a `strength` of 0.5 the model's answers are nonsense; with 0 the adapter has no effect.
     """
     entries = [
         _text("general.architecture") + struct.pack("<I", 8) + _text(architecture),
@@ -74,7 +74,7 @@ def write_adapter(
 
 
 def write_with_template(path: Path, source: Path, template: str) -> Path:
-    """A copy of a model file with another chat template. Its length changes by whole blocks: tensors are aligned."""
+    """Copies a model file with another chat template, padded to whole blocks because tensors are aligned."""
     header = read_gguf_header(source)
     assert header.chat_template is not None
     old, new = _text(header.chat_template), template.encode()

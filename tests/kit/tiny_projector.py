@@ -1,6 +1,6 @@
-"""Projectors of random numbers, with which llama.cpp's server shows images and recordings to the demo model.
+"""Projectors with random weights, so that llama.cpp's server accepts images and recordings for the demo model.
 
-The model learns nothing from them: they prove the way of a file from its caller into the prompt, token by token.
+The output is meaningless, but shows that a file gets from its caller into the prompt.
 """
 
 import struct
@@ -12,7 +12,7 @@ from random import Random
 
 SMOLLM2_WIDTH = 576
 IMAGE_TOKENS = 4
-"""Two by two patches of one image."""
+"""Two by two patches per image."""
 _SIZE, _PATCH = 28, 14
 _HIDDEN, _HEADS, _LAYERS, _FORWARD = 64, 2, 2, 128
 _MEL_BINS, _FRAMES, _STACKED = 80, 1_500, 10
@@ -23,7 +23,7 @@ Entry = str | int | float | bool | Sequence[float]
 
 
 def write_vision_projector(path: Path) -> Path:
-    """A projector as LLaVA's: an encoder of images of two layers, and two layers into the width of the demo model."""
+    """Writes a projector like LLaVA's: an image encoder of two layers, and two layers to the demo model's width."""
     entries: dict[str, Entry] = {
         "clip.has_vision_encoder": True,
         "clip.projector_type": "mlp",
@@ -46,7 +46,7 @@ def write_vision_projector(path: Path) -> Path:
 
 
 def write_audio_projector(path: Path) -> Path:
-    """A projector as Ultravox': an encoder of recordings as Whisper's, and two layers into the model's width."""
+    """Writes a projector like Ultravox's: an audio encoder like Whisper's, and two layers to the model's width."""
     entries: dict[str, Entry] = {
         "clip.has_audio_encoder": True,
         "clip.projector_type": "ultravox",
@@ -95,7 +95,7 @@ def _blocks(prefix: str) -> dict[str, Shape]:
 
 
 def _linear(name: str, out: int, *inputs: int) -> dict[str, Shape]:
-    """Weight and bias; without inputs those of a norm."""
+    """Returns weight and bias; without inputs those of a norm."""
     return {f"{name}.weight": (*inputs, out), f"{name}.bias": (out,)}
 
 

@@ -1,8 +1,8 @@
 """A faulty router for tests: `python -m kit.torture_router`.
 
-`--kill-at claimed:2` has it kill itself the second time that it reaches a failpoint. `--stop-before-end 3` has it stop
-itself (SIGSTOP) when it is about to store its third end, as a machine that goes to sleep in that moment. `--unfenced`
-gives it a store that writes without checking claims, as a negative control of the history checker.
+`--kill-at claimed:2` kills it when it reaches a failpoint for the second time. `--stop-before-end 3` stops it (SIGSTOP)
+before it stores its third end, like a machine that is suspended at that moment. `--unfenced` uses a store that does not
+check claims, as a negative control of the history checker.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Breakage:
     """The faults of this router."""
 
     kill_at: tuple[Failpoint, int] | None
-    """The failpoint, and at which of its visits the router kills itself."""
+    """The failpoint, and the number of the visit at which the router kills itself."""
     is_fenced: bool
     stop_before_end: int
     """The end before which the router stops itself, counted from 1; 0: none."""
@@ -66,9 +66,9 @@ class DeadlyFailpoint(Failpoints):
 
 
 class SleepyTaskStore(SqlTaskStore):
-    """A store that stops its process when it is about to store an end, until the process is resumed by another one.
+    """A store that stops its process before it stores an end, until another process resumes it.
 
-    Between two transactions: a process that is stopped within one keeps SQLite's lock, and no other router takes over.
+    It stops between transactions: within one the process would keep SQLite's lock, so no other router could take over.
     """
 
     def __init__(self, database: RouterDatabase, *, stop_before_end: int) -> None:
@@ -80,13 +80,13 @@ class SleepyTaskStore(SqlTaskStore):
     async def end(self, claim: Claim, ending: TaskOutcome, now: float) -> bool:
         self._ends_left -= 1
         if not self._ends_left:
-            # In the store's thread, where a read that has read nothing holds no lock.
+            # In the store's thread, within a read without statements, which holds no lock.
             await self._database.read(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
         return await super().end(claim, ending, now)
 
 
 class UnfencedTaskStore(SleepyTaskStore):
-    """A store without fencing: no claim is ever reported as lost."""
+    """A store without fencing: claims are never reported as lost."""
 
     fence = f"({SqlTaskStore.fence} OR id = :id)"
 
@@ -102,7 +102,7 @@ class UnfencedTaskStore(SleepyTaskStore):
         return claim
 
     async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
-        """Renews all claims, and also returns those that another router has taken back."""
+        """Renews all claims, and also returns those that another router has taken."""
         renewed = await super().renew(owner, lease_until)
         return renewed | self._claims
 

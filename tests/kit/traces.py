@@ -1,4 +1,4 @@
-"""A collector for tests, and an export to it."""
+"""A trace collector for tests, and an exporter that sends to it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from weft_testing.otlp_receiver import OtlpReceiver, ReceivedSpan, running_recei
 
 
 class Collected:
-    """What a collector got."""
+    """Spans received by a collector."""
 
     def __init__(self, receiver: OtlpReceiver, tracing: SpanExport) -> None:
         self._receiver = receiver
         self.tracing = tracing
 
     def all(self) -> list[ReceivedSpan]:
-        """Every span that was recorded so far."""
+        """Returns all spans recorded so far."""
         self.tracing.flush()
         return self._receiver.spans
 
@@ -31,7 +31,7 @@ class Collected:
 
 @contextmanager
 def collected(sampling: Sampling) -> Iterator[Collected]:
-    """A collector that runs for the length of the block."""
+    """Runs a collector within the block."""
     with running_receiver() as receiver:
         exporter = OTLPSpanExporter(endpoint=f"{receiver.url}/v1/traces")
         export = SpanExport(exporter, sampling, max_queued=512)

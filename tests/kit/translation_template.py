@@ -1,4 +1,4 @@
-"""A chat template of the form that TranslateGemma has."""
+"""A chat template like TranslateGemma's."""
 
 TRANSLATION_TEMPLATE = """\
 {%- set languages = {'en': 'English', 'nl': 'Dutch', 'fr': 'French', 'pt-BR': 'Brazilian Portuguese'} -%}

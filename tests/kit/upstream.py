@@ -1,4 +1,4 @@
-"""A client of an engine's OpenAI API, over a server of the test."""
+"""Client of an engine's OpenAI API, for a test server."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ async def _unexplained(_: Reason) -> WeftError | None:
 
 @asynccontextmanager
 async def upstream(base_url: str, engine: EngineParameters = PARAMETERS, **endpoint: Any) -> AsyncGenerator[OpenAiHttp]:
-    """A client of the server at `base_url`. `endpoint`: further fields of Endpoint."""
+    """Opens a client of the server at `base_url`. `endpoint`: additional fields of Endpoint."""
     parameters = ParameterProfile(engine=engine)
     http = OpenAiHttp(Endpoint(base_url=base_url, parameters=parameters, **endpoint), TimeoutProfile(), _unexplained)
     try:

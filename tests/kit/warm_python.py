@@ -1,12 +1,12 @@
-"""Python programs of our own, started as forks of a process that has imported everything already.
+"""Starts weft's Python programs as forks of a process that has already imported everything.
 
-`subprocess.Popen([*warm("weft_app.cli.main"), "ps"])` gives a child of this process like any other, with its own
-arguments, environment, folder, standard streams, session, signals and exit code; it only lacks the second of
-imports. The same command within another one (`["nsenter", *command]`) is an ordinary Python.
+`subprocess.Popen([*warm("weft_app.cli.main"), "ps"])` starts a normal child of this process, with its own arguments,
+environment, folder, standard streams, session, signals and exit code, but without the second of imports. Within another
+command (`["nsenter", *command]`) it is an ordinary Python.
 
-What differs: `/proc/PID/environ` and `sys.flags` are those of the server. A test whose subject
-is how a process starts names `sys.executable`. Where a program is given variables that the loader or the interpreter
-reads, such as LD_LIBRARY_PATH, or anything else that a fork cannot give it, it is an ordinary Python too.
+Only `/proc/PID/environ` and `sys.flags` are those of the server. Tests of how a process starts use `sys.executable`. An
+ordinary Python is also used for variables that the loader or interpreter reads, such as LD_LIBRARY_PATH, and for
+anything else that a fork cannot support.
 """
 
 import atexit
@@ -40,29 +40,29 @@ IMPORTED = (
     "weft_app.compose.gateway",
     "weft_app.compose.join",
 )
-"""Modules that the programs import lazily, by their arguments."""
+"""Modules that the programs import lazily, depending on their arguments."""
 START_SECONDS = 60.0
 _OF_THE_SERVER = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
-"""Without it gRPC would restart its threads in every fork."""
+"""Otherwise gRPC would restart its threads in every fork."""
 _ARGUMENTS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _LEAST = 3
 IS_POSSIBLE = sys.platform == "linux" and platform.machine() in SYS_CLONE
 
 
 class WarmPython(str):
-    """The path of the interpreter; a command that begins with it is forked from the warm server."""
+    """The path of the interpreter; a command that starts with it is forked from the warm server."""
 
     __slots__ = ()
 
 
 def warm(module: str) -> tuple[str, str, str]:
-    """Returns the beginning of the command line of a program."""
+    """Returns the start of a program's command line."""
     assert module in PROGRAMS, f"{module} is not among the programs of the warm server"
     return (WarmPython(sys.executable), "-m", module)
 
 
 class WarmServer:
-    """Returns the warm server of this process."""
+    """The warm server of this process."""
 
     def __init__(self) -> None:
         self.start_variables = start_variables(os.environ)
@@ -86,7 +86,7 @@ class WarmServer:
         return send_order(self._orders, order, descriptors)
 
     def stop(self) -> None:
-        """Stops the server; programs that it forked continue."""
+        """Stops the server; programs that it has forked continue."""
         self._orders.close()
         self._process.wait()
 
@@ -98,7 +98,7 @@ class WarmStart:
         self._server: WarmServer | None = None
 
     def server(self) -> WarmServer:
-        """The server, started on first use."""
+        """Returns the server, started on first use."""
         if self._server is None:
             self._server = WarmServer()
             atexit.register(self._server.stop)
@@ -110,7 +110,7 @@ _warm_start = WarmStart()
 
 
 class WarmPopen(_Popen):  # type: ignore[type-arg]
-    """`subprocess.Popen`, which forks from the warm server where the command begins with a `WarmPython`."""
+    """`subprocess.Popen` that forks from the warm server if the command starts with a `WarmPython`."""
 
     def _execute_child(self, *given: Any) -> None:
         asked = _ARGUMENTS.bind(self, *given).arguments
@@ -145,7 +145,7 @@ class WarmPopen(_Popen):  # type: ignore[type-arg]
 
 
 def _is_plain(asked: dict[str, Any]) -> bool:
-    """Whether the server has this program, and a fork supports its options."""
+    """Whether the server has this program and a fork supports its options."""
     args = asked["args"]
     if len(args) < _LEAST or args[1] != "-m" or args[2] not in PROGRAMS:
         return False

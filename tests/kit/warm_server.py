@@ -1,11 +1,10 @@
 """A Python process that has imported the modules of many programs, and forks one per request.
 
-A forked program is a child of the process that asked for it (CLONE_PARENT), with a pid, signals and an exit code of
-its own; `kit.warm_python` is the other side. Nothing that is imported here may start a thread: only the thread that
-forks lives on in a child.
+A forked program is a child of the requesting process (CLONE_PARENT) with its own pid, signals and exit code;
+`kit.warm_python` is the client. No imported module may start a thread, because a fork only keeps the calling one.
 
-A program that starts runners (`weft up`) has a server of its own, forked before the program has run anything: a child
-of the program, so that what it forks are children of the program too.
+A program that starts runners (`weft up`) gets a separate server, forked before the program runs. It is a child of the
+program, so that the programs it forks are too.
 """
 
 import array
@@ -37,22 +36,22 @@ SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 MAX_ORDER_BYTES = 1 << 20
 MAX_DESCRIPTORS = 4096
 NAME = "warm-python"
-"""Of the server's process; a program has that of the interpreter."""
+"""Name of the server's process; programs have the interpreter's."""
 WEFT = "weft_app.cli.main"
 STARTS_RUNNERS = "up"
-"""The command whose runners are processes."""
+"""The command with runners as child processes."""
 PADDING = "." * 4096
-"""The server's last argument: the room for the command line of a program."""
+"""Last argument of the server, which reserves space for the command line of a program."""
 _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG = 1
 _STANDARD = 3
 _READ_AT_START = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
-"""Prefixes of environment variables that have an effect only at the start of a process."""
+"""Prefixes of environment variables that only affect the start of a process."""
 _HEEDED_BY_A_FORK = "PYTHONUNBUFFERED"
 
 
 class Fork:
-    """`os.fork`, except that the child has this process's own parent."""
+    """`os.fork`, but the child's parent is this process's parent."""
 
     def __init__(self) -> None:
         self._number = SYS_CLONE[platform.machine()]
@@ -62,12 +61,12 @@ class Fork:
         self._thread_id = self._find_thread_id()
 
     def __call__(self) -> int:
-        """The child's pid, and 0 in the child."""
+        """Returns the child's pid, and 0 in the child."""
         python = ctypes.pythonapi
         python.PyOS_BeforeFork()
         pid = int(self._libc.syscall(self._number, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
         if pid == 0:
-            # glibc keeps the id of the thread, and learns of a fork only from its own `fork`.
+            # glibc caches the thread id, and only its own `fork` updates it.
             self._thread_id.value = os.getpid()
             python.PyOS_AfterFork_Child()
         else:
@@ -77,7 +76,7 @@ class Fork:
         return pid
 
     def _find_thread_id(self) -> ctypes.c_int:
-        """Where glibc keeps the id of this thread: the first field of the thread's record that holds it."""
+        """Returns the location of glibc's thread id: the first field of the thread's record with this value."""
         record = int(self._libc.pthread_self())
         for offset in range(0, 1024, 4):
             field = ctypes.c_int.from_address(record + offset)
@@ -95,7 +94,7 @@ def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def send_order(orders: socket.socket, order: dict[str, Any], descriptors: list[int]) -> int:
-    """Returns the pid of the program that the server has forked."""
+    """Requests a fork from the server; returns the program's pid."""
     message = json.dumps(order).encode()
     assert len(message) <= MAX_ORDER_BYTES
     orders.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
@@ -136,9 +135,9 @@ def set_name(name: str) -> None:
 
 
 def set_command_line(argv: Sequence[str]) -> None:
-    """Sets `/proc/PID/cmdline` of this process, cut to the space of the server's.
+    """Sets `/proc/PID/cmdline` of this process, cut to the length of the server's.
 
-    Arguments are parted by spaces: where the last byte of the room is none of zero, the kernel shows one text.
+    Arguments are separated by spaces: if the last byte of the space is not zero, the kernel returns one text.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
@@ -149,7 +148,7 @@ def set_command_line(argv: Sequence[str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Ends this process with its parent; immediately if that has ended already."""
+    """Ends this process with its parent; immediately if the parent has already ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -178,7 +177,7 @@ def become(order: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _open_standard_streams() -> None:
-    """As at the start of Python: text by lines on a terminal, and for stderr always; bytes at once if unbuffered."""
+    """Opens the streams like Python: line-buffered on a terminal and for stderr; unbuffered if configured."""
     at_once = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
     for place, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
@@ -212,13 +211,13 @@ def load(modules: list[str]) -> dict[str, tuple[str, CodeType]]:
 
 
 def build_validators() -> None:
-    """Builds what a program would build once for itself: the validators of weft.yaml."""
+    """Builds the validators of weft.yaml, which every program would otherwise build again."""
     config = importlib.import_module("weft_app.config.loader")
     config.parse_config({"runners": [{"name": "a", "models": [{"name": "m", "path": "/m"}]}]})
 
 
 def serve_runners(fork: Fork, order: dict[str, Any]) -> dict[str, Any] | None:
-    """Give a program that is about to run a server of its own; in each of that server's forks, what it is to run."""
+    """Starts a separate server for a program. Returns the program's order; in each fork of the server, the fork's."""
     program = os.getpid()
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
@@ -237,7 +236,7 @@ def serve_runners(fork: Fork, order: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class RunnerStart:
-    """`asyncio.create_subprocess_exec` of a program that starts runners: those are forked, all else is executed."""
+    """`asyncio.create_subprocess_exec` that forks runners and executes everything else."""
 
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
@@ -246,7 +245,7 @@ class RunnerStart:
         self._first = (sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), sys.executable, "-m", WEFT)
 
     async def __call__(self, *command: str, **given: Any) -> "asyncio.subprocess.Process | ForkedProcess":
-        """As in asyncio."""
+        """See asyncio."""
         runner = command[: len(self._first)] == self._first
         if runner and given.keys() - {"env"} == {"stdin", "stdout", "stderr", "start_new_session"}:
             with suppress(ConnectionError):
@@ -272,7 +271,7 @@ class RunnerStart:
 
 
 class ForkedProcess:
-    """A child of this process as `asyncio.subprocess.Process` shows one, without pipes."""
+    """A child of this process with the interface of `asyncio.subprocess.Process`, without pipes."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -283,13 +282,13 @@ class ForkedProcess:
         self._loop.add_reader(self._handle, self._reap)
 
     async def wait(self) -> int:
-        """Returns the exit code, once it has ended."""
+        """Returns the exit code once the process has ended."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal. Raises ProcessLookupError if it has ended."""
+        """Sends a signal. Raises ProcessLookupError if the process has ended."""
         if self.returncode is not None:
             raise ProcessLookupError
         os.kill(self.pid, number)
@@ -313,13 +312,13 @@ def main() -> None:
         importlib.import_module(module)
     programs = load(sys.argv[2].split(","))
     build_validators()
-    # Importing a module may set variables for its own process: a forked program sets them for itself.
+    # Imports may set variables for this process: forked programs set their own.
     os.environ.clear()
     os.environ.update(environment)
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"an import has started threads: {threads}"
     set_name(NAME)
-    # Ctrl-C ends the tests, and the server with them; one that is meant for a program waits until the program runs.
+    # Ctrl-C ends the tests and then the server; a signal for a program is held until the program runs.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     gc.collect()
     gc.freeze()
@@ -346,7 +345,7 @@ def run(code: CodeType, names: dict[str, Any]) -> Never:
         exec(code, names)
     except SystemExit as leaving:
         exit_code = _exit_code(leaving)
-    except BaseException as error:  # noqa: BLE001 - it ends with the process
+    except BaseException as error:  # noqa: BLE001 - the process ends
         traceback.print_exc()
         exit_code = 1
         if isinstance(error, KeyboardInterrupt):

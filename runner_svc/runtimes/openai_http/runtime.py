@@ -1,4 +1,4 @@
-"""The runtime openai_http: an OpenAI-compatible server that runs already, used and never started or ended."""
+"""The runtime openai_http: an external OpenAI-compatible server, which weft does not start or stop."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
