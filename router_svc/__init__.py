@@ -1,1 +1,1 @@
-"""The router: decides where each request runs. It signs tickets and relays no token of other clients' streams."""
+"""The router: decides where each request runs and signs tickets. It does not relay other clients' streams."""

@@ -1,4 +1,4 @@
-"""This router's session with the registry: it registers, beats, says whether it leads, and says good-bye."""
+"""This router's session with the registry: registration, heartbeats, leadership and departure."""
 
 import hashlib
 import re
@@ -35,14 +35,14 @@ DIGEST_CHARS = 6
 
 
 def default_router_name(host: str, address: str) -> str:
-    """Returns the name of a router that has none in its settings: the same one after a restart at the same address."""
+    """Returns the name of a router without a configured one: stable across restarts at the same address."""
     plain = re.sub(r"[^a-z0-9-]+", "-", host.partition(".")[0].lower()).strip("-") or "host"
     digest = hashlib.blake2b(address.encode()).hexdigest()[:DIGEST_CHARS]
     return f"router-{plain[: MAX_NAME_CHARS // 2]}-{digest}"
 
 
 class RouterAnnouncement(Service):
-    """Keeps one router registered, and registers it again with a registry that does not know it."""
+    """Keeps a router registered, and registers it again if the registry does not know it."""
 
     service_names: Sequence[str] = ()
 
@@ -56,9 +56,9 @@ class RouterAnnouncement(Service):
         leads: Callable[[], bool] = lambda: True,
         shares_database: bool = False,
     ) -> None:
-        """`address`: where gateways reach it. `connect` opens a channel to the registry.
+        """`address`: for gateways. `connect` opens a channel to the registry.
 
-        `leads`: whether it leads now. `shares_database`: whether others may stand by for it.
+        `leads`: whether it leads. `shares_database`: whether other routers may stand by for it.
         """
         self._name = name
         self._address = address
@@ -71,7 +71,7 @@ class RouterAnnouncement(Service):
         self._stub: RouterSessionServiceAsyncStub | None = None
         self._task: asyncio.Task[None] | None = None
         self._refused = ""
-        """Why the last registration was refused, so that it is logged once."""
+        """Why the last registration was refused; used to log a reason only once."""
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
@@ -79,7 +79,7 @@ class RouterAnnouncement(Service):
 
     @override
     async def start(self) -> None:
-        """Begin. Returns immediately; it is registered as soon as the registry answers."""
+        """Start. Returns immediately; the router is registered once the registry answers."""
         self._registry = self._connect()
         self._stub = cast(
             "RouterSessionServiceAsyncStub", router_session_service_pb2_grpc.RouterSessionServiceStub(self._registry)
@@ -87,19 +87,19 @@ class RouterAnnouncement(Service):
         self._task = start_critical(self._keep(), name="router-announcement")
 
     async def tell(self) -> None:
-        """Say now whether it leads."""
+        """Report immediately whether it leads."""
         if self._task is None:
             return
         try:
             with calling(Reason.SERVICE_UNAVAILABLE):
                 await self._beat()
         except WeftError as error:
-            # The next beat says it.
+            # The next heartbeat reports it.
             log.info("router could not say that it leads", router=self._name, why=error.message)
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Say good-bye. Safe to call twice, or when never started."""
+        """Leave the mesh. Safe to call twice or without a start."""
         if self._task is None or self._stub is None or self._registry is None:
             return
         task, self._task = self._task, None
@@ -109,7 +109,7 @@ class RouterAnnouncement(Service):
             with calling(Reason.SERVICE_UNAVAILABLE):
                 await self._stub.UnregisterRouter(request, timeout=LEAVE_TIMEOUT_SECONDS)
         except WeftError as error:
-            # Its session ends by itself.
+            # Its session will expire.
             log.info("router could not leave", router=self._name, why=error.message)
         await self._registry.close(grace=None)
 

@@ -16,7 +16,7 @@ TENANT = "x-tenant-id"
 def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
     """Return the text metadata of a call.
 
-    Raises MALFORMED_REQUEST for two different tenants: whichever counted, a proxy may have read the other one.
+    Raises MALFORMED_REQUEST for two different tenants, as a proxy may have checked the other one.
     """
     shown = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
     if len({value for key, value in shown if key == TENANT}) > 1:
@@ -25,9 +25,9 @@ def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str
 
 
 def tenant_of(metadata: Mapping[str, str]) -> str:
-    """Return the tenant of a call: that of the API key or, where callers are trusted, the one they name.
+    """Return the tenant of a call: that of the API key, or the claimed one of a trusted caller.
 
-    Raises INVALID_ARGUMENT, and PERMISSION_DENIED where the key belongs to another tenant.
+    Raises INVALID_ARGUMENT, and PERMISSION_DENIED if the key belongs to another tenant.
     """
     claimed = metadata.get(TENANT, "")
     if claimed:

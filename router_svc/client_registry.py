@@ -30,9 +30,9 @@ class ClientsConfig:
 
     profiles: Mapping[str, ClientProfile] = field(default_factory=dict)
     default: ClientProfile = field(default_factory=ClientProfile)
-    """Profile of a client without one."""
+    """Profile of clients without one."""
     max_clients: int = 1024
-    """Clients that are remembered; the least recently seen one is forgotten first."""
+    """Maximum remembered clients; the least recently seen is dropped first."""
 
 
 def _rates_of(config: ClientsConfig) -> dict[str, tuple[Rate, ...]]:
@@ -40,40 +40,40 @@ def _rates_of(config: ClientsConfig) -> dict[str, tuple[Rate, ...]]:
 
 
 def _has_run(receipt: receipt_pb2.Receipt | None) -> bool:
-    """Whether an attempt used anything: one that was withdrawn, or lost its claim or its runner, is offered again."""
+    """Whether an attempt used anything; one that was withdrawn or lost its claim or runner is offered again."""
     return receipt is not None and (receipt.outcome == receipt_pb2.OUTCOME_COMPLETED or receipt.HasField("usage"))
 
 
 def _is_counted(request: PlacementRequest) -> bool:
-    """Whether the limits count it when it comes."""
+    """Whether the limits count it on arrival."""
     return request.priority is not Priority.SYSTEM and not request.is_counted
 
 
 @dataclass(frozen=True, slots=True)
 class KeptClient:
-    """A client as it is kept over a restart."""
+    """A client as stored for a restart."""
 
     tenant: str
     record: pb.ClientRecord
-    """As it is shown, with every target that is counted, and the end of its last cooldown even if that is past."""
+    """As shown, with every counted target, and the end of its last cooldown even if that has passed."""
     cooldown_seconds: float
-    """Length of its last cooldown; 0: there was none."""
+    """Length of its last cooldown; 0: none."""
 
 
 MAX_TARGETS_COUNTED = 32
-"""Targets that are counted per client; a new one replaces the least requested."""
+"""Maximum targets counted per client; a new one replaces the least requested."""
 MAX_TARGETS_TOLD = 8
 INTERVAL_WEIGHT = 0.2
 """Weight of the newest interval in the usual interval: about ten requests determine it."""
 MAX_COUNTED_DEVICE_SECONDS = 10**6
-"""Most device time of one request that is counted: what runners report is not believed without a bound."""
+"""Maximum counted device time per request, as runners' reports are not trusted without a bound."""
 MAX_COUNTED_MILLIJOULES = 10**11
-"""Most energy of one request that is counted."""
+"""Maximum counted energy per request."""
 
 
 @dataclass(slots=True)
 class _Client:
-    """Times are seconds on the router's monotonic clock."""
+    """A client's state. Times are seconds on the router's monotonic clock."""
 
     tenant: str
     record: pb.ClientRecord
@@ -82,7 +82,7 @@ class _Client:
     last_seen_at: float
     cooldown: Cooldown = field(default_factory=Cooldown)
     targets: dict[str, int] = field(default_factory=dict)
-    """How often each target was requested."""
+    """Number of requests per target."""
 
     def note_arrival(self, target: str, now: float) -> None:
         record, targets = self.record, self.targets
@@ -98,7 +98,7 @@ class _Client:
         targets[target] = targets.get(target, 0) + 1
 
     def note_end(self, usage: receipt_pb2.DeviceUsage | None, *, refused: bool, tokens: int) -> None:
-        """`usage`: its share in the work of accelerators, if it was measured; `tokens`: what it used."""
+        """`usage`: its share of the accelerators' work, if measured; `tokens`: the tokens it used."""
         record = self.record
         record.running_count -= 1
         record.refused_count += refused
@@ -121,9 +121,9 @@ class _UnderWay:
 
 
 class ClientRegistry:
-    """Admits requests of clients, or refuses them. Called from the router's event loop alone.
+    """Admits or refuses requests of clients. Called only from the router's event loop.
 
-    Clients are kept apart by tenant: what one tenant's requests claim costs no other tenant anything.
+    Clients are separate per tenant, so that no tenant's requests affect another tenant.
     """
 
     def __init__(self, config: ClientsConfig, limits: RateLimitConfig, clock: Clock) -> None:
@@ -131,28 +131,28 @@ class ClientRegistry:
         self._clock = clock
         self._limits = RateLimits(limits, _rates_of(config), clock, max_clients=config.max_clients)
         self._clients: OrderedDict[tuple[str, str], _Client] = OrderedDict()
-        """By tenant and id; the most recently seen one is the last."""
+        """By tenant and id; the most recently seen is last."""
         self._under_way: dict[int, _UnderWay] = {}
         self._changed: set[tuple[str, str]] = set()
-        """Clients that have changed since `take_changed`."""
+        """Clients that changed since `take_changed`."""
 
     @property
     def max_clients(self) -> int:
-        """Clients that are remembered at most."""
+        """Maximum number of remembered clients."""
         return self._config.max_clients
 
     def take_changed(self) -> list[KeptClient]:
-        """Return the clients that have changed since the last call, to be kept."""
+        """Return the clients to store that changed since the last call."""
         changed, self._changed = self._changed, set()
         now, wall = self._clock.monotonic(), self._clock.utc_now()
         return [self._kept(self._clients[key], now, wall) for key in sorted(changed) if key in self._clients]
 
     def give_back(self, taken: Iterable[KeptClient]) -> None:
-        """Return them with the next call again: they could not be kept."""
+        """Return these clients again from the next `take_changed`, as they could not be stored."""
         self._changed.update((kept.tenant, kept.record.client_id) for kept in taken)
 
     def restore(self, kept: Iterable[KeptClient]) -> None:
-        """Take clients of before a restart, the last seen one last. Called once, before the first request."""
+        """Restore clients from before a restart, the last seen one last. Call it once, before the first request."""
         now, wall = self._clock.monotonic(), self._clock.utc_now()
         for each in kept:
             record = each.record
@@ -161,7 +161,7 @@ class ClientRegistry:
             client = _Client(each.tenant, record, first, last)
             if record.HasField("cooldown_end_time"):
                 ends_at = now + (datetime_of(record.cooldown_end_time) - wall).total_seconds()
-                # A clock that was set back makes no pause longer.
+                # A clock that was set back must not make a cooldown longer.
                 ends_at = min(ends_at, now + each.cooldown_seconds)
                 client.cooldown = Cooldown(ends_at=ends_at, length_seconds=each.cooldown_seconds)
             client.targets = {target.target: target.request_count for target in record.targets}
@@ -179,16 +179,16 @@ class ClientRegistry:
         return KeptClient(client.tenant, record, seconds)
 
     def reconfigure(self, config: ClientsConfig, limits: RateLimitConfig) -> None:
-        """Use other profiles and rates from now on; what is known of clients stays."""
+        """Replace the profiles and rates; the clients' state stays."""
         self._config = config
         self._limits.reconfigure(limits, _rates_of(config))
 
     def declare(self, tenants: Mapping[str, tuple[TenantLimit, ...] | None]) -> None:
-        """Use these limits of tenants in place of those of the configuration; None: the default."""
+        """Override the configured limits of tenants; None: the default."""
         self._limits.declare(tenants)
 
     def limit_uses(self, tenant: str = "") -> list[LimitUse]:
-        """Return what is used of the limits of a tenant, or (empty) of all."""
+        """Return the used part of a tenant's limits; empty: of all tenants."""
         return self._limits.uses(tenant)
 
     def resolve(self, request: PlacementRequest) -> PlacementRequest:
@@ -204,11 +204,11 @@ class ClientRegistry:
         return request
 
     def admit(self, key: int, request: PlacementRequest) -> RateLimitStatus | None:
-        """Count an arrived request; its end is reported under the same key. Returns what its caller has left.
+        """Count an arrived request; its end is reported under the same key. Returns what is left for its caller.
 
-        Raises RATE_LIMIT_EXCEEDED for a tenant or client that exceeds its rate; such a request has no end to be
-        reported. The mesh's own work and repeated placements are not counted. Durable requests are counted for their
-        tenant, each time that they are offered; what did not run is given back.
+        Raises RATE_LIMIT_EXCEEDED for a tenant or client above its rate; the end of such a request must not be
+        reported. The mesh's own requests and repeated placements are not counted. Durable requests count for their
+        tenant each time they are offered; if they did not run, the count is reverted.
         """
         now = self._clock.monotonic()
         is_durable = request.priority is Priority.DURABLE
@@ -226,13 +226,13 @@ class ClientRegistry:
         return counted.status
 
     def note_rejected(self, key: int, reason: Reason) -> None:
-        """Record that the scheduler refused a request. Without output, it used no tokens, receipt or not."""
+        """Record that the scheduler refused a request. Without output it used no tokens, whatever its receipt says."""
         found = self._under_way.get(key)
         if found is not None:
             found.was_refused = traits(reason).safe_to_retry
 
     def note_end(self, ended: RequestEnded) -> None:
-        """Record the end of a request; without a receipt of its tokens the estimate stands. Idempotent."""
+        """Record the end of a request; without a token count in a receipt the estimate stands. Idempotent."""
         found, receipt = self._under_way.pop(ended.request.key, None), ended.receipt
         if found is None:
             return
@@ -254,7 +254,7 @@ class ClientRegistry:
                 self._changed.add(who)
 
     def records(self) -> list[pb.ClientRecord]:
-        """Return the records of all clients by id; the sum for an id that several tenants use."""
+        """Return the records of all clients by id, summed up for an id that several tenants use."""
         by_id: dict[str, list[_Client]] = {}
         for client in self._clients.values():
             by_id.setdefault(client.record.client_id, []).append(client)

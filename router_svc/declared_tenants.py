@@ -1,4 +1,4 @@
-"""Tenants as operators declared them, as the policies of the router take them."""
+"""Tenants declared by operators, converted for the router's policies."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -33,12 +33,12 @@ _PERMISSIONS: Mapping[int, RemotePermission] = MappingProxyType(
 
 
 def declared_in(tenants: Mapping[str, pb.Tenant]) -> dict[str, pb.TenantManifest]:
-    """Return the manifests that operators declared: a configured tenant is of this router's own weft.yaml."""
+    """Return the manifests that operators declared; configured tenants come from this router's own weft.yaml."""
     return {name: each.manifest for name, each in tenants.items() if each.source == pb.Tenant.SOURCE_DECLARED}
 
 
 def settings_of(manifest: pb.TenantManifest) -> TenantSettings:
-    """Return the settings of a tenant; its journal mode is `weft.durable.journal_policy`'s."""
+    """Return a tenant's settings; `weft.durable.journal_policy` handles its journal mode."""
     return TenantSettings(
         weight=manifest.weight if manifest.HasField("weight") else 1.0,
         max_in_flight=manifest.max_in_flight,
@@ -47,9 +47,9 @@ def settings_of(manifest: pb.TenantManifest) -> TenantSettings:
 
 
 def limits_of(manifest: pb.TenantManifest) -> tuple[TenantLimit, ...] | None:
-    """Return the limits of a tenant; None: the default of all tenants.
+    """Return a tenant's limits; None: the default of all tenants.
 
-    A window that this version does not know counts as a month.
+    An unknown window counts as a month.
     """
     if not (manifest.limits or manifest.unlimited):
         return None
@@ -57,7 +57,7 @@ def limits_of(manifest: pb.TenantManifest) -> tuple[TenantLimit, ...] | None:
 
 
 def _limits_in(limit: pb.TenantLimit) -> tuple[TenantLimit, ...]:
-    # An amount over a month is stricter than over any shorter window.
+    # The same amount is stricter per month than per any shorter window.
     window = _WINDOWS.get(limit.window, MONTH)
     scope = LimitScope(_SUBJECTS.get(limit.per, LimitSubject.TENANT), limit.model)
     amounts = ((limit.requests, RateUnit.REQUESTS), (limit.tokens, RateUnit.TOKENS))

@@ -1,6 +1,6 @@
-"""The figures of a router's last hour: a ring of steps that counts requests as they end, and the messages about it.
+"""The figures of a router's last hour: a ring of steps that counts requests as they end, and their messages.
 
-It lives where requests end. A step is read once it has ended; without a reader nothing runs but the counting itself.
+A step can be read once it has ended. Without a reader only the counting costs anything.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 SHORTEST_SECONDS = 1e-4
-"""Times up to this are one class ..."""
+"""Times up to this form the first class ..."""
 CLASS_GROWTH = 1.1
-"""... and each further class ends at this many times the end of the one before: a percentile is up to a tenth high."""
+"""... and each class ends at this multiple of the previous end, so a percentile is at most a tenth too high."""
 MAX_CLASS = 200
-"""The last class, which has no end: times of more than 5 hours."""
+"""The last class, without an end: times above 5 hours."""
 _LOG_GROWTH = math.log(CLASS_GROWTH)
 NANOSECONDS = 1e9
 UNKNOWN = math.nan
@@ -42,62 +42,61 @@ _OUTCOMES: Mapping[int, str] = {
 _COUNTS = ("completed", "failed", "rejected", "cancelled", "prompt_tokens", "cached_prompt_tokens", "completion_tokens")
 _TIMES = ("time_to_first_token", "time_per_output_token")
 RequestEnd = Mapping[str, int]
-"""What one request adds to fields of StepCounts; to those of times the number of its class."""
+"""What a request adds to fields of StepCounts; for times the number of the class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureLimits:
-    """How much is remembered."""
+    """Bounds of the stored figures."""
 
     step_seconds: float = 10.0
-    """Length of a step."""
     max_steps: int = 360
-    """Steps that are remembered; at 10 s they are an hour."""
+    """Maximum stored steps; an hour at 10 s."""
     max_models: int = 8
-    """Models that are shown: those with the most requests. The others are in the sums."""
+    """Maximum models shown, those with the most requests. Others are only in the sums."""
     max_models_per_step: int = 64
-    """Models that are counted in one step; further ones are in the sums alone."""
+    """Maximum models counted per step; others are only in the sums."""
     max_devices: int = 64
-    """Accelerators that are sampled, the first ones by host and number."""
+    """Maximum sampled accelerators, the first ones by host and number."""
 
 
 @dataclass(slots=True)
 class DeviceStep:
-    """One accelerator in one step."""
+    """An accelerator in a step."""
 
     last: lease_pb2.Device = field(default_factory=lease_pb2.Device)
     utilizations: list[float] = field(default_factory=list)
-    """Those of the samples in which it is known."""
+    """Known samples only."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What happened in one step. What accelerators did is not kept over a restart."""
+    """The events of a step. Those of accelerators are not stored for a restart."""
 
     index: int
-    """Its number: it begins at `index * step_seconds`."""
+    """The step begins at `index * step_seconds`."""
     counted: FigureStep = field(default_factory=FigureStep)
     devices: dict[tuple[str, int], DeviceStep] = field(default_factory=dict)
     """By host and number."""
     speed: float | None = None
-    """The highest number of tokens per second of running answers; None: unknown."""
+    """Peak tokens per second of all running answers; None: unknown."""
     speeds: dict[str, float] = field(default_factory=dict)
-    """The same of each model that had any."""
+    """Peak tokens per second by model."""
 
     def note_load(self, waiting: int, running: int) -> None:
-        """Note how many requests wait and run."""
+        """Record the numbers of waiting and running requests."""
         self.counted.waiting = max(self.counted.waiting, waiting)
         self.counted.running = max(self.counted.running, running)
 
     def note_speeds(self, speeds: Mapping[str, float]) -> None:
-        """Note the tokens per second of the running answers of each model."""
+        """Record the tokens per second of running answers by model."""
         self.speed = max(self.speed or 0.0, sum(speeds.values()))
         for model, speed in speeds.items():
             self.speeds[model] = max(self.speeds.get(model, 0.0), speed)
 
 
 class FigureRing:
-    """The last steps. Times are seconds on one monotonic clock, and do not go back."""
+    """The last steps. Times are seconds on one monotonic clock and must not decrease."""
 
     def __init__(self, limits: FigureLimits, now: float) -> None:
         self._limits = limits
@@ -107,13 +106,13 @@ class FigureRing:
         self._current = self._step(int(now // limits.step_seconds))
 
     def note_load(self, waiting: int, running: int, now: float) -> None:
-        """Note how many requests wait and run from now on."""
+        """Record the numbers of waiting and running requests from now on."""
         current = self.present(now)
         self._waiting, self._running = waiting, running
         current.note_load(waiting, running)
 
     def note_end(self, model: str, end: RequestEnd, now: float) -> None:
-        """Count a request that has ended."""
+        """Count a finished request."""
         counted = self.present(now).counted
         _add_end(counted.all, end)
         if model in counted.models or len(counted.models) < self._limits.max_models_per_step:
@@ -128,26 +127,26 @@ class FigureRing:
                 if place not in devices and len(devices) >= self._limits.max_devices:
                     continue
                 known = devices.setdefault(place, DeviceStep())
-                # A copy: part of a response keeps all of it in memory.
+                # Copied, as a part of a response would keep the whole response in memory.
                 known.last.CopyFrom(device)
                 if device.HasField("utilization"):
                     known.utilizations.append(device.utilization)
 
     def note_speeds(self, speeds: Mapping[str, float], now: float) -> None:
-        """Note the tokens per second of running answers from now on, by model."""
+        """Record the tokens per second of running answers from now on, by model."""
         current, self._speeds = self.present(now), speeds
         current.note_speeds(speeds)
 
     def steps(self, now: float, after: float = -math.inf) -> Sequence[Step]:
-        """Return the remembered steps that have ended, the oldest first; only those after this number."""
+        """Return the stored steps that have ended, oldest first, with a number above `after`."""
         self.present(now)
         return [step for step in self._ended if step.index > after]
 
     def restore(self, steps: Iterable[tuple[int, FigureStep]], now: float) -> None:
-        """Take steps of before a restart, by their numbers, in any order. Called once, before a request is counted.
+        """Restore steps from before a restart by their numbers, in any order. Call it once, before counting a request.
 
-        Between them, and up to the present step, nothing was counted. Two with one number are one step: two runs of the
-        router began theirs at different moments.
+        Missing steps have no requests. Steps with the same number are merged, as two runs of the router may start them
+        at different times.
         """
         current = self.present(now)
         known = {current.index: current}
@@ -159,23 +158,23 @@ class FigureRing:
                 for model, counts in counted.models.items():
                     _add_counts(step.counted.models[model], counts)
         if len(known) > 1:
-            # Of a router that stood by.
+            # From a time as a standby.
             self._ended.clear()
             self._ended.extend(known.get(index) or Step(index) for index in range(min(known), current.index))
 
     def present(self, now: float) -> Step:
-        """Return the step that continues, and end the ones before."""
+        """Return the current step, and end earlier ones."""
         current, index = self._current, int(now // self._limits.step_seconds)
         if index > current.index:
             self._ended.append(current)
-            # Steps without any event: no more of them than are remembered.
+            # Add empty steps, but no more than are stored.
             first = max(current.index + 1, index - self._limits.max_steps)
             self._ended.extend(map(self._step, range(first, index)))
             current = self._current = self._step(index)
         return current
 
     def _step(self, index: int) -> Step:
-        """Return a step in which nothing has happened yet."""
+        """Return an empty step."""
         step = Step(index, FigureStep(waiting=self._waiting, running=self._running))
         step.note_speeds(self._speeds)
         return step
@@ -207,12 +206,12 @@ def class_of(seconds: float) -> int:
 
 
 def percentile(classes: Mapping[int, int], share: float) -> float:
-    """Return the end of the class up to which `share` of the times lie; UNKNOWN: there are none."""
+    """Return the upper end of the class that contains the percentile `share`; UNKNOWN: there are no times."""
     left = math.ceil(share * sum(classes.values()))
     for place in sorted(classes):
         left -= classes[place]
         if left <= 0:
-            # Rounded up: what more digits say is not known, and documents have thousands of these.
+            # Rounded up, as more digits would not be accurate and documents have thousands of these.
             return ceil_to_digits(SHORTEST_SECONDS * CLASS_GROWTH**place)
     return UNKNOWN
 
@@ -224,7 +223,7 @@ def ceil_to_digits(seconds: float) -> float:
 
 
 def busiest(steps: Iterable[Step], most: int) -> list[str]:
-    """Return the models with the most requests in these steps, the busiest first."""
+    """Return the models with the most requests in these steps, busiest first."""
     totals: Counter[str] = Counter()
     for step in steps:
         for model, counts in step.counted.models.items():
@@ -233,7 +232,7 @@ def busiest(steps: Iterable[Step], most: int) -> list[str]:
 
 
 def end_of(receipt: receipt_pb2.Receipt) -> RequestEnd:
-    """Return what a request counts by its receipt. Times are those of requests that completed."""
+    """Return what a receipt counts. Times are counted only for completed requests."""
     usage = receipt.usage
     end = {
         _OUTCOMES.get(receipt.outcome, "failed"): 1,
@@ -251,24 +250,23 @@ def end_of(receipt: receipt_pb2.Receipt) -> RequestEnd:
 
 
 class FiguresRecorder:
-    """Called from the router's event loop alone."""
+    """Records figures on a clock. Called only from the router's event loop."""
 
     def __init__(self, clock: Clock, limits: FigureLimits | None = None) -> None:
         self._clock = clock
         self.limits = limits or FigureLimits()
-        """How much is remembered."""
         self._ring = FigureRing(self.limits, clock.monotonic())
         self._closed = asyncio.Event()
         self._to_utc = clock.utc_now().timestamp() - clock.monotonic()
-        """UTC less the monotonic clock at the start: a step has one time in UTC, whatever becomes of the clock."""
+        """UTC minus the monotonic clock at the start, so that clock changes do not move a step."""
         self._first_unwritten = self._ring.present(clock.monotonic()).index
 
     def note_load(self, waiting: int, running: int, now: float) -> None:
-        """Note how many requests wait and run from now on."""
+        """Record the numbers of waiting and running requests from now on."""
         self._ring.note_load(waiting, running, now)
 
     def note_end(self, ended: RequestEnded) -> None:
-        """Count a request that has ended."""
+        """Count a finished request."""
         asked, receipt = ended.request.spec.model, ended.receipt
         if receipt is not None:
             model = ended.view.label(receipt.model if receipt.attempts else asked)
@@ -284,7 +282,7 @@ class FiguresRecorder:
         self._ring.note_devices(hosts, self._clock.monotonic())
 
     def note_speeds(self, view: FleetView) -> None:
-        """Note how many tokens per second the answers that run have, as runners reported it last."""
+        """Record the tokens per second of running answers, as last reported by runners."""
         speeds: Counter[str] = Counter()
         for runner in view.runners.values():
             for state in runner.instances.values() if runner.active else ():
@@ -293,11 +291,11 @@ class FiguresRecorder:
         self._ring.note_speeds(dict(speeds.most_common(self.limits.max_models_per_step)), self._clock.monotonic())
 
     def figures(self) -> pb.Figures:
-        """Return the figures of the remembered steps that have ended."""
+        """Return the figures of all stored steps that have ended."""
         return self._message(self._ring.steps(self._clock.monotonic()))
 
     async def watch(self) -> AsyncGenerator[pb.Figures]:
-        """Yield the figures of the remembered steps, then those of each step that ends. Raises SHUTTING_DOWN."""
+        """Yield the figures of the stored steps, then of each step when it ends. Raises SHUTTING_DOWN."""
         last = self._ring.present(self._clock.monotonic()).index - 1
         yield self.figures()
         while not self._closed.is_set():
@@ -315,9 +313,9 @@ class FiguresRecorder:
         self._closed.set()
 
     def unwritten(self) -> tuple[Mapping[float, FigureStep], int]:
-        """Return the steps that may have changed since they were written, by the time of their begin, and `written`'s.
+        """Return the steps that may differ from what was written, by start time, and the number for `note_written`.
 
-        Steps without any request are left out.
+        Steps without requests are omitted.
         """
         now = self._clock.monotonic()
         present = self._ring.present(now)
@@ -327,11 +325,11 @@ class FiguresRecorder:
         return begins, present.index
 
     def note_written(self, upto: int) -> None:
-        """Note that all steps before this number are written."""
+        """Record that all steps before this number are written."""
         self._first_unwritten = upto
 
     def restore(self, steps: Mapping[float, FigureStep]) -> None:
-        """Take the steps of before a restart, by the time of their begin. Called once, before anything is counted."""
+        """Restore steps from before a restart by start time. Call it once, before anything is counted."""
         seconds = self.limits.step_seconds
         known = ((round((begin - self._to_utc) / seconds), step) for begin, step in steps.items())
         self._ring.restore(known, self._clock.monotonic())
@@ -358,7 +356,7 @@ class FiguresRecorder:
         return message
 
     def _start_of(self, steps: Sequence[Step]) -> datetime:
-        """Return the time of day at which the first step began; of no steps, the one that continues."""
+        """Return the time of day at which the first step began; without steps, the current one."""
         now = self._clock.monotonic()
         index = steps[0].index if steps else self._ring.present(now).index
         return self._clock.utc_now() - timedelta(seconds=now - index * self.limits.step_seconds)

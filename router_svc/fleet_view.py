@@ -1,4 +1,4 @@
-"""The registry's view of the mesh as candidates for the scheduler, and the changes between two views."""
+"""The registry's view of the mesh as candidates for the scheduler, and the differences between two views."""
 
 from types import MappingProxyType
 from typing import Literal
@@ -18,7 +18,7 @@ _READINESS = {
     InstanceState.PHASE_READY: Readiness.READY,
     InstanceState.PHASE_IDLE: Readiness.LOADING,
     InstanceState.PHASE_LOADING: Readiness.LOADING,
-    # A backend that stops is restarted or goes to sleep, unless its runner drains.
+    # A stopping backend restarts or falls asleep, unless its runner drains.
     InstanceState.PHASE_STOPPING: Readiness.LOADING,
     InstanceState.PHASE_HIBERNATING: Readiness.ASLEEP,
     InstanceState.PHASE_DRAINING: Readiness.DOWN,
@@ -85,17 +85,14 @@ def _seconds(instance: InstanceState | None, field: Literal["load_eta", "usual_l
 
 
 def _memory_bytes(instance: InstanceState | None) -> int:
-    """Return the memory of its lease, or what a load would take if it has none."""
+    """Return the memory of its lease, or the estimate for a load without one."""
     if instance is None:
         return 0
     return instance.memory.leased_bytes or instance.memory.estimated_bytes
 
 
 def view_of_runner(view: FleetView, runner: str) -> FleetView:
-    """Return the part of a view that one runner serves.
-
-    Its models, their pools, and the agents that they can answer for.
-    """
+    """Return a runner's part of a view: its models, their pools, and the agents that they can answer for."""
     models = {name: model for name, model in view.models.items() if model.runner == runner}
     served = FleetView(
         view.revision,
@@ -107,13 +104,13 @@ def view_of_runner(view: FleetView, runner: str) -> FleetView:
 
 
 def wake_plan(model: ModelView) -> wake_pb2.Wake:
-    """Return how to wake a model. A model that declares nothing sleeps only on request; its runner wakes it."""
+    """Return how to wake a model. Without a declaration a model sleeps only on request, and its runner wakes it."""
     return model.wake or _BY_RUNNER
 
 
 def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceState | None) -> tuple[Readiness, str]:
     if runner is None or not runner.active:
-        # Also while the registry has reported only the runner and not yet its models.
+        # Also while the registry has reported the runner but not yet its models.
         if model.reachable and mesh_recipe(wake_plan(model)) is not None:
             return Readiness.ASLEEP, "its host sleeps"
         return Readiness.DOWN, "no heartbeat"
@@ -128,7 +125,7 @@ def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceSt
 
 
 class MeshDiff:
-    """Compares each view with the previous one. Views share unchanged parts, so that identities are compared."""
+    """Compares each view with the previous one. Views share unchanged parts, so identity is compared."""
 
     def __init__(self) -> None:
         self._last = FleetView()
@@ -137,11 +134,11 @@ class MeshDiff:
 
     @property
     def view(self) -> FleetView:
-        """The last compared view; revision 0 before the first."""
+        """The last view; revision 0 before the first."""
         return self._last
 
     def changes_to(self, view: FleetView) -> MeshChange:
-        """Return what is different in `view`, which becomes the last view."""
+        """Return the differences of `view`, which becomes the last view."""
         last, self._last = self._last, view
         return MeshChange(
             candidates=tuple(candidate_of(view, model) for model in self._changed(last, view)),
@@ -153,10 +150,9 @@ class MeshDiff:
         )
 
     def _changed(self, last: FleetView, view: FleetView) -> list[ModelView]:
-        """Return the models that changed, or whose runners did.
+        """Return the models that changed or are on a changed runner.
 
-        Most changes concern one runner, and a mesh has thousands of models: these are compared only when one of them
-        changed itself.
+        Most changes concern one runner of a mesh with thousands of models, so models are compared only if any changed.
         """
         runners = {name for name, runner in view.runners.items() if last.runners.get(name) is not runner}
         runners |= last.runners.keys() - view.runners.keys()

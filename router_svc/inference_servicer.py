@@ -37,7 +37,7 @@ Spec = OperationSpec[Any, Any]
 
 
 class InferenceServicer:
-    """Implements InferenceService, one method for each row of the table of operations; translation only."""
+    """Implements InferenceService with one method per row of the operations table."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class InferenceServicer:
         asked: Callable[[str, str], AskedName] = lambda model, _: AskedName(model),
         spans: CallSpans | None = None,
     ) -> None:
-        """`journal`: which requests are durable tasks by setting; None: none is.
+        """`journal`: which requests settings turn into durable tasks; None: none.
 
-        `asked` returns what a tenant means by the model of a request: its name for an id, the target for an alias.
+        `asked` resolves the model of a tenant's request: the name for an id, the target for an alias.
         """
         self._spans = spans or CallSpans(SystemClock())
         self._journal = journal
@@ -152,7 +152,7 @@ def _send_receipt(context: Context, call: Call[Any]) -> None:
     if call.receipt is not None:
         trailer = receipt_pb2.Receipt()
         trailer.CopyFrom(call.receipt)
-        # Metadata has little room, and too much of it would cost the caller the whole answer. Both are in the stream.
+        # Metadata has little room, and exceeding it would fail the call. The stream has both.
         trailer.ClearField("signals")
         trailer.ClearField("warnings")
         for attempt in trailer.attempts:

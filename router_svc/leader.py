@@ -1,6 +1,6 @@
-"""Leadership among the routers of one database: one of them leads, the others stand by for its end.
+"""Leadership among routers with the same database: one leads, the others stand by.
 
-The lock, the heartbeats and the wait for them are those of registries: `weft.sql.ownership`.
+The lock, heartbeats and waiting are shared with registries: `weft.sql.ownership`.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from weft.sql.ownership import OwnedService, OwnerBeats
 from weft.sql.store import Store
 
 SILENCE_SECONDS = 5.0
-"""How long a leader may be silent, as one that is frozen, before a standby ends its connection and leads."""
+"""Silence after which a standby closes the leader's connection, as the leader is frozen, and leads."""
 
 HANDOVER_SECONDS = 0.5
-"""How long tasks under way may go on at a leader that stops while a standby waits for its end."""
+"""How long tasks may continue on a stopping leader while a standby waits."""
 
 
 class LeadingRouter(OwnedService):
-    """What only the router that leads does: it places requests, counts, runs tasks, and keeps records."""
+    """The duties of the leading router: it places requests, counts, runs tasks, and stores records."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LeadingRouter(OwnedService):
         after: Sequence[Service],
         checks: Sequence[HealthCheck] = (),
     ) -> None:
-        """`before` start before requests are placed, and stop after that; `after` need placement."""
+        """`before` start before requests are placed and stop afterwards; `after` need placement."""
         self._database = database
         self._router = router
         self._services = (*before, *after)
@@ -70,13 +70,13 @@ class LeadingRouter(OwnedService):
 
     @override
     async def require_files(self, database: Store) -> None:
-        """Raises nothing: a router's files are its own."""
+        """Does nothing, as a router's files are not shared."""
 
     @override
     async def start(self) -> None:
-        """Begins to lead. Raises ALREADY_EXISTS where another router does, SERVICE_UNAVAILABLE without a database."""
+        """Begins to lead. Raises ALREADY_EXISTS if another router leads, SERVICE_UNAVAILABLE without a database."""
         if self._has_begun:
-            # What has begun once cannot begin again: the process ends, and its next life stands by.
+            # Leadership begins only once per process: the process ends, and its successor stands by.
             raise WeftError(Reason.INTERNAL, "this router could not begin to lead")
         await self._database.open()
         self._has_begun = True
@@ -86,7 +86,7 @@ class LeadingRouter(OwnedService):
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Ends the lead. Where a standby waits for it, tasks under way are soon given back: they go on there."""
+        """Stops leading. If a standby waits, running tasks are handed over soon."""
         if self.beats.sees_standby:
             grace_seconds = min(grace_seconds, HANDOVER_SECONDS)
         async with AsyncExitStack() as ends:

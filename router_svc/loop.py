@@ -1,6 +1,6 @@
 """The scheduling loop: the single writer of the scheduler.
 
-It owns the clock, the timer and the mailboxes, signs the tickets of grants, and decides nothing.
+It owns the clock, timers and mailboxes and signs tickets; it makes no decisions.
 """
 
 import asyncio
@@ -60,14 +60,14 @@ from weft.kernel.tracing import NO_TRACING, Tracing
 log = get_logger("weft.router")
 
 TICK_SECONDS = 0.25
-"""Interval at which waiting requests and wakes under way are checked. There is no timer while there are none."""
+"""Interval of checks while requests wait or wakes are under way; there is no timer otherwise."""
 VIEW_INTERVAL_SECONDS = 0.02
-"""Minimum time between two views of a large mesh: with so many models some always change."""
+"""Minimum time between two views of a large mesh, which changes constantly."""
 LARGE_MESH_MODELS = 256
-"""Number of models from which a mesh is large: comparing two views of this many takes some 50 us."""
+"""Number of models that makes a mesh large: comparing two such views takes about 50 us."""
 
 MAX_NAMED_TENANTS = 5
-"""Tenants that a refusal names."""
+"""Maximum tenants that a refusal lists."""
 
 _ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION, Reason.MODALITY_UNSUPPORTED})
 """Refusals that another value of the request's `model` field would avoid."""
@@ -75,30 +75,29 @@ _ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION, 
 
 @dataclass(slots=True)
 class Mailbox:
-    """Decisions for one request, in order. At most one caller reads it."""
+    """Decisions for a request, in order, for at most one reader."""
 
     request: Request
     rate_limits: RateLimitStatus | None = None
-    """How much more its caller may ask for, for its first decision; None: that was read, or nothing limits it."""
+    """What is left for its caller, for its first decision; None: already read, or no limit applies."""
     _decisions: list[placement.Decision | WeftError] = field(default_factory=list)
-    """Short. A deque takes 0.7 KB for as long as the request runs."""
+    """A list, as a deque would take 0.7 KB for as long as the request runs."""
     _arrived: asyncio.Future[None] | None = None
     cancelled: WeftError | None = None
-    """The error of its cancellation; None: it was not cancelled."""
+    """The cancellation error; None: it was not cancelled."""
     refused: Reason | None = None
-    """The reason of the last error that was delivered; None: none was."""
+    """Reason of the last delivered error; None: none."""
     was_placed: bool = False
-    """Whether a grant was delivered."""
     ended: asyncio.Future[None] | None = None
-    """Set at the end of the request; None: no one waits for it."""
+    """Completed at the end of the request; None: nothing waits for it."""
     _on_cancelled: placement.OnCancelled | None = None
     wait_kind: WaitKind | None = None
-    """What the request waited for last; None: it has not waited."""
+    """What the request last waited for; None: it has not waited."""
     estimate: tuple[float, float] | None = None
-    """Time and seconds of the first wait that the request was shown; None: it was shown none, or it has been placed."""
+    """Time and seconds of the first wait shown to the request; None: none, or it has been placed."""
 
     def cancel(self, error: WeftError) -> None:
-        """Deliver a cancellation, also while the caller reads no decisions. The first one counts."""
+        """Deliver a cancellation, even if the caller reads no decisions. Only the first one counts."""
         if self.cancelled is not None:
             return
         if self._on_cancelled is not None:
@@ -113,7 +112,7 @@ class Mailbox:
             on_cancelled(self.cancelled)
 
     def unwatch(self) -> None:
-        """Drops the callback of `watch_cancellation`, which may refer to this mailbox: a cycle keeps each request."""
+        """Remove the callback of `watch_cancellation`, as a reference cycle would keep the mailbox in memory."""
         self._on_cancelled = None
 
     def end(self) -> None:
@@ -147,15 +146,15 @@ class Mailbox:
 
 
 class TicketIssuer:
-    """Turns placed requests into grants, with tickets that are signed with the key of the runner's session."""
+    """Turns placed requests into grants, with tickets signed by the key of the runner's session."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     def grant(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> placement.Grant:
-        """Return the grant of one attempt.
+        """Return the grant of an attempt.
 
-        `view`: the one that the scheduler decided by, which contains the candidate's runner.
+        `view`: the view that the scheduler decided on; it contains the candidate's runner.
         """
         candidate, request = placed.candidate, mailbox.request.spec
         runner = view.runners[candidate.runner]
@@ -193,30 +192,30 @@ class WakeEnd:
     """The end of a wake."""
 
     error: WeftError | None = None
-    """None: it succeeded."""
+    """None: success."""
     self_reported: bool = False
-    """Whether the model's runner insists that it is awake while the registry's view does not show it."""
+    """Whether the runner insists that the model is awake although the registry's view does not show it."""
 
 
 WakeFinished = Callable[[WakeEnd], None]
-"""Called once, when a wake has ended."""
+"""Called once at the end of a wake."""
 
 
 class WakeStarter(Protocol):
-    """Port: carries wakes out."""
+    """Port that performs wakes."""
 
     def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
-        """Start a wake; return immediately, and call `finished` later, from the event loop."""
+        """Start a wake and return immediately; `finished` is called later from the event loop."""
         ...
 
     def give_up(self, model: str) -> None:
-        """End a wake under way that waits for memory that it does not get, and report its end; idempotent."""
+        """End a wake that waits in vain for memory, and report its end; idempotent."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRecords:
-    """Records of one router: its requests, its clients, and what it counts."""
+    """Records of a router: its requests, clients and figures."""
 
     requests: RequestLog
     clients: ClientRegistry
@@ -232,7 +231,7 @@ class RouterRecords:
         request_log: RequestLogLimits | None = None,
         figures: FigureLimits | None = None,
     ) -> "RouterRecords":
-        """Return the empty records of a router that has just started."""
+        """Return the empty records of a new router."""
         registry = ClientRegistry(clients or ClientsConfig(), rate_limits or RateLimitConfig(), clock)
         return RouterRecords(
             requests=RequestLog(request_log),
@@ -255,13 +254,13 @@ class LoopDeps:
     records: RouterRecords
     observer: SchedulingObserver = field(default_factory=SchedulingObserver)
     tracing: Tracing = NO_TRACING
-    """Where the spans of wakes go."""
+    """Receives the spans of wakes."""
     on_waiting: Callable[[], None] = _ignore_waiting
-    """Called repeatedly while callers wait: the state that they wait for should be polled more often."""
+    """Called repeatedly while callers wait, to poll more often for what they wait for."""
 
 
 class SchedulingLoop:
-    """Runs one Scheduler on one event loop. All methods are called from that loop, so there are no locks."""
+    """Runs a Scheduler on an event loop. All methods are called from that loop, so there are no locks."""
 
     def __init__(self, limits: SchedulerLimits, settings: Settings, clock: Clock, deps: LoopDeps) -> None:
         self.scheduler = Scheduler(limits, settings)
@@ -303,8 +302,8 @@ class SchedulingLoop:
     def submit(self, spec: PlacementRequest) -> tuple[int, Mailbox]:
         """Submit a request; its decisions are delivered to the returned mailbox.
 
-        Raises SERVICE_UNAVAILABLE before the first view, and RATE_LIMIT_EXCEEDED for a tenant or a client that exceeds
-        its rate.
+        Raises SHUTTING_DOWN, SERVICE_UNAVAILABLE before the first view, and RATE_LIMIT_EXCEEDED for a tenant or client
+        above its rate.
         """
         if self._closed:
             raise WeftError(Reason.SHUTTING_DOWN, "the router is stopping")
@@ -318,7 +317,7 @@ class SchedulingLoop:
         try:
             self._deliver(self.scheduler.submit(request, now))
         except Exception:
-            # The caller has no key to end it by.
+            # The caller did not get the key with which to end it.
             self.finish(key, Reason.INTERNAL)
             raise
         return key, mailbox
@@ -328,7 +327,7 @@ class SchedulingLoop:
         self.scheduler.report_first_content(key, self._clock.monotonic())
 
     def report_failed(self, key: int, attempt: int, reason: Reason, message: str = "") -> None:
-        """See Placement.report_attempt_failed. A cancelled request is not placed again: its dispatcher ends it."""
+        """See Placement.report_attempt_failed. A cancelled request is not placed again, as its dispatcher ends it."""
         mailbox = self._mailboxes.get(key)
         if mailbox is not None and mailbox.cancelled is not None:
             return
@@ -363,16 +362,16 @@ class SchedulingLoop:
             subscriber(ended)
 
     def _release(self, ended: RequestEnded) -> None:
-        """Release what an ended request held; its end is measured for estimates and fair share."""
+        """Release what an ended request held; its end counts for estimates and fair share."""
         if ended.refusal is None:
             failure = None if ended.reason is Reason.UNSPECIFIED else ended.reason
             served = _served(ended.receipt, ended.request.spec.operation)
             self._deliver(self.scheduler.finish(ended.request.key, ended.at, served, failure))
 
     def lacks_end(self, request: PlacementRequest) -> bool:
-        """Whether nothing is known here of the end of a request.
+        """Whether the end of a request is unknown here.
 
-        Raises SERVICE_UNAVAILABLE while one of this id is under way: its dispatcher may just have left.
+        Raises SERVICE_UNAVAILABLE while a request with this id is under way, as its dispatcher may just have left.
         """
         requests = self._deps.records.requests
         known = requests.find(request.request_id, self._clock.monotonic(), request.tenant)
@@ -381,14 +380,14 @@ class SchedulingLoop:
         return requests.lacks_end(request.request_id, request.tenant)
 
     def remembers(self, request: PlacementRequest) -> bool:
-        """Whether a request of this tenant and id is in memory."""
+        """Whether a request with this tenant and id is in memory."""
         found = self._deps.records.requests.find(request.request_id, self._clock.monotonic(), request.tenant)
         return found is not None
 
     def recover(self, lost: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
-        """Record and count the end of a request whose router was lost; returns False where its end is known.
+        """Record and count the end of a request that lost its router; returns False if the end is already known.
 
-        Accounts of fair share and limits stay as they are: they have counted it when it was granted, or not at all.
+        Fair-share accounts and limits do not change, as they count when a request is granted.
         """
         records, now = self._deps.records, self._clock.monotonic()
         requests = records.requests
@@ -409,8 +408,8 @@ class SchedulingLoop:
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
         """Cancel the requests under way with this id; returns futures of their ends, by key.
 
-        They are those of one tenant, or of any if empty. Raises INVALID_ARGUMENT naming `tenant` where they are of
-        several tenants: each tenant chooses the ids of its requests.
+        An empty tenant means any tenant. Raises INVALID_ARGUMENT naming `tenant` if several tenants have requests with
+        this id, as each tenant chooses ids freely.
         """
         found = {
             key: mailbox
@@ -440,7 +439,7 @@ class SchedulingLoop:
             self._deliver(self.scheduler.wake_finished(model, failure, now, self_reported=end.self_reported))
 
     def close(self) -> None:
-        """Refuse all waiting and all future requests."""
+        """Refuse all waiting and future requests."""
         self._closed = True
         for timer in (self._timer, self._view_timer):
             if timer is not None:
@@ -449,9 +448,9 @@ class SchedulingLoop:
             mailbox.put(WeftError(Reason.SERVICE_UNAVAILABLE, "the router is stopping"))
 
     def _admit(self, request: Request, now: float) -> RateLimitStatus | None:
-        """Record a request and count it for its client; one that exceeds a rate is recorded as refused.
+        """Record a request and count it for its client; one above a rate limit is recorded as refused.
 
-        Returns what its caller has left; None: nothing limits it.
+        Returns what is left for its caller; None: no limit applies.
         """
         records = self._deps.records
         records.requests.note_arrival(request, self._clock.utc_now())
@@ -462,7 +461,7 @@ class SchedulingLoop:
             raise
 
     def _take_tenants(self, tenants: Mapping[str, Tenant]) -> None:
-        """Apply the tenants that operators declared; nothing that waits or runs is disturbed."""
+        """Apply the declared tenants without interrupting waiting or running requests."""
         declared = declared_in(tenants)
         self._deps.records.clients.declare({name: limits_of(each) for name, each in declared.items()})
         settings = {name: settings_of(each) for name, each in declared.items()}
@@ -490,7 +489,7 @@ class SchedulingLoop:
             try:
                 self._carry_out(decision)
             except Exception:
-                # The other decisions must not be lost with it: they are made only once.
+                # The other decisions must not be lost: each is returned only once.
                 log.exception("a decision could not be carried out", decision=type(decision).__name__)
                 self._undo(decision)
         self._set_timer()
@@ -526,7 +525,7 @@ class SchedulingLoop:
             self._deps.observer.note_wait(mailbox.request.spec, kind, self._mesh.view)
 
     def _note_estimate(self, mailbox: Mailbox) -> None:
-        """Compare the first wait that a placed request was shown with the one that it had since."""
+        """Compare the first wait shown to a placed request with its actual wait since then."""
         if mailbox.estimate is not None:
             shown_at, seconds = mailbox.estimate
             error = estimate_error(seconds, self._clock.monotonic() - shown_at)
@@ -534,10 +533,7 @@ class SchedulingLoop:
             self._deps.observer.note_estimate(mailbox.request.spec, error, self._mesh.view)
 
     def _undo(self, decision: Decision) -> None:
-        """Undo a decision that could not be carried out.
-
-        A refused caller gives its slot back, a wake is reported as failed.
-        """
+        """Undo a failed decision: a refused caller returns its slot, a wake is reported as failed."""
         error = WeftError(Reason.INTERNAL, "an internal error; the router's log has the details")
         if isinstance(decision, Wakes):
             ends = partial(self.wake_finished, decision.model, WakeEnd(error=error))
@@ -556,7 +552,7 @@ class SchedulingLoop:
         try:
             self._deliver(self.scheduler.tick(self._clock.monotonic()))
         except Exception:
-            # Without the next tick no waiting request would be refused or get a status.
+            # Without the next tick, no waiting request would be refused or get a status.
             log.exception("the tick of the scheduler failed")
             self._set_timer()
 
@@ -588,7 +584,7 @@ class SchedulingLoop:
 
 
 def _served(receipt: receipt_pb2.Receipt | None, operation: Operation) -> Served | None:
-    """Returns what a request used; None: unknown. Media that were made are known, even if the engine counts nothing."""
+    """Return what a request used; None: unknown. Generated media count even if the engine reports no tokens."""
     if receipt is None:
         return None
     was_made = receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and operation in MEDIA_UNITS

@@ -1,7 +1,7 @@
 """Polls the registry's VRAM ledger for the memory of all hosts.
 
-The view only decides when a load is worth beginning; the ledger itself decides with every lease. So a stale view costs
-a wait and never memory, and the last one is kept while the registry is unreachable.
+The result only decides when a load is worth beginning; the ledger itself decides on each lease. So a stale result only
+delays a load and never overcommits memory, and it is kept while the registry is unreachable.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ POLL_SECONDS = 5.0
 HURRIED_POLL_SECONDS = 0.5
 """Interval while requests wait for a load."""
 HURRY_SECONDS = 2.0
-"""How long one call of `hurry` is effective."""
+"""How long a call of `hurry` has effect."""
 START_HURRY_SECONDS = 30.0
-"""Time after the start in which it polls often: hosts appear in the ledger one by one."""
+"""Time after the start with frequent polls, as hosts appear in the ledger one by one."""
 MAX_HOSTS_PER_SECOND = 2_000
-"""Hosts polled per second at most, however urgent: each costs some 40 us of the loop's time."""
+"""Maximum hosts polled per second, however urgent: each takes about 40 us of the event loop."""
 CALL_SECONDS = 5.0
-"""Timeout of one poll; enough for a ledger of ten thousand hosts."""
+"""Timeout of a poll; enough for a ledger of ten thousand hosts."""
 MAX_HOSTS = 10_000
-"""Maximum number of hosts, as in the ledger; the memory of further ones is unknown."""
+"""Maximum number of hosts, as in the ledger; the memory of others is unknown."""
 CONVERTED_PER_TURN = 200
-"""Hosts that are processed before other tasks get the event loop."""
+"""Hosts processed before other tasks get the event loop."""
 
 
 class MemoryWatch:
-    """Calls `on_change` with the memory of all hosts by name whenever it changes. Life cycle: start, stop."""
+    """Calls `on_change` with the memory of all hosts by name when it changes. Life cycle: start, stop."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MemoryWatch:
         note_mesh_time: Callable[[datetime], None] = lambda _: None,
         note_devices: Callable[[Iterable[lease_service_pb2.HostMemory]], None] = lambda _: None,
     ) -> None:
-        """`note_mesh_time` gets the time of the mesh with each poll, `note_devices` the hosts of the ledger."""
+        """`note_mesh_time` gets the mesh's time with each poll, `note_devices` the ledger's hosts."""
         self._note_devices = note_devices
         self._note_mesh_time = note_mesh_time
         self._stub = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
@@ -89,7 +89,7 @@ class MemoryWatch:
             self._task = None
 
     def hurry(self) -> None:
-        """Poll often for the next HURRY_SECONDS, since a request waits for a load. Cheap to call."""
+        """Poll often for the next HURRY_SECONDS because a request waits for a load. Cheap to call."""
         was_hurried = self._is_hurried
         self._hurry_until = max(self._hurry_until, self._clock.monotonic() + HURRY_SECONDS)
         if not was_hurried:
@@ -108,7 +108,7 @@ class MemoryWatch:
             except WeftError as error:
                 self._note_away(error.reason)
             except Exception:
-                # A watch that ended would silently leave the router with an ever older view.
+                # If this task ended, the router would silently work with an ever older view.
                 log.exception("the VRAM ledger cannot be read")
             await self._pause(began)
 
@@ -138,7 +138,7 @@ class MemoryWatch:
             log.warning("the VRAM ledger cannot be read, going on with the last view of it", reason=reason.name.lower())
 
     async def _pause(self, began: float) -> None:
-        """Wait until the next poll is due, which may become earlier meanwhile."""
+        """Wait until the next poll is due, which may move forward meanwhile."""
         while True:
             self._hurried.clear()
             interval = HURRIED_POLL_SECONDS if self._is_hurried else POLL_SECONDS
@@ -166,7 +166,7 @@ def _holders_of(leases: Iterable[lease_pb2.Lease]) -> Iterable[MemoryHolder]:
         yield MemoryHolder(
             name=lease.purpose or lease.holder.name if is_model else lease.holder.name or lease.purpose,
             is_model=is_model,
-            # Usage above its lease comes free with it.
+            # Usage above its lease is freed with it.
             held_bytes=max(booked, lease.seen_bytes if lease.HasField("seen_bytes") else 0),
             pinned=lease.pinned,
             is_leaving=lease.state == lease_pb2.Lease.STATE_RELEASING,

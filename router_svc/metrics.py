@@ -1,9 +1,9 @@
-"""Prometheus metrics of a router: its queue, its grants and refusals, wakes, the ends of requests, and host memory.
+"""Prometheus metrics of a router: queue, grants, refusals, wakes, ends of requests, and host memory.
 
-No label comes from a caller: models are names that the mesh knows, or `unknown`. Metrics of finished requests come from
-their receipts. Names, attributes and buckets of `gen_ai_*` are those of the conventions for generative AI metrics (in
-development, manifest gen-ai-dev 1.42), in Prometheus' form. Their buckets end where a cold model begins: longer ones
-are added.
+No label comes from a caller: models are names known to the mesh, or `unknown`. Metrics of finished requests come from
+their receipts. Names, attributes and buckets of `gen_ai_*` follow the conventions for generative AI metrics (in
+development, manifest gen-ai-dev 1.42) in Prometheus' form. Those buckets end below the duration of a cold load, so
+longer ones are added.
 """
 
 from collections import Counter
@@ -28,34 +28,34 @@ from weft.kernel.reasons import Reason
 from weft.kernel.tracing import TraceContext, error_type
 
 TOLERANCE_SECONDS = 0.002
-"""Each duration of a receipt is rounded separately."""
+"""Tolerance, as each duration of a receipt is rounded separately."""
 
 
 class ReceiptFault(StrEnum):
-    """What is wrong with a receipt."""
+    """An inconsistency in a receipt."""
 
     WAITS_EXCEED_TOTAL = "waits_exceed_total"
-    """Queue wait and load wait together are longer than the request was."""
+    """Queue wait plus load wait exceed the total time."""
     FIRST_TOKEN_AFTER_END = "first_token_after_end"  # noqa: S105 - a name
-    """The first content came after the end."""
+    """The first content is after the end."""
     FIRST_TOKEN_BEFORE_GRANT = "first_token_before_grant"  # noqa: S105 - a name
-    """The first content came before the last attempt began."""
+    """The first content came before the waits were over."""
     CACHED_EXCEEDS_PROMPT = "cached_exceeds_prompt"
-    """More prompt tokens came from the cache than the prompt has."""
+    """More cached than prompt tokens."""
     REASONING_EXCEEDS_COMPLETION = "reasoning_exceeds_completion"
-    """There are more tokens of reasoning than of the answer, which includes them."""
+    """More reasoning tokens than answer tokens, which include them."""
     COMPLETED_WITHOUT_ATTEMPT = "completed_without_attempt"
-    """It completed, and no runner worked on it."""
+    """It completed without an attempt on a runner."""
     COMPLETED_WITH_REASON = "completed_with_reason"
-    """It completed, and it or its last attempt has the reason of a failure."""
+    """It completed, but it or its last attempt has a failure reason."""
     FAILED_WITHOUT_REASON = "failed_without_reason"
-    """It did not complete, and has no reason."""
+    """It did not complete and has no reason."""
     REJECTED_AFTER_ATTEMPT = "rejected_after_attempt"
-    """It was refused before any runner worked on it, and a runner did."""
+    """It was refused before any attempt, but has attempts."""
 
 
 def receipt_faults(receipt: receipt_pb2.Receipt) -> list[ReceiptFault]:
-    """Returns what does not add up in the receipt of a request that has ended; nothing where all of it does."""
+    """Returns the inconsistencies in the receipt of a finished request."""
     usage, attempts = receipt.usage, receipt.attempts
     waits = seconds_of(receipt.queue_wait) + seconds_of(receipt.load_wait)
     has_first, first = receipt.HasField("time_to_first_token"), seconds_of(receipt.time_to_first_token)
@@ -79,7 +79,7 @@ def receipt_faults(receipt: receipt_pb2.Receipt) -> list[ReceiptFault]:
 
 
 LONG_SECONDS = (120.0, 300.0, 600.0)
-"""Added to the buckets of the conventions: loads of large models, and long answers."""
+"""Buckets added to those of the conventions, for loads of large models and long answers."""
 DURATION_SECONDS = (*(0.01 * 2**power for power in range(14)), *LONG_SECONDS)
 FIRST_TOKEN_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -91,19 +91,19 @@ _COMMON = ("gen_ai_request_model", "gen_ai_response_model", "gen_ai_operation_na
 _FAILED = receipt_pb2.OUTCOME_FAILED
 _COMPLETED = receipt_pb2.OUTCOME_COMPLETED
 WAIT_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Buckets of waits: from a slot that is free to the load of a large model."""
+"""Buckets of waits, from a free slot to the load of a large model."""
 
 ERROR_SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0)
-"""Buckets of the errors of estimates, as shares of the wait."""
+"""Buckets of estimate errors, as shares of the wait."""
 
 PROGRAM = "program"
-"""The holder of leases that are not a model's: programs choose their own names."""
+"""The holder label of leases that are not a model's, as programs choose their own names."""
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in receipt_pb2.Outcome.items()}
 
 
 class RouterMetrics(SchedulingObserver):
-    """The metrics of one router, on its own page or the host's."""
+    """The metrics of a router, on its own page or the host's."""
 
     def __init__(self, page: MetricsPage | None = None) -> None:
         self.page = page = MetricsPage() if page is None else page
@@ -160,13 +160,13 @@ class RouterMetrics(SchedulingObserver):
 
     @override
     def show(self, state: RouterState) -> None:
-        """Shows the state of a router with each scrape."""
+        """Adds the router's state to each scrape."""
         self.page.add(partial(_state_metrics, state, self.page))
         self.page.add_spans(state.tracing)
 
     @override
     def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
-        """Counts a grant or a refusal; waits are not counted: each request gets many."""
+        """Counts a grant or a refusal. Waits are not counted, as each request gets many."""
         if isinstance(decision, Placed):
             self._grants.of(view.label(request.model), request.priority.name.lower()).inc()
         elif isinstance(decision, Rejects):
@@ -202,7 +202,7 @@ class RouterMetrics(SchedulingObserver):
 
     @override
     def note_end(self, ended: RequestEnded) -> None:
-        """Counts the end of a request, and its waits as its receipt has them."""
+        """Counts the end of a request and the waits in its receipt."""
         request, reason, receipt, view = ended.request.spec, ended.reason, ended.receipt, ended.view
         if ended.refusal is not None:
             self._note_refusal(request, reason, view)
@@ -260,7 +260,7 @@ class RequestMetrics:
             "weft_inconsistent_receipts", "Receipts whose figures contradict each other, by what is wrong.", ("fault",)
         )
         for fault in ReceiptFault:
-            # An alert on an increase does not see a series that begins at one.
+            # An alert on an increase would miss a series that starts at one.
             self._faults.of(fault)
 
     def note_end(
@@ -273,7 +273,7 @@ class RequestMetrics:
     ) -> None:
         """Counts a request by its receipt."""
         model = view.label(request.model)
-        # A request that no runner got has no response model; its receipt repeats the name in the request.
+        # Without an attempt there is no response model: the receipt repeats the requested name.
         answered_by = view.label(receipt.model) if receipt.attempts else ""
         common = (model, answered_by, OPERATION_NAMES.get(request.operation, request.operation.name.lower()), PROVIDER)
         error = error_type(reason)
@@ -304,7 +304,7 @@ class RequestMetrics:
 
 
 def exemplar_of_request(request: PlacementRequest) -> dict[str, str] | None:
-    """Returns the exemplar of a sampled request. Most are not sampled: their traceparent is not parsed."""
+    """Returns the exemplar of a sampled request. Most are not sampled, and their traceparent is not parsed."""
     sampled = request.traceparent.endswith("1")
     return exemplar_of(TraceContext.parse(request.traceparent)) if sampled else None
 

@@ -1,4 +1,4 @@
-"""The placement port: in the router's own process without a transport, and over gRPC, with the same semantics."""
+"""The placement port within the router's process and over gRPC, with the same semantics."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class LocalPlacement(RouterPort):
         self._history: RequestHistory | None = None
 
     def look_back_in(self, history: RequestHistory) -> None:
-        """Find ends there, too, that this process does not remember."""
+        """Look up ends in the database that this process does not remember."""
         self._history = history
 
     @override
@@ -77,7 +77,7 @@ class LocalPlacement(RouterPort):
         return False
 
     async def _is_written(self, request: PlacementRequest) -> bool:
-        """Whether the end of a request is in the database, by this router or another one."""
+        """Whether the end of a request is in the database, from this router or another."""
         if self._history is None or self._loop.remembers(request):
             return False
         found = await self._history.find(request.request_id, request.tenant)
@@ -149,7 +149,7 @@ MAX_NEEDED_TOOLS = 128
 MAX_AFFINITY_KEY_BYTES = 64
 MAX_USAGE_KEY_CHARS = 128
 MAX_ATTEMPTS_USED = 1_000
-"""Maximum attempts of a request that is placed again; routers allow a few."""
+"""Maximum attempts of a request that is placed again; routers allow only a few."""
 MAX_AGE_SECONDS = 7 * 86_400.0
 """Maximum age of a request that is placed again; requests live for minutes."""
 
@@ -160,11 +160,11 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
     """Implements PlacementService; translation only."""
 
     def __init__(self, placement: RouterPort, journal: JournalPolicy | None = None) -> None:
-        """`journal`: which requests may only come as tasks; None: none."""
+        """`journal`: which requests may only be submitted as tasks; None: none."""
         self._placement = placement
         self._journal = journal
 
-    # grpc.aio also accepts a coroutine that reads and writes through the context; the stub only knows iterators.
+    # grpc.aio also accepts a coroutine that reads and writes through the context; the stub only has iterators.
     @override
     async def Place(self, _requests: object, context: PlaceContext) -> None:  # type: ignore[override]
         async with answering(context):
@@ -183,7 +183,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                 finally:
                     ended = [task for task in (reading, writing) if task.done()]
                     await stop_tasks({reading, writing}.difference(ended))
-                    # Of a call whose caller has gone nothing else asks how they ended.
+                    # Retrieve their exceptions, which asyncio would otherwise report after the caller has left.
                     await asyncio.gather(*ended, return_exceptions=True)
 
     @override
@@ -210,9 +210,9 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         raise AssertionError("abort has raised")
 
     def _require_unjournaled(self, wanted: PlacementRequest) -> None:
-        """Raise SERVICE_UNAVAILABLE for a request that must be journaled: tasks are placed inside the router.
+        """Raise SERVICE_UNAVAILABLE for a request that must be journaled, as tasks are placed inside the router.
 
-        Its dispatcher has not heard of the setting yet, or has no configuration of tenants.
+        Its dispatcher does not have the setting yet, or has no tenant configuration.
         """
         if self._journal is None or self._journal.required(wanted.model, wanted.tenant, wanted.operation) is None:
             return
@@ -224,7 +224,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         )
 
     async def _read_reports(self, context: PlaceContext, place: Placement) -> None:
-        """Read the dispatcher's reports until it reports the end of the request, or disconnects."""
+        """Read the dispatcher's reports until it reports the end of the request or disconnects."""
         while isinstance(request := await context.read(), pb.PlaceRequest):
             match request.WhichOneof("kind"):
                 case "first_content":
@@ -247,11 +247,11 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                 decision = await place.next_decision()
             except WeftError as error:
                 if error.reason is Reason.SHUTTING_DOWN:
-                    # To its dispatcher a router that stops is one that is lost: the request is placed again.
+                    # Dispatchers treat a stopping router like a lost one and place the request again.
                     raise WeftError(Reason.SERVICE_UNAVAILABLE, error.message) from error
                 if not (cancelled_by := canceller_of(error)):
                     raise
-                # The dispatcher ends the request, and reports its end.
+                # The dispatcher ends the request and reports its end.
                 await context.write(pb.PlaceResponse(cancelled=pb.PlaceCancelled(cancelled_by=cancelled_by)))
                 await asyncio.Event().wait()
             response = _decision_to_proto(decision)
@@ -264,7 +264,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
     if message.operation not in {operation.value for operation in Operation}:
         raise invalid_field("open.operation", f"must be one of {', '.join(each.name.lower() for each in Operation)}")
     priority = Priority.from_wire(message.priority)
-    # The mesh's own priority classes are for a router's own process: over gRPC a dispatcher acts for callers.
+    # System priority is reserved for the router's own process: over gRPC, dispatchers act for callers.
     if priority is None or priority not in CALLER_BANDS:
         raise invalid_field("open.priority", "must be high, normal or low")
     if not 0 <= message.attempts_used <= MAX_ATTEMPTS_USED:
@@ -290,14 +290,14 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         asked_model=require_token(message.asked_model, "open.asked_model", MAX_NAME_CHARS)
         if message.asked_model
         else "",
-        # A caller that is no token counts as one that is not known; no request is refused for it.
+        # An invalid caller counts as unknown and does not refuse the request.
         caller=message.caller if is_token(message.caller, MAX_USAGE_KEY_CHARS) else "",
         prompt_tokens=message.prompt_tokens,
         max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
         work=message.work,
-        # A skill that this router does not know is one that no model is known to have: all are requested.
+        # No model has a skill that this router does not know, so all known and unknown ones are required.
         skills=frozenset(Skill(number) for number in message.needed_skills if number in known_skills),
-        # So is a mode: it is as if nothing were said.
+        # An unknown mode is ignored.
         thinking=_MODES.get(message.needed_thinking, ThinkingMode.DEFAULT),
         tools=frozenset(
             require_name(name, f"open.needed_tools[{place}]") for place, name in enumerate(message.needed_tools)
@@ -314,7 +314,7 @@ _MODES: Mapping[int, ThinkingMode] = MappingProxyType({mode.value: mode for mode
 
 
 def _prefix_holder(message: pb.PlaceOpen) -> PrefixHolder | None:
-    """Return the holder of a prompt's beginning; None: none, or none that goes with the digests."""
+    """Return the holder of a prompt's beginning; None: none, or it does not match the digests."""
     holder = message.prefix_holder
     if not 0 < holder.digest_count <= len(message.prefix_digests):
         return None
@@ -322,7 +322,7 @@ def _prefix_holder(message: pb.PlaceOpen) -> PrefixHolder | None:
 
 
 def _check_sizes(message: pb.PlaceOpen) -> None:
-    """Raise INVALID_ARGUMENT naming a field that is out of its bounds."""
+    """Raise INVALID_ARGUMENT naming a field that is out of bounds."""
     if message.prompt_tokens < 0 or message.max_output_tokens < 0:
         raise invalid_field("open", "prompt_tokens and max_output_tokens must not be negative")
     if not 0.0 <= message.work <= MAX_WORK:

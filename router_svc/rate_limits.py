@@ -19,30 +19,30 @@ from weft.kernel.value import value_class
 
 _TENANT, _CLIENT = "tenant/", "client/"
 _BETWEEN = "\0"
-"""Separator between a tenant and its client, key or model; no name can contain it."""
+"""Separates a tenant from its client, key or model; names cannot contain it."""
 NO_KEY = "none"
-"""Stands for the key of callers without one; ids of keys have a prefix."""
+"""Key of callers without one; ids of real keys have a prefix."""
 MAX_LISTED_USES = 10_000
 
 
 @value_class()
 class Counted:
-    """What was counted for one request, to be corrected at its end."""
+    """What was counted for a request, to be corrected at its end."""
 
     keys: tuple[tuple[str, Rate], ...]
-    """Of the windows that counted it."""
+    """The windows that counted it."""
     tokens: int
     counted_at: float
-    """Time of the count, in seconds on the monotonic clock."""
+    """Seconds on the monotonic clock."""
     status: RateLimitStatus | None = None
-    """How much more its caller may ask for; None: nothing limits it. Read-only."""
+    """What is left for its caller; None: no limit applies. Read-only."""
 
 
 NOTHING_COUNTED = Counted((), 0, 0.0)
 
 
 class _TenantWindows:
-    """The windows of one tenant that has its own limits."""
+    """The windows of a tenant with its own limits."""
 
     def __init__(self, tenant: str, windows: RateWindows, config: RateLimitConfig, clock: Clock) -> None:
         self._tenant = tenant
@@ -51,10 +51,10 @@ class _TenantWindows:
         self._clock = clock
         self._rates: dict[LimitScope, tuple[Rate, ...]] = {}
         self._tracked: dict[LimitScope, TrackedKeys] = {}
-        """Keys or models of each scope that has a window for each of them."""
+        """Keys or models of each scope with a separate window per key or model."""
 
     def use(self, limits: Sequence[TenantLimit]) -> None:
-        """Counts by other limits; what was counted in a window of a scope, unit and length that stay stays counted."""
+        """Replaces the limits; windows with the same scope, unit and length keep their counts."""
         after = by_scope(limits)
         for scope, rates in self._rates.items():
             if scope not in self._tracked:
@@ -95,7 +95,7 @@ class _TenantWindows:
             yield from claims_of(rates, key, who, request.prompt_tokens, about)
 
     def uses(self) -> Iterator[LimitUse]:
-        """Yields what is used of each window; of keys and models only where it counts something."""
+        """Yields the use of each window; windows of keys and models only if they counted something."""
         for scope, rates in self._rates.items():
             tracked = self._tracked.get(scope)
             if tracked is None:
@@ -113,7 +113,7 @@ class _TenantWindows:
         return self._tracked[scope].key_of(name).removeprefix(self._prefix(scope))
 
     def _whole_key(self, scope: LimitScope) -> str:
-        # Without a model it is the key of a tenant without limits of its own: its windows stay when it gets some.
+        # Without a model the key is the same as for a tenant without limits, so that its windows stay if it gets some.
         whole = _TENANT + self._tenant
         return f"{whole}{_BETWEEN}{scope.model}" if scope.model else whole
 
@@ -122,7 +122,7 @@ class _TenantWindows:
 
 
 class RateLimits:
-    """What the router that leads counts of tenants and clients; the next one begins with empty windows."""
+    """Counts of tenants and clients on the leading router; the next leader begins with empty windows."""
 
     def __init__(
         self, config: RateLimitConfig, client_rates: Mapping[str, tuple[Rate, ...]], clock: Clock, *, max_clients: int
@@ -137,11 +137,11 @@ class RateLimits:
         self._clients = {client: self._tracked_client(client, rates) for client, rates in client_rates.items()}
         self._declared: Mapping[str, tuple[TenantLimit, ...] | None] = {}
         self._named: dict[str, _TenantWindows] = {}
-        """The tenants with their own limits, declared or configured; the others have the default."""
+        """Tenants with declared or configured limits; others have the default."""
         self._name_tenants()
 
     def reconfigure(self, config: RateLimitConfig, client_rates: Mapping[str, tuple[Rate, ...]]) -> None:
-        """Uses other rates from now on. What was counted in a window that stays still counts."""
+        """Replaces the rates. Windows that stay keep their counts."""
         before, self._config = self._config, config
         if before.max_tenants != config.max_tenants:
             self._tenants.forget_all()
@@ -163,18 +163,18 @@ class RateLimits:
         self._name_tenants()
 
     def declare(self, tenants: Mapping[str, tuple[TenantLimit, ...] | None]) -> None:
-        """Uses these limits of tenants in place of those of the configuration; None: the default."""
+        """Overrides the configured limits of tenants; None: the default."""
         self._declared = tenants
         self._name_tenants()
 
     def _name_tenants(self) -> None:
-        """Brings the tenants with their own limits up to date."""
+        """Updates the tenants that have their own limits."""
         wanted: dict[str, tuple[TenantLimit, ...]] = {
             name: over_the_whole(rates) for name, rates in self._config.tenants.items() if name not in self._declared
         }
         wanted |= {name: limits for name, limits in self._declared.items() if limits is not None}
         for name in [name for name in self._named if name not in wanted]:
-            # Its windows of the whole tenant go on to count where the default has windows of the same lengths.
+            # Its windows over the whole tenant keep counting if the default has windows of the same length.
             gone, own = self._named.pop(name), self._tenants.key_of(name) == _TENANT + name
             gone.use(over_the_whole(self._config.default) if own else ())
         for name, limits in wanted.items():
@@ -191,9 +191,9 @@ class RateLimits:
         return TrackedKeys(self._windows, rates, self._max_clients, f"{_CLIENT}{client}{_BETWEEN}", self._clock)
 
     def take(self, request: PlacementRequest, *, with_client: bool = True) -> Counted:
-        """Count a request and the estimated tokens of its prompt, for its tenant and, `with_client`, for its client.
+        """Count a request and its estimated prompt tokens for its tenant and, with `with_client`, its client.
 
-        Raises RATE_LIMIT_EXCEEDED naming the tenant, the limit and its window if it exceeds a limit; see
+        Raises RATE_LIMIT_EXCEEDED naming the tenant, the limit and its window if it exceeds one; see
         `weft.dispatch.rate_windows`.
         """
         claims = self._claims(request, with_client=with_client)
@@ -215,13 +215,13 @@ class RateLimits:
                     self._windows.correct(key, rate, tokens - counted.tokens, counted_at=counted.counted_at)
 
     def give_back(self, counted: Counted) -> None:
-        """Take back all that was counted for a request."""
+        """Revert everything that was counted for a request."""
         for key, rate in counted.keys:
             amount = counted.tokens if rate.unit is RateUnit.TOKENS else 1
             self._windows.correct(key, rate, -amount, counted_at=counted.counted_at)
 
     def uses(self, tenant: str = "") -> list[LimitUse]:
-        """Returns what is used of the limits of a tenant, or (empty) of all; at most MAX_LISTED_USES."""
+        """Returns the use of a tenant's limits, or of all if empty; at most MAX_LISTED_USES."""
         return list(islice((use for use in self._uses() if tenant in ("", use.tenant)), MAX_LISTED_USES))
 
     def _uses(self) -> Iterator[LimitUse]:
@@ -264,7 +264,7 @@ class RateLimits:
 
 
 def claims_of(rates: Sequence[Rate], key: str, who: str, tokens: int, about: Mapping[str, str]) -> list[Claim]:
-    """Returns what a request claims of rates with one key: itself, or the tokens of its prompt."""
+    """Returns what a request claims of rates with one key: 1, or its prompt tokens."""
     return [
         Claim(key=key, who=who, rate=rate, amount=tokens if rate.unit is RateUnit.TOKENS else 1, about=about)
         for rate in rates
@@ -274,7 +274,7 @@ def claims_of(rates: Sequence[Rate], key: str, who: str, tokens: int, about: Map
 def use_of(
     windows: RateWindows, window: str, rate: Rate, *, tenant: str, key: str = "", model: str = "", client: str = ""
 ) -> LimitUse:
-    """Returns what is used of a rate, by the key of its window."""
+    """Returns the use of a rate by the key of its window."""
     return LimitUse(
         tenant=tenant,
         key=key,

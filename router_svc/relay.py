@@ -1,4 +1,4 @@
-"""The router's end of dial-out runners: their links by runner name, and their services over these links."""
+"""The relay for dial-out runners: their links by runner name, and their services over these links."""
 
 import asyncio
 from collections import OrderedDict
@@ -40,32 +40,32 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 5.0
 MAX_CHECKS = 64
-"""Tokens that are checked concurrently."""
+"""Maximum concurrent token checks."""
 MAX_TOKEN_CHARS = 512
 MAX_KNOWN_TOKENS = 4096
 
 
 class TokenGate:
-    """Checks tokens. One that was valid before is always checked, however many wrong ones arrive beside it."""
+    """Checks tokens. Previously valid ones are always checked, however many wrong ones arrive meanwhile."""
 
     def __init__(self, registry: grpc.aio.Channel, clock: Clock) -> None:
         self._tokens = cast("JoinTokenServiceAsyncStub", join_token_service_pb2_grpc.JoinTokenServiceStub(registry))
         self._clock = clock
         self._refusals = TokenRefusals()
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        """Hashes of tokens that were valid when they were last shown."""
+        """Hashes of tokens that were valid when last used."""
         self._checking = 0
 
     async def check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Return when the caller shows a valid token.
+        """Return if the caller presents a valid token.
 
-        Raises UNAUTHENTICATED when it does not, RATE_LIMIT_EXCEEDED after too many wrong ones, SERVICE_UNAVAILABLE when
-        the registry cannot be reached.
+        Raises UNAUTHENTICATED if not, RATE_LIMIT_EXCEEDED after too many wrong ones, SERVICE_UNAVAILABLE if the
+        registry is unreachable.
         """
         await self.check_token(_token_of(context.invocation_metadata() or ()), context.peer().rpartition(":")[0])
 
     async def check_token(self, token: str, peer: str) -> None:
-        """Return when a token is valid; wrong ones are counted by peer. Raises as `check`."""
+        """Return if a token is valid; wrong ones are counted by peer. Raises as `check`."""
         if not 0 < len(token) <= MAX_TOKEN_CHARS:
             raise _no_token()
         digest = sha256(token.encode()).digest()
@@ -124,9 +124,9 @@ def _check_error(error: WeftError) -> WeftError:
 log = get_logger("weft.relay")
 
 MAX_RUNNER_CALLS = 16
-"""Concurrent calls of one runner to the registry."""
+"""Maximum concurrent calls of a runner to the registry."""
 _NOT_FOR_RUNNERS = frozenset({RUNNER_KEY, AUTHORIZATION, API_KEY})
-"""Metadata that is not forwarded: the key of a gateway opens the whole mesh, and a joined runner need not be
+"""Metadata that is not forwarded: a gateway's key gives access to the whole mesh, and joined runners need not be
 trusted."""
 RELAY_SERVICE = relay_service_pb2.DESCRIPTOR.services_by_name["RelayService"].full_name
 RELAYED_SERVICES = (
@@ -134,12 +134,12 @@ RELAYED_SERVICES = (
     runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
 )
 PROCESS_SERVICE = process_service_pb2.DESCRIPTOR.services_by_name["ProcessService"].full_name
-"""Also a service of the router itself: a call that names a runner is for that runner."""
+"""Also a service of the router itself; a call that names a runner is forwarded to it."""
 SET_LOG_LEVEL = "/weft.api.operations.v1.ProcessService/SetLogLevel"
 AUDIT_SECONDS = 2.0
-"""How long a change of the log level waits for its entry."""
+"""Time limit for writing the audit entry of a log level change."""
 CONFIGURED = "configured"
-"""The level in an entry where the configured one holds again."""
+"""The audit entry's level when the configured level is restored."""
 _MODEL_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values())
 _WORK_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values() if spec.takes_slot)
 
@@ -148,15 +148,15 @@ AttachContext = grpc.aio.ServicerContext[relay_service_pb2.AttachRequest, relay_
 
 
 class LogLevelAudit:
-    """Writes changes of the log level of runners into the audit log: behind the relay they cannot themselves."""
+    """Writes log level changes of runners to the audit log, as runners behind the relay cannot."""
 
     def __init__(self, registry: grpc.aio.Channel, clock: Clock) -> None:
-        # Typed as synchronous by the generated code, whatever the channel.
+        # The generated code types it as synchronous for any channel.
         self._operations: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
         self._clock = clock
 
     async def write(self, runner: str, request: process_service_pb2.SetLogLevelRequest) -> None:
-        """Writes a change that a runner has made. An entry that cannot be written is in the log."""
+        """Writes a change made by a runner. If the entry cannot be written, it is logged."""
         entry = operation_service_pb2.RecordLogLevelRequest(
             process=f"runner/{runner}", level=request.level or CONFIGURED, changed_by=request.requested_by
         )
@@ -173,7 +173,7 @@ class LogLevelAudit:
 
 
 def _as_the_caller(message: bytes) -> process_service_pb2.SetLogLevelRequest:
-    """Returns a request in the name of its caller: its own, or the one that it says where it may act for others.
+    """Returns the request with its caller: the authenticated one, or the stated one if it may act for others.
 
     Raises MALFORMED_REQUEST.
     """
@@ -188,7 +188,7 @@ def _as_the_caller(message: bytes) -> process_service_pb2.SetLogLevelRequest:
 
 
 class RelayLink:
-    """One standing link and the session that its runner opened over it."""
+    """An open link and the session that its runner opened over it."""
 
     def __init__(self, config: RelayConfig, session: LinkSession, calls: SessionCalls) -> None:
         limits = LinkLimits(max_own_calls=config.max_calls_per_link, max_peer_calls=MAX_RUNNER_CALLS)
@@ -197,24 +197,24 @@ class RelayLink:
         self.ended = asyncio.Event()
         self._working = 0
         self._running = 0
-        """Calls of models that are being forwarded."""
+        """Model calls that are being forwarded."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call of a model is being forwarded."""
+        """Whether no model call is being forwarded."""
         return self._idle.is_set()
 
     async def until_idle(self) -> None:
-        """Returns once no call of a model is being forwarded."""
+        """Waits until no model call is being forwarded."""
         await self._idle.wait()
 
     async def serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         """Forward a call to the runner.
 
-        Raises NO_SLOT_AVAILABLE when it works on its maximum number of requests, SHUTTING_DOWN for a call of a model
-        while its relay drains.
+        Raises NO_SLOT_AVAILABLE if the runner is at its maximum number of requests, SHUTTING_DOWN for a model call
+        while the relay drains.
         """
         if method not in _MODEL_METHODS:
             await self._forward(method, requests, context)
@@ -238,7 +238,7 @@ class RelayLink:
                 self._idle.set()
 
     async def set_log_level(self, audit: LogLevelAudit, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Forwards a change of the log level, in the caller's name; the audit log has it before the caller's answer."""
+        """Forwards a log level change in the caller's name; the audit entry is written before the caller's answer."""
         request = _as_the_caller(await anext(requests, b""))
         note = partial(audit.write, self.session.runner, request)
 
@@ -285,9 +285,9 @@ class Relay:
         self._stopping = False
 
     async def stop(self, grace_seconds: float) -> None:
-        """Take no new links and no new requests, and end each link once its requests have ended, or after the grace.
+        """Refuse new links and requests, and end each link after its requests or after the grace period.
 
-        Idempotent: with a shorter grace it hurries a stop that waits.
+        Idempotent: a call with a shorter grace period shortens a stop under way.
         """
         self._stopping = True
         standing = list(self._standing.values())
@@ -318,35 +318,35 @@ class Relay:
                 draining.create_task(self._drain_link(each))
 
     async def _drain_link(self, standing: RelayLink) -> None:
-        """End a link once no request runs on it: its runner dials another relay while others still wait."""
+        """End a link once it has no requests, so that its runner can dial another relay while others still drain."""
         standing.session.is_draining = True
         if not standing.is_idle and self._calls is not None:
-            # Without it requests would be placed here, and refused, until the runner's next heartbeat.
+            # Otherwise requests would be placed here, and refused, until the runner's next heartbeat.
             with suppress(WeftError):
                 await self._calls.report_draining(standing.session)
         await standing.until_idle()
         standing.link.stop(_shutting_down())
 
     async def check_token(self, token: str, peer: str) -> None:
-        """Return when a join token is valid, for a listener that opens links in the name of others.
+        """Return if a join token is valid, for a listener that opens links for others.
 
-        `peer` is who shows it. Raises as `TokenGate.check`, and SHUTTING_DOWN.
+        `peer`: who presents it. Raises as `TokenGate.check`, and SHUTTING_DOWN.
         """
         self._require_running()
         assert self._gate is not None, "a token before the relay was started"
         await self._gate.check_token(token, f"publisher:{peer}")
 
     def services(self) -> RawServices:
-        """Return the runners' services, for the router's own gRPC server."""
+        """Return the runners' services, for the router's gRPC server."""
         return RawServices(RELAYED_SERVICES, self._serve, keyed_names=(PROCESS_SERVICE,), key=RUNNER_KEY)
 
     async def attach(self, context: AttachContext) -> None:
-        """Serve one link until it ends. Raises what ended it, see RelayService.Attach."""
+        """Serve a link until it ends. Raises the error that ended it, see RelayService.Attach."""
         self._require_running()
         assert self._gate is not None, "a link before the relay was started"
         await self._gate.check(context)
         standing = RelayLink(self._config, LinkSession(), self._require_room())
-        # Registered: from here on it counts, and `stop` ends it.
+        # Once registered it counts, and `stop` ends it.
         self._standing[standing.session] = standing
         opening = asyncio.create_task(self._require_session(standing))
         try:
@@ -373,7 +373,7 @@ class Relay:
             raise _shutting_down()
 
     async def _require_session(self, standing: RelayLink) -> None:
-        """End a link whose runner does not open its session in time."""
+        """End a link if its runner does not open a session in time."""
         seconds = self._config.open_timeout_seconds
         if not await wait_for_event(standing.session.opened, self._clock, seconds):
             message = f"the runner opened no session within {seconds:g} s"
@@ -406,7 +406,7 @@ class Relay:
             closing.add_done_callback(self._closing.discard)
 
     async def _close_session(self, calls: SessionCalls, session: LinkSession) -> None:
-        """Report to the mesh immediately that the runner is gone, unless it is back already."""
+        """Report immediately that the runner is gone, unless it has reconnected."""
         async with calls.turn(session.runner):
             if session.runner not in self._links:
                 with suppress(WeftError):
@@ -440,7 +440,7 @@ def _shutting_down() -> WeftError:
 
 
 def add_relay_to_server(relay: Relay, server: grpc.aio.Server) -> None:
-    """Add RelayService to a server. By hand: the generated base class has no handler that reads and writes."""
+    """Add RelayService to a server. The generated base class has no handler that reads and writes."""
 
     async def attach(requests: AttachRequests, context: AttachContext) -> None:  # noqa: ARG001 - read by the context
         async with answering(context):

@@ -1,4 +1,4 @@
-"""Calls of dial-out runners to the registry: permitted ones are forwarded in the name of this runner only."""
+"""Calls of dial-out runners to the registry: allowed ones are forwarded for that runner only."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class LinkSession:
-    """The session that was opened over one link."""
+    """The session opened over a link."""
 
     runner: str = ""
-    """Owner of the link: the first name for which a session was requested, whether it was opened or not."""
+    """Owner of the link: the first name that a session was requested for, even if it was not opened."""
     session_id: str = ""
     incarnation: str = ""
     host: str = ""
-    """The host that the runner reported."""
+    """The host reported by the runner."""
     max_requests: int = 0
     """Maximum concurrent requests of the runner; 0: no separate limit."""
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     opening: asyncio.Task[Message] | None = None
     """Set while the registry is opening it."""
     opening_request_id: str = ""
-    """The id of the runner's request to open it."""
+    """Request id with which the runner opens it."""
     refusal: WeftError | None = None
     """The error of the last attempt to open it."""
     is_draining: bool = False
-    """Whether its relay is about to end the link: the mesh is told that the runner takes nothing new."""
+    """Whether its relay is about to end the link; the mesh then sees the runner as draining."""
     last_beat: pb.HeartbeatRequest | None = None
-    """The newest heartbeat that its runner has sent over the link."""
+    """The runner's newest heartbeat over the link."""
 
 
 def require_own(session: LinkSession, session_id: str) -> None:
@@ -70,17 +70,14 @@ _SESSIONS = "/weft.api.registry.v1.RunnerSessionService/"
 _LEASES = "/weft.api.registry.v1.LeaseService/"
 
 Serve = Callable[[LinkCall, LinkSession, Any], Awaitable[Message | None]]
-"""Serves a request; returns the response, or None where it has sent its responses itself."""
+"""Serves a request; returns the response, or None if it has sent its responses."""
 
 
 class SessionCalls:
-    """Answers the calls that runners make to the registry over their links, each for its own session and leases."""
+    """Answers calls of runners to the registry, each for its own session and leases only."""
 
     def __init__(self, registry: grpc.aio.Channel, address: str, note_open: Callable[[LinkSession], None]) -> None:
-        """`address`: the router's own gRPC target.
-
-        `note_open` is called for each session before its runner gets the answer.
-        """
+        """`address`: the router's own gRPC target. `note_open`: called for a session before its runner is answered."""
         self._address = address
         self._note_open = note_open
         self._sessions = cast(
@@ -107,17 +104,14 @@ class SessionCalls:
         }
 
     def turn(self, runner: str) -> asyncio.Lock:
-        """Lock held while a session of a runner is opened or closed.
-
-        A late close must not hit the following session.
-        """
+        """Return the lock for opening and closing a runner's session: a late close must not hit the next session."""
         lock = self._turns.get(runner)
         if lock is None:
             lock = self._turns[runner] = asyncio.Lock()
         return lock
 
     async def answer(self, call: LinkCall, session: LinkSession) -> CallEnd:
-        """Answer one call of a runner. See weft.link.link.Answer."""
+        """Answer a call of a runner. See weft.link.link.Answer."""
         known = self._methods.get(call.start.method)
         if known is None:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "a link may only call the services of sessions and leases")
@@ -136,10 +130,10 @@ class SessionCalls:
         return CallEnd()
 
     async def report_draining(self, session: LinkSession) -> None:
-        """Report to the mesh immediately that a runner takes nothing new. Raises WeftError.
+        """Report immediately that a runner is draining. Raises WeftError.
 
-        Before its first heartbeat that is left to it. The number is the runner's next one, so that its own heartbeat of
-        that number counts as a repeat and not as stale.
+        Before its first heartbeat the runner reports it itself. The heartbeat has the runner's next number, so that the
+        runner's own heartbeat with that number counts as a repeat and not as stale.
         """
         if session.last_beat is None:
             return
@@ -155,7 +149,7 @@ class SessionCalls:
         await asyncio.gather(*self._openings, return_exceptions=True)
 
     async def close(self, session: LinkSession) -> None:
-        """Close the session of a runner whose link is gone, unless it is reached elsewhere by now. Raises WeftError."""
+        """Close the session of a runner that lost its link, unless it is reachable elsewhere. Raises WeftError."""
         with calling(Reason.SERVICE_UNAVAILABLE):
             request = registry_service_pb2.GetResourceRequest(kind="runner", name=session.runner)
             found = await self._registry.GetResource(request, timeout=CALL_TIMEOUT_SECONDS)
@@ -169,16 +163,16 @@ class SessionCalls:
         if session.runner and session.runner != name:
             raise WeftError(Reason.PERMISSION_DENIED, f"this link belongs to {session.runner}")
         if session.opening is not None:
-            # An opening outlives the call that requested it; one at a time, since their number must be bounded.
+            # An opening outlives its call. Only one at a time is allowed, to bound their number.
             if request.request_id and request.request_id == session.opening_request_id:
                 return await asyncio.shield(session.opening)
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the session is being opened already; try again")
         session.runner, session.opening_request_id = name, request.request_id
-        # The runner's own address does not matter: the mesh reaches it here.
+        # The runner's own address is irrelevant, as the mesh reaches it through this router.
         request.runner.address = relayed_address(self._address, name)
         request.runner.dial_out = True
         request.runner.capability.draining |= session.is_draining
-        # Losing the link does not cancel this: the registry may have opened the session and must be informed.
+        # Losing the link does not cancel this: the registry may have opened the session, which must then be closed.
         opening = session.opening = asyncio.create_task(self._open_in_turn(session, request))
         self._openings.add(opening)
         opening.add_done_callback(self._forget_opening)
@@ -187,7 +181,7 @@ class SessionCalls:
     def _forget_opening(self, opening: asyncio.Task[Message]) -> None:
         self._openings.discard(opening)
         if not opening.cancelled():
-            # No caller may be left waiting for it; asyncio would report an unretrieved error.
+            # Retrieve the exception, which asyncio would otherwise report.
             opening.exception()
 
     async def _open_in_turn(self, session: LinkSession, request: pb.OpenSessionRequest) -> Message:
@@ -262,7 +256,7 @@ def _require_own_leases(session: LinkSession, session_id: str, holder: lease_pb2
 
 
 def _require_own_host(session: LinkSession, sighting: lease_pb2.HostSighting) -> None:
-    """Raise PERMISSION_DENIED for observations of another host: they decide when leases there end."""
+    """Raise PERMISSION_DENIED for observations of another host, as they decide when leases there end."""
     if not session.host or sighting.host != session.host:
         raise WeftError(
             Reason.PERMISSION_DENIED,

@@ -1,8 +1,8 @@
 """The request log: what a router remembers of requests, bounded, in memory and cheap to write.
 
-Every arrival and decision is stored as the value that it came as; the end of a request turns these into bytes. Messages
-are made when they are read (`router_svc.request_servicer`). `router_svc.durable.request_records` writes what it has to
-the router's database, and fills a new log from there.
+Arrivals and decisions are stored as they are; the end of a request serializes them. Messages are created when they are
+read (`router_svc.request_servicer`). `router_svc.durable.request_records` writes the log to the router's database and
+restores it from there.
 """
 
 import asyncio
@@ -43,26 +43,26 @@ from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason, reason_of
 
 FIRST_RECOVERED_KEY = -1_000_000_000
-"""Keys of requests of an earlier run of which this one has no record; those of restored ones are above it."""
+"""Keys of requests from an earlier run without a record here; those of restored requests are above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLogLimits:
-    """Every bound of the log."""
+    """Bounds of the log."""
 
     max_ended: int = 10_000
-    """Requests that are remembered after their end; the one that ended first is forgotten first ..."""
+    """Maximum ended requests; the one that ended first is dropped first ..."""
     keep_seconds: float = 3_600.0
-    """... and every one after this time."""
+    """... and all are dropped after this time."""
     max_under_way: int = 50_000
-    """Requests under way that are remembered; further ones are placed like any other, and not explained."""
+    """Maximum requests under way; further ones are placed normally but have no record."""
     max_decisions: int = 64
-    """Decisions per request; the newest are kept."""
+    """Maximum decisions per request; the newest are kept."""
     max_wakes: int = 1_024
-    """Models whose last load is remembered, for requests that get its status a moment later; the oldest is forgotten
+    """Models with a remembered last load, for requests that get its status a moment later; the oldest is dropped
     first."""
     max_receipt_bytes: int = 4_096
-    """A larger receipt is stored without its signals, warnings and engine log lines; if it is still too large, only its
+    """A larger receipt is stored without signals, warnings and engine log lines; if it is still too large, only its
     outcome is stored."""
 
 
@@ -70,14 +70,14 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 class RequestWatch:
-    """One watcher of requests of one tenant, or of all: it gets what there is, then each request that has changed.
+    """A watch of requests of one tenant, or of all: it gets the existing requests, then each changed one.
 
-    The log marks changed requests by their keys; records are made when a watcher takes them, so of several changes it
-    gets the newest state, and a request costs nothing where nobody watches.
+    The log marks changed requests by key, and records are created when the watcher takes them. So several changes are
+    merged, and requests cost nothing without a watcher.
     """
 
     def __init__(self, tenant: str, first: Iterable[int], limits: WatchLimits, clock: Clock) -> None:
-        """`tenant`: whose requests; empty: of any tenant. `first`: the keys of what there is."""
+        """`tenant`: empty means any tenant. `first`: keys of the existing requests."""
         self._tenant = tenant
         self._limits = limits
         self._clock = clock
@@ -86,13 +86,13 @@ class RequestWatch:
         self._error: WeftError | None = None
 
     def note(self, key: int, tenant: str, *, only_figures: bool) -> None:
-        """Mark a changed request; `only_figures`: of its wait alone. Too many that wait end this watch."""
+        """Mark a changed request; `only_figures`: position or estimate. Too many unread changes end the watch."""
         if (self._tenant and tenant != self._tenant) or self._error is not None:
             return
         buffer = self._buffer
         before = buffer.due_at()
         if not (buffer.note_figures(key) if only_figures else buffer.note(key)):
-            # What waits is useless with a gap behind it; the watcher may be stuck in a write for long.
+            # Changes before a gap are useless, and the watcher may be stuck in a write for long.
             self._buffer = ChangeBuffer(self._limits)
             most = self._limits.max_waiting_changes
             message = f"more than {most} changed requests were waiting to be read; watch again"
@@ -101,12 +101,12 @@ class RequestWatch:
             self._woken.set()
 
     def end(self, error: WeftError) -> None:
-        """Raise `error` in the watcher, whatever waits for it."""
+        """Raise `error` in the watcher, discarding unread changes."""
         self._error = error
         self._woken.set()
 
     async def take(self) -> tuple[Sequence[int], bool]:
-        """Return the keys of the next batch, and whether everything there was at first has been taken by now.
+        """Return the keys of the next batch, and whether all existing requests have been taken.
 
         Raises WATCH_LAGGED or SHUTTING_DOWN.
         """
@@ -125,7 +125,7 @@ class RequestWatch:
 
 
 class RequestLog:
-    """Called from the router's event loop alone. Unknown keys are ignored; it never raises."""
+    """A bounded log of requests. Called only from the router's event loop. Ignores unknown keys and never raises."""
 
     def __init__(self, limits: RequestLogLimits | None = None) -> None:
         self.limits = limits or RequestLogLimits()
@@ -133,22 +133,22 @@ class RequestLog:
         self._wakes: OrderedDict[str, LoadStart] = OrderedDict()
         """The last load of each model, the newest last."""
         self._ended: OrderedDict[int, EndedRequest] = OrderedDict()
-        """In the order of their ends."""
+        """In order of their ends."""
         self._newest: dict[str, int] = {}
-        """Keys by id; the last arrived one of several with one id."""
+        """Keys by id; for requests with the same id the last arrived."""
         self._newest_of_tenant: dict[tuple[str, str], int] = {}
-        """Keys by tenant and id: no tenant hides another tenant's request by using its id."""
+        """Keys by tenant and id, so that no tenant can hide another's request by using its id."""
         self._watches: list[RequestWatch] = []
         self.unwritten = UnwrittenRecords()
         self._recovered_keys = itertools.count(FIRST_RECOVERED_KEY, -1)
         self._next_number = 1
         self.oldest_number = 1
-        """Of requests that ended with this number or a later one nothing is to be looked for elsewhere."""
+        """Requests that ended with this number or a later one are all in memory."""
 
     def restore(self, ended: Iterable[EndedRequest], next_number: int) -> None:
-        """Take requests that ended before a restart, in that order. Called once, before the first arrival.
+        """Restore requests that ended before a restart, in that order. Call it once, before the first arrival.
 
-        Their keys are below 0, so that they are no request's of this run.
+        Their keys are below 0 to differ from those of this run.
         """
         for known in ended:
             self._ended[known.key] = known
@@ -161,7 +161,7 @@ class RequestLog:
         return key in self._under_way
 
     def note_arrival(self, request: Request, wall: datetime) -> None:
-        """Record an arrived request; `wall`: the time in UTC."""
+        """Record an arrived request; `wall`: UTC."""
         spec = request.spec
         request.arrived_wall = wall - timedelta(seconds=spec.age_seconds) if spec.age_seconds else wall
         if spec.age_seconds > 0.0:
@@ -175,9 +175,9 @@ class RequestLog:
                 self._mark(key, spec.tenant)
 
     def note_decisions(self, decisions: Iterable[Decision], now: float) -> None:
-        """Record the decisions of one step.
+        """Record the decisions of a step.
 
-        The start of a load is recorded for the requests that waited then, with their next status.
+        The start of a load is recorded with the next status of each request that waits for it.
         """
         loads: list[Loads] = []
         for decision in decisions:
@@ -205,8 +205,8 @@ class RequestLog:
     def note_end(self, end: RequestEnded) -> None:
         """Record the end of a request; the first end and the first receipt count.
 
-        A request that its dispatcher leaves because this router stops is forgotten: its written record has no end, so
-        it is lost with this router, unless another one continues it.
+        A request that its dispatcher leaves because this router stops is removed: its stored record has no end, so it
+        is lost with this router unless another router continues it.
         """
         request, reason, receipt, now = end.request, end.reason, end.receipt, end.at
         key = request.key
@@ -233,7 +233,7 @@ class RequestLog:
                 self._mark(key, ended.tenant)
 
     def lacks_end(self, request_id: str, tenant: str) -> bool:
-        """Whether the end of the newest request of this id is not known here; of one under way it is to come."""
+        """Whether the end of the newest request with this id is unknown here; the end of one under way is to come."""
         key = self._newest_of_tenant.get((tenant, request_id))
         ended = None if key is None else self._ended.get(key)
         return key is None or (ended is not None and ended.lacks_end)
@@ -241,9 +241,9 @@ class RequestLog:
     def recover(
         self, lost: PlacementRequest, receipt: receipt_pb2.Receipt, now: float, wall: datetime
     ) -> EndedRequest | None:
-        """Record how a lost request ended, which became known since; returns it as it was. None: nothing was.
+        """Record the end of a lost request that became known later; returns its previous record. None: there was none.
 
-        `lacks_end` must be so.
+        Requires `lacks_end`.
         """
         key = self._newest_of_tenant.get((lost.tenant, lost.request_id))
         before = None if key is None else self._ended.pop(key)
@@ -284,26 +284,26 @@ class RequestLog:
         return before
 
     def find(self, request_id: str, now: float, tenant: str = "") -> Request | EndedRequest | None:
-        """Return the newest request of this id of the tenant; of any tenant if empty."""
+        """Return the tenant's newest request with this id; of any tenant if empty."""
         self._forget_old(now)
         key = self._newest_of_tenant.get((tenant, request_id)) if tenant else self._newest.get(request_id)
         return None if key is None else self._under_way.get(key) or self._ended.get(key)
 
     def under_way(self, limit: int, tenant: str = "") -> tuple[list[Request], int]:
-        """Return the requests under way, the oldest first, and their number; of one tenant, or of all if empty."""
+        """Return the requests under way, oldest first, and their number; of one tenant, or of all if empty."""
         found = [entry for entry in self._under_way.values() if tenant in ("", entry.spec.tenant)]
         return heapq.nsmallest(limit, found, key=lambda entry: (entry.arrived_at, entry.key)), len(found)
 
     def ended(
         self, limit: int, now: float, tenant: str, is_wanted: Callable[[EndedRequest], bool]
     ) -> tuple[list[EndedRequest], int]:
-        """Return the wanted finished requests, the last first, and their number; of one tenant, or of all if empty."""
+        """Return the wanted finished requests, last first, and their number; of one tenant, or of all if empty."""
         self._forget_old(now)
         found = [each for each in reversed(self._ended.values()) if tenant in ("", each.tenant) and is_wanted(each)]
         return found[:limit], len(found)
 
     def newest(self, key: int) -> Request | EndedRequest | None:
-        """Return a request by its key; None: it is not remembered, or its tenant used its id for a later one."""
+        """Return a request by its key; None: it is not in memory, or its tenant reused its id."""
         entry = self._under_way.get(key) or self._ended.get(key)
         if entry is None:
             return None
@@ -335,7 +335,7 @@ class RequestLog:
             watch.end(WeftError(Reason.SHUTTING_DOWN, "the router is shutting down; watch again"))
 
     def _mark(self, key: int, tenant: str, *, only_figures: bool = False) -> None:
-        """Mark a request as changed in every watch; called where there is one."""
+        """Mark a request as changed in every watch."""
         for watch in self._watches:
             watch.note(key, tenant, only_figures=only_figures)
 
@@ -366,7 +366,7 @@ class RequestLog:
         if entry is None:
             return
         if not _repeats(entry.status, status):
-            # The status of a load names its model.
+            # A load's status contains its model.
             for name in status.stage.split():
                 begun = self._wakes.get(name)
                 if begun is None or begun.at < entry.arrived_at:
@@ -410,7 +410,7 @@ class RequestLog:
         self._forget_old(now)
 
     def _forget_lost(self, request: PlacementRequest) -> None:
-        """Forget that a request was lost with a router: it is placed again."""
+        """Remove a lost request because it was placed again."""
         key = self._newest_of_tenant.get((request.tenant, request.request_id))
         if key is not None and key in self._ended and self._ended[key].is_lost:
             del self._ended[key]
@@ -442,7 +442,7 @@ class RequestLog:
 
 
 def _failed_in_answer(receipt: receipt_pb2.Receipt) -> FailedAttempt | None:
-    """Return the attempt of a receipt that failed after its answer had begun; None: there is none."""
+    """Return the attempt that failed after its answer had begun; None: there is none."""
     if not receipt.attempts or not receipt.HasField("time_to_first_token"):
         return None
     last = receipt.attempts[-1]
@@ -452,7 +452,7 @@ def _failed_in_answer(receipt: receipt_pb2.Receipt) -> FailedAttempt | None:
 
 
 def _error_words(entry: Request, reason: Reason) -> str:
-    """Return the error of the last failed attempt, which the caller got if its request ended with the same reason."""
+    """Return the error of the last failed attempt if the request ended with the same reason, as its caller got that."""
     failed = next((noted for _, noted in reversed(entry.decisions) if isinstance(noted, FailedAttempt)), None)
     return failed.message if failed is not None and failed.reason is reason else ""
 
@@ -462,7 +462,7 @@ def _quotes_content(receipt: receipt_pb2.Receipt) -> bool:
 
 
 def clear_quotes(receipt: receipt_pb2.Receipt) -> None:
-    """Remove what a model or an engine may have written of a content; see `EndedRequest.quotes_content`."""
+    """Remove what may quote a request's content; see `EndedRequest.quotes_content`."""
     receipt.ClearField("signals")
     receipt.ClearField("warnings")
     for attempt in receipt.attempts:
@@ -481,5 +481,5 @@ def _repeats(last: object, status: Waits | Loads | Placed) -> bool:
 
 
 def _without_figures(stage: str) -> str:
-    """Return the part of a stage before its figures, which are in brackets."""
+    """Return a stage without its figures, which are in parentheses."""
     return stage.partition(" (")[0]

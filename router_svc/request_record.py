@@ -1,7 +1,4 @@
-"""An ended request as a router remembers it, the port to those in its database, and the decisions of a record.
-
-Times are monotonic.
-"""
+"""An ended request in a router's memory, the port to those in its database, and the decisions of a record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +18,10 @@ from weft.kernel.units import wait_words
 
 
 class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
-    """One finished request.
+    """A finished request. Times are monotonic seconds.
 
-    Thousands are remembered: as bytes, which take a third of the memory of messages and are not scanned by the garbage
-    collector, whose pauses were most of the latency's tail (bench, "edge: a fixed rate").
+    Serialized, because thousands are stored: bytes take a third of the memory of messages and are not scanned by the
+    garbage collector, whose pauses caused most of the tail latency (bench, "edge: a fixed rate").
     """
 
     key: int
@@ -40,22 +37,22 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     reason: Reason
     message: str
     decisions: bytes
-    """A RequestRecord with the decisions only."""
+    """A RequestRecord with only the decisions."""
     receipt: bytes | None = None
     """A Receipt; None: not reported."""
     cancelled_by: str = ""
-    """Who cancelled it; empty: no one did."""
+    """Who cancelled it; empty: it was not cancelled."""
     asked_model: str = ""
-    """The name that was asked for, where an alias stood for the model; empty: no alias."""
+    """The requested alias; empty: none."""
     number: int = 0
-    """Counts the ends at a router, over its restarts."""
+    """Sequence number of the end at a router, across its restarts."""
     quotes_content: bool = False
-    """Whether the receipt has what may quote a content: signals, warnings and log lines of engines. That is not kept
-    over a restart."""
+    """Whether the receipt may quote content (signals, warnings, engine log lines), which is not stored for a
+    restart."""
 
     @property
     def ended_wall(self) -> datetime:
-        """When it ended by the clock of its arrival, in whole microseconds: a database keeps no finer times."""
+        """Its end by the clock of its arrival, in whole microseconds, as databases store no finer times."""
         return self.arrived_wall + timedelta(seconds=self.ended_at - self.arrived_at)
 
     @property
@@ -65,37 +62,37 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def was_left(self) -> bool:
-        """Whether its dispatcher left this very process without a report, which counts as a cancellation."""
+        """Whether its dispatcher left this process without a report, which counts as a cancellation."""
         return self.key >= 0 and self.reason is Reason.CANCELLED and self.receipt is None and not self.cancelled_by
 
     @property
     def lacks_end(self) -> bool:
-        """Whether it is not known how it ended: it was lost, or its dispatcher left."""
+        """Whether its outcome is unknown: it was lost, or its dispatcher left."""
         return self.is_lost or self.was_left
 
 
 class RequestHistory(Protocol):
-    """Port: the requests that a router's database remembers. Raises SERVICE_UNAVAILABLE."""
+    """Port to the requests in a router's database. Raises SERVICE_UNAVAILABLE."""
 
     async def find(self, request_id: str, tenant: str) -> "StoredRequest | None":
-        """Return the newest request with this id of a tenant; of any if empty."""
+        """Return a tenant's newest request with this id; of any tenant if empty."""
         ...
 
     async def older(
         self, limit: int, tenant: str, selection: Selection, before_number: int
     ) -> tuple[Sequence[EndedRequest], int]:
-        """Return ended requests before a number, the last first, and how many there are."""
+        """Return ended requests before a number, last first, and their total number."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """A request as the database has it."""
+    """A request in the database."""
 
     is_under_way: bool
     """Whether its end is not recorded."""
     ended: EndedRequest
-    """Without an end where it is under way."""
+    """Without an end if it is under way."""
 
 
 def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:

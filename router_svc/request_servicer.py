@@ -106,10 +106,10 @@ log = get_logger("weft.router")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 RECORDS_PER_RESPONSE = 500
-"""Ended requests of before that one response of a watch has."""
+"""Maximum older ended requests per response of a watch."""
 
 CancellationAudit = Callable[[request_pb2.RequestRecord], Awaitable[None]]
-"""Writes down that a request was cancelled; must not raise."""
+"""Writes the audit entry of a cancellation; must not raise."""
 
 
 async def _not_audited(_: request_pb2.RequestRecord) -> None:
@@ -117,14 +117,14 @@ async def _not_audited(_: request_pb2.RequestRecord) -> None:
 
 
 class JournaledTasks(Protocol):
-    """Port: the tasks of journaled requests; see `router_svc.durable.tasks.task_servicer`."""
+    """Port to the tasks of journaled requests; see `router_svc.durable.tasks.task_servicer`."""
 
     async def open_of_request(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
-        """Return the unfinished tasks of the requests with this id, of one tenant or (empty) of any."""
+        """Return the unfinished tasks of requests with this id, of one tenant or (empty) of any."""
         ...
 
     async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
-        """Cancel a task; one that has ended stays as it is. Raises NOT_FOUND."""
+        """Cancel a task; a finished one is unchanged. Raises NOT_FOUND."""
         ...
 
 
@@ -154,11 +154,11 @@ class LocalRequests(RequestSource):
         self._history: RequestHistory | None = None
 
     def look_into(self, journal: JournaledTasks) -> None:
-        """Find journaled requests by their own ids, too: their attempts are known by the ids of their tasks."""
+        """Also find journaled requests by their own ids; their attempts have the ids of their tasks."""
         self._journal = journal
 
     def look_back_in(self, history: RequestHistory) -> None:
-        """Find requests there, too, that are not remembered here."""
+        """Also find requests in the database."""
         self._history = history
 
     @override
@@ -172,14 +172,14 @@ class LocalRequests(RequestSource):
         return request_record(entry, with_decisions=True)
 
     async def _stored(self, request_id: str, tenant: str) -> EndedRequest:
-        """Return a request from the database. Raises NOT_FOUND; SERVICE_UNAVAILABLE for what may go on elsewhere."""
+        """Return a request from the database. Raises NOT_FOUND; SERVICE_UNAVAILABLE if it may be running elsewhere."""
         stored = None if self._history is None else await self._history.find(request_id, tenant)
         if stored is None:
             raise not_remembered(request_id)
         ended = stored.ended
         if not stored.is_under_way:
             return ended
-        # Were it under way, it would be remembered: what was recorded of its end was dropped.
+        # If it were under way it would be in memory, so its end was dropped before it was written.
         ended.reason, ended.message = Reason.ROUTER_LOST, "the end of the request could not be recorded"
         return ended
 
@@ -197,7 +197,7 @@ class LocalRequests(RequestSource):
             try:
                 older = await self._history.older(most - len(entries), tenant, selection, self._log.oldest_number)
             except WeftError:
-                # What is remembered here is worth showing.
+                # Requests in memory are still worth showing.
                 is_missing = True
             else:
                 entries, total = [*entries, *older[0]], total + older[1]
@@ -221,11 +221,11 @@ class LocalRequests(RequestSource):
                 if records or is_synced != was_synced:
                     yield pb.WatchRequestsResponse(requests=records, synced=is_synced and not was_synced)
                 was_synced = is_synced
-                # A snapshot is ready at once, and other requests must not wait for all of it.
+                # Yield, as other requests must not wait for the whole snapshot.
                 await asyncio.sleep(0)
 
     async def _older_ended(self, tenant: str, ended_limit: int) -> AsyncGenerator[list[request_pb2.RequestRecord]]:
-        """Yield ended requests that memory has no more, the last first; nothing while they cannot be read."""
+        """Yield ended requests that are no longer in memory, last first; none while the database is unavailable."""
         _, known = self._log.ended(0, self._clock.monotonic(), tenant, _HAS_OUTCOME[pb.REQUEST_SELECTION_ENDED])
         left = ended_limit - known
         if self._history is None or left <= 0:
@@ -270,7 +270,7 @@ class LocalRequests(RequestSource):
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
         """As RequestSource.cancel. A dispatcher that does not end the request in time loses its slot.
 
-        A request that a proxy carries goes on meanwhile: then UNSUPPORTED_OPERATION says so.
+        Raises UNSUPPORTED_OPERATION for a request that a proxy carries, which continues.
         """
         journaled = await self._journaled(request_id, tenant)
         tenants = sorted({task.tenant for task in journaled})
@@ -303,7 +303,7 @@ class LocalRequests(RequestSource):
         return () if self._journal is None else await self._journal.open_of_request(request_id, tenant)
 
     async def _cancel_idle(self, task: task_pb2.Task, cancelled_by: str) -> None:
-        """Cancel a journaled request of which this router has no attempt."""
+        """Cancel a journaled request without an attempt on this router."""
         assert self._journal is not None, "the task comes from there"
         ended = await self._journal.cancel(task.tenant, task.id)
         if ended.state == task_pb2.TASK_STATE_CANCELLED:
@@ -313,12 +313,12 @@ class LocalRequests(RequestSource):
     async def _ended(
         self, request_id: str, tenant: str, cancelled_by: str, ends: Mapping[int, asyncio.Future[None]]
     ) -> request_pb2.RequestRecord:
-        """Return the record of a request that ended; write its cancellation down."""
+        """Return the record of a request that ended, and audit its cancellation."""
         entry = self._log.find(request_id, self._clock.monotonic(), tenant)
         if entry is not None:
             record = request_record(entry, with_decisions=True)
         elif ends:
-            # A request beyond those that are remembered.
+            # The request was not recorded, as too many were under way.
             record = _cancelled_record(request_id, tenant, cancelled_by)
         else:
             raise not_cancellable(request_id)
@@ -383,8 +383,8 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
             unwritten_count=found.unwritten_count,
         )
 
-    # Coroutines that write end their watches the moment the call is cancelled; generators would wait for the garbage
-    # collector. grpc.aio takes both, the generated types know only the latter.
+    # Coroutines that write end their watch when the call is cancelled; generators would wait for the garbage collector.
+    # grpc.aio accepts both, but the generated types only have the latter.
     @override
     @answers
     async def WatchRequests(  # type: ignore[override]
@@ -439,7 +439,7 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
 
 
 def _tenant_of(claimed: str) -> str:
-    """Return the tenant whose requests are wanted; empty: all, which a caller with a fixed tenant cannot read."""
+    """Return the tenant to filter by; empty: all, which a caller with a fixed tenant cannot read."""
     tenant = require_token(claimed, "tenant", MAX_TENANT_CHARS) if claimed else ""
     known = caller()
     return tenant if known.names_tenants else known.tenant_for(tenant, "tenant")

@@ -1,4 +1,4 @@
-"""The router as a service: the scheduling loop, fed by the registry's watch, behind its gRPC services."""
+"""The router as a service: the scheduling loop, fed by the registry watch, behind its gRPC services."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -51,7 +51,7 @@ from weft.wake.run import run_recipe
 log = get_logger("weft.router")
 
 AUDIT_TIMEOUT_SECONDS = 2.0
-"""How long a cancellation waits for its entry in the audit log."""
+"""Time limit for writing the audit entry of a cancellation."""
 
 
 def build(
@@ -61,12 +61,12 @@ def build(
     tracing: Tracing = NO_TRACING,
     observer: SchedulingObserver | None = None,
 ) -> "RouterService":
-    """Build a router that is not started yet; `observer` gets the events of its scheduling."""
+    """Build a router that is not started; `observer` receives its scheduling events."""
     return RouterService(config, clock or SystemClock(), tracing, observer)
 
 
 class RouterService(Service):
-    """The scheduling loop with its waker, its records and its relay, behind the gRPC services of a router."""
+    """The scheduling loop with its waker, records and relay, behind the gRPC services of a router."""
 
     def __init__(
         self,
@@ -77,15 +77,15 @@ class RouterService(Service):
     ) -> None:
         self._config = config
         self.name = config.name
-        """Its name among the routers; empty: it has none."""
+        """Its name among the routers; empty: none."""
         self.tracing = tracing
-        """Where the spans of requests and tasks go."""
+        """Receives the spans of requests and tasks."""
         observer = observer or SchedulingObserver()
         self._clock = clock
-        # The registry's time, which runners use too: this machine's own clock may be off, or be set.
+        # Uses the registry's time like runners do, as this machine's clock may be off or be set.
         self._mesh_clock = MeshClock(clock)
         self.channels = ChannelPool(security=config.security)
-        """Channels to runners, for dispatchers in this process; closed when the router stops."""
+        """Channels to runners for dispatchers in this process; closed when the router stops."""
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
         self._waker = Waker(run_wake_recipe, self.channels, clock, config.wake_recipes)
         records = self.records = RouterRecords.empty(
@@ -112,7 +112,7 @@ class RouterService(Service):
         """For dispatchers in this process."""
         scheduler = self._loop.scheduler
         self.shares = scheduler.shares
-        """For what keeps them over a restart, as `records`."""
+        """Accounts to be stored for a restart, like `records`."""
         observer.show(
             RouterState(
                 queues=scheduler.queues,
@@ -145,29 +145,29 @@ class RouterService(Service):
         self._listeners: list[FleetListener] = []
 
     def journal_to(self, tasks: TaskClient, files: FileClient, journaled: JournaledTasks) -> None:
-        """Journal there what settings demand. Must be called before the start; without it such requests are refused.
+        """Journal requests there if settings require it. Call it before the start; otherwise such requests are refused.
 
-        `files` keeps their images and recordings; `journaled` finds the tasks by the ids of their requests.
+        `files` stores their images and recordings; `journaled` finds tasks by the ids of their requests.
         """
         self._tasks, self._task_files = tasks, files
         self.requests.look_into(journaled)
 
     def reconfigure(self, config: RouterConfig) -> None:
-        """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
+        """Apply changed client profiles and rate limits; all other settings are unchanged."""
         self.records.clients.reconfigure(config.clients, config.rate_limits)
 
     def expect(self, expected: ExpectedMesh) -> None:
-        """Treat these models and agents as known, too, until their runners have come."""
+        """Treat these models and agents as known until their runners have registered."""
         self._expected.add(expected)
         self._show_again()
 
     def expect_not(self, expected: ExpectedMesh) -> None:
-        """Forget those of the expected models and agents that have not come."""
+        """Remove those of the expected models and agents that have not registered."""
         self._expected.drop(expected)
         self._show_again()
 
     def expect_no_more(self) -> None:
-        """Forget the expected models that have not come."""
+        """Remove the expected models that have not registered."""
         self._expected.clear()
         self._show_again()
 
@@ -176,11 +176,11 @@ class RouterService(Service):
             self._update_view(self._registry_view)
 
     def subscribe(self, listener: FleetListener) -> None:
-        """Call `listener` with every new view, from the event loop, after the scheduler has it."""
+        """Call `listener` with every new view from the event loop, after the scheduler has it."""
         self._listeners.append(listener)
 
     def look_back_in(self, history: RequestHistory) -> None:
-        """Find requests there, too, that it does not remember itself. Must be called before the start."""
+        """Also find requests in the database. Call it before the start."""
         self.requests.look_back_in(history)
         self.placement.look_back_in(history)
 
@@ -191,11 +191,11 @@ class RouterService(Service):
 
     @property
     def load(self) -> tuple[int, int]:
-        """Return the numbers of waiting and of running requests."""
+        """Return the numbers of waiting and running requests."""
         return self._loop.scheduler.waiting, self._loop.scheduler.running
 
     def health_checks(self) -> tuple[HealthCheck, ...]:
-        """Returns the check of its view of the fleet, without which it can place no request."""
+        """Returns the check of its view of the fleet, which it needs to place requests."""
 
         async def look() -> Observation:
             return look_at_fleet(self._fleet)
@@ -234,7 +234,7 @@ class RouterService(Service):
             server.add_generic_rpc_handlers((self.relay.services(),))
 
     async def start(self) -> None:
-        """Starts the router. Requests are placed from the registry's first snapshot on."""
+        """Starts the router. It places requests after the registry's first snapshot."""
         self._registry = open_channel(self._config.registry_address, self._config.security)
         if self.relay is not None:
             self.relay.start(self._registry)
@@ -256,9 +256,9 @@ class RouterService(Service):
         self.requests.close()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Stops the router. Waiting requests are refused, and placed elsewhere by their dispatchers.
+        """Stops the router. Waiting requests are refused, and their dispatchers place them elsewhere.
 
-        Streams that it forwards to dial-out runners go on within the grace; others do not depend on the router.
+        Streams forwarded to dial-out runners continue within the grace period; others do not depend on the router.
         """
         self.close()
         await self._waker.stop()
@@ -276,7 +276,7 @@ class RouterService(Service):
         await self.channels.close()
 
     async def _audit_cancellation(self, record: request_pb2.RequestRecord) -> None:
-        """Write a cancellation into the registry's audit log; one that cannot be written is in the log alone."""
+        """Write a cancellation to the registry's audit log; if that fails, only to the log."""
         if self._registry is None:
             return
         request = operation_service_pb2.RecordCancellationRequest(
@@ -301,7 +301,7 @@ class RouterService(Service):
         self._registry_view, only = view, self._config.only_runner
         view = self._expected.shown(view)
         self._view = view_of_runner(view, only) if only else view
-        # The waker first: what the loop decides about a view is carried out in the same one.
+        # The waker first, so that it has the view in which the loop decides.
         self._waker.update_view(self._view)
         self._loop.update_view(self._view)
         for listener in self._listeners:

@@ -1,4 +1,4 @@
-"""The spans of a router: of calls of the public gRPC API, and of the wakes and loads that waiting requests caused."""
+"""The spans of a router: calls of the public gRPC API, and wakes and loads caused by waiting requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,30 +30,30 @@ _FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED}
 
 @dataclass(frozen=True, slots=True)
 class CallTrace:
-    """The place of a call in a trace."""
+    """The position of a call in a trace."""
 
     traceparent: str
-    """The trace context of what the call causes."""
+    """Trace context for everything that the call causes."""
     parent: TraceContext | None
-    """The span of its caller; None: it stated none."""
+    """The caller's span; None: not stated."""
     began: float
     """Seconds on the monotonic clock."""
 
 
 class CallSpans:
-    """Begins the trace of each call, and records its span if the trace is recorded."""
+    """Begins the trace of each call, and records its span if the trace is sampled."""
 
     def __init__(self, clock: Clock, tracing: Tracing = NO_TRACING) -> None:
         self._clock = clock
         self._tracing = tracing
 
     def begin(self, metadata: Mapping[str, str]) -> CallTrace:
-        """Returns the place of a new call: below its caller's span, where its metadata states one."""
+        """Returns the position of a new call: below its caller's span, if stated in the metadata."""
         traceparent, parent = begin_trace(self._tracing, metadata.get(TRACEPARENT))
         return CallTrace(traceparent, parent, self._clock.monotonic())
 
     def end(self, call: CallTrace, path: str, receipt: receipt_pb2.Receipt | None) -> None:
-        """Records the span of a call; `path` names its method, as `/weft.api.router.v1.InferenceService/Generate`."""
+        """Records the span of a call; `path`: its method, such as `/weft.api.router.v1.InferenceService/Generate`."""
         if receipt is None or self._tracing.sampling is None:
             return
         context = TraceContext.parse(call.traceparent)
@@ -90,10 +90,9 @@ class _Wake:
 
 
 class WakeSpans:
-    """Begins the traces of wakes, and records their spans. A model is woken once at a time.
+    """Begins the traces of wakes and records their spans. A model has at most one wake at a time.
 
-    One wake serves many requests, so it is below none of them: it has a trace of its own, linked to the request for
-    which it was begun, and that trace is recorded where the request's is.
+    A wake serves many requests, so it has a separate trace, linked to the request that caused it and sampled like that.
     """
 
     def __init__(self, tracing: Tracing, clock: Clock) -> None:
@@ -102,7 +101,7 @@ class WakeSpans:
         self._under_way: dict[str, _Wake] = {}
 
     def begin(self, wakes: Wakes, traceparent: str) -> None:
-        """Notes a wake that begins; `traceparent` is that of the request for which it does; empty: unknown."""
+        """Records the start of a wake; `traceparent`: of the request that caused it; empty: unknown."""
         sampling = self._tracing.sampling
         if sampling is None:
             return
@@ -112,7 +111,7 @@ class WakeSpans:
         self._under_way[wakes.model] = _Wake(wakes, self._clock.monotonic(), context, request)
 
     def ended(self, model: str, error: WeftError | None, view: FleetView) -> None:
-        """Records the span of a wake that has ended, if its trace is recorded."""
+        """Records the span of a finished wake, if its trace is sampled."""
         wake = self._under_way.pop(model, None)
         if wake is None:
             return
@@ -123,7 +122,7 @@ class WakeSpans:
 
 def _wake_span(wake: _Wake, error: WeftError | None, view: FleetView, seconds: float, now: float) -> Span:
     model = view.models.get(wake.wakes.model)
-    # Its host may have come back with another runner meanwhile.
+    # Its host may have returned with another runner.
     name = wake.wakes.runner if model is None else model.runner
     runner = view.runners.get(name)
     named = {

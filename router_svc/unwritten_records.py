@@ -1,7 +1,6 @@
-"""What of a router's request log is not in its database yet: collected as requests arrive and end, written in batches.
+"""The part of a router's request log that is not yet in its database, collected as requests arrive and end.
 
-Beyond a bound the requests that ended first are dropped, and counted: a database that is away must not cost memory
-without end.
+Above a bound the requests that ended first are dropped and counted, so that memory stays bounded without a database.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +13,14 @@ from router_svc.request_record import EndedRequest
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """What is written in one transaction."""
+    """The records of one transaction."""
 
     begun: Sequence[Request]
-    """Requests under way, for the first time."""
+    """Requests under way that are written for the first time."""
     ended: Sequence[EndedRequest]
     placed_again: Sequence[tuple[str, str]]
-    """Tenants and ids of requests that a router had placed before which was lost, or gave them away: they are placed
-    again, or their ends have become known."""
+    """Tenants and ids of requests of a router that was lost or gave them away, and that were placed again or have a
+    known end."""
 
     @property
     def is_empty(self) -> bool:
@@ -30,24 +29,24 @@ class RecordBatch:
 
 
 class UnwrittenRecords:
-    """Called from the router's event loop alone. It collects nothing until `keep`: then a writer takes it."""
+    """Collects records after `keep`, when a writer exists. Called only from the router's event loop."""
 
     def __init__(self) -> None:
         self._max_ended = 0
         self._begun: dict[int, Request] = {}
-        """Under way; as many as the log remembers at most."""
+        """Under way; bounded by the log."""
         self._ended: dict[int, EndedRequest] = {}
-        """In the order of their ends."""
+        """In order of their ends."""
         self._placed_again: list[tuple[str, str]] = []
         self.dropped_count = 0
-        """Ended requests that were dropped."""
+        """Number of dropped ended requests."""
 
     def keep(self, max_ended: int) -> None:
-        """Collect from now on, at most so many requests that have ended."""
+        """Start collecting, with at most `max_ended` ended requests."""
         self._max_ended = max_ended
 
     def note_arrival(self, entry: Request) -> None:
-        """Collect a request that has arrived."""
+        """Collect an arrived request."""
         if self._max_ended:
             self._begun[entry.key] = entry
             if entry.spec.age_seconds > 0.0:
@@ -55,7 +54,7 @@ class UnwrittenRecords:
                 del self._placed_again[: -self._max_ended]
 
     def note_end(self, ended: EndedRequest) -> None:
-        """Collect the end of a request, or what became known of it since."""
+        """Collect the end of a request, or a later correction of it."""
         if not self._max_ended:
             return
         self._begun.pop(ended.key, None)
@@ -65,14 +64,14 @@ class UnwrittenRecords:
             self.dropped_count += 1
 
     def note_recovered(self, ended: EndedRequest) -> None:
-        """Collect the end of a request of an earlier process, in place of the record that it was lost."""
+        """Collect the end of a request from an earlier process, which replaces the record that it was lost."""
         if self._max_ended:
             self._placed_again.append((ended.tenant, ended.request_id))
             del self._placed_again[: -self._max_ended]
         self.note_end(ended)
 
     def take(self, limit: int) -> RecordBatch:
-        """Return what was collected, of each kind at most `limit`; the caller writes it, or gives it back."""
+        """Return at most `limit` collected records of each kind; the caller writes them or gives them back."""
         begun, ended = list(islice(self._begun, limit)), list(islice(self._ended, limit))
         taken = RecordBatch(
             begun=[self._begun.pop(key) for key in begun],

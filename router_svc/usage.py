@@ -1,7 +1,7 @@
-"""Usage of tenants, keys and models: what of a receipt is counted, and the recorder of a router's live requests.
+"""Usage of tenants, keys and models: what a receipt counts, and the recorder of a router's live requests.
 
-The recorder counts in memory; `router_svc.durable.usage` writes it to the database every few seconds. Tasks are not
-counted here but in the transaction that ends them.
+The recorder counts in memory; `router_svc.durable.usage` writes it to the database every few seconds. Tasks are counted
+in the transaction that ends them.
 """
 
 from collections.abc import Mapping
@@ -20,31 +20,31 @@ from weft.kernel.reasons import Reason
 
 HOUR_SECONDS = 3_600
 MAX_COUNTED_TOKENS = 10**10
-"""Most tokens of one request that are counted: what engines report is not believed without a bound."""
+"""Maximum counted tokens per request, as engines' reports are not trusted without a bound."""
 MAX_COUNTED_GPU_NANOSECONDS = 10**6 * 10**9
-"""Most accelerator time of one request that is counted: 1,000,000 s."""
+"""Maximum counted accelerator time per request: 1,000,000 s."""
 MAX_COUNTED_MILLIJOULES = 10**6 * 10**6
-"""Most energy of one request that is counted: 1,000 W for 1,000,000 s."""
+"""Maximum counted energy per request: 1,000 W for 1,000,000 s."""
 MAX_COUNTED_STEPS = 10**6
-"""Most steps of one request that are counted."""
+"""Maximum counted steps per request."""
 MAX_COUNTED_PIXELS = 10**11
-"""Most pixels of the images of one request that are counted."""
+"""Maximum counted image pixels per request."""
 MAX_COUNTED_AUDIO_MILLISECONDS = 10**6 * 1_000
-"""Most audio of one request that is counted: 1,000,000 s."""
+"""Maximum counted audio per request: 1,000,000 s."""
 _NANOSECONDS = 10**9
 UNKNOWN_CALLER = "unknown"
-"""The key of requests whose gateway does not say who sent them."""
+"""Key of requests without a known sender."""
 
 Outcome: TypeAlias = "receipt_pb2.Outcome.ValueType"
 
 
 UsageSums: TypeAlias = dict[str, int]
-"""Sums of usage by column; columns that are 0 may be missing."""
+"""Usage sums by column; columns that are 0 may be missing."""
 
 COLUMNS = tuple(
     "gpu_nanoseconds" if field.name == "gpu_time" else field.name for field in usage_pb2.UsageCounts.DESCRIPTOR.fields
 )
-"""The columns of the table: the fields of `UsageCounts` of the API, with the time in nanoseconds."""
+"""Columns of the table: the fields of the API's `UsageCounts`, with the time in nanoseconds."""
 NOTHING = MappingProxyType(dict.fromkeys(COLUMNS, 0))
 
 _COLUMN_OF_OUTCOME: Mapping[int, str] = {
@@ -56,7 +56,7 @@ _COLUMN_OF_OUTCOME: Mapping[int, str] = {
 
 
 def usage_of(receipt: receipt_pb2.Receipt) -> UsageSums:
-    """Returns what one receipt counts."""
+    """Returns what a receipt counts."""
     sums = spent_of(receipt)
     count_outcome(sums, receipt.outcome)
     return sums
@@ -69,12 +69,12 @@ def add_usage(sums: UsageSums, other: UsageSums) -> None:
 
 
 def count_outcome(sums: UsageSums, outcome: Outcome) -> None:
-    """Counts one request by its outcome."""
+    """Counts a request by its outcome."""
     sums[_COLUMN_OF_OUTCOME.get(outcome, "unknown_count")] = 1
 
 
 def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
-    """Returns tokens, work on media, accelerator time and energy of a receipt, without its outcome."""
+    """Returns a receipt's tokens, media work, accelerator time and energy, without its outcome."""
     sums: UsageSums = {}
     was_worked_on = bool(receipt.attempts)
     if receipt.left_premises:
@@ -106,7 +106,7 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
 
 
 def unknown_work() -> UsageSums:
-    """Returns what an attempt without a receipt counts: neither tokens nor accelerator time are known."""
+    """Returns the usage of an attempt without a receipt: unknown tokens and accelerator time."""
     return {"unknown_tokens_count": 1, "unknown_gpu_count": 1}
 
 
@@ -116,7 +116,7 @@ def hour_of(utc_seconds: float) -> int:
 
 
 def asked_of(asked_model: str, target: str, model: str) -> str:
-    """Returns the name that was asked for: an alias, else a pool or a route; empty: the model's own name."""
+    """Returns the requested alias, pool or route; empty: the model's own name."""
     asked = asked_model or target
     return "" if asked == model else asked
 
@@ -126,7 +126,7 @@ def _bounded(number: int, most: int) -> int:
 
 
 class UsageRecorder:
-    """Counts the ends of a router's live requests. Called from the router's event loop alone; it never raises."""
+    """Counts ends of live requests. Called only from the router's event loop; never raises."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -135,7 +135,7 @@ class UsageRecorder:
         self._rows: dict[int, HourRows] = {}
 
     def keep(self, max_rows_per_hour: int) -> None:
-        """Starts counting. Until then nothing is counted, because no writer stores it."""
+        """Starts counting; without a call there is no writer, and nothing is counted."""
         self._max_rows = max_rows_per_hour
 
     def note_end(self, ended: RequestEnded) -> None:
@@ -165,12 +165,12 @@ class UsageRecorder:
         return not self._sums
 
     def take(self) -> dict[UsageKey, UsageSums]:
-        """Returns what was counted since the last call; the caller keeps it, or gives it back."""
+        """Returns what was counted since the last call; the caller stores it or gives it back."""
         taken, self._sums, self._rows = self._sums, {}, {}
         return taken
 
     def give_back(self, taken: Mapping[UsageKey, UsageSums]) -> None:
-        """Counts what was taken and could not be written."""
+        """Counts again what could not be written."""
         for key, sums in taken.items():
             self._add(key, sums)
 
@@ -180,7 +180,7 @@ class UsageRecorder:
 
     def _key_of(self, request: PlacementRequest, model: str, view: FleetView) -> UsageKey:
         hour = hour_of(self._clock.utc_now().timestamp())
-        # A name that the mesh does not know is a caller's text.
+        # A name unknown to the mesh is arbitrary text of a caller.
         model = model or view.label(request.model)
         asked = "" if model == UNKNOWN_TARGET else asked_of(request.asked_model, request.model, model)
         return UsageKey(hour, request.tenant, request.caller or UNKNOWN_CALLER, model, asked)
@@ -199,7 +199,7 @@ class UsageRecorder:
 
 
 def _without_receipt(ended: RequestEnded) -> UsageSums | None:
-    """Returns what a request without a receipt counts; None: its dispatcher places it again."""
+    """Returns the usage of a request without a receipt; None: its dispatcher places it again."""
     refused, was_placed, is_closing = ended.last_error, ended.was_placed, ended.is_closing
     if refused is Reason.SERVICE_UNAVAILABLE and not (is_closing and was_placed):
         return None

@@ -1,4 +1,4 @@
-"""Executes wakes: runs a recipe or calls a runner, and watches the view until the model is ready."""
+"""Performs wakes: runs a recipe or calls a runner, and watches the view until the model is ready."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 log = get_logger("weft.waker")
 
 CALL_MARGIN_SECONDS = 5.0
-"""How much later than the wake itself a call to a runner times out, so that the wake's own bound takes effect first."""
+"""How much later than the wake a call to a runner times out, so that the wake's own limit applies first."""
 LOST_RUNNER_RETRY_SECONDS = 1.0
-"""Pause before another call to a runner that is still in the view but whose host is only being woken."""
+"""Pause before calling a runner again that is still in the view although its host is being woken."""
 CONFIRM_SECONDS = 2.0
-"""Time in which a runner that reported the model as awake must show that in the view, before it is called again. The
-model may have fallen asleep in between, and would sleep until `max_wait`; or the registry is unreachable, and the
-report with it."""
+"""Time in which the view must confirm a runner's report that the model is awake, before the runner is called again. The
+model may have fallen asleep again, and would sleep until `max_wait`; or the registry is unreachable and did not get the
+report."""
 MAX_ERROR_CHARS = 500
-"""Length to which error messages are cut: every waiting request gets a copy."""
+"""Maximum length of error messages, as every waiting request gets a copy."""
 
 
 class RecipeRunner(Protocol):
-    """Port: executes a recipe."""
+    """Port that executes a recipe."""
 
     async def __call__(self, recipe: wake_pb2.WakeRecipe, *, timeout_seconds: float) -> None:
-        """Return once the recipe's action succeeded. Raises WAKE_FAILED with the cause, free of secrets."""
+        """Return after the recipe's action succeeded. Raises WAKE_FAILED with the cause, free of secrets."""
         ...
 
 
@@ -66,14 +66,13 @@ class _Attempt:
     recipe_ran: bool = False
     runner_was_lost: bool = False
     woken_at: dict[str, float] = field(default_factory=dict)
-    """When which incarnation of its runner reported that it is awake; the view shows it with the runner's next
-    report."""
+    """When each incarnation of its runner reported it as awake; the view shows it after the runner's next report."""
     runner_insists: bool = False
-    """Whether the runner insists that it is awake while the view keeps showing something else."""
+    """Whether the runner insists that it is awake although the view shows something else."""
 
 
 class Waker(WakeStarter):
-    """Runs one background task per model that wakes."""
+    """Runs a background task for each waking model."""
 
     def __init__(
         self, run_recipe: RecipeRunner, channels: ChannelPool, clock: Clock, allowed_recipes: frozenset[str]
@@ -86,7 +85,7 @@ class Waker(WakeStarter):
         self._view_changed = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._given_up: dict[str, asyncio.Event] = {}
-        """For each wake under way, the event that ends it."""
+        """The event that ends each wake under way."""
 
     def update_view(self, view: FleetView) -> None:
         """Apply a new view of the registry."""
@@ -126,7 +125,7 @@ class Waker(WakeStarter):
             log.exception("wake failed unexpectedly", model=wakes.model, runner=wakes.runner)
         else:
             log.info("woke", model=wakes.model, runner=wakes.runner, self_reported=self_reported)
-        # Before the end is reported: the next request may begin the next wake at once.
+        # Before the end is reported, as the next request may immediately begin another wake.
         del self._tasks[wakes.model], self._given_up[wakes.model]
         finished(WakeEnd(error=error, self_reported=self_reported))
 
@@ -195,7 +194,7 @@ class Waker(WakeStarter):
         except WeftError as failure:
             if failure.reason is not Reason.WORKER_LOST or mesh_recipe(wake_plan(model)) is None:
                 raise
-            # Its host fell asleep and the registry has not noticed, or it is on its way back.
+            # Its host fell asleep unnoticed by the registry, or is just coming back.
             attempt.runner_was_lost = True
             if attempt.recipe_ran:
                 await self._clock.sleep(LOST_RUNNER_RETRY_SECONDS)
@@ -208,7 +207,7 @@ class Waker(WakeStarter):
 
 
 def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
-    """Return the next action for the current view. Raises WAKE_FAILED when the model cannot come up any more."""
+    """Return the next action for the current view. Raises WAKE_FAILED if the model can no longer start."""
     model = view.models.get(attempt.wakes.model)
     if model is None:
         raise WeftError(Reason.WAKE_FAILED, "it is not in the mesh any more")
@@ -236,6 +235,6 @@ def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
 
 
 def _as_wake_failure(error: WeftError) -> WeftError:
-    """Return the failure of a wake. Lack of memory has its own reason: it may be temporary."""
+    """Return the failure of a wake. Lack of memory keeps its own reason, as it may be temporary."""
     reason = error.reason if error.reason is Reason.INSUFFICIENT_MEMORY else Reason.WAKE_FAILED
     return WeftError(reason, error.message[:MAX_ERROR_CHARS], metadata=error.metadata)
