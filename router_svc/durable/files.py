@@ -1,7 +1,7 @@
-"""Files of batches and tasks: their quotas, uploads in chunks, and the removal of incomplete files.
+"""Files of batches and tasks: quotas, uploads in chunks, and the removal of incomplete files.
 
-Every method raises SERVICE_UNAVAILABLE when the database fails. An incomplete file is not visible: it is being
-uploaded, its upload failed, or it is being deleted.
+Every method raises SERVICE_UNAVAILABLE if the database fails. A file is incomplete and invisible while it is uploaded
+or deleted, and after a failed upload.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Container
@@ -51,9 +51,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_MEDIA_TYPE_CHARS = 128
 _NO_SEQ = 2**63 - 1
-"""A `seq` after every one that there is."""
+"""Above every existing `seq`."""
 REMOVED_AT_ONCE = 16
-"""Chunks that one transaction deletes; other writes run in between."""
+"""Maximum chunks deleted per transaction, so that other writes run in between."""
 
 _CREATED = BoundedMoment("files", "seq", "created_at", along=("expires_at",))
 _FILE = "SELECT * FROM files WHERE id = :id AND tenant = :tenant AND is_whole"
@@ -65,7 +65,7 @@ _IS_OF_ATTEMPT = """EXISTS (SELECT 1 FROM tasks WHERE tasks.id = files.task_id A
 
 
 def is_kept(tx: Tx, tenant: str, file_id: str, purpose: str) -> bool:
-    """Whether a tenant has a file of this id and purpose."""
+    """Whether a tenant has a file with this id and purpose."""
     found = tx.row(_FILE, id=file_id, tenant=tenant)
     return found is not None and found.purpose == purpose
 
@@ -88,26 +88,26 @@ def _file_of(row: Row) -> file_pb.File:
 MAX_LISTED = 1_000
 DEFAULT_LISTED = 100
 MAX_UPLOADS = 64
-"""Concurrent uploads; two chunks of each are held in memory at most."""
+"""Maximum concurrent uploads; at most two chunks of each are in memory."""
 SWEPT_AT_ONCE = 100
 MAX_OF_TASK = 1_000
-"""Files of one task that are released at a time; a sweep releases the others."""
+"""Maximum files of a task released at a time; a sweep releases the rest."""
 ALL_ATTEMPTS: Container[int] = range(2**31)
-"""The inputs of a task and the results of all its attempts."""
+"""A task's inputs and the results of all attempts."""
 _FILES = (BATCH_INPUT, BATCH_OUTPUT, *MEDIA_INPUTS)
 _RESULTS = (TASK_INPUT, RESULT)
 _OF_SERVICES = frozenset({BATCH_OUTPUT, RESULT})
-"""Purposes of files that only the services of the mesh write."""
+"""Purposes of files that only services of the mesh may write."""
 _PURPOSES = (*_FILES, *_RESULTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """Purposes whose files share their bounds."""
+    """Purposes that share their bounds."""
 
     purposes: tuple[str, ...]
     what: str
-    """What its files are, for messages."""
+    """Name of the files, for messages."""
     section: str
     """Where the bounds are set, for messages."""
     max_count: int
@@ -117,7 +117,7 @@ class Shelf:
     keep_seconds: float
 
     def require_room(self, usage: Row | None, *, files: int = 0, size: int = 0) -> None:
-        """Raises TOO_MANY_RESOURCES where the usage of a tenant, with more files and bytes, exceeds its quota."""
+        """Raises TOO_MANY_RESOURCES if a tenant's usage plus these files and bytes exceeds its quota."""
         assert usage is not None, "a count without groups is one row"
         if usage.number + files > self.max_count:
             raise WeftError(
@@ -132,7 +132,7 @@ class Shelf:
 
 
 class FileServicer(file_service_pb2_grpc.FileServiceServicer):
-    """FileService of a router, with the quotas of tenants; the tasks of this process use its other methods."""
+    """FileService of a router, with tenant quotas; tasks in this process also use the other methods."""
 
     def __init__(
         self,
@@ -152,11 +152,11 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         shelves = _shelves(limits, self._results)
         self._shelves = {purpose: shelf for shelf in shelves for purpose in shelf.purposes}
         self._began_at = self._now()
-        """Incomplete files from before are those of a router that ended."""
+        """Incomplete files from before this time belong to a router that ended."""
 
     @property
     def results(self) -> ResultLimits:
-        """The bounds of images and recordings of tasks."""
+        """Bounds of tasks' images and recordings."""
         return self._results
 
     @override
@@ -230,7 +230,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
             return await self._receive(new, file_id, content)
 
     async def require_room(self, tenant: str, purpose: str, size: int, *, files: int = 1) -> None:
-        """Raises TOO_MANY_RESOURCES where one more file of so many bytes would not fit, or (0) more of a known one."""
+        """Raises TOO_MANY_RESOURCES if `files` more files (0: more of a known one) with this size would not fit."""
         shelf = self._shelves[purpose]
         usage = await self._database.row(_TENANT_USAGE, tenant=tenant, purposes=shelf.purposes)
         shelf.require_room(usage, files=files, size=size)
@@ -250,7 +250,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         return _file_of(await self._row(tenant, file_id))
 
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
-        """Yields the content. NOT_FOUND may also come in the middle, if the file is deleted meanwhile."""
+        """Yields the content. Also raises NOT_FOUND in the middle if the file is deleted meanwhile."""
         left, place = (await self.get(tenant, file_id)).byte_count, 0
         while left > 0:
             piece = await self._database.row(
@@ -262,7 +262,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
             left, place = left - len(piece.data), place + 1
 
     async def release(self, tenant: str, task_id: str, attempts: Container[int] = ALL_ATTEMPTS) -> None:
-        """Deletes the inputs (attempt 0) and the results of a task, of these attempts."""
+        """Deletes a task's inputs (attempt 0) and results of these attempts."""
         for row in await self._database.rows(
             """SELECT id, attempt FROM files WHERE task_id = :id AND tenant = :tenant AND is_whole
             ORDER BY seq LIMIT :limit""",
@@ -281,8 +281,8 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         await self._database.change(
             f"UPDATE files SET is_whole = FALSE WHERE expires_at <= :now AND is_whole AND NOT {_TASK_IS_OPEN}", now=now
         )
-        # The inputs of tasks that have ended, results of lost attempts, and what deleted tasks have left. A task may be
-        # stored later than its inputs, hence the slack.
+        # Inputs of ended tasks, results of lost attempts, and remains of deleted tasks. A task may be stored later than
+        # its inputs, hence the slack.
         late = now - UPLOAD_LIMIT_SECONDS
         while found := await self._database.rows(
             f"""SELECT id, tenant FROM files WHERE task_id <> '' AND is_whole AND created_at < :before
@@ -307,7 +307,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         await self._uploads.stop(grace_seconds)
 
     async def _delete(self, tenant: str, file_id: str) -> bool:
-        """Deletes a file; returns whether there was one."""
+        """Deletes a file; returns whether it existed."""
         hide = "UPDATE files SET is_whole = FALSE WHERE id = :id AND tenant = :tenant AND is_whole"
         if not await self._database.change(hide, id=file_id, tenant=tenant):
             return False
@@ -335,7 +335,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         return found
 
     async def _begin(self, file_id: str, new: file_pb.File, now: float) -> None:
-        """Inserts an incomplete file, if its tenant has room."""
+        """Inserts an incomplete file if its tenant has room."""
         shelf = self._shelves[new.purpose]
         values: dict[str, Any] = {
             "id": file_id,
@@ -373,7 +373,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         return await self._database.run(add)
 
     async def _remove(self, file_id: str) -> None:
-        """Deletes an incomplete file, some chunks at a time; a complete one stays."""
+        """Deletes an incomplete file in several transactions; a complete one stays."""
         some = """DELETE FROM file_pieces WHERE file_id = :id AND place IN
             (SELECT place FROM file_pieces WHERE file_id = :id ORDER BY place LIMIT :limit)"""
 
@@ -389,7 +389,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
             pass
 
     def _require_size(self, purpose: str, size: int) -> None:
-        """Raises REQUEST_TOO_LARGE. Results of batches have no bound: a batch whose results do not fit never ends."""
+        """Raises REQUEST_TOO_LARGE. Batch results have no bound, as their batch would never end."""
         if purpose == BATCH_OUTPUT:
             return
         results = self._results
@@ -441,7 +441,7 @@ def _check(new: file_pb.File) -> None:
 async def _content(
     first: file_pb.UploadFileRequest, messages: AsyncIterator[file_pb.UploadFileRequest]
 ) -> AsyncGenerator[bytes]:
-    """Yields the content; the last message states its length, because a broken connection may look like an end."""
+    """Yields the content; the last message has its length, as a broken connection may look like an end."""
     yield _data(first)
     size = len(first.data)
     is_whole = 0 < size == first.file.byte_count
@@ -462,7 +462,7 @@ def _data(message: file_pb.UploadFileRequest) -> bytes:
 
 
 async def _chunks(content: AsyncIterator[bytes]) -> AsyncGenerator[tuple[int, bytes, bool]]:
-    """Yields the content in chunks of MAX_PIECE_BYTES, each with its number from 0 and whether it is the last one."""
+    """Yields the content in chunks of MAX_PIECE_BYTES, with their number from 0 and whether they are the last."""
     buffer, place = bytearray(), 0
     async for data in content:
         buffer += data

@@ -1,4 +1,4 @@
-"""Prometheus metrics of durable tasks, and of the usage that a router wrote into its database."""
+"""Prometheus metrics of durable tasks, and of the usage that a router wrote to its database."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -18,7 +18,7 @@ def add_task_metrics(
     released: Callable[[], Mapping[str, int]],
     utc_now: Callable[[], float],
 ) -> None:
-    """Adds the metrics of one router's tasks: `counts` are those of the last sweep, `released` are by bound."""
+    """Adds a router's task metrics: `counts` from the last sweep, `released` by bound."""
 
     def collect() -> Iterator[Metric]:
         states, now = counts().items(), utc_now()
@@ -50,13 +50,13 @@ _UNKNOWN = {"tokens": "unknown_tokens_count", "accelerator_time": "unknown_gpu_c
 
 
 class _Sum(NamedTuple):
-    """A counter of one column."""
+    """A counter for a column."""
 
     metric: str
     help: str
     column: str
     per_unit: float = 1.0
-    """What the column counts in one unit of the metric."""
+    """Amount of the column per unit of the metric."""
 
 
 _SUMS = (
@@ -80,10 +80,10 @@ _SUMS = (
 
 
 class UsageMetrics:
-    """Counts usage on a page, as an ObserveUsage."""
+    """An ObserveUsage that counts usage on a page."""
 
     def __init__(self, page: MetricsPage, fleet: FleetSource, *, by_tenant: bool) -> None:
-        """`fleet` has the names that may be labels; `by_tenant`: whether tenants are labels, too."""
+        """`fleet`: valid label values; `by_tenant`: whether tenants are also labels."""
         self._fleet = fleet
         self._by_tenant = by_tenant
         who = ("tenant", "model") if by_tenant else ("model",)
@@ -99,7 +99,7 @@ class UsageMetrics:
         )
 
     def __call__(self, added: Mapping[UsageKey, UsageSums]) -> None:
-        """Counts what was added to the database."""
+        """Counts usage that was added to the database."""
         view = self._fleet.view
         for key, sums in added.items():
             model = view.label(key.model)

@@ -1,4 +1,4 @@
-"""The service that keeps what a router knows over a restart: it restores it at the start, and writes it meanwhile."""
+"""The service that stores a router's state for a restart: restores it at the start, and writes it continuously."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,21 +21,21 @@ from weft.kernel.service import Service
 log = get_logger("weft.router")
 
 RETURN_SECONDS = 30.0
-"""How long after a start the tenants whose requests waited at the last end may come back with what they are owed:
-gateways place such requests again within `ReconnectConfig.router_outage_limit_seconds`."""
+"""Time after a start in which tenants with requests that waited at the last end keep their claim: gateways place such
+requests again within `ReconnectConfig.router_outage_limit_seconds`."""
 
 ObserveDropped = Callable[[int], None]
-"""Called with a number of records that were dropped."""
+"""Called with the number of dropped records."""
 
 
 def ignore_dropped(_count: int) -> None:
-    """An ObserveDropped of a router without a page of metrics."""
+    """ObserveDropped of a router without metrics."""
 
 
 class RecordService(Service):
-    """Keeps requests, clients, accounts and figures beside a router.
+    """Stores requests, clients, accounts and figures of a router.
 
-    It is started before the router and stopped after it, so that the last requests are written.
+    Started before the router and stopped after it, so that the last requests are written.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RecordService(Service):
         self._clock = clock
         self._observe = observe
         self.store = RequestStore(database, writer, settings, clock)
-        """The requests of before, for readers in this process."""
+        """The stored requests, for readers in this process."""
         self._state = RouterState(
             database,
             writer,
@@ -81,11 +81,11 @@ class RecordService(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        """Registers nothing: RequestService shows what is kept."""
+        """Registers nothing: RequestService shows the records."""
 
     @override
     async def start(self) -> None:
-        """Restores what the last leader wrote, and begins to write. Raises SERVICE_UNAVAILABLE."""
+        """Restores what the last leader wrote, and starts writing. Raises SERVICE_UNAVAILABLE."""
         await self._database.open()
         lost = await self.store.mark_lost()
         requests = self._records.requests
@@ -114,7 +114,7 @@ class RecordService(Service):
             self._tell_dropped(requests)
 
     async def flush_state(self) -> None:
-        """Writes accounts, clients and figures that have changed. Raises SERVICE_UNAVAILABLE."""
+        """Writes changed accounts, clients and figures. Raises SERVICE_UNAVAILABLE."""
         if self._clock.monotonic() - self._started_at >= RETURN_SECONDS:
             self._shares.end_return()
         await self._state.save()
@@ -134,7 +134,7 @@ class RecordService(Service):
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Writes what there is, and stops."""
+        """Writes everything pending, and stops."""
         if not self._sweeper.is_started:
             return
         for each in (self._sweeper, self._writer, self._state_writer):

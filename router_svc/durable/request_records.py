@@ -1,7 +1,7 @@
-"""Records of requests in a router's database: written in batches, found again after a restart and by the next leader.
+"""Request records in a router's database: written in batches, and read after a restart or by the next leader.
 
-A request under way is written once, and again when it ends. A router that dies leaves those under way behind: the next
-one that leads marks them as lost with it. Nothing of it waits on the path of a request.
+A request is written once while under way and again when it ends. The next leader marks the unfinished requests of a
+dead router as lost. No request waits for this.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ from weft.sql.connections import Tx
 from weft.sql.statements import insert, upsert
 
 ROWS_AT_ONCE = 500
-"""Requests of each kind that one transaction writes, and that one statement marks or deletes."""
+"""Maximum requests of each kind written per transaction, and marked or deleted per statement."""
 MAX_WITH_ONE_ID = 20
-"""Requests with one id that are looked through for the newest."""
+"""Maximum requests with one id searched for the newest."""
 
 _LOST = Reason.ROUTER_LOST.value
 _SELECTED: Mapping[int, str] = {
@@ -42,7 +42,7 @@ _SELECTED: Mapping[int, str] = {
     REQUEST_SELECTION_CANCELLED: f" AND reason = {Reason.CANCELLED.value}",
     REQUEST_SELECTION_FAILED: f" AND reason NOT IN (0, {Reason.CANCELLED.value})",
 }
-"""What makes an ended request one of a selection; see `router_svc.request_servicer`."""
+"""Conditions that select ended requests; see `router_svc.request_servicer`."""
 
 _KEYS = ("incarnation", "key")
 _OF_THE_END = ("number", "ended_at", "reason", "message", "cancelled_by", "decisions", "receipt")
@@ -63,7 +63,7 @@ _MARK_LOST = f"""UPDATE request_records SET ended_at = :end, number = :number, r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """Who writes: a router, by a name that it keeps over restarts, and its process."""
+    """The writing router, by a name that is stable across restarts, and its process."""
 
     router: str
     incarnation: str
@@ -75,7 +75,7 @@ class Writer:
 
 
 class RequestStore(RequestHistory):
-    """The requests in a database, whichever router led when they were placed."""
+    """The requests in a database, from all leaders."""
 
     def __init__(self, database: RouterDatabase, writer: Writer, settings: RecordLimits, clock: Clock) -> None:
         self._database = database
@@ -101,12 +101,12 @@ class RequestStore(RequestHistory):
         await self._database.run(put)
 
     async def leave(self) -> None:
-        """Says that this router stops: what it has under way counts as lost with it from now on."""
+        """Records that this router stops: its unfinished requests now count as lost."""
         leave = "DELETE FROM router_beats WHERE incarnation = :own"
         await self._database.change(leave, own=self._writer.incarnation)
 
     def _now(self, tx: Tx) -> float:
-        """Returns UTC by the one clock of all that write to the database."""
+        """Returns UTC from the clock shared by all writers of the database."""
         return time_of(tx) if self._database.is_shared else self._clock.utc_now().timestamp()
 
     def _begun(self, entry: Request) -> dict[str, object]:
@@ -151,7 +151,7 @@ class RequestStore(RequestHistory):
     # -- what a router that ended left behind
 
     async def mark_lost(self) -> int:
-        """Marks what earlier leaders had under way as lost with them; returns how many requests there were."""
+        """Marks unfinished requests of earlier leaders as lost; returns how many."""
         found = 0
         while marked := await self._database.run(self._mark):
             found += marked
@@ -160,7 +160,7 @@ class RequestStore(RequestHistory):
         return found
 
     def _mark(self, tx: Tx) -> int:
-        """Marks some; returns how many."""
+        """Marks some of them; returns how many."""
         rows = tx.rows(
             """SELECT incarnation, key, router, arrived_at, (SELECT beat_at FROM router_beats
                 WHERE router_beats.incarnation = request_records.incarnation) AS beat_at FROM request_records
@@ -184,7 +184,7 @@ class RequestStore(RequestHistory):
     # -- reading
 
     async def load(self, log: RequestLog, most: int, keep_seconds: float) -> Sequence[EndedRequest]:
-        """Fills a new log with the last ended requests; returns them in the order of their ends."""
+        """Fills a new log with the last ended requests; returns them in order of their ends."""
         now, wall = self._clock.monotonic(), self._clock.utc_now().timestamp()
         last = "SELECT * FROM request_records WHERE ended_at >= :oldest ORDER BY number DESC LIMIT :limit"
         number, rows = await self._database.read(
@@ -193,7 +193,7 @@ class RequestStore(RequestHistory):
         ended = [_ended_of(row, -place, now - wall) for place, row in enumerate(rows, 1)]
         ended.reverse()
         for each in ended:
-            # A clock that was set back must not keep one for longer.
+            # A clock that was set back must not extend retention.
             each.ended_at = min(each.ended_at, now)
         log.restore(ended, number)
         return ended
@@ -232,9 +232,9 @@ class RequestStore(RequestHistory):
     # -- retention
 
     async def sweep(self) -> None:
-        """Deletes what is older than `keep_seconds`, or beyond `max_records`. Raises SERVICE_UNAVAILABLE."""
+        """Deletes records older than `keep_seconds` or beyond `max_records`. Raises SERVICE_UNAVAILABLE."""
         now = self._clock.utc_now().timestamp()
-        # Written while the clock was ahead, they would be kept for as much longer.
+        # Records written while the clock was ahead would be kept too long.
         ahead = "UPDATE request_records SET ended_at = :now WHERE ended_at > :latest"
         await self._database.change(ahead, now=now, latest=now + CLOCK_MARGIN_SECONDS)
         oldest, most = now - self._settings.keep_seconds, self._settings.max_records
@@ -253,7 +253,7 @@ class RequestStore(RequestHistory):
 
 
 def _lacks_end(row: Any) -> bool:
-    """Whether a row does not say how its request ended: it was lost, or its dispatcher left."""
+    """Whether a row's outcome is unknown: the request was lost, or its dispatcher left."""
     was_left = row.reason == Reason.CANCELLED and row.receipt is None and not row.cancelled_by
     return bool(row.reason == Reason.ROUTER_LOST or was_left)
 
@@ -263,7 +263,7 @@ def _next_number(tx: Tx) -> int:
 
 
 def _without_quotes(receipt: bytes | None) -> bytes | None:
-    """Returns a receipt without what may quote a content."""
+    """Returns a receipt without parts that may quote content."""
     if receipt is None:
         return None
     kept = receipt_pb2.Receipt.FromString(receipt)
@@ -272,7 +272,7 @@ def _without_quotes(receipt: bytes | None) -> bytes | None:
 
 
 def _ended_of(row: Any, key: int, to_monotonic: float = 0.0) -> EndedRequest:
-    """Returns the request of a row; `to_monotonic`: seconds from UTC to the clock of this process."""
+    """Returns the request of a row; `to_monotonic`: seconds from UTC to this process's clock."""
     ended_at = row.arrived_at if row.ended_at is None else row.ended_at
     return EndedRequest(
         key=key,

@@ -1,6 +1,6 @@
-"""What a router knows besides its requests, in its database: accounts of fair share, clients, and figures.
+"""A router's state besides requests, in its database: fair-share accounts, clients and figures.
 
-Only what has changed is written, every few seconds; a new process of the router goes on from there.
+Changes are written every few seconds; a new process continues with them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from weft.sql.connections import Tx
 from weft.sql.statements import Values, upsert
 
 ACCOUNT_MEMORY_SECONDS = 600.0
-"""How long after the end of a router its accounts of fair share count: the longer it was away, the less."""
+"""How long after a router's end its fair-share accounts count, with a weight that shrinks over time."""
 
 _PUT_ACCOUNT = upsert(
     "fair_accounts", ("router", "tenant"), "incarnation", "tokens", "mean_cost", "is_active", "saved_at"
@@ -29,7 +29,7 @@ _PUT_STEP = upsert("figure_steps", ("router", "begins_at"), "seconds", "step")
 
 
 class RouterState:
-    """What the router that leads knows, over restarts and changes of the leader."""
+    """State of the leading router across restarts and changes of the leader."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RouterState:
     async def load(self) -> None:
         """Restores what the last leader wrote. Raises SERVICE_UNAVAILABLE."""
         accounts = await self._database.rows("SELECT * FROM fair_accounts")
-        # The last seen one last; of one with two rows the newer.
+        # The last seen one last; the newer one of two rows with the same client.
         clients = await self._database.rows(
             "SELECT * FROM known_clients ORDER BY last_seen_at DESC LIMIT :limit", limit=self._clients.max_clients
         )
@@ -70,7 +70,7 @@ class RouterState:
         self._figures.restore({row.begins_at: FigureStep.FromString(row.step) for row in steps})
 
     async def save(self) -> None:
-        """Writes what has changed since the last call, in one transaction. Raises SERVICE_UNAVAILABLE."""
+        """Writes the changes since the last call in one transaction. Raises SERVICE_UNAVAILABLE."""
         accounts, clients = self._shares.take_changed(), self._clients.take_changed()
         steps, upto = self._figures.unwritten()
         if not (accounts or clients or steps):
@@ -85,7 +85,7 @@ class RouterState:
         self._figures.note_written(upto)
 
     async def sweep(self) -> None:
-        """Deletes what is too old to be of use, and clients beyond those that are remembered."""
+        """Deletes outdated state, and clients beyond the maximum."""
         now = self._clock.utc_now().timestamp()
         limits = self._figures.limits
         values: dict[str, Any] = {
@@ -105,7 +105,7 @@ class RouterState:
     def _restore_accounts(self, rows: Sequence[Any]) -> None:
         if not rows:
             return
-        # An account that rested was as good as when it was written for as long as its router was there.
+        # An unchanged account stays valid while its router runs, so the age counts from the last write of any.
         age = self._clock.utc_now().timestamp() - max(row.saved_at for row in rows)
         kept = [
             KeptAccount(tenant=row.tenant, tokens=row.tokens, mean_cost_tokens=row.mean_cost, is_active=row.is_active)
@@ -115,7 +115,7 @@ class RouterState:
 
     def _write(self, tx: Tx, accounts: Sequence[Values], clients: Sequence[Values], steps: Sequence[Values]) -> None:
         if accounts:
-            # Those of an earlier process were counted from elsewhere; those restored are written with the first.
+            # Accounts of an earlier process have another origin; the restored ones are written with the first change.
             earlier = "DELETE FROM fair_accounts WHERE incarnation <> :own"
             tx.execute(earlier, own=self._writer.incarnation)
         tx.many(_PUT_ACCOUNT, accounts)

@@ -1,4 +1,4 @@
-"""What the services over tables of a router's database have in common."""
+"""Common parts of the services over tables of a router's database."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ class Rpcs(NamedTuple):
     """A gRPC service of a store."""
 
     name: str
-    """Its full name."""
+    """Fully qualified name."""
     add: Callable[[Any, grpc.aio.Server], None]
     """The generated function that registers the servicer."""
     servicer: object
@@ -48,10 +48,10 @@ class StoreService(Service):
         self._sweeper.start()
 
     async def begin(self) -> None:
-        """Called when the database is open."""
+        """Called after the database is opened."""
 
     async def end(self, grace_seconds: float) -> None:
-        """Called when nothing is swept any more, before the database is closed."""
+        """Called after the sweeper stops, before the database is closed."""
 
     @override
     async def stop(self, grace_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Stored responses, which a later request may continue: their store, the quotas of tenants, and the service."""
+"""Stored responses, which later requests may continue: the store, tenant quotas, and the service."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from weft.sql.connections import Tx
 from weft.sql.moments import BoundedMoment, bring_back
 
 SWEPT_AT_ONCE = 100
-"""Responses that one statement of a sweep changes; other writes run in between."""
+"""Maximum responses changed per statement of a sweep, so that other writes run in between."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,7 +34,7 @@ _CREATED = BoundedMoment("responses", "id", "created_at")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The responses of a tenant: number and bytes."""
+    """Number and size of a tenant's responses."""
 
     count: int = 0
     size: int = 0
@@ -49,7 +49,6 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         self._limits = limits
         self._clock = clock
         self._usage: dict[str, Usage] = {}
-        """Usage by tenant."""
         self._total_bytes = 0
         """Bytes of all tenants."""
 
@@ -86,7 +85,7 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
     @override
     @answers
     async def ListChain(self, request: pb.ListChainRequest, context: Context) -> pb.ListChainResponse:
-        """Returns a conversation, oldest first. Raises INVALID_ARGUMENT beyond `max_chain_bytes`."""
+        """Returns a conversation, oldest first. Raises INVALID_ARGUMENT above `max_chain_bytes`."""
         tenant, response_id = _named(request)
         steps = await self._steps(tenant, response_id)
         if len(steps) > MAX_CHAIN:
@@ -124,7 +123,7 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
     async def _write(self, response: pb.StoredResponse, size: int) -> Usage:
         """Inserts or replaces a response; returns the change of the tenant's usage.
 
-        Raises ALREADY_EXISTS if the id belongs to another tenant, TOO_MANY_RESOURCES where the quota is used up.
+        Raises ALREADY_EXISTS if the id belongs to another tenant, TOO_MANY_RESOURCES if the quota is used up.
         """
         values: dict[str, Any] = {
             "id": response.id,
@@ -152,9 +151,9 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         return await self._database.run(put)
 
     async def _steps(self, tenant: str, response_id: str) -> Sequence[tuple[str, int]]:
-        """Returns ids and bytes of a response and its predecessors, newest first, at most MAX_CHAIN + 1.
+        """Returns ids and sizes of a response and its predecessors, newest first, at most MAX_CHAIN + 1.
 
-        Raises NOT_FOUND if one of them does not exist any more.
+        Raises NOT_FOUND if one of them no longer exists.
         """
 
         def follow(tx: Tx) -> Sequence[tuple[str, int]]:
@@ -172,7 +171,7 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         return await self._database.read(follow)
 
     def _refusal(self, tenant: str, more: Usage) -> str:
-        """Returns why a tenant may not store that much more; empty: it may."""
+        """Returns why a tenant may not store this much more; empty: it may."""
         usage, limits = self._usage.get(tenant, Usage()), self._limits
         if usage.count + more.count > limits.max_per_tenant or usage.size + more.size > limits.max_tenant_bytes:
             return "the tenant has as many stored responses as it may; delete some, or send 'store': false"
@@ -194,7 +193,7 @@ def _named(request: pb.GetResponseRequest | pb.ListChainRequest | pb.DeleteRespo
 
 
 def _checked(response: pb.StoredResponse) -> pb.StoredResponse:
-    """Returns the response of a request. Raises INVALID_ARGUMENT naming the field."""
+    """Returns the response after validation. Raises INVALID_ARGUMENT naming the field."""
     if not response.HasField("create_time"):
         raise invalid_field("response.create_time", "is required")
     require_token(response.id, "response.id", MAX_REQUEST_ID_CHARS)
@@ -205,7 +204,7 @@ def _checked(response: pb.StoredResponse) -> pb.StoredResponse:
 
 
 class ResponseService(StoreService):
-    """Serves stored responses beside a router."""
+    """Serves a router's stored responses."""
 
     def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
@@ -221,4 +220,4 @@ class ResponseService(StoreService):
             ),
         )
         self.store = ResponseClient(servicer)
-        """The client of the service in this process."""
+        """Client of the service in this process."""

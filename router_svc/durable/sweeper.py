@@ -1,4 +1,4 @@
-"""The sweeper of a durable service: purges and corrections of its records, repeated after an interval."""
+"""The sweeper of a durable service: periodic purges and corrections of its records."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 log = get_logger("weft.router")
 
 Sweeps = Mapping[str, Callable[[], Awaitable[None]]]
-"""Sweeps by the kind of their records."""
+"""Sweeps by kind of record."""
 
 
 class Sweeper:
-    """Repeats the sweeps of one service; after an unforeseen end the loop is restarted."""
+    """Repeats the sweeps of a service; restarts its loop after an unexpected end."""
 
     def __init__(self, name: str, sweeps: Sweeps, interval_seconds: float, clock: Clock) -> None:
-        """`name`: the loop's, for logs."""
+        """`name`: of the loop, for logs."""
         self._name = name
         self._sweeps = sweeps
         self._interval_seconds = interval_seconds
@@ -30,7 +30,7 @@ class Sweeper:
 
     @property
     def is_started(self) -> bool:
-        """Whether it was started and not stopped since."""
+        """Whether it was started and not stopped."""
         return self._sweeping is not None
 
     def start(self, *, at_once: bool = False) -> None:
@@ -46,7 +46,7 @@ class Sweeper:
         self._sweeping = start_restarting(run, name=self._name, clock=self._clock)
 
     async def sweep(self) -> None:
-        """Runs each sweep. A failure, such as a full disk, is logged and ends no service; the next round repeats it."""
+        """Runs each sweep. A failure, such as a full disk, is only logged; the next round retries."""
         for kind, sweep in self._sweeps.items():
             try:
                 await sweep()

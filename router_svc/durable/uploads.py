@@ -1,4 +1,4 @@
-"""Uploads: client streams of files and batches, which are stored completely or not at all."""
+"""Uploads: client streams of files and batches that are stored completely or not at all."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -11,14 +11,14 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 
 UPLOAD_LIMIT_SECONDS = 3_600.0
-"""Longest upload. What is incomplete this long after its begin is abandoned, and a sweep removes it."""
+"""Maximum duration of an upload; a sweep removes incomplete ones that started earlier."""
 RETRY_SECONDS = 5.0
 
 log = get_logger("weft.router")
 
 
 class Uploads:
-    """The uploads of one kind that are in progress, at most `most`."""
+    """The uploads of a kind in progress, at most `most`."""
 
     def __init__(self, kind: str, most: int) -> None:
         self._kind = kind
@@ -28,7 +28,7 @@ class Uploads:
 
     @asynccontextmanager
     async def slot(self, undo: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        """Context of one upload. `undo` removes it if the block fails, even if the caller is cancelled.
+        """Context of an upload. `undo` removes it if the block fails, even if the caller is cancelled.
 
         Raises TOO_MANY_RESOURCES if too many are in progress.
         """
@@ -51,7 +51,7 @@ class Uploads:
             self._under_way -= 1
 
     async def stop(self, grace_seconds: float) -> None:
-        """Waits for removals in progress, at most for the grace period; a sweep does the rest."""
+        """Waits for removals in progress within the grace period; a sweep does the rest."""
         if self._removals:
             await asyncio.wait(self._removals, timeout=grace_seconds)
         await stop_tasks(self._removals)
@@ -60,12 +60,12 @@ class Uploads:
         try:
             await undo()
         except WeftError as error:
-            # The rest is not visible, and a sweep removes it.
+            # The rest is invisible, and a sweep removes it.
             log.error("incomplete upload was not removed", kind=self._kind, reason=error.reason.name)  # noqa: TRY400
 
 
 def upload_timed_out(kind: str) -> WeftError:
-    """The error of an upload that a sweep has removed meanwhile."""
+    """Returns the error of an upload that a sweep has removed."""
     return WeftError(
         Reason.DEADLINE_EXCEEDED,
         f"the {kind} was not complete within {UPLOAD_LIMIT_SECONDS:.0f} seconds; send it again",
@@ -73,13 +73,13 @@ def upload_timed_out(kind: str) -> WeftError:
 
 
 IDLE_SECONDS = 60.0
-"""How long a client may send nothing."""
+"""Maximum time that a client may send nothing."""
 
 MessageT = TypeVar("MessageT")
 
 
 async def _with_idle_timeout(messages: AsyncIterator[MessageT], *, idle_seconds: float) -> AsyncGenerator[MessageT]:
-    """Yields every message. Raises DEADLINE_EXCEEDED if none comes for `idle_seconds`."""
+    """Yields every message. Raises DEADLINE_EXCEEDED if none arrives for `idle_seconds`."""
     while True:
         try:
             async with asyncio.timeout(idle_seconds):
@@ -99,7 +99,7 @@ async def received(
 ) -> AsyncGenerator[tuple[MessageT, AsyncGenerator[MessageT]]]:
     """Yields the first message of an upload, and the others.
 
-    Raises DEADLINE_EXCEEDED if none comes for `idle_seconds`, CANCELLED if there is none.
+    Raises DEADLINE_EXCEEDED if no message arrives for `idle_seconds`, CANCELLED if there is none.
     """
     async with aclosing(_with_idle_timeout(aiter(messages), idle_seconds=idle_seconds)) as others:
         first = await anext(others, None)
@@ -109,5 +109,5 @@ async def received(
 
 
 def incomplete_stream() -> WeftError:
-    """The error of a stream that ended without stating its length."""
+    """Returns the error of a stream that ended without its length."""
     return WeftError(Reason.CANCELLED, "the stream ended before it stated its length")

@@ -1,4 +1,4 @@
-"""Usage by hour in the router's database: live requests written in batches, tasks in the transactions that end them."""
+"""Usage by hour in the router's database: live requests in batches, tasks in the transaction of their end."""
 
 import asyncio
 from collections import defaultdict
@@ -31,11 +31,11 @@ from weft.sql.statements import insert
 log = get_logger("weft.router")
 
 FOLDED_AT_ONCE = 1_000
-"""Entries of tasks that one transaction adds to their hours."""
+"""Maximum task entries that a transaction adds to their hours."""
 MAX_KNOWN_HOURS = 4
-"""Hours whose rows are remembered; those of another one are read before it is written."""
+"""Maximum hours with rows in memory; those of others are read before they are written."""
 _MAX_HOUR = 10**8
-"""An hour after every time that there is."""
+"""Above every existing hour."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -52,21 +52,21 @@ _GROUPED: Mapping[int, tuple[str, str]] = {
     UsageGroup.USAGE_GROUP_MODEL: ("model", "model"),
     UsageGroup.USAGE_GROUP_ASKED: ("asked", "asked"),
 }
-"""The expression and the name of each group, in the order of rows."""
+"""Expression and name of each group, in the order of rows."""
 _NAMES = ("tenant", "key", "model", "asked")
 _SUMS = ", ".join(f"CAST(sum({each}) AS BIGINT) AS {each}" for each in COLUMNS)
 
 
 ObserveUsage = Callable[[Mapping[UsageKey, UsageSums]], None]
-"""Called with what was added to the database, once it is there."""
+"""Called with the usage added to the database, after the commit."""
 
 
 def ignore_usage(_added: Mapping[UsageKey, UsageSums]) -> None:
-    """An ObserveUsage of a router without a page of metrics."""
+    """ObserveUsage of a router without metrics."""
 
 
 class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
-    """UsageService over a router's database, with the usage of earlier leaders."""
+    """UsageService over a router's database, including usage of earlier leaders."""
 
     def __init__(
         self,
@@ -83,12 +83,11 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
         self._observe = observe
         self._lock = asyncio.Lock()
         self._seen_writes = -1
-        """The database's `write_count` when it had no entries: only the router that leads makes any."""
+        """The database's `write_count` when it last had no entries; only the leading router adds any."""
         self._rows: dict[int, HourRows] = {}
-        """The rows of recent hours."""
 
     async def flush(self) -> None:
-        """Writes what was counted, and adds the entries of ended tasks to their hours. Raises SERVICE_UNAVAILABLE."""
+        """Writes counted usage, and adds entries of ended tasks to their hours. Raises SERVICE_UNAVAILABLE."""
         async with self._lock:
             while await self._write_some() == FOLDED_AT_ONCE:
                 pass
@@ -121,7 +120,7 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
         )
 
     async def _write_some(self) -> int:
-        """Writes one transaction; returns how many entries of tasks it took."""
+        """Writes one transaction; returns the number of processed task entries."""
         if not self._recorder.is_empty or await self._has_entries():
             taken = self._recorder.take()
             try:
@@ -145,7 +144,7 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
         return False
 
     def _fold(self, tx: Tx, counted: Mapping[UsageKey, UsageSums]) -> tuple[int, Mapping[UsageKey, UsageSums]]:
-        """Adds what was counted and the oldest entries to their hours; returns how many entries, and what was added."""
+        """Adds counted usage and the oldest entries to their hours; returns the number of entries and the sums."""
         entries = tx.rows(_TAKE_ENTRIES)
         sums: defaultdict[UsageKey, UsageSums] = defaultdict(dict)
         for key, one in [*counted.items(), *map(_entry_of, entries)]:
@@ -165,7 +164,7 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
 
 
 def _hours_of(wanted: pb.ListUsageRequest) -> tuple[int, int]:
-    """Returns the first hour, and the one after the last."""
+    """Returns the first hour, and the hour after the last."""
     first = max(0, wanted.since.seconds // HOUR_SECONDS) if wanted.HasField("since") else 0
     if not wanted.HasField("until"):
         return first, _MAX_HOUR
@@ -174,7 +173,7 @@ def _hours_of(wanted: pb.ListUsageRequest) -> tuple[int, int]:
 
 
 def _checked(request: pb.ListUsageRequest) -> pb.ListUsageRequest:
-    """Returns what the caller may ask for. Raises INVALID_ARGUMENT naming the field."""
+    """Returns the usage that the caller may read. Raises INVALID_ARGUMENT naming the field."""
     wanted = pb.ListUsageRequest()
     wanted.CopyFrom(request)
     if wanted.limit < 0:
@@ -226,10 +225,7 @@ def _entry_of(row: Row) -> tuple[UsageKey, UsageSums]:
 
 
 class UsageService(StoreService):
-    """Writes and serves usage beside a router.
-
-    It is started before the router and stopped after it, so that the last requests are counted.
-    """
+    """Writes and serves a router's usage. Starts before the router and stops after it, to count the last requests."""
 
     def __init__(
         self,
@@ -245,7 +241,7 @@ class UsageService(StoreService):
         self._settings = settings
         self.servicer = UsageServicer(database, recorder, settings, clock, observe)
         self.store = UsageClient(self.servicer)
-        """The client of the service in this process."""
+        """Client of the service in this process."""
         self._writer = Sweeper("usage-writer", {"usage": self.servicer.flush}, settings.flush_interval_seconds, clock)
         super().__init__(
             database,

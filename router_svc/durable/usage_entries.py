@@ -1,4 +1,4 @@
-"""What the ends of tasks count: entries written in the transaction of the end, so that none is lost or doubled."""
+"""Usage entries of ended tasks, written in the transaction of the end so that none is lost or counted twice."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,13 +18,13 @@ from weft.api.common.v1 import receipt_pb2
 from weft.sql.connections import Tx
 
 Entry = dict[str, object]
-"""The columns of an entry."""
+"""Columns of an entry."""
 
 
 def ended_attempt(task: Any, now: float, receipt: bytes, outcome: "Outcome | None") -> Entry:
-    """Returns the entry of an attempt that ended by its claim; `task`: a row with tenant, caller and model.
+    """Returns the entry of an attempt that ended under its claim; `task`: a row with tenant, caller and model.
 
-    `outcome`: how the task ended, where its receipt is missing; None: it is begun again.
+    `outcome`: of the task, if it has no receipt; None: the task is retried.
     """
     if not receipt:
         return ended_without_receipt(task, now, outcome)

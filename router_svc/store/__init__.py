@@ -1,1 +1,1 @@
-"""What a router keeps over its restarts. Only what has a store imports it: a runner host has no database."""
+"""Persistent state of a router. Imported only by hosts with a store, as a runner host has no database."""

@@ -1,4 +1,4 @@
-"""Moves batches, which had a column per field, to a column of messages."""
+"""Migrates batches from a column per field to a column of messages."""
 
 import json
 from typing import Any
@@ -12,12 +12,12 @@ _COUNTS = ("total_count", "completed_count", "failed_count", "cancelled_count", 
 
 
 def move_batches(tx: Tx) -> None:
-    """Fills the column of messages and drops those that it replaces."""
+    """Fills the message column and drops the replaced columns."""
     for row in tx.rows("SELECT * FROM batches"):
         batch = batch_pb.Batch(
             id=row.id,
             tenant=row.tenant,
-            # Of one whose lines are still being received the message says what it will be.
+            # While lines are being received, the message has the later state.
             state=max(row.state, 0) or batch_pb.BATCH_STATE_IN_PROGRESS,
             errors=[batch_pb.BatchLineError(**error) for error in json.loads(row.errors)],
             metadata=json.loads(row.metadata),

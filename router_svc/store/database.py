@@ -1,4 +1,4 @@
-"""A router's database: a local SQLite file, or PostgreSQL, where one router leads and others stand by."""
+"""A router's database: a local SQLite file, or PostgreSQL, on which one router leads and others stand by."""
 
 import asyncio
 from pathlib import Path
@@ -32,17 +32,17 @@ SCHEMA = Schema(
 
 
 class RouterDatabase(Store):
-    """A database that several services share: each opens it, and the last close closes it.
+    """A database shared by several services: each opens it, and the last close closes it.
 
-    Raises INVALID_ARGUMENT for a URL of an unsupported kind.
+    Raises INVALID_ARGUMENT for an unsupported URL.
     """
 
     def __init__(
         self, database_url: str | Path, *, promise_file: Path | None = None, leads_at: str | None = None
     ) -> None:
-        """`promise_file`: where the number of acknowledged commits is kept; used for SQLite in a file only.
+        """`promise_file`: stores the number of acknowledged commits; used only for an SQLite file.
 
-        `leads_at`: where the router serves that leads while this database is open; None: it need not lead.
+        `leads_at`: address of the router that leads while this database is open; None: no leadership.
         """
         file = address_of(database_url).path
         self._promises = None if promise_file is None or file is None else Promises(file, promise_file)
@@ -53,11 +53,11 @@ class RouterDatabase(Store):
         self._users = 0
         self._opening = asyncio.Lock()
         self.write_count = 0
-        """Write transactions that have begun: while it stays the same, this process has changed nothing."""
+        """Number of started write transactions; while it is unchanged, this process has changed nothing."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether other routers may open it, to stand by for this one."""
+        """Whether other routers may open it to stand by."""
         return not self.address.is_sqlite
 
     @property
@@ -72,12 +72,12 @@ class RouterDatabase(Store):
 
     @property
     def remedy(self) -> str:
-        """The remedy for what `notice` says."""
+        """The remedy for `notice`."""
         return "" if self._promises is None else self._promises.file.remedy
 
     @override
     async def open(self, first: Work[None] | None = None) -> None:
-        """Connects and migrates the schema, unless that is done. Raises ALREADY_EXISTS where another router leads."""
+        """Connects and migrates the schema if it is not open. Raises ALREADY_EXISTS if another router leads."""
         async with self._opening:
             if not self._users:
                 await super().open(first if self._promises is None else self._promises.begin)
@@ -85,7 +85,7 @@ class RouterDatabase(Store):
 
     @override
     async def close(self) -> None:
-        """Removes one user; the last one disconnects. Safe to call when it is not open."""
+        """Removes a user; the last one disconnects. Safe to call if it is not open."""
         async with self._opening:
             self._users = max(0, self._users - 1)
             if not self._users:
@@ -103,18 +103,18 @@ class RouterDatabase(Store):
         return await self.read(lambda tx: tx.rows(sql, **values))
 
     async def row(self, sql: str, /, **values: Any) -> Row | None:
-        """Returns the first row of a read; None: there is none. Raises as `run`."""
+        """Returns the first row of a read; None: no row. Raises as `run`."""
         return await self.read(lambda tx: tx.row(sql, **values))
 
     async def value(self, sql: str, /, **values: Any) -> Any:
-        """Returns the first column of the first row of a read; None: there is no row. Raises as `run`."""
+        """Returns the first column of the first row of a read; None: no row. Raises as `run`."""
         return await self.read(lambda tx: tx.value(sql, **values))
 
     async def change(self, sql: str, /, **values: Any) -> int:
-        """Runs one statement that writes; returns how many rows it changed."""
+        """Runs a write statement; returns how many rows it changed."""
         return await self.run(lambda tx: tx.execute(sql, **values))
 
 
 def time_of(tx: Tx) -> float:
-    """Returns the UTC seconds since the epoch of PostgreSQL's clock."""
+    """Returns PostgreSQL's clock as UTC seconds since the epoch."""
     return float(tx.value("SELECT date_part('epoch', clock_timestamp())"))

@@ -1,12 +1,10 @@
-"""Loss detection for a router's SQLite database: commits are counted inside it and in a promise file beside it.
+"""Loss detection for a router's SQLite database: commits are counted in the database and in a promise file beside it.
 
-A database without its last transactions (a damaged write-ahead log, an emptied file, an older copy) looks intact. It
-counts its own commits, each count is noted in the promise file before the commit is acknowledged, and a start compares
-the two.
+A database without its last transactions (a damaged write-ahead log, an emptied file, an older copy) looks intact. Each
+commit is counted in the database and noted in the promise file before it is acknowledged; a start compares the two.
 
-The file is written into the page cache, which survives a kill of the router, and flushed to disk within FLUSH_SECONDS.
-So a loss of commits acknowledged in the last FLUSH_SECONDS before a power cut may go unnoticed; any earlier loss is
-detected.
+The file is written to the page cache, which survives a kill of the router, and flushed to disk within FLUSH_SECONDS. So
+losing commits acknowledged in the last FLUSH_SECONDS before a power cut may go unnoticed; earlier losses are detected.
 """
 
 import json
@@ -30,7 +28,7 @@ log = get_logger("weft.router.store")
 
 FLUSH_SECONDS = 1.0
 RECORD_BYTES = 256
-"""Bytes of the only record, padded; less than a sector, so that a power cut leaves the old or the new one."""
+"""Bytes of the single padded record; below a sector, so that a power cut leaves the old or the new one."""
 LOSS_SUFFIX = ".loss.json"
 MAX_LOSS_BYTES = 4096
 STORE_PREFIX = "store"
@@ -39,14 +37,14 @@ _PUT = upsert("promises", "id", "store_id", "commits")
 
 
 class PromiseFile:
-    """The file of the one router that owns the database. Life cycle: `read`, `open`, `note` per commit, `close`."""
+    """The file of the router that owns the database. Life cycle: `read`, `open`, `note` per commit, `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
         self._flush: threading.Timer | None = None
         self._turn = threading.Lock()
-        """Guards the descriptor: a flush has a thread for itself."""
+        """Guards the descriptor, as flushes run in a separate thread."""
 
     @property
     def loss_path(self) -> Path:
@@ -70,7 +68,7 @@ class PromiseFile:
             return None
 
     def notice(self) -> str:
-        """Returns the notice of a loss for users and operators; empty: no loss is known."""
+        """Returns the notice of a loss for users and operators; empty: none is known."""
         try:
             report: Any = json.loads(self.loss_path.read_bytes()[:MAX_LOSS_BYTES])
             what, noticed_at = str(report["what"]), str(report["noticed_at"])
@@ -120,7 +118,7 @@ class PromiseFile:
             os.close(descriptor)
 
     def write_loss(self, loss: Loss, noticed_at: str) -> None:
-        """Writes the report of a loss beside this file. Raises OSError."""
+        """Writes the loss report beside this file. Raises OSError."""
         report = {
             "noticed_at": noticed_at,
             "kind": loss.kind.value,
@@ -150,7 +148,7 @@ class PromiseFile:
 
 
 class Promises(CommitCounter):
-    """The promise of one database file. Life cycle: `begin`; `require_place`, `count`, `keep` around each commit."""
+    """The promise of a database file. Life cycle: `begin`; `require_place`, `count`, `keep` around each commit."""
 
     def __init__(self, database: Path, kept: Path) -> None:
         """`kept`: path of the promise file."""
@@ -160,18 +158,18 @@ class Promises(CommitCounter):
         self._is_gone = False
         self._counted: Promise | None = None
         self.loss: Loss | None = None
-        """The loss that was found at the start."""
+        """The loss found at the start."""
 
     def begin(self, tx: Tx) -> None:
-        """Compares the counts; writes the one from which it continues, if that is another. Raises OSError."""
+        """Compares the counts; stores the one to continue from if it differs. Raises OSError."""
         row = tx.row("SELECT store_id, commits FROM promises")
         found = Promise(store_id=new_id(STORE_PREFIX), commits=0) if row is None else _promise_of(row)
         promised = self.file.read()
         self.loss = loss_in(found, promised)
         if self.loss is not None:
             self._report(self.loss)
-            # The count goes on after the promised one. If the newer copy were restored later, it would be the one that
-            # lacks commits.
+            # Continue from the promised count. If the newer copy were restored later, it would be the one that lacks
+            # commits.
             found = Promise(store_id=found.store_id, commits=max(found.commits, self.loss.promised.commits))
         self.file.open(found)
         self._place = _place_of(self._database)
@@ -179,7 +177,7 @@ class Promises(CommitCounter):
             tx.execute(_PUT, id=1, store_id=found.store_id, commits=found.commits)
 
     def require_place(self) -> None:
-        """Raises SERVICE_UNAVAILABLE if the database file was removed or replaced, because writes to it are lost."""
+        """Raises SERVICE_UNAVAILABLE if the database file was removed or replaced, as writes to it would be lost."""
         is_gone = _place_of(self._database) != self._place
         if is_gone and not self._is_gone:
             log.error("the database file was removed or replaced", path=str(self._database))
@@ -197,7 +195,7 @@ class Promises(CommitCounter):
         self._counted = _promise_of(tx.row(_COUNT))
 
     def keep(self) -> None:
-        """Notes a committed transaction before it is acknowledged. Raises as `require_place`."""
+        """Records a committed transaction before it is acknowledged. Raises as `require_place`."""
         self.require_place()
         assert self._counted is not None, "it was counted"
         self.file.note(self._counted)
@@ -217,7 +215,7 @@ def _promise_of(row: Row) -> Promise:
 
 
 def _place_of(path: Path) -> tuple[int, int] | None:
-    """Returns device and inode of a file; None: there is none."""
+    """Returns device and inode of a file; None: it does not exist."""
     try:
         found = os.stat(path)  # noqa: PTH116 - called twice per commit
     except OSError:

@@ -1,1 +1,1 @@
-"""Durable work: tasks, batches, files and kept responses as ports, their messages, and their gRPC clients."""
+"""Durable work: ports, messages and gRPC clients for tasks, batches, files and stored responses."""

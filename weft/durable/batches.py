@@ -1,8 +1,8 @@
-"""Batches, and the files of batches and tasks: the clients of the batch store and the file store.
+"""Clients of the batch store, and of the file store for batches and tasks.
 
-The caller speaks the API of the lines: it makes tasks of them, and writes the files of results. Every method takes the
-tenant: another tenant's batch or file is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the store cannot be
-reached. The records are the messages of `router.v1`, which are never changed: build a new one.
+The caller handles the API of the lines: it makes tasks of them and writes the result files. Every method takes the
+tenant and raises NOT_FOUND for another tenant's batch or file, and SERVICE_UNAVAILABLE if the store is unreachable.
+The records are immutable messages of `router.v1`.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -23,7 +23,7 @@ MAX_CUSTOM_ID_CHARS = 256
 MAX_LINE_ERRORS = 100
 MAX_LINES_PER_MESSAGE = 256
 MAX_LINE_BYTES_PER_MESSAGE = 3 * 1024 * 1024
-"""Unless one line alone is longer."""
+"""Maximum, unless a single line is longer."""
 MAX_METADATA = 16
 MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
@@ -31,18 +31,18 @@ MAX_METADATA_VALUE_CHARS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineResult:
-    """The result of one line; a stream carries it in several messages."""
+    """The result of a line; a stream carries it in several messages."""
 
     custom_id: str
     task: task_pb2.Task
     origin: bytes
-    """The line as its submitter sent it."""
+    """The line as submitted."""
     outputs: Sequence[task_pb2.TaskOutput] = ()
-    """Outputs of a completed line."""
+    """Outputs, if the line has completed."""
 
 
 class BatchClient:
-    """The batch store."""
+    """Client of the batch store."""
 
     def __init__(self, store: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """`store`: a channel to the router, or its servicer in this process."""
@@ -51,11 +51,12 @@ class BatchClient:
     async def create(
         self, new: batch_pb.Batch, lines: AsyncIterator[batch_pb.BatchLine], *, caller: str = "local"
     ) -> batch_pb.Batch:
-        """Accepts a batch; returns once it and all its lines are durable. Until then none of them is started.
+        """Submits a batch; returns once it and all its lines are durable. No line starts before that.
 
-        `new` has the tenant and what `CreateBatchRequest.batch` has first; with errors it is stored as failed, without
-        lines. `caller` is stored with the tasks. A batch with incomplete lines is discarded. Raises INVALID_ARGUMENT
-        naming `lines[n].field`, TOO_MANY_RESOURCES, REQUEST_TOO_LARGE for too many lines, and what `lines` raises.
+        `new` has the tenant and the initial fields of `CreateBatchRequest.batch`; with errors it is stored as failed,
+        without lines. `caller` is stored with the tasks. A batch with incomplete lines is discarded. Raises
+        INVALID_ARGUMENT naming `lines[n].field`, TOO_MANY_RESOURCES, REQUEST_TOO_LARGE for too many lines, and the
+        errors of `lines`.
         """
         answer = await self._calls.upload("CreateBatch", _line_messages(new, lines, caller), new.tenant)
         return _known(answer.batch)
@@ -95,9 +96,9 @@ class BatchClient:
             yield _result_of(first, outputs)
 
     async def ended(self) -> AsyncGenerator[batch_pb.Batch]:
-        """Yields batches of all tenants whose results are to be written; it has no end.
+        """Yields batches of all tenants with unwritten results, without end.
 
-        Each is yielded to one caller, until it calls `finish` or closes the generator.
+        Each goes to one caller until that calls `finish` or closes the generator.
         """
         request = batch_pb.WatchEndedBatchesRequest()
         async with aclosing(self._calls.read("WatchEndedBatches", request, "", is_timed=False)) as messages:
@@ -113,9 +114,9 @@ class BatchClient:
         error_file: str = "",
         problem: batch_pb.BatchLineError | None = None,
     ) -> batch_pb.Batch:
-        """Sets the files of the results; only the first call counts. Raises NOT_FOUND, RESOURCE_IN_USE.
+        """Sets the result files; only the first call counts. Raises NOT_FOUND, RESOURCE_IN_USE.
 
-        `problem`: why they could not be written; the batch is handed out again in a while.
+        `problem`: why they could not be written; the batch is assigned again later.
         """
         request = batch_pb.FinishBatchRequest(
             id=batch_id, output_file=output_file, error_file=error_file, problem=problem
@@ -156,33 +157,33 @@ async def _line_messages(
 
 
 def batch_not_found(batch_id: str) -> WeftError:
-    """NOT_FOUND for a batch that is unknown or another tenant's."""
+    """Returns NOT_FOUND for a batch that is unknown or another tenant's."""
     return WeftError(Reason.NOT_FOUND, f"no batch {batch_id} exists")
 
 
 FILE_PREFIX = "file"
 MAX_FILE_NAME_CHARS = 255
 MAX_PIECE_BYTES = 1024 * 1024
-"""Size limit of one read or write."""
+"""Maximum size of a read or write."""
 BATCH_INPUT = "batch"
 BATCH_OUTPUT = "batch_output"
 MEDIA_INPUTS = ("user_data", "vision")
-"""Purposes of uploaded images and recordings, for tasks and lines of batches."""
+"""Purposes of uploaded images and recordings, for tasks and batch lines."""
 TASK_INPUT = "task_input"
-"""Purpose of an image or a recording that a task was given."""
+"""Purpose of a task's input image or recording."""
 RESULT = "result"
-"""Purpose of an image or a recording that a model has made."""
+"""Purpose of an image or recording from a model."""
 
 
 class FileClient:
-    """The file store."""
+    """Client of the file store."""
 
     def __init__(self, store: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """`store`: a channel to the router, or its servicer in this process."""
         self._calls = store_calls(store, file_service_pb2_grpc.FileServiceStub, "file store", timeout_seconds)
 
     async def save(self, new: file_pb.File, content: AsyncIterator[bytes]) -> file_pb.File:
-        """Stores a file, of whose message tenant, name, purpose and media type are read; returns once it is durable.
+        """Stores a file with the tenant, name, purpose and media type of `new`; returns once it is durable.
 
         A file with incomplete content is discarded. Raises REQUEST_TOO_LARGE, TOO_MANY_RESOURCES at the tenant's limit,
         and the errors of `content`.
@@ -198,9 +199,9 @@ class FileClient:
     async def list_page(
         self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100
     ) -> file_pb.ListFilesResponse:
-        """Returns files of a purpose older than `after`; empty: the newest. Raises NOT_FOUND.
+        """Returns files of a purpose older than `after` (empty: the newest). Raises NOT_FOUND.
 
-        No purpose: those that callers upload, and results of batches.
+        An empty purpose means uploaded files and batch results.
         """
         request = file_pb.ListFilesRequest(purpose=purpose, after=after, limit=limit)
         page: file_pb.ListFilesResponse = await self._calls.ask("ListFiles", request, tenant)
@@ -230,5 +231,5 @@ async def _content_messages(
 
 
 def file_not_found(file_id: str) -> WeftError:
-    """NOT_FOUND for a file that is unknown or another tenant's."""
+    """Returns NOT_FOUND for a file that is unknown or another tenant's."""
     return WeftError(Reason.NOT_FOUND, f"no file {file_id} exists")

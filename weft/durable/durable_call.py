@@ -1,7 +1,7 @@
-"""Requests that run as durable tasks while their callers watch; the gateway handles them like any other request.
+"""Requests that run as durable tasks while their callers watch; gateways handle them like other requests.
 
 When the caller leaves, the task is cancelled or continues, by its options. Content of a lost attempt is never continued
-with another attempt's: the caller then gets an error that the answer broke off.
+with another attempt's; the caller gets an error instead.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Operation
 from weft.kernel.rpc import MAX_MESSAGE_BYTES
 
 TASK_ID = "task_id"
-"""Key of an error's metadata with the id of the task."""
+"""Metadata key of an error for the task id."""
 MIN_PENDING_SECONDS = 1.0
 _NANOSECONDS = 1e9
 _SPEC = "spec"
-"""Field name that the task store uses for a request."""
+"""The task store's field name for a request."""
 _PAYLOADS = task_pb2.TaskSpec.DESCRIPTOR.oneofs_by_name["payload"].fields
 _WATCH_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.WATCH_LAGGED})
-"""With these a watch has ended, and the task has not."""
+"""Errors that end a watch but not its task."""
 
 log = get_logger("weft.request")
 
@@ -45,22 +45,22 @@ class DurableCallConfig:
     """Time limits of a durable call."""
 
     outage_limit_seconds: float = 30.0
-    """Longest outage of the task store before the request fails."""
+    """Maximum outage of the task store before the request fails."""
     retry_interval_seconds: float = 0.1
-    """First pause before watching again; doubles up to one second."""
+    """First pause before watching again; doubles up to a second."""
     settle_seconds: float = 5.0
-    """Time limit for cancelling a durable task whose caller left, and for the caller to leave."""
+    """Timeout for cancelling a durable task after its caller left, and for the caller to leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class DurableCallDeps:
-    """Dependencies of every durable request of one gateway."""
+    """Dependencies of a gateway's durable requests."""
 
     tasks: TaskClient
     clock: Clock
     config: DurableCallConfig
     files: FileClient | None = None
-    """Keeps the images and recordings of tasks; None: requests with such are not tasks."""
+    """Stores tasks' images and recordings; None: requests with such do not become tasks."""
 
     def can_run(self, operation: Operation) -> bool:
         """Whether a request for an operation can be a task."""
@@ -70,7 +70,7 @@ class DurableCallDeps:
 def task_spec(
     context: RequestContext, payload: TaskPayload, *, origin: bytes = b"", origin_kind: str = ""
 ) -> task_pb2.TaskSpec:
-    """Returns the task of a request. It has a priority class only if its caller named one."""
+    """Returns the task of a request, with a priority class only if the caller set one."""
     spec = task_pb2.TaskSpec(
         model=context.model,
         options=_options(context),
@@ -102,7 +102,7 @@ def _options(context: RequestContext) -> inference_service_pb2.RequestOptions:
 
 
 def durable_spec(context: RequestContext, journal: Journal, payload: TaskPayload) -> task_pb2.TaskSpec:
-    """Returns the task of a request whose caller watches: with its caller's priority class and deadline."""
+    """Returns the task of a request with a watching caller, including its priority class and deadline."""
     spec = task_spec(context, payload)
     spec.options.priority = context.priority.wire  # type: ignore[assignment]  # same numbers
     if journal.idempotency_key:
@@ -127,7 +127,7 @@ def of_request(error: WeftError) -> WeftError:
 
 
 class WatchedTask:
-    """A task whose submitter watches it to its end."""
+    """A task that its submitter watches to its end."""
 
     def __init__(self, tools: DurableCallDeps, context: RequestContext, journal: Journal, payload: TaskPayload) -> None:
         self._tools = tools
@@ -140,10 +140,10 @@ class WatchedTask:
         """Empty until it is durable."""
 
     async def events(self) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
-        """Submits the task and yields its events, its final state last.
+        """Submits the task and yields its events, with the final state last.
 
         Closing the iterator earlier means that the caller has left. Raises as `TaskClient.submit`, and
-        SERVICE_UNAVAILABLE for a longer outage of the task store.
+        SERVICE_UNAVAILABLE after a long outage of the task store.
         """
         try:
             await self._submit()
@@ -156,7 +156,7 @@ class WatchedTask:
                 await self._leave()
 
     async def lost(self) -> WeftError:
-        """Returns the error for an attempt that was lost after content was sent."""
+        """Returns the error of an attempt that was lost after content was sent."""
         reason, words = await self._why_lost()
         kept = self._journal.when_left is WhenLeft.KEEP
         then = f"task {self.id} continues" if kept else f"task {self.id} is cancelled"
@@ -181,7 +181,7 @@ class WatchedTask:
             idempotency_key=self._journal.idempotency_key,
             request_id=context.request_id,
         )
-        # A caller who leaves during the submission must not leave an unknown task behind: its outcome is awaited.
+        # A caller who leaves during the submission must not leave an unknown task behind, so the result is awaited.
         submission = self._tools.tasks.submit(context.tenant, request, caller=context.caller)
         self._submitting = asyncio.ensure_future(submission)
         try:
@@ -197,7 +197,7 @@ class WatchedTask:
         log.info("journaled", request_id=self._context.request_id, task_id=self.id, existed=submitted.existed)
 
     async def _watched(self) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
-        """Watches the task, again after a watch that ends earlier."""
+        """Watches the task, again after each watch that ends early."""
         clock, config = self._tools.clock, self._tools.config
         after, lost_at, pause = 0, None, config.retry_interval_seconds
         while True:
@@ -228,20 +228,20 @@ class WatchedTask:
             pause = min(pause * 2, 1.0)
 
     async def _leave(self) -> None:
-        """Ends the task unless it is to continue: the caller has left, or was given an error."""
+        """Cancels the task unless it is to continue, because the caller has left or got an error."""
         if self._submitting is None:
             return
         if self._journal.when_left is WhenLeft.KEEP and not self._journal.is_ended():
             self._submitting.add_done_callback(_noted)
             log.info("caller left, task continues", request_id=self._context.request_id, task_id=self.id or None)
             return
-        # A second cancellation or the timeout does not cancel the submission itself.
+        # Neither a second cancellation nor the timeout cancels the submission.
         ending = asyncio.ensure_future(self._end(self._submitting))
         await asyncio.wait((ending,), timeout=self._tools.config.settle_seconds)
 
     async def _end(self, submitting: "asyncio.Future[task_service_pb2.SubmitTaskResponse]") -> None:
         try:
-            # Without a timeout: a task that becomes durable late must not run without a caller.
+            # Without a timeout, as a task that becomes durable late must not run without a caller.
             task_id = (await submitting).task.id
             async with asyncio.timeout(self._tools.config.settle_seconds):
                 await self._tools.tasks.cancel(self._context.tenant, task_id)
@@ -256,7 +256,7 @@ def _is_end(item: task_service_pb2.WatchTaskResponse) -> bool:
 
 
 def _noted(submitting: "asyncio.Future[task_service_pb2.SubmitTaskResponse]") -> None:
-    """Retrieves the outcome of an abandoned future; an unretrieved error would be a warning."""
+    """Retrieves the result of an abandoned future, as an unretrieved error would cause a warning."""
     if not submitting.cancelled():
         submitting.exception()
 
@@ -266,7 +266,7 @@ def durable_calls(
 ) -> Layer[Any]:
     """Returns the layer that runs requests with a journal as tasks.
 
-    `files` keeps their images and recordings; None: requests for such are not tasks.
+    `files` stores their images and recordings; None: requests with such do not become tasks.
     """
     deps = DurableCallDeps(tasks, clock, config or DurableCallConfig(), files)
 
@@ -284,27 +284,26 @@ def durable_calls(
 
 
 class _Generation:
-    """A generation that is a durable task."""
+    """A generation that runs as a durable task."""
 
     def __init__(self, deps: DurableCallDeps, journal: Journal, call: Call[Frame]) -> None:
         self._deps = deps
         self._task = WatchedTask(deps, call.context, journal, call.payload)
         self._call = call
         self._progress: event_pb2.WorkProgress | None = None
-        """The progress that was sent last; None: none was."""
+        """The last progress sent; None: none."""
         self._attempt = 0
         self._held: Frame = []
-        """Frames of this attempt, for a caller who reads only the complete answer: another attempt may follow."""
+        """Frames of this attempt for a caller who reads only the complete answer, as another attempt may follow."""
         self._has_content = False
         """Whether content was sent to the caller."""
         self._end: event_pb2.InferenceEvent | None = None
 
     async def frames(self) -> AsyncGenerator[Frame]:
-        """Yields every stored frame and, while the task waits, why.
+        """Yields every stored frame and, while the task waits, the reason.
 
-        An answer that is read only when complete is one frame, of the attempt that completed. Raises the WeftError that
-        the task failed with, CANCELLED for a cancelled task, and the reason of an attempt that was lost after content
-        was sent.
+        An answer that is only read when complete is one frame, of the completed attempt. Raises the WeftError of a
+        failed task, CANCELLED for a cancelled task, and the reason of an attempt that was lost after content was sent.
         """
         async with aclosing(self._task.events()) as events:
             async for item in events:
@@ -329,7 +328,7 @@ class _Generation:
         self._reach(chunk.attempt)
         frame = list(chunk.output.events)
         if frame and frame[-1].HasField("finished"):
-            # Held back until the task itself has ended: until then this attempt may still be lost.
+            # Held back until the task has ended, as this attempt may still be lost.
             self._end = frame.pop()
         if self._call.whole:
             self._held += frame
@@ -359,7 +358,7 @@ class _Generation:
 
 
 async def _output_of(deps: DurableCallDeps, journal: Journal, call: Call[Any]) -> task_pb2.TaskOutput:
-    """Returns the output of a durable task. Raises the error that it failed with, CANCELLED for a cancelled one."""
+    """Returns the output of a durable task. Raises the error of a failed task, CANCELLED for a cancelled one."""
     output, attempt = task_pb2.TaskOutput(), 0
     async with aclosing(WatchedTask(deps, call.context, journal, call.payload).events()) as events:
         async for item in events:
@@ -406,7 +405,7 @@ def require_completed(task: task_pb2.Task) -> None:
 
 
 def _is_lost(item: task_service_pb2.WatchTaskResponse, attempt: int) -> bool:
-    """Whether the followed attempt was lost while the task continues."""
+    """Whether the watched attempt was lost while the task continues."""
     if item.HasField("piece"):
         return item.piece.attempt != attempt
     task = item.task
@@ -416,7 +415,7 @@ def _is_lost(item: task_service_pb2.WatchTaskResponse, attempt: int) -> bool:
 
 
 def _is_ahead(task: task_pb2.Task, after: int) -> bool:
-    """Whether a completed task has chunks still to come: its final state is then sent once more after them."""
+    """Whether a completed task has more chunks; its final state is then sent again after them."""
     return task.state == task_pb2.TASK_STATE_COMPLETED and task.last_event > after
 
 

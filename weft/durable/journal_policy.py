@@ -1,8 +1,7 @@
-"""The policy of journaled requests: which requests are durable tasks without their callers asking for it.
+"""The policy of journaled requests: which requests become durable tasks without asking for it.
 
-A model's own setting counts first, then its caller's tenant's (as it is declared, else as it is configured), then that
-of the whole mesh. Any model of a pool, a route or an agent may answer its requests, so they have the strongest mode of
-those models.
+A model's own setting has precedence over that of the caller's tenant (declared, else configured) and that of the mesh.
+Any model of a pool, route or agent may answer its requests, so the strongest mode of those models applies.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import TASK_OPERATIONS, JournalMode, Operation, journal_in
 
 _COUNTS_TOKENS = Operation.TOKENIZE
-"""The operation that is no inference: it is never journaled."""
+"""Never journaled, as it is no inference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,7 @@ class JournalRules:
     """The modes of tenants."""
 
     default_tenant: JournalMode = JournalMode.UNSET
-    """Of tenants that are not named."""
+    """For tenants that are not listed."""
     tenants: Mapping[str, JournalMode] = field(default_factory=dict)
 
     def of_tenant(self, tenant: str) -> JournalMode:
@@ -37,22 +36,22 @@ class JournalRules:
 def journal_mode(view: FleetView, name: str, of_tenant: JournalMode) -> JournalMode:
     """Returns the mode of a tenant's requests for a name: NONE, WAIT or KEEP. Pure."""
     fallback = of_tenant or journal_in(view.settings.journal) or JournalMode.NONE
-    # Which model a client's profile leads to is the router's knowledge: it may be any.
+    # Only the router knows the target of a client's profile, so any model may be meant.
     models = view.models.values() if name == AUTO_MODEL else models_behind(view, name)
     return max((model.journal or fallback for model in models), default=fallback)
 
 
 class JournalPolicy:
-    """Decides for each request whether it is journaled, by the newest view of the mesh."""
+    """Decides whether each request is journaled, by the newest view of the mesh."""
 
     def __init__(self, fleet: FleetSource, rules: JournalRules | None = None, *, is_possible: bool = True) -> None:
-        """`is_possible`: whether requests can be tasks here at all."""
+        """`is_possible`: whether requests can become tasks here."""
         self._fleet = fleet
         self._rules = rules or JournalRules()
         self._is_possible = is_possible
         self._view: FleetView | None = None
         self._has_modes = False
-        """Whether a model of that view has its own mode: else no request needs its models looked up."""
+        """Whether any model of that view has its own mode; if not, no request needs a lookup of its models."""
 
     def mode_of(self, name: str, tenant: str) -> JournalMode:
         """Returns the mode of a tenant's requests for a model, pool, route or agent."""
@@ -69,9 +68,9 @@ class JournalPolicy:
         return journal_mode(view, name, of_tenant)
 
     def required(self, name: str, tenant: str, operation: Operation) -> WhenLeft | None:
-        """Returns what becomes of a request whose caller leaves, where it must be journaled; None: it need not be.
+        """Returns what happens to a request whose caller leaves, if it must be journaled; None: it need not be.
 
-        Raises UNSUPPORTED_OPERATION for one that must be and cannot.
+        Raises UNSUPPORTED_OPERATION if it must be but cannot.
         """
         mode = self.mode_of(name, tenant)
         if mode is JournalMode.NONE or operation is _COUNTS_TOKENS:

@@ -1,4 +1,4 @@
-"""Images and recordings of tasks: where a payload and an answer have them, and their content from the file store."""
+"""Images and recordings of tasks: their place in payloads and answers, and their content from the file store."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
@@ -12,7 +12,7 @@ from weft.kernel.reasons import Reason
 
 
 def media_parts(payload: TaskPayload | None) -> list[tuple[str, chat_pb2.MediaPart]]:
-    """Returns the images or the recording of a payload, each with the name of its field. Those of chats stay inline."""
+    """Returns the images or the recording of a payload with their field names. Those of chats stay inline."""
     match payload:
         case image_pb2.ImagePayload():
             parts = [(f"images[{index}]", image) for index, image in enumerate(payload.images)]
@@ -24,7 +24,7 @@ def media_parts(payload: TaskPayload | None) -> list[tuple[str, chat_pb2.MediaPa
 
 
 class FileReader(Protocol):
-    """The client of the file store, or the store itself."""
+    """Client of the file store, or the store itself."""
 
     def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
         """Yields the content. Raises NOT_FOUND."""
@@ -32,7 +32,7 @@ class FileReader(Protocol):
 
 
 async def content_of(files: FileReader, tenant: str, file_id: str, *, max_bytes: int) -> bytes:
-    """Returns the content of a file. Raises NOT_FOUND, REQUEST_TOO_LARGE for a longer one."""
+    """Returns the content of a file. Raises NOT_FOUND, and REQUEST_TOO_LARGE above `max_bytes`."""
     content = bytearray()
     async with aclosing(files.read(tenant, file_id)) as pieces:
         async for piece in pieces:
@@ -49,9 +49,9 @@ async def pieces_of(data: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 async def fill_inputs(files: FileReader, tenant: str, payload: TaskPayload, *, max_bytes: int) -> None:
-    """Puts the content of files into a payload in place of their ids.
+    """Replaces the file ids in a payload by the files' content.
 
-    Raises NOT_FOUND for a file that is gone, REQUEST_TOO_LARGE where all of them have more than `max_bytes`.
+    Raises NOT_FOUND for a deleted file, REQUEST_TOO_LARGE if all of them together exceed `max_bytes`.
     """
     left = max_bytes
     for field, part in media_parts(payload):
@@ -67,7 +67,7 @@ async def fill_inputs(files: FileReader, tenant: str, payload: TaskPayload, *, m
 async def filled(
     files: FileReader, tenant: str, outputs: Iterable[task_pb2.TaskOutput], *, max_bytes: int
 ) -> Sequence[task_pb2.TaskOutput]:
-    """Returns copies of stored outputs with the content of their files. Raises NOT_FOUND for what has expired."""
+    """Returns copies of stored outputs with the content of their files. Raises NOT_FOUND for expired ones."""
     whole: list[task_pb2.TaskOutput] = []
     for output in outputs:
         copy = task_pb2.TaskOutput()
@@ -82,7 +82,7 @@ async def filled(
 
 
 def referring_part(event: event_pb2.InferenceEvent) -> chat_pb2.MediaPart | audio_pb2.SpeechPart | None:
-    """Returns the image or the recording of an event that has the id of a file in place of its data; None: none."""
+    """Returns an event's image or recording that has a file id instead of data; None: there is none."""
     match event.WhichOneof("event"):
         case "image":
             part: chat_pb2.MediaPart | audio_pb2.SpeechPart = event.image.image

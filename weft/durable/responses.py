@@ -1,7 +1,7 @@
-"""Stored responses: the client of the response store.
+"""The client of the response store.
 
-A response and its input are JSON that the store never parses. Every method takes the tenant: another tenant's response
-is NOT_FOUND. A `StoredResponse` is never changed: build a new one.
+A response and its input are JSON that the store never parses. Every method takes the tenant and raises NOT_FOUND for
+another tenant's response. A `StoredResponse` is immutable.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 TIMEOUT_SECONDS = 5.0
-"""Timeout of every call: a response that cannot be stored is still answered."""
+"""Timeout of every call, since a response that cannot be stored is still answered."""
 MAX_CHAIN = 256
-"""Maximum number of responses of one conversation."""
+"""Maximum number of responses in a conversation."""
 
 
 class ResponseClient:
-    """The response store. Every method raises SERVICE_UNAVAILABLE when it cannot be reached."""
+    """Client of the response store. Every method raises SERVICE_UNAVAILABLE if the store is unreachable."""
 
     def __init__(self, store: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """`store`: a channel to the router, or its servicer in this process."""
@@ -29,10 +29,10 @@ class ResponseClient:
         self._calls = store_calls(store, stub, "response store", timeout_seconds)
 
     async def save(self, response: StoredResponse) -> None:
-        """Stores a response; returns once it is durable. One of the same id and tenant is replaced.
+        """Stores a response, replacing one with the same id and tenant; returns once it is durable.
 
-        Raises REQUEST_TOO_LARGE beyond the size limit, TOO_MANY_RESOURCES at the tenant's limit, ALREADY_EXISTS where
-        the id is another tenant's.
+        Raises REQUEST_TOO_LARGE above the size limit, TOO_MANY_RESOURCES at the tenant's limit, ALREADY_EXISTS if the
+        id belongs to another tenant.
         """
         await self._calls.ask("SaveResponse", pb.SaveResponseRequest(response=response))
 
@@ -43,9 +43,9 @@ class ResponseClient:
         return response
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        """The response and all those it continues, oldest first.
+        """Returns the response and all those it continues, oldest first.
 
-        Raises NOT_FOUND where one of them is gone, INVALID_ARGUMENT for more than MAX_CHAIN.
+        Raises NOT_FOUND if one of them is deleted, INVALID_ARGUMENT for more than MAX_CHAIN.
         """
         request = pb.ListChainRequest(tenant=tenant, id=response_id)
         responses: Sequence[StoredResponse] = (await self._calls.ask("ListChain", request)).responses
@@ -57,5 +57,5 @@ class ResponseClient:
 
 
 def response_not_found(response_id: str) -> WeftError:
-    """NOT_FOUND for a response that is unknown or another tenant's."""
+    """Returns NOT_FOUND for a response that is unknown or another tenant's."""
     return WeftError(Reason.NOT_FOUND, f"no response {response_id} exists")

@@ -1,7 +1,7 @@
-"""Calls of a router's stores: of a service behind a channel, or of the servicer in this process.
+"""Calls of a router's stores, to a service behind a channel or to the servicer in this process.
 
-A store that is slow or stopping counts as unreachable: SERVICE_UNAVAILABLE. The tenant is sent as metadata: the caller
-must be trusted with it.
+A store that is slow or stopping counts as unreachable: SERVICE_UNAVAILABLE. The tenant is sent as metadata, so the
+store must trust the caller.
 """
 
 import asyncio
@@ -21,37 +21,37 @@ from weft.kernel.rpc import DirectContext, error_from_call
 from weft.kernel.rpc_auth import as_caller
 
 TIMEOUT_SECONDS = 30.0
-"""Timeout of an answer, and of the next message of a stream. A router whose database is locked answers within it."""
+"""Timeout of an answer, and of a stream's next message; longer than a router waits for a locked database."""
 RETRY_AFTER_SECONDS = 2.0
-"""When to call again a store that did not answer in time."""
+"""Retry-After if a store does not answer in time."""
 WRITE_TIMEOUT_SECONDS = 60.0
-"""Minimum timeout of a chunk of an upload: the store first writes the previous ones, on a disk that may be slow."""
+"""Minimum timeout of an uploaded chunk, as the store first writes the previous ones to a possibly slow disk."""
 COMMIT_TIMEOUT_SECONDS = 600.0
-"""Minimum timeout of the final answer of an upload: after a timeout the outcome is unknown. A store that is gone is
-noticed long before, by its channel."""
+"""Minimum timeout of an upload's final answer, as a timeout leaves the result unknown. The channel detects a lost store
+long before."""
 TENANT = "x-tenant-id"
 _WRITE_FAILED = "Internal error from Core"
-"""Details of a call in grpc.aio after a failed write."""
+"""Details of a grpc.aio call after a failed write."""
 
 
 def as_tenant(tenant: str) -> tuple[tuple[str, str], ...]:
-    """Returns the metadata of a call for a tenant; empty: the request names it."""
+    """Returns call metadata for a tenant; empty: the request contains it."""
     return ((TENANT, tenant),) if tenant else ()
 
 
 class StoreCalls(ABC):
-    """Calls of one store by the names of its rpcs."""
+    """Calls of a store by rpc name."""
 
     def __init__(self, what: str, timeout_seconds: float) -> None:
-        """`what`: the store's name in the error of one that does not answer in time."""
+        """`what`: the store's name in timeout errors."""
         self._what = what
         self._timeout_seconds = timeout_seconds
 
     @abstractmethod
     async def ask(self, rpc: str, request: object, tenant: str = "", *, timeout_seconds: float = 0.0) -> Any:
-        """Returns the response of a unary call; `tenant` is empty where the request names it.
+        """Returns the response of a unary call; `tenant` is empty if the request contains it.
 
-        `timeout_seconds`: the shortest timeout.
+        `timeout_seconds`: minimum timeout.
         """
 
     @abstractmethod
@@ -87,17 +87,14 @@ class StoreCalls(ABC):
 
 
 def store_calls(store: Any, stub: Callable[[grpc.aio.Channel], Any], what: str, timeout_seconds: float) -> StoreCalls:
-    """Returns the calls of a store: `store` is a channel to its service, or its servicer in this process.
-
-    `stub`: the generated one.
-    """
+    """Returns the calls of a store: a channel to its service, with the generated `stub`, or its servicer."""
     if isinstance(store, grpc.aio.Channel):
         return ChannelCalls(stub(store), what, timeout_seconds)
     return DirectCalls(store, what, timeout_seconds)
 
 
 class DirectCalls(StoreCalls):
-    """Calls of a servicer in this process, without a channel: messages and errors are passed on unchanged."""
+    """Calls of a servicer in this process, with messages and errors passed unchanged."""
 
     def __init__(self, servicer: Any, what: str, timeout_seconds: float) -> None:
         super().__init__(what, timeout_seconds)
@@ -128,7 +125,7 @@ class DirectCalls(StoreCalls):
 
 
 class ChannelCalls(StoreCalls):
-    """Calls by a generated stub."""
+    """Calls through a generated stub."""
 
     def __init__(self, stub: Any, what: str, timeout_seconds: float) -> None:
         super().__init__(what, timeout_seconds)
@@ -175,20 +172,20 @@ class ChannelCalls(StoreCalls):
 
 
 async def _write(call: "grpc.aio.StreamUnaryCall[Any, Any]", message: object, timeout_seconds: float) -> bool:
-    """Writes one message. False: the call has ended, and its answer has the reason."""
+    """Writes a message. False: the call has ended, and its answer has the reason."""
     try:
         async with asyncio.timeout(timeout_seconds):
             await call.write(message)
     except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-        # A failed write does not have the reason: the status comes with the answer.
+        # A failed write does not contain the reason; the status comes with the answer.
         return False
     return True
 
 
 class _FirstStatus:
-    """The first status of a call, even if a write is in flight at that moment.
+    """The first status of a call, even if a write is in flight.
 
-    The write then fails, and grpc.aio (1.85) replaces the status that has just arrived by that failure.
+    That write then fails, and grpc.aio (1.85) replaces the status that has just arrived with its failure.
     """
 
     def __init__(self, call: "grpc.aio.StreamUnaryCall[Any, Any]") -> None:
@@ -196,11 +193,11 @@ class _FirstStatus:
         call.add_done_callback(self._note)
 
     def instead_of(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """Returns the error with the call's status, where `error` may only report a failed write."""
+        """Returns the error with the call's status, as `error` may only report a failed write."""
         return error if self._first is None or error.details() != _WRITE_FAILED else self._first
 
     def _note(self, call: Any) -> None:
-        # The status of a finished call is available at once, though its accessors are coroutines.
+        # The status of a finished call is available immediately, although its accessors are coroutines.
         code, details, trailer = (_at_once(each) for each in (call.code(), call.details(), call.trailing_metadata()))
         if self._first is None and details != _WRITE_FAILED:
             self._first = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailer, details)

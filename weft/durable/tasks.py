@@ -1,8 +1,8 @@
-"""Durable tasks: the client of the task store, and what its users compute from the messages of a task.
+"""The client of the task store, and helpers for task messages.
 
-A task is executed at least once and has exactly one terminal state. Every method takes the tenant: another tenant's
-task is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the store cannot be reached. The records are the
-messages of `router.v1`; a message that was returned may be held by others: build a new one to change it.
+A task is executed at least once and has exactly one terminal state. Every method takes the tenant and raises NOT_FOUND
+for another tenant's task, and SERVICE_UNAVAILABLE if the store is unreachable. The records are messages of `router.v1`;
+returned messages may be shared, so change only a copy.
 """
 
 from collections.abc import AsyncGenerator, Iterable
@@ -36,7 +36,7 @@ TaskPayload = (
 
 
 class TaskClient:
-    """The task store and its execution."""
+    """Client of the task store and its execution."""
 
     def __init__(self, store: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """`store`: a channel to the router, or its servicer in this process."""
@@ -45,7 +45,7 @@ class TaskClient:
     async def submit(
         self, tenant: str, request: pb.SubmitTaskRequest, *, caller: str = "local"
     ) -> pb.SubmitTaskResponse:
-        """Accepts a task; returns once it is durable. `caller`: for the log; see `RequestContext.caller`.
+        """Submits a task; returns once it is durable. `caller`: for the log; see `RequestContext.caller`.
 
         Raises INVALID_ARGUMENT naming the field, REQUEST_TOO_LARGE, IDEMPOTENCY_CONFLICT, TOO_MANY_RESOURCES at the
         tenant's limit.
@@ -60,19 +60,19 @@ class TaskClient:
         return copy_of((await self.details(tenant, task_id)).task)
 
     async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse:
-        """Returns one task with its spec and attempts. Raises NOT_FOUND."""
+        """Returns a task with its spec and attempts. Raises NOT_FOUND."""
         answer: pb.GetTaskResponse = await self._calls.ask("GetTask", pb.GetTaskRequest(id=task_id), tenant)
         require_known_states([answer.task])
         return answer
 
     async def list_page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
-        """Returns a page of tasks, the newest first. Raises INVALID_ARGUMENT naming the field."""
+        """Returns a page of tasks, newest first. Raises INVALID_ARGUMENT naming the field."""
         answer: pb.ListTasksResponse = await self._calls.ask("ListTasks", request, tenant)
         require_known_states(answer.tasks)
         return answer
 
     async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
-        """Cancels the task, with its backend where it runs; a finished one stays as it is. Raises NOT_FOUND."""
+        """Cancels the task and its running attempt; a finished task is unchanged. Raises NOT_FOUND."""
         answer: pb.CancelTaskResponse = await self._calls.ask("CancelTask", pb.CancelTaskRequest(id=task_id), tenant)
         require_known_states([answer.task])
         return answer.task
@@ -82,7 +82,7 @@ class TaskClient:
         await self._calls.ask("DeleteTask", pb.DeleteTaskRequest(id=task_id), tenant)
 
     async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[pb.WatchTaskResponse]:
-        """Yields the task, every piece after that event, and the task at each change; ends with the finished task.
+        """Yields the task, every piece after an event, and the task at each change; ends with the finished task.
 
         An event of a lost attempt counts as none. Raises NOT_FOUND, and TOO_MANY_RESOURCES at the limit of watches.
         """
@@ -91,15 +91,15 @@ class TaskClient:
             async for message in messages:
                 if message.HasField("task"):
                     require_known_states([message.task])
-                # Of an unknown kind otherwise.
+                # Otherwise it is of an unknown kind.
                 if message.WhichOneof("news") is not None:
                     yield message
 
     async def watch_all(self, tenant: str, past_count: int = 0) -> AsyncGenerator[pb.WatchTasksResponse]:
-        """Yields the newest tasks of a tenant, oldest first, `synced`, then every task that is new or changes.
+        """Yields a tenant's newest tasks, oldest first, `synced`, then each new or changed task, without end.
 
-        Deleted ones are named. It has no end. `past_count`: 0 means 100, more than 1,000 means 1,000. Raises
-        TOO_MANY_RESOURCES as `watch`.
+        Deletions are reported by id. `past_count`: 0 means 100, more than 1,000 means 1,000. Raises TOO_MANY_RESOURCES
+        as `watch`.
         """
         request = pb.WatchTasksRequest(past_count=past_count)
         async with aclosing(self._calls.read("WatchTasks", request, tenant, is_timed=False)) as messages:
@@ -110,7 +110,7 @@ class TaskClient:
 
 
 def require_known_states(tasks: Iterable[task_pb2.Task]) -> None:
-    """Raises INTERNAL for a task of a state that this release does not know."""
+    """Raises INTERNAL for a task with a state that this release does not know."""
     if not all(task.state in TASK_STATES for task in tasks):
         raise WeftError(Reason.INTERNAL, "the router is of a newer release, whose tasks this one cannot read")
 
@@ -121,7 +121,7 @@ def is_terminal(task: task_pb2.Task) -> bool:
 
 
 def copy_of(task: task_pb2.Task, **changed: str) -> task_pb2.Task:
-    """Returns a copy of a task with some fields changed; it keeps no message alive that the task is part of."""
+    """Returns a changed copy of a task, which does not keep the message alive that contains the task."""
     copy = task_pb2.Task()
     copy.CopyFrom(task)
     for name, value in changed.items():
@@ -130,28 +130,28 @@ def copy_of(task: task_pb2.Task, **changed: str) -> task_pb2.Task:
 
 
 def state_name(state: "task_pb2.TaskState.ValueType") -> str:
-    """Returns the name of a state without the prefix of the enum, such as COMPLETED."""
+    """Returns the name of a state without the enum prefix, such as COMPLETED."""
     return task_pb2.TaskState.Name(state).removeprefix(_STATE_PREFIX)
 
 
 def task_error(reason: Reason, message: str) -> task_pb2.TaskError:
-    """Returns the failure of a task or of one attempt; characters that a message cannot hold are replaced."""
+    """Returns the failure of a task or attempt; characters that a message cannot hold are replaced."""
     text = message.encode("utf-8", "replace").decode()
     return task_pb2.TaskError(reason=error_reason_pb2.ErrorReason.ValueType(reason), message=text)
 
 
 def failure_of(task: task_pb2.Task) -> WeftError | None:
-    """Returns the error of a failed task; None: the task has none."""
+    """Returns the error of a failed task; None: it has none."""
     return WeftError(reason_of(task.error.reason), task.error.message) if task.HasField("error") else None
 
 
 def task_not_found(task_id: str) -> WeftError:
-    """NOT_FOUND for a task that is unknown or another tenant's."""
+    """Returns NOT_FOUND for a task that is unknown or another tenant's."""
     return WeftError(Reason.NOT_FOUND, f"no task {task_id} exists; finished tasks are deleted after a retention time")
 
 
 def event_number(attempt: int, index: int) -> int:
-    """Returns the number of an attempt's event, counted from 1. Numbers only increase, also over attempts."""
+    """Returns the number of an attempt's event (counted from 1). Numbers increase across attempts."""
     return (attempt << _INDEX_BITS) | index
 
 
@@ -166,6 +166,6 @@ def index_of(number: int) -> int:
 
 
 def payload_of(spec: task_pb2.TaskSpec) -> TaskPayload | None:
-    """Returns the payload of a spec; None: of an unknown kind."""
+    """Returns the payload of a spec; None: unknown kind."""
     kind = spec.WhichOneof("payload")
     return None if kind is None else getattr(spec, kind)

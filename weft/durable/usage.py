@@ -20,15 +20,15 @@ Group: TypeAlias = UsageGroup.ValueType
 GROUPS: Mapping[str, Group] = MappingProxyType(
     {word: cast("Group", number) for number, word in enum_words(UsageGroup.DESCRIPTOR).items() if number}
 )
-"""What usage is kept apart by, by its word."""
+"""Groups of usage by name."""
 DEFAULT_ROWS = 1_000
 MAX_ROWS = 10_000
-"""Rows of one answer."""
+"""Maximum rows per answer."""
 USAGE_TIMEOUT_SECONDS = 30.0
 
 
 class UsageClient:
-    """Source of usage. Raises SERVICE_UNAVAILABLE for a lost router or database."""
+    """Client of the usage store. Raises SERVICE_UNAVAILABLE for a lost router or database."""
 
     def __init__(self, store: Any) -> None:
         """`store`: a channel to the router, or its servicer in this process."""
@@ -36,7 +36,7 @@ class UsageClient:
         self._calls = store_calls(store, stub, "usage store", USAGE_TIMEOUT_SECONDS)
 
     async def usage(self, wanted: pb.ListUsageRequest) -> pb.ListUsageResponse:
-        """Returns the usage that is asked for. Raises INVALID_ARGUMENT naming the field."""
+        """Returns the requested usage. Raises INVALID_ARGUMENT naming the field."""
         answer: pb.ListUsageResponse = await self._calls.ask("ListUsage", wanted)
         return answer
 
@@ -55,7 +55,7 @@ MAX_MOMENT_CHARS = 64
 
 
 def moment_of(text: str, field: str, now: datetime) -> Timestamp:
-    """Returns the time that a text such as "30d" (ago), "2026-11-01" or "2026-11-01T12:00Z" names; UTC without a zone.
+    """Returns the time in a text such as "30d" (ago), "2026-11-01" or "2026-11-01T12:00Z"; default zone: UTC.
 
     Raises INVALID_ARGUMENT naming `field`.
     """

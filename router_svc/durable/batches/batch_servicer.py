@@ -1,7 +1,4 @@
-"""The batch service: creates batches completely or not at all, counts and cancels items, and purges old batches.
-
-The intake validates the items of a new batch as they arrive, and makes a task of each.
-"""
+"""The batch service: creates batches completely or not at all, counts and cancels items, and purges old batches."""
 
 import asyncio
 from collections import Counter
@@ -68,18 +65,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 log = get_logger("weft.router")
 
 MAX_WINDOW_SECONDS = 7 * 86_400.0
-"""Longest completion window of a batch."""
+"""Maximum completion window of a batch."""
 CHUNK_LINES = 256
-"""Items that one transaction writes at most ..."""
+"""Maximum items per transaction ..."""
 CHUNK_BYTES = 4 * 1024 * 1024
-"""... and about how many bytes."""
+"""... and approximate maximum bytes."""
 MAX_LANES_PUBLISHED = 256
-"""Lanes that are published one by one."""
+"""Maximum lanes that are published individually."""
 _DIGEST_BYTES = 16
 
 
 class ItemIntake:
-    """The intake of one batch. `room`: how many more open tasks its tenant may have."""
+    """Validates the items of a new batch as they arrive and turns them into tasks.
+
+    `room`: open tasks that its tenant may still add.
+    """
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class ItemIntake:
         return [LaneFilled(lane) for lane in self._lanes]
 
     def require_room_for_all(self, room: int) -> None:
-        """Checks the room again at the end, after other submissions. Raises TOO_MANY_RESOURCES."""
+        """Checks again for room at the end, after other submissions. Raises TOO_MANY_RESOURCES."""
         if self._count > room:
             raise self._too_many()
 
@@ -182,7 +182,7 @@ class ItemIntake:
         )
 
     def _check_custom_id(self, custom_id: str, field: str) -> None:
-        # PostgreSQL stores no NUL.
+        # PostgreSQL cannot store NUL.
         if not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS or "\0" in custom_id:
             raise invalid_field(field, f"must be 1 to {MAX_CUSTOM_ID_CHARS} characters")
         digest = blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
@@ -194,13 +194,13 @@ class ItemIntake:
 MAX_ENDPOINT_CHARS = 64
 MAX_BASE_CHARS = 512
 MAX_ERROR_CHARS = 1_000
-"""Characters of an error that are stored."""
+"""Maximum stored characters of an error."""
 CLOCK_SLACK_SECONDS = 60.0
-"""By how much the clock of the caller that sets the window may be ahead."""
+"""Maximum lead of the clock of the caller that sets the window."""
 
 
 def accepted(new: batch_pb.Batch, now: float, max_window_seconds: float) -> batch_pb.Batch:
-    """Returns the new batch as it is stored first: in progress, or failed if it has errors.
+    """Returns the new batch as first stored: in progress, or failed if it has errors.
 
     Raises INVALID_ARGUMENT naming `batch.field`.
     """
@@ -254,24 +254,24 @@ def _cut(errors: Sequence[batch_pb.BatchLineError]) -> Sequence[batch_pb.BatchLi
 
 
 COUNT_PAUSE_SECONDS = 1.0
-"""Pause after the database has failed."""
+"""Pause after a database failure."""
 MAX_LISTED = 100
 DEFAULT_LISTED = 20
 MAX_CREATIONS = 16
-"""Batches that are created concurrently."""
+"""Maximum batches being created concurrently."""
 READ_AT_ONCE = 64
-"""Items whose results are listed at a time ..."""
+"""Maximum results listed at a time ..."""
 MAX_READ_BYTES = 4 * 1024 * 1024
-"""... and bytes of results read at a time, unless one item alone is longer."""
+"""... and maximum bytes read at a time, unless a single item is larger."""
 SWEPT_AT_ONCE = 100
 SETTLED_AT_ONCE = 10
-"""Batches whose items a sweep counts at a time."""
+"""Batches that a sweep counts at a time."""
 RETRY_SECONDS = 15.0
-"""How long after a failed attempt to write its results a batch is handed out again."""
+"""Time after a failed attempt to write its results until a batch is assigned again."""
 WRITING_SECONDS = 3_600.0
-"""How long a batch is left to the caller that writes its results."""
+"""How long a batch is reserved for the caller that writes its results."""
 MAX_PROBLEMS = 1_000
-"""Failed attempts that are remembered; beyond that the oldest is forgotten."""
+"""Maximum remembered failed attempts; the oldest is dropped first."""
 
 
 class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
@@ -289,7 +289,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         media: TaskMedia | None = None,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`names`: what items may name, ids and aliases included; None: any name is accepted, and stands for itself."""
+        """`names`: valid targets of items, ids and aliases included; None: any name is accepted literally."""
         self._media = media
         self._idle_seconds = idle_seconds
         self._store = store
@@ -300,21 +300,21 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         self._names = names
         self._creations = Uploads("batches", MAX_CREATIONS)
         self._ended: Counter[str] = Counter()
-        """Items that have ended since the last look at their batch, by its id."""
+        """Items that ended since the last check of their batch, by batch id."""
         self._has_ended = asyncio.Event()
         self._open: dict[str, int] = {}
-        """At least how many items of a batch are open; it is counted again when this says none."""
+        """Lower bound of a batch's open items; they are recounted when it reaches 0."""
         self._settling: asyncio.Task[None] | None = None
         self._in_hand: dict[str, float] = {}
-        """Until when a batch is left to the caller that writes its results (monotonic), by its id."""
+        """Until when a batch is reserved for the caller that writes its results (monotonic), by batch id."""
         self._problems: dict[str, tuple[batch_pb.BatchLineError, float]] = {}
-        """Why the results of a batch could not be written, and when it is handed out again (monotonic), by its id."""
+        """Why a batch's results could not be written, and when it is assigned again (monotonic), by batch id."""
         self._has_unwritten = asyncio.Event()
         self._began_at = self._now()
-        """Incomplete batches from before are those of a router that ended."""
+        """Incomplete batches from before this time belong to a router that ended."""
 
     def start(self) -> None:
-        """Starts to count the items of batches as they end."""
+        """Starts counting the items of batches as they end."""
         self._events.subscribe(self._note_event)
         self._settling = start_restarting(self._settle_ended, name="batch-settler", clock=self._clock)
 
@@ -332,7 +332,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         return batch_pb.CreateBatchResponse(batch=batch)
 
     def _name(self, tenant: str, spec: task_pb2.TaskSpec) -> None:
-        """Puts what a line means by its model into its spec."""
+        """Resolves the model of a line in its spec."""
         if not caller().names_tenants:
             spec.ClearField("asked_model")
         if self._names is not None:
@@ -381,7 +381,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
     @override
     @answers
     async def CancelBatch(self, request: batch_pb.CancelBatchRequest, context: Context) -> batch_pb.CancelBatchResponse:
-        """Cancels a batch. One whose items have all ended stays unchanged."""
+        """Cancels a batch; unchanged if all items have ended."""
         tenant, batch_id = tenant_in(context), id_in(request.id)
         batch = await self._get(tenant, batch_id)
         is_open = batch.state == batch_pb.BATCH_STATE_IN_PROGRESS
@@ -417,7 +417,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
                 yield batch_pb.WatchEndedBatchesResponse(batch=batch)
 
     async def _hand_out(self) -> AsyncGenerator[batch_pb.Batch]:
-        """Yields batches whose results are to be written, each to one caller until FinishBatch or the caller's end."""
+        """Yields batches with unwritten results, each to one caller until FinishBatch or the caller's end."""
         mine: set[str] = set()
         try:
             while True:
@@ -432,7 +432,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             self._has_unwritten.set()
 
     async def _next_unwritten(self) -> batch_pb.Batch | None:
-        """Takes the oldest batch that no one writes; None: there is none."""
+        """Reserves the oldest batch that has no writer; None: there is none."""
         now, taken = self._clock.monotonic(), len(self._in_hand) + len(self._problems)
         for batch in await self._store.unwritten(taken + 1):
             _, retry_at = self._problems.get(batch.id, (None, now))
@@ -519,7 +519,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         return self._task_limits.max_open_per_tenant - await self._store.open_count(tenant)
 
     async def _with_counts(self, found: Sequence[batch_pb.Batch]) -> Sequence[batch_pb.Batch]:
-        """Sets the current counts of batches as read; stores the final counts of those whose items have all ended."""
+        """Sets the current counts of the batches; stores the final counts if all items have ended."""
         unended = {batch.id: batch for batch in found if batch.state == batch_pb.BATCH_STATE_IN_PROGRESS}
         tallies = await self._store.tallies(list(unended)) if unended else {}
         for batch_id, tally in tallies.items():
@@ -540,7 +540,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             self._has_ended.set()
 
     async def _settle_ended(self) -> None:
-        """Stores the final counts of each batch when its last item has ended, until cancelled."""
+        """Stores the final counts of each batch when its last item ends, until cancelled."""
         while True:
             await self._has_ended.wait()
             self._has_ended.clear()
@@ -566,7 +566,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             del self._open[batch_id]
 
     async def _store_counts(self, batch_id: str, tally: ItemTally) -> float | None:
-        """Stores the final counts; returns when the last item ended, None if some are open."""
+        """Stores the final counts; returns when the last item ended; None: some are open."""
         if tally.open:
             return None
         ended_at = self._now() if tally.last_ended_at is None else tally.last_ended_at
@@ -580,12 +580,12 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             while await self._store.cancel_some(batch_id, now, CHANGED_AT_ONCE):
                 pass
         finally:
-            # The engines of items that run now stop their calls.
+            # The engines that run items now stop their calls.
             self._events.publish(ManyChanged())
             self._events.publish(ItemEnded(batch_id))
 
     async def _count_open_batches(self) -> None:
-        """Stores the final counts of batches without readers, before their items are purged."""
+        """Stores the final counts of batches without readers before their items are purged."""
         after = 0
         while found := await self._store.open_batches(after, SETTLED_AT_ONCE):
             batches = [batch_of(row) for row in found]
@@ -612,7 +612,7 @@ async def _lines(
     messages: AsyncIterator[batch_pb.CreateBatchRequest],
     name_model: Callable[[task_pb2.TaskSpec], None],
 ) -> AsyncGenerator[batch_pb.BatchLine]:
-    """Yields the items; the last message states their count, because a broken connection may look like an end."""
+    """Yields the items; the last message has their count, as a broken connection may look like an end."""
     count = 0
     message: batch_pb.CreateBatchRequest | None = first
     last = first
@@ -647,17 +647,16 @@ class BatchService(StoreService):
         names: KnownNames | None = None,
         files: FileServicer | None = None,
     ) -> None:
-        """`events`: the bus of the task service in this process.
+        """`events`: the bus of the task service in this process. `files`: shared with tasks; None: separate.
 
-        `names`: models, routes and agents that items may name; None: any name is accepted. `files`: the files that
-        tasks share; None: its own.
+        `names`: models, routes and agents that items may use; None: any name is accepted.
         """
         clock = clock or SystemClock()
         self._files = files or FileServicer(database, limits, clock)
         store, media = BatchStore(database), TaskMedia(self._files)
         self._batches = BatchServicer(store, limits, task_limits, events, clock, names=names, media=media)
         self.files, self.batches = FileClient(self._files), BatchClient(self._batches)
-        """The clients of the services in this process."""
+        """Clients of the services in this process."""
         sweeps = {"files": self._files.sweep, "batches": self._batches.sweep}
         super().__init__(
             database,

@@ -1,6 +1,6 @@
-"""The store of batches and of their items, which are rows of the task table; decisions are in `batch_servicer`.
+"""The store of batches and their items, which are rows of the task table; `batch_servicer` makes the decisions.
 
-Every method raises SERVICE_UNAVAILABLE. Batches that are being received or deleted are not visible.
+Every method raises SERVICE_UNAVAILABLE. Batches that are being received or deleted are invisible.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +27,9 @@ from weft.sql.connections import Row, Tx
 RECEIVING = 0
 """State of a batch whose items are being received."""
 DELETING = -1
-"""State of an incomplete batch whose items are being deleted; no item is added any more."""
+"""State of an incomplete batch whose items are being deleted; items are no longer added."""
 _BATCH = f"SELECT * FROM batches WHERE id = :id AND tenant = :tenant AND state > {RECEIVING}"
-# Expired: failed by and after the end of the window, whether or not it had started before.
+# Expired: failed at or after the end of the window, whether or not it had started.
 _TALLIES = f"""
     SELECT batch_id, end_kind, count(*) AS number, max(ended_at) AS last FROM (
         SELECT batch_id, ended_at, CASE
@@ -45,15 +45,15 @@ _OUTPUTS = """
 _MOMENTS: "Mapping[str, Literal['create_time', 'lines_end_time', 'end_time']]" = MappingProxyType(
     {"created_at": "create_time", "lines_ended_at": "lines_end_time", "ended_at": "end_time"}
 )
-"""Fields of a batch that have a column."""
+"""Fields of a batch with a separate column."""
 _AHEAD = f"SELECT * FROM batches WHERE {' OR '.join(f'{each} > :later' for each in _MOMENTS)} LIMIT :limit"
 CHANGED_AT_ONCE = 1_000
-"""Items that one transaction changes or deletes; other writes run in between."""
+"""Maximum items changed or deleted per transaction, so that other writes run in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemTally:
-    """Counts of a batch's items by how they ended."""
+    """Numbers of a batch's items by their outcome."""
 
     completed: int = 0
     failed: int = 0
@@ -64,13 +64,13 @@ class ItemTally:
     last_ended_at: float | None = None
 
     def show_in(self, batch: batch_pb.Batch) -> None:
-        """Sets the counts of ended items of a batch."""
+        """Sets the counts of a batch's ended items."""
         batch.completed_count, batch.failed_count = self.completed, self.failed
         batch.cancelled_count, batch.expired_count = self.cancelled, self.expired
 
 
 class BatchStore:
-    """The batches of a router and their items."""
+    """A router's batches and their items."""
 
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
@@ -87,12 +87,12 @@ class BatchStore:
         await self._database.run(lambda tx: tx.insert("batches", values))
 
     async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch | None:
-        """Returns a batch; the counts of ended items are set only once all have ended."""
+        """Returns a batch; counts of ended items are set only once all have ended."""
         found = await self._database.row(_BATCH, id=batch_id, tenant=tenant)
         return None if found is None else batch_of(found)
 
     async def list_page(self, tenant: str, after: str, limit: int) -> Sequence[batch_pb.Batch] | None:
-        """Returns batches, newest first, older than `after` (empty: all); None: the tenant has no batch `after`."""
+        """Returns batches older than `after` (empty: all), newest first; None: the tenant has no batch `after`."""
         before = NO_SEQ
         if after:
             place = await self._database.row(_BATCH, id=after, tenant=tenant)
@@ -104,7 +104,7 @@ class BatchStore:
         return [batch_of(row) for row in await self._database.rows(page, tenant=tenant, before=before, limit=limit)]
 
     async def mark_cancelled(self, batch_id: str, now: float) -> bool:
-        """Stores the time of a cancellation; False: all items had ended already."""
+        """Stores the time of a cancellation; False: all items had ended."""
 
         def cancel(batch: batch_pb.Batch) -> None:
             if not batch.HasField("cancel_time"):
@@ -113,7 +113,7 @@ class BatchStore:
         return await self._database.run(lambda tx: _change(tx, batch_id, batch_pb.BATCH_STATE_IN_PROGRESS, cancel))
 
     async def store_counts(self, batch_id: str, tally: ItemTally, lines_ended_at: float) -> None:
-        """Stores the final counts of a batch whose items have all ended. Written once."""
+        """Stores the final counts of a batch after all items have ended. Written only once."""
 
         def count(batch: batch_pb.Batch) -> None:
             tally.show_in(batch)
@@ -123,7 +123,7 @@ class BatchStore:
         await self._database.run(lambda tx: _change(tx, batch_id, batch_pb.BATCH_STATE_IN_PROGRESS, count))
 
     async def finish(self, tenant: str, batch_id: str, results: dict[str, str], now: float) -> str:
-        """Stores the result files of a batch, by field, unless they are stored already.
+        """Stores the result files of a batch by field, unless already stored.
 
         Returns the field of a file that the tenant does not have; empty: all exist.
         """
@@ -145,7 +145,7 @@ class BatchStore:
         return await self._database.run(store)
 
     async def open_batches(self, after_seq: int, limit: int) -> Sequence[Row]:
-        """Returns `seq` and `batch` of batches of all tenants without final counts, oldest first."""
+        """Returns `seq` and `batch` of all tenants' batches without final counts, oldest first."""
         return await self._database.rows(
             "SELECT seq, batch FROM batches WHERE seq > :after AND state = :open ORDER BY seq LIMIT :limit",
             after=after_seq,
@@ -154,7 +154,7 @@ class BatchStore:
         )
 
     async def unwritten(self, limit: int) -> Sequence[batch_pb.Batch]:
-        """Returns batches of all tenants whose items have ended and whose results are not written, oldest first."""
+        """Returns all tenants' batches with ended items but unwritten results, oldest first."""
         found = await self._database.rows(
             "SELECT * FROM batches WHERE state = :finalizing ORDER BY seq LIMIT :limit",
             finalizing=batch_pb.BATCH_STATE_FINALIZING,
@@ -163,7 +163,7 @@ class BatchStore:
         return [batch_of(row) for row in found]
 
     async def incomplete(self, before: float, limit: int) -> Sequence[str]:
-        """Returns ids of incomplete batches that were begun before a time, oldest first."""
+        """Returns ids of incomplete batches that began before a time, oldest first."""
         found = await self._database.rows(
             f"SELECT id FROM batches WHERE state <= {RECEIVING} AND created_at < :before ORDER BY seq LIMIT :limit",
             before=before,
@@ -182,7 +182,7 @@ class BatchStore:
         )
 
     async def bring_back(self, now: float, limit: int) -> int:
-        """Moves batches with times in the future, from before a clock was set back, to now; returns how many."""
+        """Moves future times, which a clock that was set back has left, to now; returns how many batches."""
 
         def move(tx: Tx) -> int:
             found = tx.rows(_AHEAD, later=now + CLOCK_MARGIN_SECONDS, limit=limit)
@@ -201,12 +201,12 @@ class BatchStore:
 
     async def open_count(self, tenant: str) -> int:
         """Returns the number of pending and running tasks of a tenant."""
-        # One count per state: each is served by a partial index.
+        # One count per state, each with a partial index.
         of_state = "(SELECT count(*) FROM tasks WHERE tenant = :tenant AND state"
         return int(await self._database.value(f"SELECT {of_state} = 1) + {of_state} = 2)", tenant=tenant))
 
     async def add(self, batch_id: str, items: Sequence[NewTask]) -> bool:
-        """Adds items to a batch that is being received. False: it is not any more."""
+        """Adds items to a batch; False: it is no longer being received."""
 
         def insert_items(tx: Tx) -> bool:
             if tx.value("SELECT state FROM batches WHERE id = :id", id=batch_id) != RECEIVING:
@@ -234,7 +234,7 @@ class BatchStore:
         return await self._database.run(start)
 
     async def drop(self, batch_id: str) -> None:
-        """Deletes an incomplete batch with its items, some at a time; a complete one stays."""
+        """Deletes an incomplete batch and its items in several transactions; a complete one stays."""
         abandon = f"UPDATE batches SET state = {DELETING} WHERE id = :id AND state = {RECEIVING}"
         await self._database.change(abandon, id=batch_id)
         some = f"""DELETE FROM tasks WHERE seq IN
@@ -252,7 +252,7 @@ class BatchStore:
             pass
 
     async def tallies(self, batch_ids: Sequence[str]) -> Mapping[str, ItemTally]:
-        """Returns the item counts of some batches."""
+        """Returns the item counts of several batches."""
         found: dict[str, dict[str, int]] = {batch_id: {} for batch_id in batch_ids}
         last: dict[str, float] = {}
         for row in await self._database.rows(_TALLIES, ids=list(batch_ids)):
@@ -290,9 +290,9 @@ class BatchStore:
     async def results(
         self, batch_id: str, after_line: int, limit: int, max_bytes: int
     ) -> tuple[Sequence[batch_pb.ReadBatchResultsResponse], int | None]:
-        """Returns items after a line number with their answers, in order, and the last line; None: there are none.
+        """Returns items after a line number with their answers in order, and the last line number; None: no items.
 
-        As many as fit are read, at least one. An item that is purged meanwhile is left out.
+        Returns as many as fit, at least one. An item that is purged meanwhile is omitted.
         """
 
         def read(tx: Tx) -> tuple[Sequence[batch_pb.ReadBatchResultsResponse], int | None]:
@@ -327,7 +327,7 @@ def batch_of(row: Row) -> batch_pb.Batch:
 
 
 def _columns(batch: batch_pb.Batch) -> dict[str, Any]:
-    """Returns the columns of a batch: what statements ask for, and the message."""
+    """Returns the columns of a batch: those used in statements, and the message."""
     values: dict[str, Any] = {
         "id": batch.id,
         "tenant": batch.tenant,
@@ -340,7 +340,7 @@ def _columns(batch: batch_pb.Batch) -> dict[str, Any]:
 
 
 def _change(tx: Tx, batch_id: str, state: int, change: Callable[[batch_pb.Batch], None]) -> bool:
-    """Changes a batch in this state; False: it is in another one, or gone."""
+    """Changes a batch in this state; False: it is in another state, or deleted."""
     row = tx.row("SELECT batch FROM batches WHERE id = :id AND state = :state", id=batch_id, state=state)
     if row is None:
         return False

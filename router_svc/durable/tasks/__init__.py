@@ -1,1 +1,1 @@
-"""Requests that outlive their callers: accepted, claimed, run and kept, in the router's database."""
+"""Requests that outlive their callers: accepted, claimed, run and stored in the router's database."""

@@ -1,4 +1,4 @@
-"""The task service of a router: composition of engine, sweeps and servicer, and their life cycle."""
+"""The task service of a router: engine, sweeps and servicer, and their life cycle."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -28,7 +28,7 @@ from weft.kernel.names import new_process_id
 from weft.kernel.service import Service
 
 UNNAMED_ROUTER = "router"
-"""What claims of a router say that has no name among others."""
+"""Owner prefix of claims by a router without a name."""
 
 
 def build(
@@ -40,9 +40,9 @@ def build(
     failpoints: Failpoints | None = None,
     store: SqlTaskStore | None = None,
 ) -> "TaskService":
-    """Returns a task service on a database, not started. `store` replaces the SQL store.
+    """Returns a task service that is not started. `store` replaces the SQL store.
 
-    Every new view of the mesh is to be told to its engine. `router_name`: for the owner of claims; empty: none.
+    The engine must receive every new view of the mesh. `router_name`: for the owner of claims; empty: none.
     """
     kept = store or SqlTaskStore(database)
     return TaskService(
@@ -59,7 +59,7 @@ def build(
 
 
 class TaskService(Service):
-    """Runs durable tasks beside a router."""
+    """Runs a router's durable tasks."""
 
     def __init__(  # noqa: PLR0913 - what a router provides, each with a default for tests
         self,
@@ -74,14 +74,14 @@ class TaskService(Service):
         media: TaskMedia | None = None,
         router_name: str = "",
     ) -> None:
-        """`names`: models, routes and agents that tasks may name; None: any name is accepted."""
+        """`names`: models, routes and agents that tasks may use; None: any name is accepted."""
         self._store = store
         database_clock = DatabaseClock(clock, store.database_now)
         self._database_clock = database_clock
         self._limits = limits
         self._events = TaskEventBus()
         deps = TaskDeps(
-            # Of this start: claims of an earlier one are not this one's to renew.
+            # Per start, as claims of an earlier start must not be renewed.
             owner=new_process_id(router_name or UNNAMED_ROUTER),
             store=store,
             events=self._events,
@@ -98,22 +98,21 @@ class TaskService(Service):
         sweeps = {"tasks": self._sweeps.sweep}
         self._sweeper = Sweeper("task-sweeper", sweeps, limits.sweep_interval_seconds, clock)
         self.servicer = TaskServicer(deps, self._engine, self._counts, names)
-        """The task service."""
         self.tasks = TaskClient(self.servicer)
-        """The client of it in this process."""
+        """Client of the service in this process."""
 
     @property
     def released(self) -> Mapping[str, int]:
-        """How many finished tasks were released before their time since the start, by the bound that demanded it."""
+        """Number of finished tasks released early since the start, by bound."""
         return {bound.value: count for bound, count in self._sweeps.released.items()}
 
     @property
     def states(self) -> Mapping[str, StateCount]:
-        """The tasks by state, as of the last sweep."""
+        """Tasks by state, as of the last sweep."""
         return {state_name(state).lower(): count for state, count in self._sweeps.states.items()}
 
     def utc_now(self) -> float:
-        """The time by which tasks are stored, UTC seconds since the epoch."""
+        """The clock of stored tasks: UTC seconds since the epoch."""
         return self._database_clock.now()
 
     async def names_waited_for(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Validation of a TaskSpec, from which it makes the new task: a single one or an item of a batch."""
+"""Validation of a TaskSpec and its conversion to a new task, for single tasks and batch items."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ MAX_CALLER_CHARS = 128
 _NANOSECONDS = 1e9
 _STAND_IN = b"\0"
 _PAYLOAD = "payload"
-"""Field name of the payload in the checks that live requests share."""
+"""Field name of the payload in checks shared with live requests."""
 
 
 def checked_task(
@@ -40,11 +40,10 @@ def checked_task(
     created_at: float,
     idempotency_key: str = "",
 ) -> NewTask:
-    """Returns the new task of a valid spec, of the class DURABLE unless the spec names another.
+    """Returns the new task of a valid spec, with priority DURABLE unless the spec sets another.
 
-    Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field, which is `field` or in it.
-
-    Whether the caller may allow remote models is checked by the servicer, which knows the caller.
+    Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `field` or a field in it. The servicer, which knows the caller,
+    checks whether remote models are allowed.
     """
     with _within(field):
         _check_sizes(spec, limits)
@@ -56,7 +55,7 @@ def checked_task(
         client_of(spec.options)
         session_of(spec.options)
         band = priority_of(spec.options) if spec.options.priority else Priority.DURABLE
-        # Equal specs have equal bytes, and so equal digests.
+        # Equal specs must have equal bytes and digests.
         serialized = spec.SerializeToString(deterministic=True)
         _check_labels(spec)
         task = task_pb2.Task(
@@ -82,7 +81,7 @@ def checked_task(
 
 
 def _check_labels(spec: task_pb2.TaskSpec) -> None:
-    """Checks user and metadata. Raises INVALID_ARGUMENT naming the field above its bound."""
+    """Checks user and metadata. Raises INVALID_ARGUMENT naming a field above its bound."""
     if len(spec.user) > MAX_USER_CHARS:
         raise invalid_field("user", f"must have at most {MAX_USER_CHARS} characters")
     if len(spec.metadata) > MAX_METADATA:
@@ -100,7 +99,7 @@ def _check_labels(spec: task_pb2.TaskSpec) -> None:
 def _check_sizes(spec: task_pb2.TaskSpec, limits: TaskLimits) -> None:
     if len(spec.origin) > limits.max_origin_bytes:
         raise FieldError("origin", f"must have at most {limits.max_origin_bytes} bytes", Reason.REQUEST_TOO_LARGE)
-    # Images and recordings are kept in files, with bounds of their own.
+    # Images and recordings are stored in files with separate bounds.
     media_bytes = sum(len(part.data) for _, part in media_parts(payload_of(spec)))
     if spec.ByteSize() - media_bytes > limits.max_spec_bytes:
         raise FieldError("spec", f"must have at most {limits.max_spec_bytes} bytes", Reason.REQUEST_TOO_LARGE)
@@ -119,7 +118,7 @@ def _check_payload(spec: task_pb2.TaskSpec, limits: TaskLimits) -> Operation:
 
 
 def _with_stand_ins(payload: TaskPayload) -> TaskPayload:
-    """Returns the payload as a live one would be: with data in place of the ids of files, which are read later."""
+    """Returns the payload with placeholder data for file ids, as a live request would have it; files are read later."""
     if not any(part.file_id for _, part in media_parts(payload)):
         return payload
     copy = type(payload)()
@@ -143,7 +142,7 @@ def _max_attempts(spec: task_pb2.TaskSpec, limits: TaskLimits) -> int:
 def _pending_limit_seconds(spec: task_pb2.TaskSpec, limits: TaskLimits) -> float:
     if not spec.HasField("pending_limit"):
         return limits.pending_limit_seconds
-    # Duration.ToSeconds raises for values out of its range; computed here, such a value is merely too long.
+    # Duration.ToSeconds raises for out-of-range values; this computation only makes them too large.
     seconds = spec.pending_limit.seconds + spec.pending_limit.nanos / _NANOSECONDS
     if not MIN_PENDING_LIMIT_SECONDS <= seconds <= MAX_PENDING_LIMIT_SECONDS:
         raise invalid_field(
@@ -153,7 +152,7 @@ def _pending_limit_seconds(spec: task_pb2.TaskSpec, limits: TaskLimits) -> float
 
 
 def _printable(text: str, field: str, max_chars: int) -> str:
-    """Returns the text if it is short and printable: PostgreSQL stores no NUL, and logs no line breaks."""
+    """Returns the text if it is short and printable: PostgreSQL cannot store NUL, and logs must have no line breaks."""
     if len(text) > max_chars or (text and not text.isprintable()):
         raise invalid_field(field, f"must have at most {max_chars} printable characters")
     return text
@@ -161,7 +160,7 @@ def _printable(text: str, field: str, max_chars: int) -> str:
 
 @contextmanager
 def _within(field: str) -> Iterator[None]:
-    """Prefixes field names with the caller's name of the spec."""
+    """Prefixes field names with the caller's name for the spec."""
     try:
         yield
     except FieldError as error:

@@ -1,4 +1,4 @@
-"""Rows of tasks, of their attempts and of their answers: columns to and from messages."""
+"""Conversion between rows and messages of tasks, attempts and answers."""
 
 import hashlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -19,22 +19,22 @@ from weft.sql.connections import Row, Tx
 
 LOST = task_error(LOST_LEASE, "the router that ran it gave no sign of life")
 MAX_ERROR_CHARS = 2_000
-"""Characters of an error message that are stored."""
+"""Maximum stored characters of an error message."""
 _TOKEN_MARK_BYTES = 8
 _TOKEN_SEQ_BYTES = 8
 
 NO_SEQ = 2**63 - 1
-"""A `seq` after every one that there is."""
+"""Above every existing `seq`."""
 SPECS = "SELECT task_id, spec FROM task_specs WHERE task_id IN :ids"
 STAGED = 0
-"""State of an item whose batch is still being received: it is not visible, and does not start."""
+"""State of an item whose batch is being received: it is invisible and does not start."""
 READY_NOW = 0.0
-"""`ready_at` of a task without a pause. Zero rather than now, so that it is ready by every router's clock, also after a
-clock was set back."""
+"""`ready_at` of a task without a pause. It is 0 rather than now, to be ready by every router's clock even after a clock
+was set back."""
 
 
 def insert_rows(tx: Tx, new: Sequence[NewTask], *, state: int = task_pb2.TASK_STATE_PENDING) -> None:
-    """Inserts new tasks, whose ids and idempotency keys are free."""
+    """Inserts new tasks; their ids and idempotency keys must be free."""
     tx.insert("tasks", *(values_of(each, state) for each in new))
     tx.insert("task_specs", *({"task_id": each.task.id, "spec": each.spec} for each in new))
 
@@ -85,7 +85,7 @@ _NO_LABELS = task_pb2.TaskSpec()
 
 def task_of(row: Row) -> task_pb2.Task:
     """Returns the task of a row."""
-    # A task that was cancelled by the id of its request says by whom.
+    # A task that was cancelled by its request id has the canceller in its error.
     is_told = row.state == task_pb2.TASK_STATE_FAILED or (
         row.state == task_pb2.TASK_STATE_CANCELLED and row.error_reason == Reason.CANCELLED.value
     )
@@ -133,7 +133,7 @@ def attempt_of(row: Row) -> task_pb2.TaskAttempt:
 
 
 def piece_of(row: Any, attempt: int, after_index: int) -> task_pb2.TaskPiece | None:
-    """Returns the rest of a piece after an event; None: nothing of it is left."""
+    """Returns the rest of a piece after an event; None: nothing is left."""
     last = row.first_index + row.event_count - 1
     if last <= after_index:
         return None
@@ -153,13 +153,13 @@ def why_never(row: Any) -> task_pb2.TaskError:
 
 
 def given_up(row: Row) -> task_pb2.TaskError:
-    """Returns why a task failed whose last lease expired."""
+    """Returns why a task failed after its last lease expired."""
     times = f"{row.failures + 1} attempts" if row.failures else "1 attempt"
     return task_error(LOST_LEASE, f"{LOST.message}; given up after {times}")
 
 
 def submission_of(new: NewTask, found: Row) -> pb.SubmitTaskResponse:
-    """Returns the result of a submission whose key the task `found` has. Raises IDEMPOTENCY_CONFLICT."""
+    """Returns the result of a submission with the idempotency key of task `found`. Raises IDEMPOTENCY_CONFLICT."""
     if found.digest != new.digest:
         raise WeftError(
             Reason.IDEMPOTENCY_CONFLICT, "this idempotency key was used with another request; use a new one"
@@ -168,7 +168,7 @@ def submission_of(new: NewTask, found: Row) -> pb.SubmitTaskResponse:
 
 
 def as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
-    """Returns the first rows that fit, at least one if there is one."""
+    """Returns the first rows that fit, at least one if there are any."""
     total = 0
     for count, row in enumerate(rows):
         total += row.size
@@ -186,18 +186,18 @@ def lane_parameters(lane: Lane) -> dict[str, object]:
 
 
 def claim_parameters(claim: Claim) -> dict[str, object]:
-    """Returns the parameters of the fence of a claim."""
+    """Returns the parameters that match a claim."""
     return {"id": claim.task_id, "owner": claim.owner, "attempt": claim.attempt}
 
 
 def failure_parameters(failure: task_pb2.TaskError) -> dict[str, object]:
-    """Returns the parameters of an error: its text is cut, without characters that a database refuses."""
+    """Returns the parameters of an error; its text is truncated, without characters that a database refuses."""
     message = failure.message[:MAX_ERROR_CHARS].replace("\x00", "").encode("utf-8", "replace").decode()
     return {"reason": failure.reason, "message": message}
 
 
 def end_parameters(row: Any, failure: task_pb2.TaskError, now: float) -> dict[str, object]:
-    """Returns the parameters of the end of a task without a claim."""
+    """Returns the parameters that end a task without a claim."""
     return {"seq": row.seq, "now": now, **failure_parameters(failure)}
 
 
@@ -205,19 +205,19 @@ def end_parameters(row: Any, failure: task_pb2.TaskError, now: float) -> dict[st
 
 
 def mark_of(tenant: str, request: pb.ListTasksRequest) -> bytes:
-    """Returns a digest of the filters that a page token belongs to."""
+    """Returns a digest of the filters, by which a page token is bound to its query."""
     own: tuple[object, ...] = (tenant, sorted(set(request.states)), request.model, request.batch)
     filters = repr((*own, request.caller, request.request_id) if request.caller or request.request_id else own)
     return hashlib.sha256(filters.encode("utf-8", "surrogatepass")).digest()[:_TOKEN_MARK_BYTES]
 
 
 def token_of(seq: int, mark: bytes) -> str:
-    """Returns the token of the page that begins after a `seq`."""
+    """Returns the token of the page after `seq`."""
     return urlsafe_b64encode(mark + seq.to_bytes(_TOKEN_SEQ_BYTES)).decode()
 
 
 def seq_of(token: str, mark: bytes) -> int:
-    """Returns the `seq` in a page token. Raises INVALID_ARGUMENT if it is no token of this mark."""
+    """Returns the `seq` of a page token. Raises INVALID_ARGUMENT if it is invalid or has another mark."""
     try:
         raw = urlsafe_b64decode(token.encode("ascii"))
     except (UnicodeEncodeError, Base64Error, ValueError):

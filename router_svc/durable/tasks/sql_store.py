@@ -1,10 +1,9 @@
-"""The task store on a router's database, SQLite or PostgreSQL. Its test suite: `tests/contract/test_task_store.py`.
+"""The task store in a router's database, SQLite or PostgreSQL. Tests: `tests/contract/test_task_store.py`.
 
-Times are UTC seconds since the epoch, passed in as `now`. Every write is durable when it returns; every method raises
-SERVICE_UNAVAILABLE when the database fails, and then nothing was acknowledged. A claim is a fencing token: a write
-under a claim that the task no longer has is discarded, and returns False.
-
-Each statement that runs all the time uses an index: `tests/contract/test_task_store_plans.py`.
+Times are UTC seconds since the epoch, passed as `now`. Writes are durable when they return; every method raises
+SERVICE_UNAVAILABLE if the database fails, and then nothing was acknowledged. A claim is a fencing token: a write under
+a lost claim is discarded and returns False. Each frequent statement uses an index:
+`tests/contract/test_task_store_plans.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,17 +37,17 @@ from weft.sql.moments import BoundedMoment, bring_back, is_any_ahead
 from weft.sql.statements import insert
 
 MAX_CHUNKS_READ = 1_024
-"""Chunks that one call returns."""
+"""Maximum chunks per call."""
 _OUTCOMES: "Mapping[int, receipt_pb2.Outcome.ValueType]" = {
     task_pb2.TASK_STATE_COMPLETED: receipt_pb2.OUTCOME_COMPLETED,
     task_pb2.TASK_STATE_FAILED: receipt_pb2.OUTCOME_FAILED,
     task_pb2.TASK_STATE_CANCELLED: receipt_pb2.OUTCOME_CANCELLED,
 }
-"""How a task that ended without a receipt counts."""
+"""Outcome of a task that ended without a receipt."""
 _BY_OWNER = task_error(Reason.CANCELLED, "it was cancelled")
 _STATES = tuple(number for number in task_pb2.TaskState.values() if number)
 
-# States are literals: a partial index serves only statements that repeat its condition.
+# States are literals, as a partial index serves only statements that repeat its condition.
 _MAY_START = "state = 1 AND ready_at <= :now AND expires_at > :now"
 _UNCLAIMED = "owner = '', lease_until = NULL, lease_seconds = NULL"
 _AGAIN = f"""state = 1, expires_at = COALESCE(window_ends_at, pending_limit_seconds + :now), {_UNCLAIMED},
@@ -57,14 +56,14 @@ _FAILED = f"state = 4, ended_at = :now, error_reason = :reason, error_message = 
 _TASK = f"SELECT * FROM tasks WHERE id = :id AND tenant = :tenant AND state <> {STAGED}"
 _WITH_KEY = "SELECT * FROM tasks WHERE tenant = :tenant AND idempotency_key = :key"
 _OF_ATTEMPT = "task_id = :id AND attempt = :attempt"
-# The results of the batch may still have to be written from its items.
+# The batch's results may still have to be written from its items.
 _NOT_AWAITED = "NOT EXISTS (SELECT 1 FROM batches WHERE batches.id = tasks.batch_id AND batches.state IN (2, 3))"
 
 
 def _first_after(model: str, tenant: str, band: str) -> str:
     """Returns the first task of the next lane.
 
-    One subquery per column: SQLite evaluates a row comparison only after a scan of the whole lane.
+    One subquery per column, as SQLite evaluates a row comparison only after scanning the whole lane.
     """
     first = f"SELECT seq FROM tasks WHERE {_MAY_START} AND model"
     return f"""COALESCE(
@@ -88,16 +87,16 @@ _LANES_AFTER = _lanes_from(_first_after(":model", ":tenant", ":band"))
 
 
 class SqlTaskStore:
-    """Tasks, their claims and their answers. Life cycle: start, stop; it keeps the shared database open in between.
+    """Tasks, claims and answers. Life cycle: start, stop; meanwhile it keeps the shared database open.
 
     After a cancellation, or SERVICE_UNAVAILABLE from a broken connection, a writer does not know whether its write is
-    on disk. `append` and `end` may then be repeated. A claim that is on disk without its owner knowing
-    is renewed with the others; the owner finds it in the result of `renew` and reverts it.
+    on disk. It may repeat `append` and `end`. A claim that is on disk unknown to its owner is renewed with the others;
+    the owner finds it in the result of `renew` and reverts it.
     """
 
     fence: ClassVar[str] = "id = :id AND owner = :owner AND attempt = :attempt AND state = 2"
-    """The condition of every write under a claim: it selects the task while the claim is the task's. An attribute, so
-    that a negative control can remove it."""
+    """The condition of every write under a claim: it selects the task while it has this claim. An attribute, so that a
+    negative control can remove it."""
 
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
@@ -109,26 +108,26 @@ class SqlTaskStore:
         self._is_open = True
 
     async def stop(self) -> None:
-        """Closes after all waiting writes are done. Safe to call twice, or when never started."""
+        """Closes after all waiting writes. Safe to call twice or without a start."""
         if self._is_open:
-            # The database counts its users: each one that opened it closes it once.
+            # The database counts its users, and each may close it only once.
             self._is_open = False
             await self._database.close()
 
     async def submitted(self, new: NewTask) -> pb.SubmitTaskResponse | None:
-        """Returns the stored task with the same idempotency key; None: there is none. Raises IDEMPOTENCY_CONFLICT."""
+        """Returns the stored task with this idempotency key; None: there is none. Raises IDEMPOTENCY_CONFLICT."""
         if not new.idempotency_key:
             return None
         found = await self._database.row(_WITH_KEY, tenant=new.task.tenant, key=new.idempotency_key)
         return None if found is None else sql_rows.submission_of(new, found)
 
     async def get(self, tenant: str, task_id: str) -> task_pb2.Task | None:
-        """Returns a task; None, here and below: the tenant has no task with this id."""
+        """Returns a task; None, also below: the tenant has no task with this id."""
         row = await self._database.row(_TASK, id=task_id, tenant=tenant)
         return None if row is None else task_of(row)
 
     async def details(self, tenant: str, task_id: str) -> pb.GetTaskResponse | None:
-        """Returns a task with its spec and its attempts."""
+        """Returns a task with its spec and attempts."""
 
         def read(tx: Tx) -> pb.GetTaskResponse | None:
             row = tx.row(_TASK, id=task_id, tenant=tenant)
@@ -156,7 +155,7 @@ class SqlTaskStore:
         if request.states:
             wanted += " AND state IN :states"
             values["states"] = sorted(set(request.states))
-        # A row comparison: with an equality PostgreSQL may scan the tasks of all tenants.
+        # A row comparison, as with an equality PostgreSQL may scan the tasks of all tenants.
         page = f"""SELECT * FROM tasks WHERE tenant >= :tenant AND (tenant, seq) < (:tenant, :before)
             AND state <> {STAGED}{wanted} ORDER BY tenant DESC, seq DESC LIMIT :limit"""
         rows = await self._database.rows(page, **values)
@@ -168,10 +167,10 @@ class SqlTaskStore:
     async def chunks(
         self, task_id: str, attempt: int, after_index: int, max_bytes: int
     ) -> Sequence[task_pb2.TaskPiece]:
-        """Returns the stored chunks of an attempt after an event, in order; as many as fit, but at least one."""
+        """Returns stored chunks of an attempt after an event in order, as many as fit, at least one."""
 
         def read(tx: Tx) -> Sequence[task_pb2.TaskPiece]:
-            # The next event may be inside the piece that begins last before it: the rest of that one is returned.
+            # The next event may be inside the piece that begins last before it; the rest of that piece is returned.
             this = {"id": task_id, "attempt": attempt}
             found = tx.rows(
                 f"""SELECT first_index, length(output) AS size FROM task_pieces WHERE {_OF_ATTEMPT} AND first_index >=
@@ -197,24 +196,24 @@ class SqlTaskStore:
         return await self._database.read(read)
 
     async def lanes(self, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
-        """Returns lanes with a task that may start now, in order, after a given one (None: from the first on).
+        """Returns lanes with a task that may start now, in order, after a given lane (None: from the first).
 
-        The cost does not depend on how many tasks wait in each lane.
+        The cost does not depend on the number of tasks in each lane.
         """
         values: dict[str, Any] = {"now": now, "limit": limit}
         if after is None:
             found = await self._database.rows(_LANES, **values)
         else:
             found = await self._database.rows(_LANES_AFTER, **values, **sql_rows.lane_parameters(after))
-        # The database's order, not Python's: the next page begins after the last of these.
+        # In the database's order, not Python's, as the next page begins after the last of these.
         return [lane_of(row) for row in sorted(found, key=lambda row: row.place)]
 
     async def pending(self, lane: Lane, now: float, limit: int, max_bytes: int) -> Sequence[PendingTask]:
-        """Returns the first tasks of a lane that may start now: as many as fit, at least one if there is one."""
+        """Returns the first tasks of a lane that may start now, as many as fit, at least one if there are any."""
 
         def read(tx: Tx) -> Sequence[PendingTask]:
-            # BETWEEN instead of an equality, so that only one index has the order: with an equality PostgreSQL may
-            # scan all tasks by `seq` until it has met enough of the lane.
+            # BETWEEN instead of an equality, so that only one index has the order. With an equality PostgreSQL may scan
+            # all tasks by `seq` until it has found enough of the lane.
             found = tx.rows(
                 f"""SELECT id, caller, attempt, failures, max_attempts, batch_id, length(spec) AS size
                 FROM tasks JOIN task_specs ON task_id = id WHERE {_MAY_START} AND model = :model AND tenant = :tenant
@@ -244,14 +243,14 @@ class SqlTaskStore:
         return await self._database.read(read)
 
     async def next_ready_at(self, now: float) -> float | None:
-        """Returns when the next retry pause ends; None: no task pauses."""
+        """Returns when the next retry pause ends; None: no task is paused."""
         found = await self._database.row(
             "SELECT ready_at FROM tasks WHERE state = 1 AND ready_at > :now ORDER BY ready_at LIMIT 1", now=now
         )
         return None if found is None else float(found.ready_at)
 
     async def open_of_request(self, request_id: str, limit: int) -> Sequence[task_pb2.Task]:
-        """Returns unfinished tasks of the requests with this id, of any tenant, oldest first."""
+        """Returns unfinished tasks with this request id, of any tenant, oldest first."""
         found = await self._database.rows(
             "SELECT * FROM tasks WHERE request_id = :request_id AND state IN (1, 2) LIMIT :limit",
             request_id=request_id,
@@ -260,7 +259,7 @@ class SqlTaskStore:
         return [task_of(row) for row in sorted(found, key=lambda row: row.seq)]
 
     async def kept_counts(self) -> Mapping[str, KeptTasks]:
-        """Returns how many finished tasks there are and how long they are, by tenant."""
+        """Returns number and size of finished tasks by tenant."""
         found = await self._database.rows(
             """SELECT tenant, count(*) AS number, sum(result_size + request_size) AS size FROM tasks
             WHERE state > 2 GROUP BY tenant"""
@@ -268,7 +267,7 @@ class SqlTaskStore:
         return {row.tenant: KeptTasks(count=row.number, size=int(row.size)) for row in found}
 
     async def state_counts(self) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
-        """Returns how many tasks there are in each state but STAGED, by the state's number."""
+        """Returns the number of tasks per state except STAGED."""
 
         def read(tx: Tx) -> Mapping["task_pb2.TaskState.ValueType", StateCount]:
             counts: dict[task_pb2.TaskState.ValueType, StateCount] = dict.fromkeys(_STATES, StateCount(0))
@@ -282,7 +281,7 @@ class SqlTaskStore:
         return await self._database.read(read)
 
     async def open_counts(self) -> Mapping[str, int]:
-        """Returns the number of tasks that are not terminal, by tenant."""
+        """Returns the number of unfinished tasks by tenant."""
 
         def read(tx: Tx) -> Mapping[str, int]:
             counts: dict[str, int] = {}
@@ -295,7 +294,7 @@ class SqlTaskStore:
         return await self._database.read(read)
 
     async def database_now(self) -> float | None:
-        """Returns the database's UTC seconds since the epoch; None on SQLite, which has one router.
+        """Returns the database's UTC seconds since the epoch; None for SQLite, which has one router.
 
         Leases are compared with the caller's `now`, which routers derive from this. Raises SERVICE_UNAVAILABLE.
         """
@@ -336,7 +335,7 @@ class SqlTaskStore:
             )
             if taken is None:
                 return None
-            # A router that slept since it read the clock begins after the attempt that ended meanwhile.
+            # A router that slept after reading the clock must begin after the attempt that ended meanwhile.
             ended = tx.value("SELECT max(ended_at) FROM task_attempts WHERE task_id = :id", id=task_id)
             began = now if ended is None else max(now, ended)
             attempt = {"task_id": task_id, "attempt": taken.attempt, "owner": owner, "claimed_at": began}
@@ -352,13 +351,13 @@ class SqlTaskStore:
         return frozenset(Claim(row.id, owner, row.attempt) for row in renewed)
 
     async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
-        """Appends chunks to an answer. False: the claim is lost, and nothing was stored."""
+        """Appends chunks to an answer. False: the claim is lost and nothing was stored."""
         return await self._database.run(lambda tx: self._append(tx, claim, chunks), vital=True)
 
     def _append(self, tx: Tx, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
-        """Appends chunks; stored ones from the first one's index on are replaced.
+        """Appends chunks and replaces stored ones from the first one's index on, so that a write can be repeated.
 
-        So a write with an unknown result can be repeated. Raises INTERNAL if the chunks are not consecutive.
+        Raises INTERNAL if the chunks are not consecutive.
         """
         values: dict[str, Any] = sql_rows.claim_parameters(claim)
         known = tx.row(f"SELECT last_index, result_size FROM tasks WHERE {self.fence}", **values)
@@ -376,13 +375,13 @@ class SqlTaskStore:
         return True
 
     async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
-        """Ends the task with its attempt. False: the claim is lost, and nothing was stored."""
+        """Ends the task and its attempt. False: the claim is lost and nothing was stored."""
 
         def finish(tx: Tx) -> bool:
             failure = outcome.failure or task_pb2.TaskError()
             values: dict[str, Any] = sql_rows.claim_parameters(claim) | sql_rows.failure_parameters(failure)
             if not self._append(tx, claim, outcome.chunks):
-                # True if the earlier write succeeded, and its acknowledgement was lost.
+                # True if the earlier write succeeded but its acknowledgement was lost.
                 ended = """SELECT 1 FROM tasks JOIN task_attempts
                     ON task_attempts.task_id = tasks.id AND task_attempts.attempt = tasks.attempt
                     WHERE tasks.id = :id AND tasks.attempt = :attempt AND tasks.state = :state
@@ -405,9 +404,9 @@ class SqlTaskStore:
     async def revert(
         self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
-        """Discards a failed attempt and its chunks: the task is pending again and may start from `ready_at` on.
+        """Discards a failed attempt and its chunks; the task is pending again and may start at `ready_at`.
 
-        `counts`: whether the attempt counts toward `max_attempts`. False: the claim is lost, and nothing was done.
+        `counts`: whether the attempt counts toward `max_attempts`. False: the claim is lost and nothing was changed.
         """
 
         def give_back(tx: Tx) -> bool:
@@ -431,7 +430,7 @@ class SqlTaskStore:
     # -- ends without a claim
 
     async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
-        """Cancels a task unless it is terminal; returns it, with `owner` still naming the router that ran it."""
+        """Cancels a task unless it is terminal; returns it, with the router that ran it still in `owner`."""
 
         def stop(tx: Tx) -> task_pb2.Task | None:
             row = tx.row(_TASK, id=task_id, tenant=tenant)
@@ -450,7 +449,7 @@ class SqlTaskStore:
         return await self._database.run(stop)
 
     async def delete(self, tenant: str, task_id: str) -> task_pb2.Task | None:
-        """Deletes a terminal task and returns it as it was. Raises RESOURCE_IN_USE if it is not terminal."""
+        """Deletes a terminal task and returns its last state. Raises RESOURCE_IN_USE if it is not terminal."""
 
         def remove(tx: Tx) -> task_pb2.Task | None:
             row = tx.row(_TASK, id=task_id, tenant=tenant)
@@ -464,9 +463,9 @@ class SqlTaskStore:
         return await self._database.run(remove)
 
     async def revert_expired(self, now: float, limit: int, *, except_of: str = "") -> Sequence[ExpiredLease]:
-        """Takes back claims with expired leases: each task is pending again, or fails if it has no attempt left.
+        """Takes back claims with expired leases: each task is pending again, or fails without an attempt left.
 
-        `except_of`: an owner whose claims are left to it.
+        `except_of`: an owner whose claims stay.
         """
 
         def take_back(tx: Tx) -> Sequence[ExpiredLease]:
@@ -523,7 +522,7 @@ class SqlTaskStore:
         return await self._database.run(fail)
 
     async def purge_ended(self, before: float, limit: int) -> int:
-        """Deletes tasks that ended before a time, except items of batches without written results; returns how many."""
+        """Deletes tasks that ended before a time, except batch items without written results; returns how many."""
         return await self._database.change(
             f"""DELETE FROM tasks WHERE seq IN (SELECT seq FROM tasks WHERE state > 2 AND ended_at < :before
             AND {_NOT_AWAITED} ORDER BY ended_at LIMIT :limit)""",
@@ -534,7 +533,7 @@ class SqlTaskStore:
     async def release_oldest(self, wanted: Release, limit: int) -> KeptTasks:
         """Deletes the oldest finished tasks until `wanted` is reached, at most `limit`; returns what was deleted.
 
-        Of items of batches only those whose results are written.
+        Batch items are deleted only after their results are written.
         """
         # As in `pending`: with an equality PostgreSQL may scan the finished tasks of all tenants.
         of_tenant, order = ("AND tenant BETWEEN :tenant AND :tenant", "tenant, ") if wanted.tenant else ("", "")
@@ -555,20 +554,20 @@ class SqlTaskStore:
         return await self._database.run(release)
 
     async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:
-        """Moves times that lie further in the future than they can after a clock was set back; returns how many.
+        """Corrects times that are impossibly far in the future after a clock was set back; returns how many.
 
-        A lease ends within its length, a pause within the longest one, a wait within its limit; no end time is in the
-        future. At most `limit` of each kind are moved.
+        A lease ends within its length, a pause within the longest one, a wait within its limit, and no end time is in
+        the future. Corrects at most `limit` of each kind.
         """
         moments = _moments_of(longest_pause_seconds)
-        # Nearly always there is nothing to do; a read finds that out without a commit.
+        # There is nearly always nothing to do, which a read finds out without a commit.
         if not await self._database.read(lambda tx: is_any_ahead(tx, moments, now)):
             return 0
         return await self._database.run(lambda tx: bring_back(tx, moments, now, limit))
 
 
 def _moments_of(longest_pause_seconds: float) -> Sequence[BoundedMoment]:
-    """Returns the latest possible times of tasks; `longest_pause_seconds`: the longest retry pause."""
+    """Returns the latest possible times of tasks; `longest_pause_seconds`: of retries."""
     moment = BoundedMoment
     has_window = "state IN (1, 2) AND window_ends_at IS NOT NULL"
     pause = f":now + {longest_pause_seconds:f}"
@@ -589,7 +588,7 @@ def _moments_of(longest_pause_seconds: float) -> Sequence[BoundedMoment]:
 
 
 def _cut(tx: Tx, claim: Claim, first: int) -> int:
-    """Deletes the chunks from an index on; returns the bytes of the rest."""
+    """Deletes chunks from an index on; returns the size of the rest."""
     this: dict[str, Any] = {"id": claim.task_id, "attempt": claim.attempt}
     tx.execute(f"DELETE FROM task_pieces WHERE {_OF_ATTEMPT} AND first_index >= :first", **this, first=first)
     rest = tx.row(

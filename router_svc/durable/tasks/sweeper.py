@@ -1,6 +1,6 @@
-"""The sweeps of tasks: fail expired tasks, purges old ones, and counts the open tasks of each tenant.
+"""The sweeps of tasks: fail expired tasks, purge old ones, and count each tenant's open tasks.
 
-Times that lie too far in the future, because a clock was set back, are corrected first.
+Times too far in the future, because a clock was set back, are corrected first.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RECOUNT_SECONDS = 5.0
-"""A tenant at its limit is counted again, but not more often than this."""
+"""Minimum time between two counts for a tenant at its limit."""
 
 
 class OpenTaskCounts:
     """Open tasks by tenant, for the quota `max_open_per_tenant`.
 
-    Counted with every sweep; in between only additions are known, so that the count is rather too high than too low.
+    Counted with every sweep. Only additions are known in between, so the count is an upper bound.
     """
 
     def __init__(self, store: SqlTaskStore, limits: TaskLimits, clock: Clock) -> None:
@@ -38,7 +38,7 @@ class OpenTaskCounts:
         self._clock = clock
         self._open: dict[str, int] = {}
         self._new: dict[str, int] = {}
-        """Tasks that were added since the last count, by tenant."""
+        """Tasks added since the last count, by tenant."""
         self._counted_at = float("-inf")
         self._counting = asyncio.Lock()
 
@@ -64,7 +64,7 @@ class OpenTaskCounts:
         """Counts the open tasks in the store. Raises SERVICE_UNAVAILABLE."""
         async with self._counting:
             self._counted_at = self._clock.monotonic()
-            # Results come in the order of their transactions: what was added by then is in the count.
+            # Results come in transaction order, so everything added by then is in the count.
             self._open = dict(await self._store.open_counts())
             self._new = {}
 
@@ -85,9 +85,9 @@ class TaskSweeps:
         self._database_clock = deps.database_clock
         self._limits = deps.limits
         self.released = dict.fromkeys(ReleaseBound, 0)
-        """How many finished tasks were released before their time since the start, by bound."""
+        """Number of finished tasks released early since the start, by bound."""
         self.states: Mapping[task_pb2.TaskState.ValueType, StateCount] = {}
-        """The tasks by state, as of the last sweep."""
+        """Tasks by state, as of the last sweep."""
 
     async def sweep(self) -> None:
         """Sweeps once. Raises SERVICE_UNAVAILABLE."""
@@ -101,7 +101,7 @@ class TaskSweeps:
         self.states = await self._store.state_counts()
 
     async def _release(self) -> None:
-        """Releases the oldest finished tasks beyond the bounds of what is kept."""
+        """Releases the oldest finished tasks beyond the bounds."""
         limits = self._limits
         bounds = KeepBounds(
             max_per_tenant=limits.max_kept_per_tenant,
@@ -142,7 +142,7 @@ class TaskSweeps:
         while True:
             failed = await self._store.fail_expired(self._database_clock.now(), self._limits.sweep_batch)
             for task_id in failed:
-                # The failure of the task names the limit.
+                # The task's failure has the exceeded limit.
                 log.info("task ended", task=task_id, state=state_name(task_pb2.TASK_STATE_FAILED), reason="EXPIRED")
                 self._events.publish(TaskChanged(task_id))
             if failed:

@@ -1,7 +1,7 @@
-"""The call of a task: it is placed and run like a live request, and claimed when its slot is granted.
+"""The call of a task: placed and run like a live request, and claimed when its slot is granted.
 
-Claim on grant: no lease runs while a task waits for a slot. A claimed task does not wait either: if a runner fails
-before any content and no other one is free at once, the attempt has failed, and the task is pending again.
+Claiming on grant means that no lease runs while a task waits for a slot. A claimed task does not wait either: if a
+runner fails before any content and no other is immediately free, the attempt fails and the task is pending again.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -38,10 +38,10 @@ from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.kernel.unknown_names import unknown_target
 
 _WHOLE = frozenset({Operation.IMAGE, Operation.TRANSCRIPTION})
-"""Streamed operations whose tasks' attempts are read when they are complete."""
+"""Streamed operations whose attempts are read only when complete."""
 
 Gate = Callable[[], Awaitable[None]]
-"""Claims the task; raises ClaimMissedError if another router has it, or it is not pending any more."""
+"""Claims the task; raises ClaimMissedError if another router has it, or it is no longer pending."""
 
 
 class ClaimMissedError(WeftError):
@@ -52,28 +52,28 @@ class ClaimMissedError(WeftError):
 
 
 class GatedPlacement(PlacementPort):
-    """A PlacementPort for one task; its first grant must pass the gate."""
+    """A PlacementPort for a task; its first grant must pass the gate."""
 
     def __init__(self, port: PlacementPort, gate: Gate) -> None:
         self._port = port
         self._gate = gate
         self.is_claimed = False
         self.failed: Reason | None = None
-        """Why the last runner failed; None: none has."""
+        """Why the last runner failed; None: none failed."""
 
     @override
     def place(self, request: PlacementRequest) -> "GatedPlace":
         return GatedPlace(self._port.place(request), self)
 
     async def pass_gate(self) -> None:
-        """Claims the task unless that is done. Raises ClaimMissedError."""
+        """Claims the task unless it is claimed. Raises ClaimMissedError."""
         if not self.is_claimed:
             await self._gate()
             self.is_claimed = True
 
 
 class GatedPlace(Placement):
-    """A Placement that claims the task before it returns the first grant."""
+    """A Placement that claims the task before returning the first grant."""
 
     def __init__(self, place: Placement, gated: GatedPlacement) -> None:
         self._place = place
@@ -95,7 +95,7 @@ class GatedPlace(Placement):
             try:
                 await self._gated.pass_gate()
             except WeftError:
-                # Released at once as a cancellation, which does not count against the runner.
+                # Released immediately as a cancellation, which does not count against the runner.
                 await self._place.report_finished(Reason.CANCELLED)
                 raise
         elif self._gated.failed is not None:
@@ -122,25 +122,25 @@ class GatedPlace(Placement):
 
 @dataclass(slots=True, kw_only=True)
 class CallMaker:
-    """Creates the calls of tasks, on the dispatcher that live requests use."""
+    """Creates calls of tasks on the dispatcher of live requests."""
 
     placement: PlacementPort
     channels: ChannelPool
     fleet: FleetSource
     clock: Clock
     names: KnownNames | None = None
-    """The names of the mesh; None: every name is placed."""
+    """The names in the mesh; None: every name is placed."""
     tracing: Tracing = NO_TRACING
     media: TaskMedia = field(default_factory=lambda: TaskMedia(None))
-    """Reads the images and recordings that tasks are given."""
+    """Reads tasks' input images and recordings."""
 
     def make(self, task: PendingTask, gate: Gate) -> "TaskCall":
-        """Returns the call of a task, whose first grant must pass the gate.
+        """Returns the call of a task; its first grant must pass the gate.
 
-        Raises if the stored spec is unusable, and MODEL_NOT_FOUND for a target that the mesh does not have now.
+        Raises if the stored spec is unusable, and MODEL_NOT_FOUND for a target that is not in the mesh.
         """
         if self.names is not None and not self.names.has(task.lane.model):
-            # The scheduler would refuse it, too, and record a failed request each time; the task only waits.
+            # The scheduler would also refuse it, and record a failed request each time; so the task only waits.
             raise unknown_target(task.lane.model)
         try:
             spec = task_pb2.TaskSpec.FromString(task.spec)
@@ -153,7 +153,7 @@ class CallMaker:
 
         async def claim_and_fill() -> None:
             await gate()
-            # Read with a slot in hand, so that tasks that wait hold no recordings in memory.
+            # Read after the slot is granted, so that waiting tasks hold no recordings in memory.
             await self.media.fill(task.lane.tenant, task.id, payload)
 
         gated = GatedPlacement(self.placement, claim_and_fill if has_media else gate)
@@ -168,12 +168,12 @@ class TaskCall:
 
     def __init__(self, call: Call[Any]) -> None:
         self._call = call
-        # Nothing of an image or a recording is shown before it is complete: a lost runner then costs an attempt alone.
+        # An image or recording is not sent before it is complete, so that losing the runner costs only an attempt.
         self._call.whole = call.spec.operation in _WHOLE
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """The receipt of the finished call; None before that."""
+        """The receipt; None until the call has finished."""
         return self._call.receipt
 
     def set_unary(self, unary: bool) -> None:

@@ -1,7 +1,7 @@
-"""Decides which pending tasks one router offers to the scheduler, lane by lane. No I/O, no clock.
+"""Decides which pending tasks a router offers to the scheduler, lane by lane. No I/O, no clock.
 
-A lane is read ahead, a few of its tasks are offered, and a refused offer pauses the task or the whole lane. Lanes take
-turns, so that no lane keeps the others from being offered.
+Each lane is read ahead and offers a few tasks; a refused offer pauses the task or the whole lane. Lanes take turns, so
+that none starves another.
 """
 
 from collections import deque
@@ -14,14 +14,14 @@ from router_svc.policy.task_retry import OfferAgain, after_refused_offer
 from weft.kernel.errors import WeftError
 
 GIVE_WAY_SHARE = 4
-"""When every lane waits for slots, one lane in this many is evicted at each look to make room for others."""
+"""If every lane waits for slots, one in this many lanes is evicted at each look to make room for others."""
 
 
 def next_turns(left: dict[Lane, int], *, after: Lane | None, free: int) -> list[Lane]:
-    """Return the lanes to offer a task of, in order, each as often as it may offer one more (`left`).
+    """Return the lanes to offer a task of, in order, each at most `left` times.
 
-    Rounds start with the lane behind `after`, which was last served: with `free` places for all of them, the lane with
-    most waiting tasks gets no more than the rest.
+    Rounds start behind `after`, the last served lane. The lane with the most waiting tasks gets only what others leave
+    of the `free` places.
     """
     order = list(left)
     begin = order.index(after) + 1 if after in left else 0
@@ -36,26 +36,26 @@ def next_turns(left: dict[Lane, int], *, after: Lane | None, free: int) -> list[
 
 @dataclass(slots=True)
 class LaneState:
-    """The state of one lane. Times are monotonic seconds."""
+    """The state of a lane. Times are monotonic seconds."""
 
     lane: Lane
     fresh: deque[PendingTask] = field(default_factory=deque)
-    """Tasks that are read ahead and may be offered."""
+    """Tasks that were read ahead and may be offered."""
     refused: deque[PendingTask] = field(default_factory=deque)
-    """Tasks whose own offers were refused; they pause until `refused_until`."""
+    """Tasks with refused offers; they pause until `refused_until`."""
     refused_until: float = 0.0
     offered: dict[str, PendingTask] = field(default_factory=dict)
     """Tasks that wait for a slot in the scheduler, by id."""
     has_more: bool = True
-    """Whether the store may hold tasks of the lane that are not read."""
+    """Whether the store may have unread tasks of the lane."""
     paused_until: float = 0.0
-    """Until when nothing of the lane is offered, because the whole lane was refused."""
+    """End of the pause after the whole lane was refused."""
     refusals: int = 0
     """Refused offers since the last claim."""
     refusal_message: str = ""
     """The message of the last refusal."""
     is_probed: bool = False
-    """Whether the whole lane was refused, so that a single task is offered until it is granted a slot."""
+    """Whether the whole lane was refused, so that only one task is offered until it is granted a slot."""
 
     def ready(self, now: float) -> int:
         """Returns how many tasks may be offered now."""
@@ -70,19 +70,19 @@ class LaneState:
 
     @property
     def known(self) -> int:
-        """The number of tasks that are read."""
+        """The number of tasks in memory."""
         return len(self.fresh) + len(self.refused) + len(self.offered)
 
 
 class TaskDispatcher:
-    """The lanes of one router, which are offered to the scheduler in round-robin order."""
+    """The lanes of a router, offered to the scheduler in round-robin order."""
 
     def __init__(self, limits: TaskLimits) -> None:
         self._limits = limits
         self._lanes: dict[Lane, LaneState] = {}
         self._last: Lane | None = None
         self._bytes = 0
-        """Bytes of all tasks that are read and not claimed."""
+        """Bytes of all tasks in memory that are not claimed."""
 
     @property
     def is_full(self) -> bool:
@@ -95,7 +95,7 @@ class TaskDispatcher:
         return not self.is_full or any(state.is_idle for state in self._lanes.values())
 
     def note(self, lane: Lane) -> bool:
-        """Notes that a task is pending in a lane. False: there is no room for another lane now."""
+        """Records that a task is pending in a lane. False: there is no room for another lane."""
         state = self._lanes.get(lane)
         if state is None and self.is_full:
             return False
@@ -108,7 +108,7 @@ class TaskDispatcher:
     def make_room(self, others: Sequence[Lane]) -> Sequence[PendingTask]:
         """Evicts lanes if there is no room for the others; returns the offers to withdraw.
 
-        Lanes without an offer are evicted, or else some of those that were added first.
+        Evicts lanes without an offer, else some of those that were added first.
         """
         unknown = [lane for lane in others if lane not in self._lanes]
         if len(self._lanes) + len(unknown) <= self._limits.max_lanes:
@@ -118,17 +118,17 @@ class TaskDispatcher:
         return [task for lane in idle or oldest for task in self._drop(lane)]
 
     def try_all_again(self) -> None:
-        """Ends all pauses, because the mesh has changed."""
+        """Ends all pauses because the mesh has changed."""
         for state in self._lanes.values():
             state.paused_until = state.refused_until = 0.0
             state.refusals = 0
 
     def next_to_read(self, now: float) -> Sequence[LaneState]:
-        """Returns the lanes of which more tasks should be read."""
+        """Returns the lanes to read more tasks of."""
         return [state for state in self._lanes.values() if self._wants_more(state, now)]
 
     def room_in(self, state: LaneState) -> tuple[int, int]:
-        """Returns how many tasks and bytes of a lane to read; the known tasks come first and are read again."""
+        """Returns how many tasks and bytes of a lane to read, including known tasks, which are read again first."""
         left = self._limits.max_peeked_bytes - self._bytes
         again = sum(len(task.spec) for task in self._of(state))
         return self._limits.peeked_per_lane + state.known, max(1, left) + again
@@ -136,15 +136,15 @@ class TaskDispatcher:
     def put(
         self, state: LaneState, tasks: Sequence[PendingTask], room: tuple[int, int], known_elsewhere: Container[str]
     ) -> None:
-        """Adds the tasks that were read of a lane with a limit of `room`; known tasks are skipped."""
+        """Adds tasks that were read from a lane with limit `room`; known ones are skipped."""
         have = {task.id for task in self._of(state)}
         unknown = [task for task in tasks if task.id not in have]
         new = [task for task in unknown if task.id not in known_elsewhere]
         limit, most_bytes = room
         size = sum(len(task.spec) for task in tasks)
         is_all = len(tasks) < limit and size + self._limits.max_spec_bytes <= most_bytes
-        # A read with room to spare, or without a new task, has reached the end of the lane until an event
-        # reports more. A task that is known elsewhere may be returned at this moment, and is read again.
+        # A read that had room to spare or found no new task has reached the end of the lane, until an event
+        # reports more. A task that is known elsewhere may be returning right now, and is read again.
         state.has_more = state.has_more or (bool(new) and not is_all) or len(new) < len(unknown)
         state.fresh.extend(new)
         self._bytes += sum(len(task.spec) for task in new)
@@ -167,7 +167,7 @@ class TaskDispatcher:
         return taken
 
     def claimed(self, task: PendingTask) -> None:
-        """Notes that a task got its slot and is claimed."""
+        """Records that a task got its slot and is claimed."""
         state = self._leave(task)
         if state is not None:
             state.refusals = 0
@@ -176,18 +176,18 @@ class TaskDispatcher:
             state.refusal_message = ""
 
     def gone(self, task: PendingTask) -> None:
-        """Notes that a task is not pending any more; the rest of what was read may be stale too and is read again."""
+        """Records that a task is no longer pending; the rest of the lane may be stale too and is read again."""
         state = self._leave(task)
         if state is not None:
             self._forget(state.fresh)
             state.has_more = True
 
     def returned(self, task: PendingTask) -> None:
-        """Notes that an offer was withdrawn without a fault; the task is the next of its lane again."""
+        """Records that an offer was withdrawn without a fault; the task is its lane's next again."""
         self._put_back(task)
 
     def refused(self, task: PendingTask, error: WeftError, now: float, *, is_unwritten: bool = False) -> None:
-        """Notes that an offer was refused; `is_unwritten`: the database refused the claim, not the mesh."""
+        """Records a refused offer; `is_unwritten`: the database refused the claim, not the mesh."""
         state = self._put_back(task)
         if state is None:
             return
@@ -204,7 +204,7 @@ class TaskDispatcher:
             return
         state.fresh.popleft()
         state.refused.append(task)
-        # A later refusal does not extend the pause of the tasks refused before.
+        # A later refusal does not extend the pause of earlier ones.
         if state.refused_until <= now:
             state.refused_until = now + verdict.pause_seconds
 
@@ -229,7 +229,7 @@ class TaskDispatcher:
         )
 
     def next_look_at(self, now: float) -> float | None:
-        """Returns when the next pause ends; None: nothing pauses."""
+        """Returns when the next pause ends; None: there is none."""
         ends = [
             moment
             for state in self._lanes.values()
@@ -251,8 +251,8 @@ class TaskDispatcher:
             return False
         if len(state.refused) >= self._limits.peeked_per_lane:
             return False
-        # Each lane may hold one task however many the others hold. With less room than the largest task, a read without
-        # a new task would not mean that the lane has no more.
+        # Each lane may hold one task regardless of the others. With less room than the largest task, a read without a
+        # new task would not mean that the lane has no more.
         left = self._limits.max_peeked_bytes - self._bytes
         return left >= self._limits.max_spec_bytes or not state.known
 

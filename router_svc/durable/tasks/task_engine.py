@@ -1,7 +1,7 @@
 """The engine of durable tasks, and the renewal of their leases.
 
 The engine reads lanes ahead, offers tasks to the scheduler, and runs those that get a slot. The lease renewer renews
-the leases of this router's claims, detects lost ones, and takes back expired leases of other routers.
+this router's claims, detects lost ones, and takes back expired leases of other routers.
 """
 
 import asyncio
@@ -36,23 +36,23 @@ from weft.kernel.service import start_critical, start_task, stop_tasks
 log = get_logger("weft.tasks")
 
 MESH_CHANGE_SECONDS = 1.0
-"""Refused tasks are offered again when the mesh changes, but not more often than this."""
+"""Minimum time between two new offers of refused tasks because of mesh changes."""
 LOOK_SECONDS = 0.1
-"""All lanes are listed no more often than this, however many events come."""
+"""Minimum time between two listings of all lanes, however many events arrive."""
 STORE_PAUSE_SECONDS = 1.0
-"""Pause after the database has failed."""
+"""Pause after a database failure."""
 FINAL_WRITE_SECONDS = 5.0
-"""How long a stop waits, after its grace period, until interrupted runs are reverted in the database."""
+"""How long a stop waits, after its grace period, for interrupted runs to be reverted in the database."""
 MAX_RETRY_SECONDS = 1.0
-"""Pause after a failed renewal; a third of the interval where that is less."""
+"""Pause after a failed renewal; at most a third of the interval."""
 IDLE_LEASES = 4
-"""Pause between renewals while nothing runs here, in lengths of a lease."""
+"""Pause between renewals while nothing runs here, in lease lengths."""
 DEBOUNCE_SECONDS = 0.05
-"""Events that come within this time cause one renewal."""
+"""Events within this time cause a single renewal."""
 
 
 class TaskEngine(RunHost):
-    """Offers and runs the tasks of one router, on one event loop."""
+    """Offers and runs a router's tasks on an event loop."""
 
     def __init__(self, deps: TaskDeps) -> None:
         self._deps = deps
@@ -60,7 +60,7 @@ class TaskEngine(RunHost):
         self._dispatcher = TaskDispatcher(deps.limits)
         self._lease_renewer = LeaseRenewer(deps, self)
         self._runs: dict[str, TaskRun] = {}
-        """Every task that is offered or runs here, by id."""
+        """Offered and running tasks by id."""
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._running: set[str] = set()
         self._work_signal = asyncio.Event()
@@ -72,7 +72,7 @@ class TaskEngine(RunHost):
         self._looked_at = float("-inf")
         self._ready_at: float | None = None
         self._shape: tuple[object, ...] = ()
-        """The part of the mesh view that can turn a refusal into a grant; load is not part of it."""
+        """The part of the mesh view that can turn a refusal into a grant, which excludes load."""
         self._mesh_is_new = False
         self._mesh_change_at = float("-inf")
         self._loops: list[asyncio.Task[None]] = []
@@ -88,8 +88,8 @@ class TaskEngine(RunHost):
         ]
 
     async def stop(self, grace_seconds: float) -> None:
-        """Stops offering, lets runs go on for the grace period, and reverts the rest without counting an attempt."""
-        # The first loop renews leases, and must go on as long as anything runs.
+        """Stops offering, lets runs continue for the grace period, and reverts the rest without counting an attempt."""
+        # The first loop renews leases and must continue while anything runs.
         renewer, others = self._loops[:1], self._loops[1:]
         self._loops = []
         for loop in others:
@@ -104,19 +104,19 @@ class TaskEngine(RunHost):
             run.stop(StopReason.HALTED)
         await _wait_for(self._under_way.values(), FINAL_WRITE_SECONDS)
         await stop_tasks(list(self._under_way.values()))
-        # A failure that ended a loop early is raised last.
+        # The error of a loop that ended early is raised last.
         await stop_tasks([*renewer, *others])
 
     # -- notifications and queries
 
     def mesh_changed(self, view: FleetView) -> None:
-        """Notes a new view of the mesh."""
+        """Receives a new view of the mesh."""
         runners = frozenset(
             (runner.name, runner.incarnation, runner.active, runner.draining) for runner in view.runners.values()
         )
         shape = (view.models, view.agents, view.routes, view.settings, view.routers, runners)
         before, self._shape = self._shape, shape
-        # Equal objects are mostly identical, which a comparison of tuples sees first.
+        # Equal objects are mostly identical, which a tuple comparison checks first.
         if before != shape:
             self._mesh_is_new = True
             self._work_signal.set()
@@ -130,14 +130,14 @@ class TaskEngine(RunHost):
             run.stop(StopReason.CANCELLED)
 
     def waiting_for(self, task: task_pb2.Task) -> str:
-        """Returns why a task waits, as far as it is known; empty: unknown."""
+        """Returns why a task waits; empty: unknown."""
         run = self._runs.get(task.id)
         if run is not None:
             return "" if run.is_running else run.waiting_reason or "a slot"
         return self._dispatcher.waiting_reason(task.model, task.tenant)
 
     def progress_of(self, task: task_pb2.Task) -> event_pb2.WorkProgress | None:
-        """Returns how far a running task is with an image or a recording; None: unknown here."""
+        """Returns the progress of a running image or recording task; None: unknown."""
         run = self._runs.get(task.id)
         is_here = run is not None and run.claim is not None and run.claim.attempt == task.attempt
         return run.progress if run is not None and is_here else None
@@ -191,7 +191,7 @@ class TaskEngine(RunHost):
                 log.warning("tasks could not be read", why=error.message)
                 await self._pause_after_failure()
             except Exception:
-                # A loop that ends here would start no task again, without a visible reason.
+                # If this loop ended, no task would start again, without a visible reason.
                 log.exception("tasks could not be offered")
                 await self._pause_after_failure()
             await wait_for_event(self._work_signal, self._clock, self._next_round_at() - self._clock.monotonic())
@@ -227,10 +227,10 @@ class TaskEngine(RunHost):
         try:
             lanes = await store.lanes(self._deps.database_clock.now(), self._cursor, limits.max_lanes)
             if self._dispatcher.is_full:
-                # With room left, the rest is added at the next look without an eviction.
+                # If there is room left, the rest is added at the next look without an eviction.
                 self._withdraw_offers(self._dispatcher.make_room(lanes))
             noted = [lane for lane in lanes if self._dispatcher.note(lane)]
-            # With more lanes than room, the next look begins after the last lane that was added.
+            # If there are more lanes than room, the next look begins after the last added lane.
             is_all = len(noted) == len(lanes) < limits.max_lanes
             self._has_unlisted_lanes |= not is_all or self._cursor is not None
             self._cursor = noted[-1] if noted and not is_all else None
@@ -243,7 +243,7 @@ class TaskEngine(RunHost):
 
     async def _read(self, state: LaneState) -> None:
         room = limit, most_bytes = self._dispatcher.room_in(state)
-        # Before the read: an event that comes during the read sets it again.
+        # Before the read, as an event during the read sets it again.
         state.has_more = False
         # A run that ends during the read may still be returned as pending.
         before = set(self._runs)
@@ -257,7 +257,7 @@ class TaskEngine(RunHost):
     def _withdraw_offers(self, tasks: Sequence[PendingTask]) -> None:
         for task in tasks:
             run = self._runs.get(task.id)
-            # A run that has its slot is no longer an offer.
+            # A run with a slot is no longer an offer.
             if run is not None and not run.is_running and not run.is_claiming:
                 run.stop(StopReason.HALTED)
 
@@ -279,7 +279,7 @@ class TaskEngine(RunHost):
         self._dispatcher.claimed(run.task)
         self._work_signal.set()
         if len(self._running) == 1:
-            # The renewer paused as long as nothing ran.
+            # The renewer paused while nothing ran.
             self._lease_renewer.renew_soon()
 
     def _note_end(self, run: TaskRun) -> None:
@@ -291,7 +291,7 @@ class TaskEngine(RunHost):
             if run.ready_at is not None:
                 self._note_ready(run.ready_at)
             if run.is_stopped or run.ready_at is not None:
-                # It may be pending again, and was skipped by reads as long as it ran here.
+                # It may be pending again, and reads skipped it while it ran here.
                 self._dispatcher.note(task.lane)
         elif run.refusal is not None:
             self._dispatcher.refused(task, run.refusal, self._clock.monotonic(), is_unwritten=run.is_unwritten)
@@ -299,7 +299,7 @@ class TaskEngine(RunHost):
             self._dispatcher.returned(task)
         else:
             self._dispatcher.gone(task)
-            # It may be claimed here already, by a claim whose acknowledgement was lost.
+            # It may be claimed here by a claim whose acknowledgement was lost.
             self._lease_renewer.renew_soon()
         self._work_signal.set()
 
@@ -334,7 +334,7 @@ async def _wait_for(tasks: Collection[asyncio.Task[None]], seconds: float) -> No
 
 
 class LeaseRenewer:
-    """Renews all leases three times per lease length; while nothing runs here, it looks rarely for those of others."""
+    """Renews all leases three times per lease length; while nothing runs here, it only rarely checks others."""
 
     def __init__(self, deps: TaskDeps, engine: TaskEngine) -> None:
         self._deps = deps
@@ -344,14 +344,14 @@ class LeaseRenewer:
         self._renewal_requested = asyncio.Event()
 
     def renew_soon(self) -> None:
-        """Requests a renewal now, because a task that runs here may have been ended elsewhere."""
+        """Requests an immediate renewal, because a task that runs here may have been ended elsewhere."""
         self._renewal_requested.set()
 
     async def run(self) -> None:
         """Renews leases until cancelled."""
         lease_seconds = self._deps.limits.lease_seconds
         interval, clock = lease_seconds / 3, self._database_clock.clock
-        # By then the leases of the router that led before have expired.
+        # By then the leases of the previous leader have expired.
         is_first_until = clock.monotonic() + 2 * lease_seconds
         while True:
             self._renewal_requested.clear()
@@ -363,7 +363,7 @@ class LeaseRenewer:
                 log.warning("task leases were not renewed", why=error.message)
                 pause = min(MAX_RETRY_SECONDS, interval / 3)
             except Exception:
-                # Without renewals every run here loses its lease.
+                # Without renewals every run here would lose its lease.
                 log.exception("task leases could not be renewed")
                 pause = min(MAX_RETRY_SECONDS, interval / 3)
             if await wait_for_event(self._renewal_requested, clock, pause):
@@ -384,20 +384,20 @@ class LeaseRenewer:
         await self._revert_expired()
 
     async def _revert_unknown(self, claim: Claim) -> None:
-        """Reverts a claim of this router that has no run, because its acknowledgement was lost."""
+        """Reverts a claim of this router without a run, as its acknowledgement was lost."""
         failure = task_error(Reason.LEASE_LOST, "the acknowledgement of the claim was lost")
         now = self._database_clock.now()
         if await self._store.revert(claim, failure, receipt=b"", counts=False, now=now, ready_at=now):
             log.info(
                 "task reverted", task=claim.task_id, attempt=claim.attempt, reason=Reason.LEASE_LOST.name, counts=False
             )
-            # The claim does not name its lane: a look at all lanes finds it.
+            # The claim does not contain its lane, which a look at all lanes finds.
             for event in (TaskChanged(claim.task_id), ManyChanged()):
                 self._engine.publish(event)
 
     async def _revert_expired(self) -> None:
         while True:
-            # Where the renewal itself took as long as a lease, what runs here would be begun a second time.
+            # If the renewal took as long as a lease, running tasks would otherwise start a second time.
             lost = await self._store.revert_expired(
                 self._database_clock.now(), self._deps.limits.sweep_batch, except_of=self._deps.owner
             )

@@ -1,4 +1,4 @@
-"""Events of tasks inside the process: published after the commit as a hint to read again; readers also poll."""
+"""Events of tasks within the process, published after the commit as hints to read again; readers also poll."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -17,12 +17,12 @@ class TaskEventBus:
         self._watchers: dict[str, list[asyncio.Event]] = {}
 
     def subscribe(self, listener: Listener) -> None:
-        """Registers a listener for every event, in order. It must not raise, and must not block."""
+        """Registers a listener for all events in order. It must neither raise nor block."""
         self._listeners.append(listener)
 
     @contextmanager
     def listening(self, listener: Listener) -> Generator[None]:
-        """Registers a listener for the length of a block."""
+        """Registers a listener for the duration of a block."""
         self._listeners.append(listener)
         try:
             yield
@@ -30,7 +30,7 @@ class TaskEventBus:
             self._listeners.remove(listener)
 
     def publish(self, event: StoreEvent) -> None:
-        """Publishes a change that is committed."""
+        """Publishes a committed change."""
         for listener in self._listeners:
             listener(event)
         if isinstance(event, TaskChanged):
@@ -45,7 +45,7 @@ class TaskEventBus:
 
     @contextmanager
     def watching(self, task_id: str) -> Generator[asyncio.Event]:
-        """Yields an asyncio event that is set with every change of a task; clear it before reading."""
+        """Yields an asyncio event that is set at every change of a task; clear it before reading."""
         event = asyncio.Event()
         self._watchers.setdefault(task_id, []).append(event)
         try:

@@ -1,8 +1,8 @@
-"""Images and recordings of tasks: what a task is given and what a model makes is kept in files, not in rows of tasks.
+"""Images and recordings of tasks: inputs and results are stored in files, not in task rows.
 
-What is submitted inline becomes files of the task, and is read again when a slot is granted. Results become files of
-their attempt before the event that refers to them is written: a lost attempt leaves files that nothing refers to, which
-are deleted with the attempt, or by a sweep.
+Inline inputs become files of the task, which are read again when a slot is granted. Results become files of their
+attempt before the event that refers to them is written. A lost attempt leaves unreferenced files, which are deleted
+with the attempt or by a sweep.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from weft.kernel.reasons import Reason
 log = get_logger("weft.tasks")
 
 FIRST_WRITE_PAUSE_SECONDS = 0.1
-"""Pause before a failed write is repeated; doubles ..."""
+"""Pause before retrying a failed write; doubles ..."""
 MAX_WRITE_PAUSE_SECONDS = 2.0
 """... up to this."""
 WRITE_PATIENCE_SECONDS = 300.0
-"""After this long without a database a result is dropped, and the task is retried."""
+"""After this long without a database a result is dropped and the task is retried."""
 MAX_SAVED_AT_ONCE = 16
-"""Results of a router that are written concurrently; others wait."""
+"""Maximum results that a router writes concurrently."""
 INPUTS: Container[int] = (0,)
 """The attempt number of inputs."""
 _NOT_KEPT = frozenset({"queued", "loading", "progress", "work_progress", "partial_image", None})
-"""Events that are not stored: waiting and progress are transient, and unknown kinds cannot be read later."""
+"""Events that are not stored: waiting and progress are transient, and unknown kinds could not be read later."""
 _SUFFIXES = {
     "audio/flac": "flac",
     "audio/mpeg": "mp3",
@@ -48,23 +48,23 @@ _SUFFIXES = {
 
 
 class ResultsFullError(WeftError):
-    """A result did not fit into the store of results: another attempt would do the work again for nothing."""
+    """A result did not fit into the result store; another attempt would waste the same work."""
 
 
 class TaskMedia:
-    """The images and recordings of the tasks of one router."""
+    """The images and recordings of a router's tasks."""
 
     def __init__(self, files: FileServicer | None) -> None:
-        """None: there is no file store, and tasks with images and recordings are refused."""
+        """None: there is no file store, and tasks with images or recordings are refused."""
         self._files = files
         self._saving = asyncio.Semaphore(MAX_SAVED_AT_ONCE)
         self._given: set[str] = set()
-        """Tasks that run here and were given files; as many as run concurrently."""
+        """Tasks running here that have input files."""
 
     async def accepted(self, new: NewTask, spec: task_pb2.TaskSpec, field: str) -> NewTask:
-        """Returns a new task, with its inputs in files. Their files are checked, and named by their type.
+        """Returns a new task with its inputs in files, which are checked and get their media type.
 
-        Raises NOT_FOUND and REQUEST_TOO_LARGE naming the field, TOO_MANY_RESOURCES where the store of results is full.
+        Raises NOT_FOUND and REQUEST_TOO_LARGE naming the field, TOO_MANY_RESOURCES if the result store is full.
         """
         payload = payload_of(spec)
         if not is_of_media(payload):
@@ -73,7 +73,7 @@ class TaskMedia:
         light = task_pb2.TaskSpec.FromString(new.spec)
         parts = media_parts(payload_of(light))
         await self._require_inputs(new.task.tenant, parts, field)
-        # A full store is told before the work rather than after it.
+        # Report a full store before the work rather than after it.
         await files.require_room(new.task.tenant, RESULT, 0)
         for _, part in parts:
             if part.data:
@@ -89,7 +89,7 @@ class TaskMedia:
         return replace(new, spec=light.SerializeToString(deterministic=True))
 
     async def require_files(self, tenant: str, spec: task_pb2.TaskSpec, field: str) -> None:
-        """Checks the inputs of a line of a batch, which are files; each gets its media type.
+        """Checks the inputs of a batch line, which must be files; each gets its media type.
 
         Raises as `accepted`, and INVALID_ARGUMENT for an inline image or recording.
         """
@@ -103,16 +103,16 @@ class TaskMedia:
         await self._require_inputs(tenant, media_parts(payload), field)
 
     async def fill(self, tenant: str, task_id: str, payload: TaskPayload) -> None:
-        """Puts the content of files into the payload of a task that begins. Raises NOT_FOUND, REQUEST_TOO_LARGE."""
+        """Loads file contents into the payload of a starting task. Raises NOT_FOUND, REQUEST_TOO_LARGE."""
         if any(part.file_id for _, part in media_parts(payload)):
             files = self._required()
             self._given.add(task_id)
             await fill_inputs(files, tenant, payload, max_bytes=files.results.max_input_bytes)
 
     async def save_result(self, tenant: str, claim: Claim, data: bytes, media_type: str) -> str:
-        """Returns the id of the file of a result.
+        """Returns the file id of a stored result.
 
-        Raises REQUEST_TOO_LARGE and TOO_MANY_RESOURCES as the bounds of `router.results` say.
+        Raises REQUEST_TOO_LARGE and TOO_MANY_RESOURCES by the bounds of `router.results`.
         """
         files = self._required()
         limit = files.results.max_bytes
@@ -138,11 +138,11 @@ class TaskMedia:
 
     @property
     def max_result_bytes(self) -> int:
-        """Size of one image or recording."""
+        """Maximum size of an image or recording."""
         return self._required().results.max_bytes
 
     async def release(self, tenant: str, task_id: str, attempts: Container[int]) -> None:
-        """Deletes files of a task, of these attempts; what remains after a failure is left to a sweep."""
+        """Deletes files of these attempts of a task; a sweep deletes what remains after a failure."""
         if self._files is None:
             return
         try:
@@ -151,14 +151,14 @@ class TaskMedia:
             log.warning("files of a task are left to the sweep", task=task_id, reason=error.reason.name)
 
     async def release_inputs(self, tenant: str, task_id: str, *, has_ended: bool) -> None:
-        """Called after an attempt: the inputs of a task that has ended are deleted."""
+        """Called after an attempt; deletes the inputs if the task has ended."""
         if task_id in self._given:
             self._given.discard(task_id)
             if has_ended:
                 await self.release(tenant, task_id, INPUTS)
 
     async def release_all(self, tenant: str, task_id: str) -> None:
-        """Deletes every file of a task that is deleted."""
+        """Deletes all files of a deleted task."""
         await self.release(tenant, task_id, range(2**31))
 
     async def _require_inputs(self, tenant: str, parts: Sequence[tuple[str, chat_pb2.MediaPart]], field: str) -> None:
@@ -188,7 +188,7 @@ class TaskMedia:
 
 
 class MediaRecorder:
-    """Makes files of the images and the speech in the output of one attempt."""
+    """Stores images and speech from an attempt's output as files."""
 
     def __init__(self, media: TaskMedia, tenant: str, clock: Clock) -> None:
         self._media = media
@@ -200,7 +200,7 @@ class MediaRecorder:
         """Whether the attempt has files."""
 
     async def kept(self, claim: Claim, output: task_pb2.TaskOutput) -> task_pb2.TaskOutput:
-        """Returns what is stored of an output. Raises as `TaskMedia.save_result`."""
+        """Returns the part of an output to store. Raises as `TaskMedia.save_result`."""
         kept: list[event_pb2.InferenceEvent] = []
         for event in output.events:
             kind = event.WhichOneof("event")
@@ -242,7 +242,7 @@ class MediaRecorder:
         return audio_pb2.SpeechPart(media_type=self._speech_type, file_id=file_id)
 
     async def _saved(self, claim: Claim, data: bytes, media_type: str) -> str:
-        """Returns the id of a new file; waits for a database that is away, as long as the claim may be valid."""
+        """Returns the id of a new file; retries while the database is unavailable and the claim may be valid."""
         give_up_at, pause = self._clock.monotonic() + WRITE_PATIENCE_SECONDS, FIRST_WRITE_PAUSE_SECONDS
         while True:
             try:
@@ -255,7 +255,7 @@ class MediaRecorder:
 
 
 def is_of_media(payload: TaskPayload | None) -> bool:
-    """Whether a payload is given, or makes, images or recordings."""
+    """Whether a payload has or produces images or recordings."""
     return payload is not None and payload.DESCRIPTOR.name in _OF_MEDIA
 
 

@@ -1,6 +1,6 @@
-"""What the task store takes and returns, and the events of tasks. Times are UTC seconds since the epoch.
+"""Records of the task store, and the events of tasks. Times are UTC seconds since the epoch.
 
-`DatabaseClock` is the time by which all routers on one database compare leases.
+`DatabaseClock` is the clock by which all routers of a database compare leases.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,10 +14,10 @@ from weft.kernel.request import Priority
 
 
 class Lane(NamedTuple):
-    """A queue of tasks: those of one tenant for one model in one priority class start in order."""
+    """A queue of tasks: those of a tenant for a model in a priority class start in order."""
 
     model: str
-    """The name that was requested, before routes are resolved."""
+    """The requested name, before routes are resolved."""
     tenant: str
     band: Priority
 
@@ -31,29 +31,29 @@ class LaneFilled:
 
 @dataclass(frozen=True, slots=True)
 class TaskChanged:
-    """The state of a task changed, or chunks were added to its answer."""
+    """A task's state changed, or chunks were added to its answer."""
 
     task_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ManyChanged:
-    """More changed than is published one by one, or events were missed: everything must be read again."""
+    """Too many changes to publish individually, or missed events: everything must be read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemEnded:
-    """A task that is an item of a batch reached its end."""
+    """A batch item ended."""
 
     batch_id: str
-    """Empty: of batches that are not known here."""
+    """Empty: unknown batches."""
 
 
 StoreEvent = LaneFilled | TaskChanged | ManyChanged | ItemEnded
 
 
 class Claim(NamedTuple):
-    """The fencing token: which router owns a task, in which attempt."""
+    """The fencing token: the router that owns a task, and the attempt."""
 
     task_id: str
     owner: str
@@ -62,7 +62,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTask:
-    """A task that is to be stored."""
+    """A task to be stored."""
 
     task: task_pb2.Task
     """Pending, without its times."""
@@ -70,13 +70,13 @@ class NewTask:
     spec: bytes
     """A serialized TaskSpec."""
     digest: bytes
-    """SHA-256 of `spec`; a resubmission with the same idempotency key must have the same."""
+    """SHA-256 of `spec`; must be the same for a resubmission with the same idempotency key."""
     idempotency_key: str = ""
     custom_id: str = ""
     created_at: float
     pending_limit_seconds: float
     window_ends_at: float | None = None
-    """When it expires unless started, retries included; None: `pending_limit_seconds` after it became pending."""
+    """When it expires if not started, retries included; None: `pending_limit_seconds` after it became pending."""
 
     @property
     def lane(self) -> Lane:
@@ -85,7 +85,7 @@ class NewTask:
 
     @property
     def expires_at(self) -> float:
-        """When it fails unless it has started by then."""
+        """When it fails if not started by then."""
         own = self.created_at + self.pending_limit_seconds
         return own if self.window_ends_at is None else self.window_ends_at
 
@@ -99,12 +99,12 @@ class PendingTask:
     spec: bytes
     caller: str
     attempt: int
-    """How many attempts were started so far."""
+    """Number of attempts started so far."""
     failures: int
-    """How many of those attempts failed and count."""
+    """Number of failed attempts that count."""
     max_attempts: int
     batch: str = ""
-    """The batch that it is an item of; empty: none."""
+    """Its batch; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class NewChunk:
     """Consecutive events of a running attempt, to be stored."""
 
     first_index: int
-    """Index of its first event, counted from 1 within the attempt."""
+    """Index of its first event, from 1 within the attempt."""
     event_count: int
     output: bytes
     """A serialized TaskOutput."""
@@ -120,12 +120,12 @@ class NewChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutcome:
-    """The terminal result of a task, by its last attempt."""
+    """The final result of a task, from its last attempt."""
 
     state: "task_pb2.TaskState.ValueType"
     """COMPLETED or FAILED."""
     chunks: Sequence[NewChunk] = ()
-    """The last chunks of its answer; committed together with the terminal state, or not at all."""
+    """The last chunks of its answer, committed together with the terminal state or not at all."""
     failure: task_pb2.TaskError | None = None
     receipt: bytes = b""
     """A serialized Receipt; empty: none."""
@@ -138,7 +138,7 @@ class ExpiredLease:
     claim: Claim
     lane: Lane
     state: "task_pb2.TaskState.ValueType"
-    """PENDING again, or FAILED if it was the last attempt."""
+    """PENDING again, or FAILED after the last attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class DatabaseClock:
 
     @property
     def clock(self) -> Clock:
-        """The process clock, for durations inside this process."""
+        """The process clock, for durations within this process."""
         return self._clock
 
     def now(self) -> float:

@@ -1,4 +1,4 @@
-"""One run of a task: offer, claim, call, recorded output, and the end or the revert of the attempt."""
+"""A run of a task: offer, claim, call, recorded output, and the end or revert of the attempt."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -50,13 +50,13 @@ from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.service import start_task
 
 PROGRESS_INTERVAL_SECONDS = 0.25
-"""How often watchers are told of the progress of an image or a recording; progress is not stored."""
+"""Interval of progress reports to watchers of an image or recording; progress is not stored."""
 WATCHED_PIECE_INTERVAL_SECONDS = 0.05
-"""How often the output of a running task is written to the database while a caller watches it, in seconds."""
+"""Interval of output writes to the database while a caller watches the task."""
 
 
 class OutputRecorder:
-    """Collects the output of one attempt and writes it in chunks; the runner waits during a write."""
+    """Collects the output of an attempt and writes it in chunks; the runner waits during a write."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class OutputRecorder:
         is_watched: Callable[[], bool],
         write: Callable[[Sequence[NewChunk]], Awaitable[None]],
     ) -> None:
-        """`write` returns once the chunks are on disk; it raises if they never will be."""
+        """`write` returns once the chunks are on disk; it raises if they cannot be stored."""
         self._limits = limits
         self._clock = clock
         self._is_watched = is_watched
@@ -75,19 +75,15 @@ class OutputRecorder:
         self._embeddings: task_pb2.TaskOutput | None = None
         self._unwritten_bytes = 0
         self._written = 0
-        """Number of events that are on disk."""
         self._bytes = 0
-        """Bytes of the whole output so far."""
+        """Total bytes of output."""
         self._has_content = False
         self._is_finished = False
-        """Whether the `finished` event has come."""
+        """Whether the `finished` event has arrived."""
         self._has_more = asyncio.Event()
 
     async def add(self, output: task_pb2.TaskOutput) -> None:
-        """Adds what is kept of the output of the runner.
-
-        Raises REQUEST_TOO_LARGE for an answer beyond `max_result_bytes`.
-        """
+        """Adds the runner's output to store. Raises REQUEST_TOO_LARGE for an answer above `max_result_bytes`."""
         async with self._lock:
             kept = list(output.events)
             if not kept:
@@ -105,7 +101,7 @@ class OutputRecorder:
                 self._has_more.set()
 
     async def keep_writing(self) -> None:
-        """Writes collected output by time, until cancelled, so that a pausing runner delays nothing."""
+        """Writes collected output periodically, until cancelled, so that a pausing runner does not delay it."""
         while True:
             await self._has_more.wait()
             watched, usual = self._is_watched(), self._limits.piece_interval_seconds
@@ -116,7 +112,7 @@ class OutputRecorder:
                     await self._write()
 
     async def rest(self) -> Sequence[NewChunk]:
-        """Returns the chunks that are not on disk, once no write is in progress."""
+        """Returns the unwritten chunks once no write is in progress."""
         async with self._lock:
             self._has_more.clear()
             return self._chunks()
@@ -145,7 +141,7 @@ class OutputRecorder:
         self._unwritten_bytes = 0
 
     def _chunks(self) -> list[NewChunk]:
-        """Returns the unwritten events in chunks of at most `max_piece_bytes`; a single event is never split."""
+        """Returns unwritten events in chunks of at most `max_piece_bytes`; an event is never split."""
         if self._embeddings is not None:
             return [NewChunk(first_index=1, event_count=1, output=self._embeddings.SerializeToString())]
         chunks: list[NewChunk] = []
@@ -173,7 +169,7 @@ log = get_logger("weft.tasks")
 
 
 class StopReason(Enum):
-    """Why a run is stopped from outside."""
+    """Why a run is stopped externally."""
 
     LOST = "lost"
     """The claim is lost."""
@@ -187,10 +183,10 @@ class StopReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDeps:
-    """What the tasks of one router work with."""
+    """Dependencies of a router's tasks."""
 
     owner: str
-    """Id of this router process, the owner of its claims."""
+    """Id of this router process, which owns its claims."""
     store: SqlTaskStore
     events: TaskEventBus
     database_clock: DatabaseClock
@@ -202,10 +198,10 @@ class TaskDeps:
 
 
 class RunHost(Protocol):
-    """The engine that a task runs in."""
+    """The engine that runs a task."""
 
     def admit(self, run: "TaskRun") -> bool:
-        """Returns whether one more attempt may run; if so, it is counted."""
+        """Returns whether another attempt may run, and counts it if so."""
         ...
 
     def publish(self, event: StoreEvent) -> None:
@@ -213,26 +209,26 @@ class RunHost(Protocol):
         ...
 
     def note_claimed(self, run: "TaskRun") -> None:
-        """Called after the claim: another task can be offered instead."""
+        """Called after the claim, when another task can be offered."""
         ...
 
 
 class TaskRun:
-    """One task: offered until a slot is granted, then claimed and run to the end of the attempt."""
+    """A task: offered until a slot is granted, then claimed and run to the end of the attempt."""
 
     def __init__(self, deps: TaskDeps, host: RunHost, task: PendingTask) -> None:
         self._deps = deps
         self._host = host
         self.task = task
         self.claim: Claim | None = None
-        """The claim of the attempt; None: the task is only offered."""
+        """The attempt's claim; None: the task is only offered."""
         self.is_claiming = False
         self.is_over_capacity = False
         """Whether the task was not claimed because `max_running` attempts run."""
         self.waiting_reason = ""
-        """Why the task waits, by the scheduler's last status message."""
+        """Why the task waits, from the scheduler's last status message."""
         self.refusal: WeftError | None = None
-        """Why the offer was refused; None: it was not, or the task is not pending any more."""
+        """Why the offer was refused; None: it was not, or the task is no longer pending."""
         self.is_unwritten = False
         """Whether the offer failed because the database refused the claim."""
         self.ready_at: float | None = None
@@ -240,11 +236,11 @@ class TaskRun:
         self._was_taken = False
         """Whether a runner has sent any output since the claim."""
         self.progress: event_pb2.WorkProgress | None = None
-        """How far the attempt is with an image or a recording; None: unknown."""
+        """The attempt's progress on an image or recording; None: unknown."""
         self._has_progressed = asyncio.Event()
         self._media = MediaRecorder(deps.media, task.lane.tenant, deps.database_clock.clock)
         self._ended: int | None = None
-        """The state in which the task ended here; None: it has not."""
+        """The final state that this run wrote; None: none."""
         self._stop: StopReason | None = None
         self._call: TaskCall | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -260,13 +256,13 @@ class TaskRun:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the run was stopped from outside."""
+        """Whether the run was stopped externally."""
         return self._stop is not None
 
     def stop(self, reason: StopReason) -> None:
-        """Withdraws the offer, or cancels the call. The first reason stays."""
+        """Withdraws the offer, or cancels the call. Only the first reason counts."""
         self._stop = self._stop or reason
-        # A claim in progress is awaited: whether it is on disk must be known.
+        # A claim in progress is awaited, as the run must know whether it is on disk.
         if self._reading is not None and not self.is_claiming:
             self._reading.cancel()
 
@@ -303,7 +299,7 @@ class TaskRun:
             raise WeftError(Reason.INTERNAL, "the request ended before it was placed")
 
     async def _take(self) -> None:
-        """Claims the task, once a slot is granted. Raises ClaimMissedError."""
+        """Claims the task after a slot is granted. Raises ClaimMissedError."""
         deps = self._deps
         self.is_over_capacity = self._stop is None and not self._host.admit(self)
         if self._stop is not None or self.is_over_capacity:
@@ -318,7 +314,7 @@ class TaskRun:
         self._start_helper(self._enforce_timeout(), "task-timer")
         self._start_helper(self._publish_progress(), "task-progress")
         if self._call is not None:
-            # A running task may get a watcher at any time; items of batches are read after their end.
+            # A running task may get a watcher at any time; batch items are read after their end.
             self._call.set_unary(bool(self.task.batch) and not deps.events.is_watched(self.task.id))
         log.info("task started", task=self.task.id, attempt=claim.attempt, owner=claim.owner)
 
@@ -359,7 +355,7 @@ class TaskRun:
                 self._has_progressed.set()
 
     async def _publish_progress(self) -> None:
-        """Tells watchers of progress, merged, until cancelled."""
+        """Reports merged progress to watchers, until cancelled."""
         deps = self._deps
         while True:
             await self._has_progressed.wait()
@@ -372,7 +368,7 @@ class TaskRun:
             await self._settle_attempt(claim, error)
         finally:
             self.progress = None
-        # The results of an attempt that nothing refers to, and the inputs of a task that has ended.
+        # Delete results that nothing refers to, and the inputs of an ended task.
         tenant = self.task.lane.tenant
         if self._ended != task_pb2.TASK_STATE_COMPLETED and self._media.has_files:
             await self._deps.media.release(tenant, claim.task_id, (claim.attempt,))
@@ -392,7 +388,7 @@ class TaskRun:
                 await self._stop_helpers()
                 seconds = self._deps.limits.run_timeout_seconds
                 message = f"the attempt took longer than {seconds:g} s (router.tasks.run_timeout_seconds)"
-                # Whether the write that was in progress is on disk is unknown.
+                # Whether the write in progress reached the disk is unknown.
                 await self._fail(claim, WeftError(Reason.DEADLINE_EXCEEDED, message), ())
             case None:
                 chunks = await self._recording.rest()
@@ -474,7 +470,7 @@ class TaskRun:
         self._host.publish(TaskChanged(claim.task_id))
 
     async def _settle(self, claim: Claim, write: Callable[[], Awaitable[bool]]) -> bool:
-        """Writes under the claim and retries while the database is away. False: the claim is lost, or given up."""
+        """Writes under the claim, with retries while the database is unavailable. False: claim lost, or given up."""
         clock = self._deps.database_clock.clock
         give_up_at = clock.monotonic() + WRITE_PATIENCE_SECONDS
         pause = FIRST_WRITE_PAUSE_SECONDS
@@ -528,9 +524,9 @@ def _waiting_reason_of(output: task_pb2.TaskOutput) -> str:
 
 
 def _error_of(reading: asyncio.Task[None], stop: StopReason | None) -> WeftError | None:
-    """Returns what ended a call; None: it is complete, or was stopped from outside."""
+    """Returns the error that ended a call; None: it is complete, or was stopped externally."""
     if reading.cancelled() and stop is None:
-        # gRPC also cancels a call whose channel is closed, so the answer until then is incomplete.
+        # gRPC also cancels a call when its channel is closed, so the answer is incomplete.
         return WeftError(Reason.WORKER_LOST, "the call to the runner was interrupted")
     error = None if reading.cancelled() else reading.exception()
     if error is None or isinstance(error, WeftError):

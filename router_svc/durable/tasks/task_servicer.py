@@ -1,9 +1,8 @@
 """The task service of a router: submit, read, list, cancel, delete and watch tasks.
 
-Its reads are monotonic: no answer of this router shows an older state of a task than an answer that it gave before.
-Time passes between the snapshot that a read takes and its answer; a change that is committed and acknowledged in
-between would otherwise be followed by an answer with the state before it. Each router guarantees this for its own
-answers only, not across routers that share a database.
+Reads are monotonic: no answer of this router shows an older state of a task than its previous answers, even if a change
+is committed and acknowledged between a read's snapshot and its answer. Routers that share a database do not guarantee
+this across each other's answers.
 """
 
 from collections import OrderedDict
@@ -55,31 +54,31 @@ Context = grpc.aio.ServicerContext[Any, Any]
 log = get_logger("weft.tasks")
 
 MAX_READ_BYTES = MEBIBYTE
-"""Bytes of chunks that one read returns."""
+"""Maximum bytes of chunks per read."""
 MAX_OF_REQUEST = 100
-"""Tasks of requests with one id that are looked at."""
+"""Maximum tasks examined for a request id."""
 MAX_READINGS = 8
-"""How often details are read again when a newer state of the task was answered meanwhile."""
+"""Maximum reads of details while newer states of the task are answered meanwhile."""
 MAX_REMEMBERED = 10_000
-"""Tasks that are remembered while reads are in progress; beyond that the oldest is dropped."""
+"""Maximum tasks remembered while reads are in progress; the oldest is dropped first."""
 
 _Key = tuple[str, str]
-"""Tenant and task id: a task does not exist for other tenants."""
+"""Tenant and task id: tasks are invisible to other tenants."""
 
 
 class MonotonicReads:
-    """Remembers the last answered state of each task while an earlier read is unanswered."""
+    """Remembers each task's last answered state while an earlier read is unanswered."""
 
     def __init__(self) -> None:
         self._moment = 0
         self._readings: dict[int, None] = {}
-        """Logical times at which the reads in progress began, oldest first."""
+        """Logical start times of reads in progress, oldest first."""
         self._shown: OrderedDict[_Key, tuple[int, task_pb2.Task | None]] = OrderedDict()
-        """Answered states with their logical times, oldest first; None: the task was answered as not found."""
+        """Answered states with logical times, oldest first; None: answered as not found."""
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Context of one read; the caller must not await between the end of the block and its answer."""
+        """Context of a read; the caller must not await between the end of the block and its answer."""
         began = self._next_moment()
         self._readings[began] = None
         try:
@@ -89,9 +88,9 @@ class MonotonicReads:
             self._forget()
 
     def show(self, task: task_pb2.Task) -> task_pb2.Task | None:
-        """Returns the state to answer: the given one, or a newer one that another answer has shown meanwhile.
+        """Returns the state to answer: the given one, or a newer one that was answered meanwhile.
 
-        None: another answer has said meanwhile that the task does not exist.
+        None: the task was answered as not found meanwhile.
         """
         key = (task.tenant, task.id)
         if key in self._shown:
@@ -112,7 +111,7 @@ class MonotonicReads:
             self._shown.popitem(last=False)
 
     def _forget(self) -> None:
-        # Entries older than every read in progress cannot be overtaken any more.
+        # Entries older than every read in progress can no longer be overtaken.
         oldest = next(iter(self._readings), self._moment)
         while self._shown:
             moment, _ = next(iter(self._shown.values()))
@@ -126,15 +125,15 @@ class MonotonicReads:
 
 
 def _progress(task: task_pb2.Task) -> tuple[bool, int, bool]:
-    """Sort key of progress: a reverted attempt is PENDING again, which is later than RUNNING of the same attempt."""
+    """Sort key of progress: after a reverted attempt, PENDING is later than RUNNING of the same attempt."""
     return is_terminal(task), task.attempt, task.state == task_pb2.TASK_STATE_PENDING
 
 
 class TaskWatcher:
-    """Streams committed states and chunks of tasks to callers until each task is terminal."""
+    """Streams committed states and chunks of tasks until each task is terminal."""
 
     def __init__(self, deps: TaskDeps, read: Callable[[str, str], Awaitable[task_pb2.Task]]) -> None:
-        """`read` returns the task of a tenant with this id. Raises NOT_FOUND."""
+        """`read` returns a tenant's task. Raises NOT_FOUND."""
         self._read = read
         self._store = deps.store
         self._events = deps.events
@@ -143,12 +142,12 @@ class TaskWatcher:
         self._watches = 0
 
     async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[pb.WatchTaskResponse]:
-        """Yields what `TaskClient.watch` promises."""
+        """Yields events as specified by `TaskClient.watch`."""
         with self.counted(), self._events.watching(task_id) as event:
             shown: task_pb2.Task | None = None
             last = after_event
             while True:
-                # Cleared before reading: an event that comes during the read causes another one.
+                # Cleared before reading, so that an event during the read causes another one.
                 event.clear()
                 task = await self._read(tenant, task_id)
                 if shown is None or (_has_moved(shown, task) and not is_terminal(task)):
@@ -159,14 +158,14 @@ class TaskWatcher:
                     yield pb.WatchTaskResponse(piece=chunk)
                 if is_terminal(task):
                     if attempt_of(last) <= task.attempt and last < task.last_event:
-                        # It was deleted while its answer was read: the chunks that were sent are not all of it.
+                        # It was deleted while its answer was read, so the sent chunks are incomplete.
                         raise task_not_found(task_id)
                     yield pb.WatchTaskResponse(task=task)
                     return
                 await wait_for_event(event, self._clock, self._limits.watch_poll_seconds)
 
     async def _chunks(self, task: task_pb2.Task, after_event: int) -> AsyncGenerator[task_pb2.TaskPiece]:
-        """Yields the chunks after an event; an event of an earlier attempt counts as no event."""
+        """Yields the chunks after an event; an event of an earlier attempt counts as none."""
         index = index_of(after_event) if attempt_of(after_event) == task.attempt else 0
         while task.attempt:
             chunks = await self._store.chunks(task.id, task.attempt, index, MAX_READ_BYTES)
@@ -178,7 +177,7 @@ class TaskWatcher:
 
     @contextmanager
     def counted(self) -> Generator[None]:
-        """Context of one watch. Raises TOO_MANY_RESOURCES at the limit."""
+        """Context of a watch. Raises TOO_MANY_RESOURCES at the limit."""
         if self._watches >= self._limits.max_watches:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
@@ -199,7 +198,7 @@ def _has_moved(before: task_pb2.Task, now: task_pb2.Task) -> bool:
 
 
 _OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND, Reason.MODALITY_UNSUPPORTED})
-"""Reasons that refuse new tasks only; a resubmission of a stored task is answered with that task."""
+"""Reasons that refuse only new tasks; a resubmission is answered with the stored task."""
 
 
 class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
@@ -208,7 +207,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
     def __init__(
         self, deps: TaskDeps, engine: TaskEngine, counts: OpenTaskCounts, names: KnownNames | None = None
     ) -> None:
-        """`names`: models, routes and agents that tasks may name; None: any name is accepted, and ids are not known."""
+        """`names`: models, routes and agents that tasks may use; None: any name is accepted, and ids are unknown."""
         self._deps = deps
         self._store = deps.store
         self._engine = engine
@@ -233,7 +232,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         if self._names is not None:
             name_asked_model(self._names.view, spec, tenant)
         known.require_name(USE_MODELS, name_asked_for(spec.model))
-        # Resubmissions with a key must have the same digest, so no trace is added to them.
+        # A resubmission with a key must have the same digest, so no trace is added.
         if not spec.traceparent and not request.idempotency_key:
             spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""
         if request.request_id:
@@ -275,7 +274,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         return submitted
 
     async def _stored(self, new: NewTask, request: pb.SubmitTaskRequest) -> pb.SubmitTaskResponse:
-        """Stores a new task, its images and recordings first; they go if it is not stored."""
+        """Stores a new task after its images and recordings, which are deleted if that fails."""
         media, tenant = self._deps.media, new.task.tenant
         if not is_of_media(payload_of(request.spec)):
             submitted = await self._submitted(self._store.submit(new))
@@ -288,7 +287,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             new = await media.accepted(new, request.spec, "spec")
             submitted = await self._submitted(self._store.submit(new))
         except WeftError as error:
-            # A database that fails may have stored the task all the same; a sweep finds out.
+            # A failing database may have stored the task; a sweep finds out.
             if error.reason is not Reason.SERVICE_UNAVAILABLE:
                 await media.release(tenant, new.task.id, INPUTS)
             raise
@@ -300,13 +299,13 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
     @override
     @answers
     async def GetTask(self, request: pb.GetTaskRequest, context: Context) -> pb.GetTaskResponse:
-        """Raises SERVICE_UNAVAILABLE if the task changes during every read."""
+        """Returns a task with details. Raises SERVICE_UNAVAILABLE if the task changes during every read."""
         tenant, task_id = tenant_in(context), id_in(request.id)
         for _ in range(MAX_READINGS):
             with self._shown.reading():
                 found = await self._store.details(tenant, task_id)
                 read = None if found is None else copy_of(found.task)
-                # The attempts belong to the state that was read with them: an overtaken pair is read again.
+                # The attempts belong to the state read with them, so an overtaken pair is read again.
                 if self._found(tenant, task_id, read) is read and found is not None and read is not None:
                     found.task.CopyFrom(self._described(read))
                     return found
@@ -320,7 +319,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         return await self._page(tenant_in(context), request)
 
     async def _page(self, tenant: str, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
-        """Returns a page; a task that has left the requested states meanwhile is omitted."""
+        """Returns a page; a task that left the requested states meanwhile is omitted."""
         if not 1 <= (request.page_size or DEFAULT_LISTED) <= MAX_LISTED:
             raise invalid_field("page_size", f"must be 1 to {MAX_LISTED}")
         if any(state not in TASK_STATES for state in request.states):
@@ -333,7 +332,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             return pb.ListTasksResponse(tasks=kept, next_page_token=page.next_page_token, notice=page.notice)
 
     async def open_of_request(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
-        """Returns the unfinished tasks of the journaled requests with this id, of one tenant or (empty) of any."""
+        """Returns the unfinished tasks of journaled requests with this id, of one tenant or (empty) of any."""
         found = await self._store.open_of_request(request_id, MAX_OF_REQUEST)
         return [task for task in found if tenant in ("", task.tenant)]
 
@@ -343,7 +342,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         return pb.CancelTaskResponse(task=await self.cancel(tenant_in(context), id_in(request.id)))
 
     async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
-        """Cancels a task; one that has ended stays unchanged. Raises NOT_FOUND."""
+        """Cancels a task; unchanged if it has ended. Raises NOT_FOUND."""
         before = await self._get(tenant, task_id)
         if is_terminal(before):
             return before
@@ -420,7 +419,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         return newest
 
     def _described(self, task: task_pb2.Task) -> task_pb2.Task:
-        """Returns the task with the reason why it waits, or how far it is."""
+        """Returns the task with its waiting reason or progress."""
         progress = self._engine.progress_of(task) if task.state == task_pb2.TASK_STATE_RUNNING else None
         if progress is not None:
             task = copy_of(task)
@@ -430,12 +429,12 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         return copy_of(task, waiting_for=reason) if reason else task
 
     def _waiting_reason(self, task: task_pb2.Task) -> str:
-        """Returns why a pending task waits, as far as this router knows it."""
+        """Returns why a pending task waits, if this router knows."""
         return self._engine.waiting_for(task) if task.state == task_pb2.TASK_STATE_PENDING else ""
 
 
 def asking_caller(requested_by: str) -> str:
-    """Returns who asks: whom the caller acts for, if it may, else the caller itself. Raises INVALID_ARGUMENT."""
+    """Returns the effective caller: whom the caller acts for, if allowed, else itself. Raises INVALID_ARGUMENT."""
     known = caller()
     asks = requested_by if known.names_tenants and requested_by else known.name
     if len(asks) > MAX_CALLER_CHARS or not asks.isprintable():

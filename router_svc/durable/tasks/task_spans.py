@@ -31,13 +31,13 @@ log = get_logger("weft.tasks")
 
 
 def submission_span(spec: task_pb2.TaskSpec) -> TraceContext | None:
-    """Returns the span that a task was submitted in; None: its submitter stated none."""
+    """Returns the span in which a task was submitted; None: not stated."""
     stated = valid_traceparent(spec.traceparent)
     return None if stated is None else TraceContext.parse(stated)
 
 
 def task_span(task_id: str, spec: task_pb2.TaskSpec, sampling: Sampling) -> TraceContext:
-    """Returns the context of a task: in the trace of its submission, else in its own trace."""
+    """Returns the context of a task, in its submission's trace if there is one, else in a separate trace."""
     above = submission_span(spec)
     if above is not None:
         return above.child(span_id_of(task_id))
@@ -46,26 +46,26 @@ def task_span(task_id: str, spec: task_pb2.TaskSpec, sampling: Sampling) -> Trac
 
 
 def traceparent_of_task(task_id: str, spec: task_pb2.TaskSpec, tracing: Tracing) -> str:
-    """Returns the trace context of the attempts of a task."""
+    """Returns the trace context of a task's attempts."""
     if tracing.sampling is None:
         return valid_traceparent(spec.traceparent) or new_traceparent()
     return task_span(task_id, spec, tracing.sampling).traceparent
 
 
 class TaskSpans:
-    """Records the spans of tasks that end in this router."""
+    """Records the spans of tasks that end on this router."""
 
     def __init__(self, store: SqlTaskStore, tracing: Tracing = NO_TRACING) -> None:
         self._store = store
         self._tracing = tracing
 
     async def task_ended(self, task: PendingTask, *, has_failed: bool) -> None:
-        """Records the span of a task that has ended, if its trace is recorded. Never raises."""
+        """Records the span of an ended task if its trace is sampled. Never raises."""
         sampling = self._tracing.sampling
         if sampling is None:
             return
         context = task_span(task.id, task_pb2.TaskSpec.FromString(task.spec), sampling)
-        # Tasks wait for hours: none of them is slow.
+        # Tasks may wait for hours, so none counts as slow.
         if not self._tracing.records(context, has_failed=has_failed, seconds=0.0):
             return
         try:

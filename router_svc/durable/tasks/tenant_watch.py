@@ -1,7 +1,7 @@
-"""The watch of all tasks of a tenant: the newest, then every task that is new or changes.
+"""The watch of all tasks of a tenant: the newest tasks, then every new or changed one.
 
-Events are hints to read again: what they name is read, and sent where it differs from what the watcher has. What comes
-often, as with each piece of an answer, is merged.
+Events are hints: the tasks that they contain are read and sent if they differ from what the watcher has. Frequent
+events, such as for each piece of an answer, are merged.
 """
 
 import asyncio
@@ -19,24 +19,23 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MERGE_SECONDS = 0.25
-"""Time between two rounds of reads of one watcher: a task that changes more often is read once in it."""
+"""Minimum time between two rounds of reads of a watcher, in which each task is read at most once."""
 MAX_READS = 100
-"""Tasks that one round reads; the others are read in the next ones."""
+"""Maximum tasks read per round; the others follow in later rounds."""
 MAX_CHANGED = 10_000
-"""Changed tasks of all tenants that a watcher notes; beyond that it reads the newest page and all it has."""
+"""Maximum changed tasks of all tenants noted per watcher; above it, the newest page and all sent tasks are read."""
 MAX_HELD = 2 * MAX_LISTED
-"""Tasks that a watcher compares with what it has sent; of an older one every change is sent, and no deletion."""
+"""Maximum tasks compared with what was sent; for older ones every change is sent, but no deletion."""
 
 ListPage = Callable[[str, pb.ListTasksRequest], Awaitable[pb.ListTasksResponse]]
 ReadTask = Callable[[str, str], Awaitable[task_pb2.Task]]
 
 
 class ChangedTasks:
-    """The ids of tasks that changed since they were taken, of all tenants."""
+    """Ids of changed tasks of all tenants since the last `take`."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
-        """Set while there are any."""
         self._ids: dict[str, None] = {}
         self._are_many = False
 
@@ -47,12 +46,12 @@ class ChangedTasks:
         if isinstance(event, TaskChanged) and len(self._ids) < MAX_CHANGED:
             self._ids[event.task_id] = None
         else:
-            # Many at once, or new ones, whose ids a filled lane does not name.
+            # Many changes, or new tasks, whose ids a filled lane does not contain.
             self._are_many = True
         self.event.set()
 
     def take(self, limit: int) -> tuple[list[str], bool]:
-        """Returns at most `limit` ids, and whether there may be changes without an id; forgets them."""
+        """Returns and removes at most `limit` ids, and whether there may be changes without an id."""
         taken = list(self._ids)[:limit]
         for task_id in taken:
             del self._ids[task_id]
@@ -68,7 +67,7 @@ class TenantTaskWatcher:
     def __init__(
         self, events: TaskEventBus, list_page: ListPage, read: ReadTask, clock: Clock, *, poll_seconds: float
     ) -> None:
-        """`read` raises NOT_FOUND. `poll_seconds`: how often it reads without an event, as one may have been lost."""
+        """`read` raises NOT_FOUND. `poll_seconds`: interval of reads without an event, as one may have been lost."""
         self._events = events
         self._list_page = list_page
         self._read = read
@@ -76,7 +75,7 @@ class TenantTaskWatcher:
         self._poll_seconds = poll_seconds
 
     async def watch(self, tenant: str, past_count: int) -> AsyncGenerator[pb.WatchTasksResponse]:
-        """Yields what `TaskClient.watch_all` promises."""
+        """Yields events as specified by `TaskClient.watch_all`."""
         changed = ChangedTasks()
         newest = pb.ListTasksRequest(page_size=min(past_count or DEFAULT_LISTED, MAX_LISTED))
         sent = _SentTasks()
@@ -97,7 +96,7 @@ class TenantTaskWatcher:
     async def _round(
         self, tenant: str, ids: list[str], sent: "_SentTasks", newest: pb.ListTasksRequest | None
     ) -> AsyncGenerator[pb.WatchTasksResponse]:
-        """Reads tasks, and with `newest` that page and all unfinished ones that were sent; yields what differs."""
+        """Reads tasks, with `newest` also that page and all unfinished sent tasks; yields the differences."""
         if newest is not None:
             for task in reversed((await self._list_page(tenant, newest)).tasks):
                 if sent.is_news(task):
@@ -121,13 +120,13 @@ class TenantTaskWatcher:
 
 
 class _SentTasks:
-    """The tasks as they were sent last, at most MAX_HELD."""
+    """The tasks as last sent, at most MAX_HELD."""
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[str, task_pb2.Task] = OrderedDict()
 
     def is_news(self, task: task_pb2.Task) -> bool:
-        """Whether a task differs from what was sent; it counts as sent from now on."""
+        """Whether a task differs from what was sent; it then counts as sent."""
         known = self._tasks.pop(task.id, None)
         self._tasks[task.id] = task
         if len(self._tasks) > MAX_HELD:
@@ -135,9 +134,9 @@ class _SentTasks:
         return known != task
 
     def drop(self, task_id: str) -> bool:
-        """Forgets a task; returns whether it was sent."""
+        """Removes a task; returns whether it was sent."""
         return self._tasks.pop(task_id, None) is not None
 
     def unfinished(self) -> list[str]:
-        """Returns the ids of those that can still change."""
+        """Returns the ids of sent tasks that can still change."""
         return [task.id for task in self._tasks.values() if not is_terminal(task)]
