@@ -27,7 +27,6 @@ STOP_SECONDS = 60.0
 """Timeout of the drain and the end of all engines; then the process is killed."""
 POLL_SECONDS = 0.05
 MAX_READ_BYTES = 65_536
-"""Size of a read of the output."""
 BACKGROUND_NAME, SESSION_NAME = "up.out", "session.out"
 STOP_LINE = "  stop with Ctrl-C"
 """Last line that `weft up` prints at its start."""

@@ -254,7 +254,6 @@ def _submitted(api: MeshApi, file: Path, body: Document) -> Document:
 
 
 def _newest(api: MeshApi, path: str, limit: int) -> list[Document]:
-    """Returns the newest batches or files."""
     found: list[Document] = []
     while len(found) < limit:
         page = api.get(path, limit=min(MAX_PAGE, limit - len(found)), after=found[-1]["id"] if found else "")

@@ -63,7 +63,6 @@ def cancel(
 
 _KINDS = ("request", "task", "batch", "operation")
 _KIND_OF_PREFIX = dict(zip(("req", "task", "batch", "op"), _KINDS, strict=True))
-"""Kind by prefix of generated ids."""
 
 
 def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -37,7 +37,6 @@ from weft_app.cli.output import safe_text, shown, source_word
 from weft_app.cli.targets import is_missing
 
 MAX_FILE_BYTES = 20 * 1024 * 1024
-"""Maximum size of a file."""
 MAX_TOTAL_BYTES = 40 * 1024 * 1024
 """Maximum size of all files of a message, which are sent in one request."""
 MAX_SHOWN_CHARS = 160

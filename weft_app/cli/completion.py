@@ -24,7 +24,6 @@ REQUESTS = "requests"
 LEASES = "leases"
 ROUTERS = "routers"
 CANCELLED_KINDS = (REQUESTS, TASKS, "batches", "operations")
-"""Kinds of `weft cancel`, in the plural."""
 REMEMBERED = ("clients", REQUESTS, TASKS)
 """Kinds that a router stores, in the plural; their names change constantly and are not completed."""
 SHOWN = (*REMEMBERED, LEASES, ROUTERS, ALL)

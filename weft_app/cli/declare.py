@@ -41,7 +41,6 @@ APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 """Timeout of a forced delete, above the registry's wait for the model's requests."""
 UNCHANGED = "unchanged"
-"""Outcome of a document without changes."""
 STDIN = "-"
 _FIELD = re.compile(r"documents\[(\d+)\]\.?(.*)")
 FILE_SUFFIXES = frozenset({".yaml", ".yml", ".json"})

@@ -156,7 +156,7 @@ _SHORTER: Mapping[str, Callable[[Document], Any]] = {
     "wake": who_wakes,
     "graph": lambda workflow: f"{graph_bytes(workflow)} bytes",
 }
-"""Short forms of values."""
+"""Short texts in place of values."""
 _MAPS = frozenset({"labels", "defaultParams"})
 """Objects with user-defined keys."""
 _TIMES = ("At", "Since", "Time")
@@ -226,7 +226,7 @@ def _cell(key: str, row: Mapping[str, Any]) -> str | None:
 
 
 def _title(key: str) -> str:
-    """Returns a key as words: "Context tokens"."""
+    """Returns a key as words, such as "Context tokens"."""
     words = "".join(f" {each.lower()}" if each.isupper() else each for each in key.replace("_", " "))
     return words[:1].upper() + words[1:]
 

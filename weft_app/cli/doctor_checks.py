@@ -236,7 +236,6 @@ def finding_of(states: Sequence[RegistryState]) -> Finding:
 
 
 def _asked(address: str) -> RegistryState:
-    """Returns the state of the registry at one address."""
     with open_mesh_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:

@@ -31,7 +31,7 @@ from weft_app.compose.served_models import runner_context
 from weft_app.config.loader import load_config
 
 DEFAULT_SLOTS = 4
-"""Default of a configured model."""
+"""As in the configuration."""
 _COLUMNS = (Column("PART", "name"), Column("SIZE", "bytes", "size"))
 _WORDS = {
     "learned": "earlier loads",
@@ -44,14 +44,11 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """The model to estimate."""
-
     name: str
     files: ModelFiles | None = None
     settings: MemorySettings | None = None
     """Settings of its configured load; None: it is not configured, or no engine of weft loads it."""
     model: ModelSettings | None = None
-    """Its configuration; None: it is not configured."""
     runner: str = ""
 
 

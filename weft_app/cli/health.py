@@ -18,7 +18,7 @@ CALL_SECONDS = 3.0
 """Timeout per process."""
 READY, NOT_READY, LIVE, STUCK, NO_ANSWER = "ready", "not ready", "live", "stuck", "no answer"
 _WORDS = {"readiness": (READY, NOT_READY), "liveness": (LIVE, STUCK)}
-"""Texts for the results serving and not serving of each health service."""
+"""Texts for a healthy and an unhealthy process, by name in the health service."""
 
 
 _PROCESSES = Listing(

@@ -146,7 +146,6 @@ def _fetch(task_id: str, target: "ImageTarget", home: Path) -> None:
 
 
 def _option_of(field_path: str) -> str:
-    """Returns the option for a field of the request."""
     name = field_path.removeprefix("payload.").partition("[")[0]
     return _OPTIONS.get(name, f"--{name}" if name.isidentifier() else field_path)
 

@@ -1,6 +1,6 @@
-"""`weft runner join`: the mesh that is joined, what is published there, and the state of the link.
+"""`weft runner join`: the choice of the mesh and of the published models, and the state of the link.
 
-Without an address the mesh is one that is announced on the local network. An announcement is never trusted: the
+Without an address, joins a mesh that is announced on the local network. Announcements are never trusted: the
 fingerprint comes from an invitation or an option, or the user compares it.
 """
 

@@ -59,7 +59,6 @@ class HttpMesh:
     ca_file: Path | None
     """Roots for its certificate; None: the system's."""
     is_own: bool
-    """Whether it is the mesh of the home."""
 
     def asks_for_keys(self) -> bool:
         """Whether callers need a key. Raises SERVICE_UNAVAILABLE if the gateway does not answer."""

@@ -36,7 +36,6 @@ class Tool:
     title: str
     program: str
     install: str
-    """Command that installs it."""
     environment: Callable[[Access], Mapping[str, str]]
     arguments: Callable[[Access], list[str]] = _nothing
     """Arguments before those of the caller."""
@@ -134,4 +133,3 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
         ),
     }
 )
-"""Programs by the argument of `weft launch`."""

@@ -180,7 +180,6 @@ def _path_of(model: str) -> str:
 
 
 def _print_output(home: Path, model: Document, lines: int, *, follow: bool) -> None:
-    """Prints the output of a model's engine."""
     name, runner = model["name"], model["status"].get("runner")
     with connect(home, RETRY_LIMIT_SECONDS) as api:
         served_by = api.document(ResourceKind.RUNNER, runner) if runner else {"status": {}}

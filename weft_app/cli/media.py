@@ -48,13 +48,12 @@ _TENTHS = 10
 
 @dataclass(frozen=True, slots=True)
 class MediaOperation:
-    """An operation of a command."""
+    """An operation of models."""
 
     word: str
     does: str
     """What a model with this operation does, such as "makes images"."""
     engines: str
-    """Runtimes that support it."""
 
 
 IMAGES = MediaOperation("image", "makes images", "diffusers (`weft runtime install diffusers`)")

@@ -85,7 +85,7 @@ class MeshApi:
         return self.ask("PUT", path, {}, body)
 
     def delete(self, path: str, **query: Any) -> Any:
-        """Deletes a path."""
+        """Sends DELETE for a path."""
         return self.ask("DELETE", path, query)
 
     def upload(self, path: str, file: Path, content_type: str, **fields: str) -> Any:
@@ -315,7 +315,6 @@ def _words_of(error: Exception) -> str:
 
 
 def _error_of(status: int, body: bytes) -> WeftError:
-    """Returns the error in a response's body."""
     try:
         told = json.loads(body)["error"]
         message, code, field = str(told["message"]), told.get("code"), told.get("param")

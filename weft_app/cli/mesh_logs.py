@@ -1,7 +1,7 @@
-"""Logs of the mesh itself for `weft logs`: the files of a home, also where no mesh runs.
+"""Logs of the mesh for `weft logs`, read from the files of a home even if no mesh runs.
 
-The whole mesh of `weft up` writes `host.log`, each line with its component; `weft serve SERVICE` writes `SERVICE.log`,
-a runner `runner-NAME.log` and `runner-NAME.out`, and `weft up -d` its output to `up.out`.
+`weft up` writes `host.log`, each line with its component; `weft serve SERVICE` writes `SERVICE.log`, a runner
+`runner-NAME.log` and `runner-NAME.out`, and `weft up -d` its output to `up.out`.
 """
 
 import json
@@ -29,9 +29,7 @@ from weft_app.compose.home import WeftHome
 DEFAULT_LINES = 100
 MAX_LINES = 1000
 POLL_SECONDS = 0.2
-"""Polling interval of followed files."""
 MAX_VALUE_CHARS = 500
-"""Maximum length of a value in text output."""
 MAX_FRAMES = 20
 """Maximum number of innermost traceback frames in text output."""
 

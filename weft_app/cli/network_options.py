@@ -42,7 +42,6 @@ _OPTIONS = {
     "announce.enabled": "--announce",
     "edge.proxy": "--edge",
 }
-"""Options by setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

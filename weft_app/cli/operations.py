@@ -293,7 +293,6 @@ def outcome_text(operation: Document) -> str:
 
 
 def _server_text(added: Document, models: Sequence[str], *, is_attached: bool) -> str:
-    """Returns the outcome for a server."""
     if not is_attached:
         return f"server/{added['name']} detached; it runs on"
     names = ", ".join(models) or "no models yet; those that it lists later are served"
@@ -336,7 +335,6 @@ _PROGRESS = ProgressStyle(line=_words, columns=_columns, bar=_bar)
 
 
 def _action_text(operation: Document) -> str:
-    """Returns the action of an operation as short text."""
     action = operation["action"]
     if action["type"] != "flush":
         return f"{action['type']} {action.get('model') or action.get('source', '')}"

@@ -34,7 +34,7 @@ class Column:
     source: str | Callable[[Any], str | None]
     """A path in the record (see `weft_app.cli.output`), or a function."""
     form: str = ""
-    """Format of the value."""
+    """A format of `formatted`."""
     ticks: bool = False
     """Whether the value changes with time only, so that a watch does not print the row again for it."""
     min_chars: int = 0
@@ -133,7 +133,6 @@ class Listing:
 
     columns: Sequence[Column]
     wide: Sequence[Column] = ()
-    """Columns of `-o wide`."""
     name: Callable[[Any], str] = str
     """Returns the output of `-o name`."""
     kind: str = ""
@@ -389,7 +388,6 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "wait": wait_words,
     }
 )
-"""Formats by name."""
 
 
 def formatted(value: Any, form: str) -> str:

@@ -24,7 +24,7 @@ class RecordKind:
     listing: Listing
     path: str
     key: str = "name"
-    """Key of a record's name."""
+    """Key of the name in a record."""
     rows: Callable[[Document], list[Document]] = lambda found: list(found["items"])
     """Returns the records in the response."""
     unknown: Callable[[str, Iterable[str]], WeftError]
@@ -250,7 +250,6 @@ LIMIT_USES = custom_columns(
     LEFT=lambda use: str(max(0, use["limit"] - use["used"])),
     EMPTY_IN=lambda use: f"{wait_words(use['resetSeconds'])} s" if use["used"] else "-",
 )
-"""Columns of windows on a page."""
 _COLUMNS = custom_columns("TENANT:tenant") + LIMIT_USES
 LIMIT_WINDOWS = Listing(
     columns=_COLUMNS,

@@ -58,7 +58,6 @@ class RunningModel:
     name: str
     """Name in requests."""
     header: str = ""
-    """Heading above an answer."""
     added: Document | None = None
     """Its chosen settings with the reasons; None: the mesh served it before."""
 
@@ -191,7 +190,7 @@ def _load(load: Document, authorization: str, home: Path) -> Document:
 
 
 def _cancel(api: MeshApi, operation: Document) -> None:
-    """Cancels a running load and waits for its end."""
+    """Cancels a running load. Returns once it has ended."""
     if not has_ended(operation):
         cancelled(api, operation["name"])
     note("stopped; what was pulled is kept, and the same command continues there")

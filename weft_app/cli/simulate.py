@@ -39,8 +39,6 @@ _SCHEDULERS: Mapping[str, Callable[[Scenario], SchedulerPort]] = MappingProxyTyp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """The result of one scheduler."""
-
     figures: Figures
     stories: Mapping[int, list[tuple[float, str]]]
     wall_seconds: float
@@ -242,7 +240,6 @@ _DIGITS = {"goodTokensPerSecond": 3, "coldWaitBoundSeconds": 17}
 
 
 def _document(value: Any, digits: int = 6) -> Any:
-    """Returns figures as JSON types."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, tuple):

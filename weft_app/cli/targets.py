@@ -24,7 +24,6 @@ _RECORDS |= {"batches" if word == "batch" else f"{word}s": kind for word, kind i
 """Kinds of records that are never declared, by their words."""
 TENANTS = (ResourceKind.TENANT,)
 LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
-"""Kinds with labels."""
 SelectorOption = Annotated[
     str,
     typer.Option("--selector", "-l", metavar="SELECTOR", help="Models or agents with such labels: tier=fast,team=a."),
@@ -32,7 +31,6 @@ SelectorOption = Annotated[
 MAX_SELECTED = 100
 """Maximum number of resources that a selector changes or deletes."""
 ALL = "all"
-"""Stands for every kind in `weft get all`."""
 OTHER_KINDS = ("requests", "clients", "tasks", "secrets", "leases", "routers")
 """Kinds of `weft get` besides resources."""
 MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})

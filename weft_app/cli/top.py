@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MAX_SHOWN = 100
-"""Maximum number of requests to read."""
 INTERVAL_SECONDS = 1.0
 MAX_OUTAGE_SECONDS = 60.0
 """Maximum outage of the registry, after which the page ends."""
@@ -55,7 +54,6 @@ class Sort(StrEnum):
 
 
 SORTS: Mapping[str, Sort] = {"n": Sort.NAME, "l": Sort.LOAD, "m": Sort.MEMORY}
-"""Sort orders by key."""
 
 
 class Style(StrEnum):
@@ -137,7 +135,6 @@ class TopSource:
         self._home = home
         self._runners: list[Document] = []
         self._read_at: float | None = None
-        """Time of the registry's last answer."""
 
     def document(self) -> dict[str, Any]:
         """Returns the current state. Raises SERVICE_UNAVAILABLE if no registry answers, or has not for a minute."""

@@ -17,7 +17,6 @@ from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
 from weft_app.cli.output import Column, TextTable, custom_columns, moment_in, print_document, say
 
 MAX_ROWS = 10_000
-"""Maximum number of rows."""
 CALL_TIMEOUT_SECONDS = 30.0
 
 

@@ -168,7 +168,6 @@ def _found(there: Mapping[str, Document], name: str) -> Document | None:
 
 
 def _timed_out(target: Target, there: Mapping[str, Document], seconds: float) -> WeftError:
-    """Returns the timeout error with the last state."""
     after = f"after {seconds:g} s" if seconds else "now"
     document = _found(there, target.name)
     if document is None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 CHECK_INTERVAL_SECONDS = 15.0
-"""Interval of checks for changed addresses."""
 NO_ADDRESS = "this machine has no network address"
 
 log = get_logger("weft.announcer")
@@ -176,7 +175,6 @@ def announcer_of(config: WeftConfig, relay: RelayEndpoint, clock: Clock) -> Anno
 
 
 def _addresses(interfaces: tuple[str, ...], relay: RelayEndpoint, host: str) -> tuple[str, ...]:
-    """Returns the relay's addresses to announce."""
     found = this_machine().addresses
     if not relay.is_everywhere:
         return tuple(each for each in found if each == host)
@@ -195,6 +193,6 @@ def require_announceable(config: WeftConfig) -> None:
 
 
 def _machine_name() -> str:
-    """Returns the machine's short name, shortened to what can be announced."""
+    """Returns the machine's short name without characters that cannot be announced."""
     name = socket.gethostname().partition(".")[0].lower()
     return "".join(each for each in name if each.isascii() and (each.isalnum() or each in "-_"))[:40] or "weft"

@@ -37,7 +37,6 @@ class ConfigurationSource:
     path: Path | None = None
     """The file of `--config`; None: the default file."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the command line."""
     below: Callable[[Document], Document] | None = None
     """Adds the settings of the environment."""
     runners: Callable[[], Sequence[Document]] | None = None
@@ -46,7 +45,7 @@ class ConfigurationSource:
     A runner with the demo runner's name is always added, possibly without models, so that models added to the demo
     runner are kept."""
     http_port: int | None = None
-    """The HTTP port of the only runner, from the command line."""
+    """HTTP port of the only runner, from the command line."""
 
     def files(self) -> tuple[Path, ...]:
         """Returns the absolute paths of the files that `read` would read. Raises as `config_files`."""

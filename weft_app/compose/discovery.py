@@ -50,7 +50,6 @@ class Discovered:
 
     servers: "tuple[FoundServer, ...]" = ()
     files: tuple[FoundFile, ...] = ()
-    """Files to serve."""
     left_out: int = 0
     """Number of model files not to serve: those of running programs that serve them, folders, those beyond the maximum,
     and those too large for the memory of this machine."""

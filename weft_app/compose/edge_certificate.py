@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from weft_app.compose.authority import EdgeCertificate
 
 RENEWAL_CHECK_SECONDS = 600
-"""Interval of checks whether the certificate is due."""
 
 log = get_logger("weft.tls")
 

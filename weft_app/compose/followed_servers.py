@@ -24,7 +24,6 @@ from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
 LIST_SECONDS = 5.0
-"""Timeout of a request for a server's list of models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,6 @@ class GatewayRouters(RouterSource):
         self._links = RouterLinks(clock, security)
         self._fleet = fleet
         self.channel: grpc.aio.Channel = PickedChannel(self._pick)
-        """The channel to the leading router."""
         self.queues = RemotePlacement(self.channel)
         self.requests = RemoteRequests(self.channel)
         self.placement: RouterPort = LeaderPlacement(fleet, self._links, RemotePlacement(self.channel))

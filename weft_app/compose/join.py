@@ -38,7 +38,6 @@ class JoinPlan:
 
     runner: RunnerSettings
     published: tuple[str, ...]
-    """Names of its published models."""
     mesh: Invitation
     find: FindAddresses | None = None
     """Returns the announced addresses of the relay if none of the known ones works; None: not searched for."""

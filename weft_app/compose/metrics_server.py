@@ -31,7 +31,7 @@ _PATHS = ("/metrics", LIVEZ, READYZ, HEALTH)
 
 
 class MetricsServer(Service):
-    """Serves a metrics page without keys: on loopback, or where the operator configures it."""
+    """Serves a metrics page without keys, on loopback or at a configured address."""
 
     service_names: Sequence[str] = ()
 

@@ -33,7 +33,6 @@ from weft_app.config.runners import ConfiguredRunner
 CONTEXT_TOKENS, SLOTS = "context_tokens", "slots"
 """Load parameters that request a size."""
 GPU_LAYERS_FLAG = "--gpu-layers"
-"""Argument of engines that load GGUF files."""
 
 
 async def size_by_memory(

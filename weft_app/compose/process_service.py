@@ -82,7 +82,6 @@ log = get_logger("weft.log_level")
 WatchingProcesses = Callable[[], Sequence[pb.WatchingProcess]]
 
 AUDIT_TIMEOUT_SECONDS = 2.0
-"""Timeout for writing a changed log level to the audit log."""
 MAX_REQUESTER_CHARS = 256
 
 

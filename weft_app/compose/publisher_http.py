@@ -270,7 +270,6 @@ def _too_large(what: str, limit: int, name: str) -> WeftError:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Returns an error response with the reason as JSON."""
     if isinstance(error, HTTPException):
         reason = Reason.METHOD_NOT_ALLOWED if error.status_code == 405 else Reason.NOT_FOUND
         error = WeftError(reason, f"there is no {request.method} {request.url.path}; see docs/laptops.md")

@@ -101,8 +101,6 @@ class RelayListener(Service):
 
 
 class _RelayService(Service):
-    """The relay as a service of its listener's server."""
-
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 

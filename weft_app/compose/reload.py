@@ -45,7 +45,6 @@ class MeshReload:
     """Called with the configuration that a reload puts in force."""
     home: WeftHome
     config_file: Path
-    """The configuration file of the runners."""
     runners: MeshRunners
     registry: grpc.aio.Channel
     names: RegistryService
@@ -140,7 +139,6 @@ class MeshReload:
         self.names.reconfigure(registry_config(wanted.config, self.home))
 
     async def _restart(self, section: RunnerSettings, grace: float, response: pb.ReloadConfigurationResponse) -> None:
-        """Drains and restarts the process of a runner."""
         await self.runners.stop(section.name, grace)
         await self._start(section, response)
 

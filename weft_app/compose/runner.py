@@ -145,7 +145,6 @@ class RunnerReload:
     build: Callable[[RunnerSettings], RunnerConfig]
     """Returns the runner's configuration from its section."""
     reread: Callable[[], RunnerSettings]
-    """Reads the runner's section from the file."""
 
     async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
         """Serves the models and agents of the file. Raises INVALID_ARGUMENT without a change.

@@ -49,7 +49,6 @@ KILL_MARGIN_SECONDS = 15.0
 """Time after the drain for a runner to end its backends."""
 CALL_TIMEOUT_SECONDS = 5.0
 MAX_NAMES = 10_000
-"""Maximum number of remembered runners."""
 _Outcome = pb.RetireSessionResponse.Outcome
 
 _LATER = MappingProxyType(
@@ -182,7 +181,6 @@ class RetiredRunner:
 
     name: str
     models: tuple[str, ...] = ()
-    """Removed models."""
     pools: tuple[str, ...] = ()
     """Pools without remaining members."""
     later: str = ""

@@ -183,7 +183,6 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
 
 
 def _default_params(model: ModelSettings, where: str) -> sampling_pb2.SamplingParams | None:
-    """Returns the default sampling parameters; None: there are none."""
     if "max_tokens" in model.default_params:
         raise invalid_field(f"{where}.max_tokens", "is not taken here; use default_max_tokens")
     if not model.default_params:

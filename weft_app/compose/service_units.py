@@ -40,8 +40,6 @@ class UnitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """The command of a kind of unit."""
-
     description: str
     command: str
     has_devices: bool = False
@@ -121,7 +119,6 @@ class UnitPlan:
     """The name of the runner if the kind is `runner`."""
     program: str = SYSTEM_PROGRAM
     arguments: Sequence[str] = ()
-    """Additional arguments of the command."""
 
     def __post_init__(self) -> None:
         """Raises INVALID_ARGUMENT for values that a unit cannot contain."""

@@ -32,7 +32,7 @@ class UnitState:
     since: str
     restarts: int
     process: int
-    """Process id; 0: none."""
+    """Its process id; 0: none."""
 
 
 class Systemd:

@@ -554,7 +554,6 @@ class UpHost:
         return await self._reloads.reload(dry_run)
 
     def _note_reload(self, read: ReadConfiguration) -> None:
-        """Uses the reloaded configuration."""
         self._read, self._config, self._runners = read, read.config, read.runners
         self._home.announce(self._facts())
 

@@ -12,7 +12,7 @@ from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 
 Document = dict[str, Any]
-"""A mapping in the file; its values may be `Given`."""
+"""A mapping in the file. Its values may be `Given`."""
 PathSteps = tuple[str | int, ...]
 _NAME = "name"
 _FIELD = "--config"

@@ -19,7 +19,6 @@ from weft_app.config.settings_tree import is_section, plain_value, settings_of
 MAX_VALUE_CHARS = 256
 RUNNERS = "runners"
 RUNNER, MODEL, AGENT, SETTING = "runner", "model", "agent", "setting"
-"""Kinds of changes."""
 _LISTS = {MODEL: "models", AGENT: "agents"}
 """Lists of a runner with items that are compared one by one."""
 

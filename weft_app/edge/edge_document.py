@@ -32,7 +32,6 @@ MAX_CONCURRENT_STREAMS = 100
 BURST = 2
 """Burst after a pause, as seconds of the request rate."""
 GATEWAYS = "gateways"
-"""Name of the cluster."""
 LISTENER = "edge"
 CERTIFICATE = "edge"
 """Name of the certificate in its file of secrets."""

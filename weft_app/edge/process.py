@@ -77,7 +77,6 @@ class EnvoyAdmin:
 
 
 CERTIFICATE_CHECK_SECONDS = 5.0
-"""Interval of checks for changed certificate files."""
 START_TIMEOUT_SECONDS = 20.0
 ADMIN_TIMEOUT_SECONDS = 2.0
 log = get_logger("weft.edge")

@@ -4,7 +4,6 @@ from weft_app.edge.fragments import Document, extension, http_options, socket_ad
 from weft_app.edge.plan import Endpoint
 
 RELAY = "relay"
-"""Name of the cluster."""
 SERVICE = "weft.api.router.v1.RelayService"
 _KEEPALIVE = {"interval": "10s", "timeout": "10s"}
 """Detects a lost peer within 20 s. The relay closes connections with pings more often than every 3.3 s
