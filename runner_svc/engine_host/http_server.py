@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 KEY_VARIABLE = "WEFT_ENGINE_KEY"
-"""Environment variable with the API key of the server."""
 NO_LIBRARY = "the library cannot be imported:"
 """Start of the log line for a library that cannot be imported."""
 NO_MODEL = "the model cannot be loaded"

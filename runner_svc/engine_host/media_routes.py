@@ -67,7 +67,6 @@ class ImageRequest:
     mask: bytes = field(default=b"", repr=False)
     """Mask of the first source image; empty: all of it may change."""
     partial_images: int = 0
-    """Number of previews per image."""
     output_format: str = "png"
     """`png`, `jpeg` or `webp`."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -189,7 +189,6 @@ def _languages_in(document: json_value_pb2.JsonObject) -> Json:
 
 
 def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> RenderedRequest:
-    """Builds the request from a body and its rendered prompts."""
     response_format = body.get("response_format", {})
     kind = response_format.get("type", "text")
     grammar = body.get("grammar", "")

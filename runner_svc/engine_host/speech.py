@@ -40,7 +40,6 @@ def spoken_pieces(text: str) -> list[str]:
 
 
 def _sentences(text: str) -> list[str]:
-    """Splits a text into sentences with their end marks."""
     found: list[str] = []
     start = 0
     for end in _END.finditer(text):
@@ -51,7 +50,6 @@ def _sentences(text: str) -> list[str]:
 
 
 def _cut(sentence: str) -> list[str]:
-    """Splits a sentence into pieces of at most MAX_PIECE_CHARS."""
     parts: list[str] = []
     while len(sentence) > MAX_PIECE_CHARS:
         place = next(filter(None, (_last_cut(sentence, cut) for cut in _CUTS)), MAX_PIECE_CHARS)
@@ -67,7 +65,6 @@ def _last_cut(sentence: str, cut: re.Pattern[str]) -> int:
 
 
 MAX_SOUND_BYTES = 256 * 1024
-"""Maximum size of one piece of a recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,6 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     tokenize_seconds: float = 0.0
-    """Time for tokenizing the prompts."""
     prompt_seconds: float = 0.0
     """Time from the start to the first token of each choice."""
     decode_seconds: float = 0.0

@@ -10,7 +10,6 @@ from runner_svc.engine_host.http_server import BUSY, RefusedError
 UNLOAD_SECONDS = 2.0
 """Maximum time for an unload: the library ignores it while one of its threads works, for some ms after an answer."""
 UNLOAD_POLL_SECONDS = 0.01
-"""Interval between attempts to unload."""
 
 
 def unload(model: Any) -> None:

@@ -45,7 +45,6 @@ class EngineEnvironment:
     folder: Path
     """Folder of the lock files; its name is the environment's name."""
     summary: str
-    """One-line description."""
     variants: Mapping[Variant, EnvironmentVariant]
     check: str
     """Python code that verifies the installation; an exception means that it does not work."""

@@ -86,7 +86,6 @@ class ChunkDelta(msgspec.Struct, forbid_unknown_fields=True):
     function_call: None = None
     """Deprecated form of a tool call; `dialects` converts it."""
     extra: dict[str, Any] = msgspec.field(default_factory=dict, name=EXTRA)
-    """Unknown fields of the message."""
 
 
 class ChunkChoice(msgspec.Struct):

@@ -83,7 +83,6 @@ _PATHS = (
     *(IMAGES, IMAGE_EDITS, TRANSCRIPTIONS, TRANSLATIONS, SPEECH),
 )
 MAX_ERROR_BODY_BYTES = 64 * 1024
-"""Maximum number of bytes read from an error response."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
 MAX_RERANK_BODY_BYTES = 64 * 1024 * 1024
@@ -179,7 +178,6 @@ class OpenAiHttp:
         """Number of received chunks: while it grows, the server is alive even if probes fail."""
         self.request_count = 0
         self.in_flight = 0
-        """Number of running requests."""
         self.most_in_flight = 0
         """Peak of `in_flight` since its last reset."""
         self._http = EngineClient(
@@ -345,7 +343,6 @@ class OpenAiHttp:
         return b"".join((b"data: ", *body.splitlines(), b"\n\ndata: ", DONE, b"\n\n"))
 
     def _prepared(self, payload: GenerationPayload, call: CallInfo, rendered: Json | None) -> tuple[str, PreparedBody]:
-        """Returns the path and body of a generation request."""
         if rendered is not None:
             path, prepared = COMPLETIONS, PreparedBody(rendered, [])
         elif isinstance(payload, chat_pb2.ChatPayload):

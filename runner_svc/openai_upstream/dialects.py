@@ -31,7 +31,6 @@ from runner_svc.openai_upstream.chunks import (
 from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, malformed, stated_answer
 
 MAX_DIGITS = 4_000
-"""Maximum length of an integer."""
 _CALL_FIELDS = frozenset({"index", "id", "type", "function"})
 _FUNCTION_FIELDS = frozenset({"name", "arguments"})
 _DELTA_FIELDS = frozenset(

@@ -26,7 +26,6 @@ def malformed(what: str, error: Exception) -> WeftError:
 
 
 MAX_ERROR_CHARS = 500
-"""Maximum length of an error message; the rest is cut off."""
 CONTEXT_LENGTH_CODE = "context_length_exceeded"
 """OpenAI's code for it; its type is that of any invalid request."""
 UNPAID_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})

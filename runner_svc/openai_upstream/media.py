@@ -149,7 +149,6 @@ def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str,
 
 
 def _whole_images(raw: bytes) -> list[Frame]:
-    """Returns the frames of an unstreamed answer."""
     reply = read_json(raw, _ImageReply, _ANSWER)
     counted = usage_pb2.Usage(
         prompt_tokens=figure(reply.usage, "input_tokens"), completion_tokens=figure(reply.usage, "output_tokens")
@@ -179,7 +178,6 @@ async def transcribe(
 def _transcription_call(
     http: OpenAiHttp, payload: audio_pb2.TranscriptionPayload, call: CallInfo
 ) -> tuple[str, FormBody]:
-    """Returns the path and body of a transcription request."""
     answer = "verbose_json" if payload.with_segments or payload.with_words else "json"
     fields: Json = {"response_format": answer, **model_field(http.endpoint.model)}
     for name in ("language", "prompt"):
@@ -200,7 +198,6 @@ def _transcription_call(
 
 
 def _whole_transcription(raw: bytes) -> list[Frame]:
-    """Returns the frames of an unstreamed answer."""
     reply = read_json(raw, _TranscriptionReply, _ANSWER)
     seconds = seconds_of(reply.duration)
     segments = [segment_of(part, ()) for part in reply.segments or ()]

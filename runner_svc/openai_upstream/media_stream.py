@@ -34,7 +34,6 @@ def _bytes(text: str, what: str) -> bytes:
 
 _EVENT = "the engine's event is"
 MAX_SECONDS = 10_000_000.0
-"""Maximum accepted time."""
 
 
 class _Progress(msgspec.Struct):
@@ -181,7 +180,6 @@ class TranscriptEvents(_UntilDone):
     def __init__(self) -> None:
         self.usage = usage_pb2.Usage()
         self.work_seconds = 0.0
-        """Work time of the engine; 0: unknown."""
         self._has_text = False
         self._has_language = False
 
@@ -278,7 +276,6 @@ def seconds_of(value: object) -> float:
 
 
 def _number(value: object) -> float | None:
-    """Returns `value` if it is a number; None otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -108,7 +108,6 @@ class ReadFrames:
         return frames
 
     def _end_texts(self) -> None:
-        """Converts the pending texts to events."""
         texts, self._texts = self._texts, []
         if self._whole:
             self._add_delta("".join(texts), ())

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from runner_svc.openai_upstream.client import OpenAiHttp
 
 SAMPLE_SECONDS = 5.0
-"""Interval between samples."""
 PAGE_SECONDS = 5.0
-"""Timeout of a page."""
 MAX_FAILED_SAMPLES = 3
 """Number of consecutive failed samples after which the last figures are dropped."""
 LINGER_SECONDS = 1.0
@@ -38,7 +36,6 @@ class MetricsPage:
 
     path: str
     read: Callable[[str], runner_pb2.EngineLoad]
-    """Parses the figures on the page."""
     has_others: bool = False
     """Whether other clients may send requests to the server: then it is sampled even when idle, and their requests are
     counted."""

@@ -14,7 +14,6 @@ from weft.kernel.request import Skill
 PROPS = "/props"
 PROPS_TIMEOUT_SECONDS = 5.0
 MAX_COUNT = 2**31 - 1
-"""Maximum number of tokens or requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,6 @@ class ServerProps:
     slots: int = 0
     """Number of concurrent requests of all clients."""
     abilities: Abilities = UNKNOWN
-    """The model's capabilities."""
 
 
 class _Settings(msgspec.Struct):

@@ -74,7 +74,6 @@ class ModelContext:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     """Environment variables with API keys, and for starting engines."""
     environments: EnvironmentFolder = field(default_factory=EnvironmentFolder)
-    """The installed engine environments."""
     trained_context_tokens: int = 0
     """Trained context from the model's file, the maximum for a load; 0: unknown."""
     shape: ModelShape | None = None
@@ -117,7 +116,6 @@ class ModelEngine:
     quantizations: Mapping[str, Path] = field(default_factory=dict)
     """Alternative files of the model by quantization."""
     forecast: MemoryForecast = field(default_factory=MemoryForecast)
-    """Forecast of the memory for its loads."""
     remote: bool = False
     """Whether serving it sends data to a remote provider."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)

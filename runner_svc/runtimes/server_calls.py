@@ -20,7 +20,6 @@ class ServerCalls(Backend):
     """A Backend whose operations other than generations are calls of its server."""
 
     operations: frozenset[Operation]
-    """The operations that the model offers."""
 
     def _running(self) -> OpenAiHttp:
         """Returns the server. Raises BACKEND_NOT_READY if it is not running."""

@@ -63,7 +63,6 @@ class StartLog:
     def __init__(self, order: LoadOrder, note: Callable[[str, "StartLog"], None]) -> None:
         """`note` is called for each line."""
         self.order = order
-        """The load options."""
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.port_is_taken = False
         self.is_finished = False
@@ -105,7 +104,6 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     """
 
     engine_parameters: EngineParameters
-    """Request parameters that the server supports."""
     command: tuple[str, ...] = ()
     """The program and its first arguments, unless the context overrides them."""
     noun = "the server"

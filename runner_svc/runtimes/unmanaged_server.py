@@ -144,7 +144,6 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         return self._secrets[-1] if self._secrets else ""
 
     def _client(self, endpoint: Endpoint) -> OpenAiHttp:
-        """Returns the client of the server."""
         return OpenAiHttp(endpoint, self.context.timeouts, self._explain_break, self._open)
 
     async def _open(self, open_response: Open, call: CallInfo) -> Answer:

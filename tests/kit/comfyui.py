@@ -74,7 +74,6 @@ def edit_workflow() -> workflow_pb2.Workflow:
 
 
 def call(**given: Any) -> CallInfo:
-    """Returns the context of a request."""
     return CallInfo(request_id="req-1", traceparent="", **given)
 
 
@@ -112,5 +111,4 @@ async def queue_foreign(fake: FakeComfyUi, seed: int = 1, steps: int = 3) -> str
 
 
 def files_in(folder: Path) -> list[str]:
-    """Returns the names of all files below a folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -58,22 +58,18 @@ async def started(
 
 
 def chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
-    """A chat of one message."""
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
     return chat_pb2.ChatPayload(messages=[message], **fields)
 
 
 async def frames_of(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> list[Frame]:
-    """The whole answer."""
     async with asyncio.timeout(ANSWER_SECONDS):
         return [frame async for frame in backend.generate(payload or chat(), call)]
 
 
 async def events_of(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> Frame:
-    """The events of the whole answer."""
     return [event for frame in await frames_of(backend, payload, call) for event in frame]
 
 
 async def reply(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> str:
-    """The text of the whole answer."""
     return "".join(event.delta.text for event in await events_of(backend, payload, call))

@@ -73,7 +73,6 @@ def install_gravel(
 
 
 def lock_of(wheel: Path) -> str:
-    """Returns the lock file for one wheel."""
     name, version = wheel.name.split("-")[:2]
     return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenDevice:
-    """A device in the ledger."""
-
     index: int
     leasable_bytes: int
     """Its memory without the margin."""
@@ -20,8 +18,6 @@ class SeenDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenLease:
-    """A lease in the ledger."""
-
     lease_id: str
     fencing_number: int
     model: str

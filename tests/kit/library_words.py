@@ -15,5 +15,4 @@ LIBRARY_WORDS = re.compile(
 
 
 def library_words(message: str) -> list[str]:
-    """Returns the library terms in a message."""
     return [found[0] for found in LIBRARY_WORDS.finditer(message)]

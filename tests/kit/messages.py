@@ -25,7 +25,6 @@ def news_of(event: task_service_pb2.WatchTaskResponse) -> task_pb2.Task | task_p
 
 
 def watched(news: Message) -> task_service_pb2.WatchTaskResponse:
-    """Returns a watch event."""
     if isinstance(news, task_pb2.Task):
         return task_service_pb2.WatchTaskResponse(task=news)
     assert isinstance(news, task_pb2.TaskPiece)
@@ -43,7 +42,6 @@ class LineCounts(NamedTuple):
 
 
 def counts_of(batch: batch_service_pb2.Batch) -> LineCounts:
-    """Returns the counts of a batch."""
     return LineCounts(
         total=batch.total_count,
         completed=batch.completed_count,

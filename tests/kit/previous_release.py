@@ -41,7 +41,6 @@ class PreviousRelease:
 
 
 def recorded_commit() -> str:
-    """Returns the commit of the previous release."""
     lines = [line.strip() for line in RECORD.read_text("utf-8").splitlines()]
     (commit,) = [line for line in lines if line and not line.startswith("#")]
     return commit

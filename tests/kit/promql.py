@@ -64,7 +64,6 @@ def selectors(expression: str) -> list[Selector]:
 
 
 def series_of(page: str) -> list[Series]:
-    """Returns the series on a metrics page."""
     return [
         Series(sample.name, sample.labels)
         for family in text_string_to_metric_families(page)

@@ -67,5 +67,4 @@ async def first_piece(backend: Backend, text: str) -> bytes:
 
 
 def payload(text: str, **fields: Any) -> audio_pb2.SpeechPayload:
-    """Returns the payload of a request."""
     return audio_pb2.SpeechPayload(input=text, **fields)

@@ -127,7 +127,6 @@ class UnfencedTaskStore(SleepyTaskStore):
 def broken_tasks(
     config: WeftConfig, database: RouterDatabase, router: RouterService, breakage: Breakage
 ) -> TaskService:
-    """Returns the task service of a router, with its faults."""
     calls = CallMaker(
         placement=router.placement,
         channels=router.channels,
@@ -162,7 +161,6 @@ async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the program."""
     parser = argparse.ArgumentParser(prog="kit.torture_router", allow_abbrev=False)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--config", type=Path, required=True)

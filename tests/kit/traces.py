@@ -18,7 +18,6 @@ class Collected:
         self.tracing = tracing
 
     def all(self) -> list[ReceivedSpan]:
-        """Returns all spans recorded so far."""
         self.tracing.flush()
         return self._receiver.spans
 

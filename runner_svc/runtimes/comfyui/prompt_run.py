@@ -270,7 +270,6 @@ class PromptRun:
                 await self.api.forget(self.prompt_id)
 
     async def _remove_all(self) -> None:
-        """Removes the prompt step by step."""
         is_there = True
         while is_there:
             is_there = await self._remove()

@@ -109,7 +109,6 @@ class CTranslate2Engine(TextEngine):
         send_usage(caller, usage)
 
     def _one_choice(self, answering: "_Answering", options: dict[str, Any]) -> None:
-        """Generates one answer token by token."""
         caller, usage, tokens = answering.caller, answering.usage, answering.tokens
         limit = token_limit(answering.body, len(tokens), self.context_tokens)
         beginning = self._beginning(tokens)

@@ -33,8 +33,6 @@ MAX_WORDS_OF_ERROR = 300
 
 @dataclass(slots=True)
 class _Progress:
-    """Progress of a request."""
-
     total: int
     done: int = 0
     previews: list[int] = field(default_factory=list)

@@ -54,8 +54,6 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _Answering:
-    """The state of a request."""
-
     body: dict[str, Any]
     caller: Caller
     prompts: list[list[int]]

@@ -14,7 +14,6 @@ from runner_svc.engine_host.media_routes import TranscriptionRequest, send_progr
 from runner_svc.runtimes.faster_whisper.recording import SAMPLE_RATE, RecordingReader
 
 PIECE_SECONDS = 180
-"""Length of a piece."""
 WINDOW_SECONDS = 30
 """Length that the model processes at a time."""
 PROMPT_TOKENS = 224

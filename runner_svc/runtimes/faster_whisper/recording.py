@@ -27,7 +27,6 @@ CODECS = (
     *("pcm_s8", "pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be"),
     *("pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "adpcm_ms", "adpcm_ima_wav"),
 )
-"""Supported decoders."""
 MAX_BAD_PACKETS = 64
 """Broken packets up to this number are skipped, as in players; with more the file is rejected."""
 _PER_SECOND = 1_000_000

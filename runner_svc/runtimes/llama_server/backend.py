@@ -86,7 +86,6 @@ NO_TASK = -1
 """Task id of an unused slot, or of a server that reports none."""
 ADAPTERS = "/lora-adapters"
 ADAPTERS_SECONDS = 5.0
-"""Timeout of GET /lora-adapters."""
 MAX_BUFFER_BYTES = 2**53
 MESSAGE_TEMPLATE = Path(__file__).with_name("message.jinja")
 """Template for the server of a translation model, which inserts messages unchanged. The model's own template would fail

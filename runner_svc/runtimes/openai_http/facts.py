@@ -19,7 +19,6 @@ SERVER_INFO = "/server_info?config_format=json"
 OLD_SERVER_INFO = "/get_server_info"
 """Configuration route of older versions of SGLang."""
 FACT_SECONDS = 5.0
-"""Timeout of one route."""
 _OLLAMA_OWNER = "library"
 """Owner of Ollama's own models in its list; a user's models have the user's name."""
 

@@ -35,7 +35,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 API_VERSION = "2023-06-01"
-"""API version sent with every request."""
 
 
 class AnthropicHttp(OpenAiHttp):

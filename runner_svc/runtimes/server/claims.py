@@ -41,7 +41,6 @@ def _state(seen: Mapping[str, str | None], name: str) -> pb.ClaimState.ValueType
 
 
 def _words(value: Any) -> str:
-    """Returns a fact as text."""
     match value:
         case bool():
             words = "yes" if value else "no"

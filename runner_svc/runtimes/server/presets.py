@@ -48,7 +48,6 @@ class ServerPreset:
     """How to start a server program, and its capabilities."""
 
     title: str
-    """Name of the program."""
     version: str
     """The version or revision that the facts were read from."""
     install: str
@@ -92,7 +91,6 @@ class ServerPreset:
     thinking_field: str = ""
     """Field of a delta with the model's thinking; empty: thinking is not separated."""
     parameters: EngineParameters
-    """Supported request parameters."""
     sources: Mapping[str, str]
     """Source of each fact above, by the name of its field."""
 

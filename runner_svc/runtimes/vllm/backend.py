@@ -88,7 +88,6 @@ def _whole(text: str) -> int:
 
 
 ROUTE_SECONDS = 5.0
-"""Timeout of a route that responds immediately."""
 SLEEP_SECONDS = 120.0
 """Timeout of a sleep or a wake, which copies the weights between devices and main memory."""
 RESET_TRIES = 10
