@@ -22,6 +22,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ProfileDocument
 from weft.documents.rights import names_secret
 from weft.kernel.log import get_logger
+from weft.kernel.names import require_name
 from weft.kernel.principal import LOCAL, OPERATE, USE_SECRETS
 
 PARAMETERS = ("dryRun",)
@@ -43,7 +44,8 @@ async def save_profile(deps: Gateway, request: Request) -> Response:
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     require_local_caller(request.scope)
-    dry_run, name = Query(request.scope, frozenset(PARAMETERS)).flag("dryRun"), name_of(request)
+    dry_run = Query(request.scope, frozenset(PARAMETERS)).flag("dryRun")
+    name = require_name(request.path_params["name"], "name")
     body = await read_model(request, SaveProfileBody, deps.config)
     wanted = SaveProfileRequest(
         name=name,

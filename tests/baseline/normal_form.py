@@ -50,6 +50,7 @@ TABLE_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 """Hold for what a command prints for people: widths of columns follow from durations."""
+_WORD = r"(?<![0-9A-Za-z]){}(?![0-9A-Za-z])"
 WAITING = re.compile(r"^: (?:queued|loading|keepalive|waiting|waking|starting)\b")
 """Comments of a stream that come while a request waits: how many there are follows from the load of the machine."""
 SAMPLES = frozenset({"engineLoad"})
@@ -68,14 +69,20 @@ class NormalForm:
     """Normalises one output; ids are numbered in the order in which they appear in it."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
-        """`places`: texts that are replaced as they are, such as the folder of the mesh, by their names."""
-        self._places = sorted(places.items(), key=lambda place: -len(place[0]))
+        """`places`: texts that are replaced by their names, such as the folder of the mesh.
+
+        A word, such as a short host name, is replaced only if it is not a part of a key.
+        """
+        self._places = [
+            (re.compile(_WORD.format(place) if place.isalnum() else re.escape(place)), name)
+            for place, name in sorted(places.items(), key=lambda place: -len(place[0]))
+        ]
         self._ids: dict[str, str] = {}
 
     def text(self, text: str) -> str:
         """Returns a text without ids, times, ports and paths."""
         for place, name in self._places:
-            text = text.replace(place, name)
+            text = place.sub(name, text)
         for kind, pattern in IDS:
             text = pattern.sub(partial(self._numbered, kind), text)
         for pattern, replacement in TEXT_RULES:

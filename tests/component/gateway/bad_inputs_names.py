@@ -13,7 +13,7 @@ _NAMES = (
     "a\x00b",
     "a\nb",
     "x" * 10_000,
-    "t\u0456ny",
+    "t\u200biny",
     "-rf",
     "a b",
     " tiny",

@@ -162,6 +162,13 @@ async def test_hostile_name_never_reaches_the_registry(name: str) -> None:
     assert registry.asked == []
 
 
+async def test_profile_is_not_saved_under_the_punycode_of_its_name() -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        response = await gateway.request("POST", "/api/v1/profiles/n%C3%A4chtlich/save", b"{}")
+    assert error_of(response, 400)["param"] == "name"
+
+
 @pytest.mark.parametrize("path", READS)
 @pytest.mark.parametrize(
     ("failure", "status", "code"),
