@@ -295,9 +295,9 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         prompt_tokens=message.prompt_tokens,
         max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
         work=message.work,
-        # No model has a skill that this router does not know, so all known and unknown ones are required.
+        # Unknown skills are ignored, as no model is known to lack them.
         skills=frozenset(Skill(number) for number in message.needed_skills if number in known_skills),
-        # An unknown mode is ignored.
+        # So is an unknown mode.
         thinking=_MODES.get(message.needed_thinking, ThinkingMode.DEFAULT),
         tools=frozenset(
             require_name(name, f"open.needed_tools[{place}]") for place, name in enumerate(message.needed_tools)

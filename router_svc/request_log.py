@@ -189,7 +189,7 @@ class RequestLog:
                 loads.append(decision)
             else:
                 self._note(decision, now)
-        # Last, so that a load of this step is known.
+        # Last, so that the loads of this step are recorded first.
         for status in loads:
             self._note_loading(status, now)
 

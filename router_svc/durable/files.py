@@ -389,7 +389,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
             pass
 
     def _require_size(self, purpose: str, size: int) -> None:
-        """Raises REQUEST_TOO_LARGE. Batch results have no bound, as their batch would never end."""
+        """Raises REQUEST_TOO_LARGE. Batch results are unbounded: a batch whose results do not fit would not end."""
         if purpose == BATCH_OUTPUT:
             return
         results = self._results

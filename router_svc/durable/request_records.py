@@ -63,7 +63,7 @@ _MARK_LOST = f"""UPDATE request_records SET ended_at = :end, number = :number, r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """The writing router, by a name that is stable across restarts, and its process."""
+    """The router that writes, by a name that is stable across restarts, and its process."""
 
     router: str
     incarnation: str

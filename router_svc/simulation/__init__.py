@@ -1,4 +1,4 @@
-"""The simulator: the policy of `router_svc.policy` in virtual time, on hosts, models and traffic of a scenario.
+"""The simulator: runs `router_svc.policy` in virtual time on the hosts, models and traffic of a scenario.
 
-Nothing here has a clock, sleeps, or does I/O. The same scenario and seed give the same run, event by event.
+It has no clock, sleeps or I/O. Equal scenarios and seeds give equal runs, event by event.
 """

@@ -1,4 +1,4 @@
-"""The simulation engine: runs the events of a scenario against a scheduler, and carries out its decisions."""
+"""The simulation engine: runs a scenario's events against a scheduler and carries out its decisions."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -29,15 +29,15 @@ from router_svc.simulation.traffic import SimulatedRequest, requests_of
 from weft.kernel.reasons import Reason
 
 MAX_LINES = 1_000
-"""Entries per request; later ones are dropped."""
+"""Maximum entries per request; later ones are dropped."""
 
 
 class DecisionLog:
-    """The log of decisions about selected requests, as text."""
+    """Logs decisions about selected requests as text."""
 
     def __init__(self, keys: Collection[int]) -> None:
         self.lines: dict[int, list[tuple[float, str]]] = {key: [] for key in keys}
-        """Time and text of the entries, by request."""
+        """Time and text of the entries by request."""
 
     def arrived(self, request: SimulatedRequest) -> None:
         """Logs an arrival."""
@@ -95,15 +95,15 @@ class DecisionLog:
 TICK_SECONDS = 0.25
 """Tick interval while requests wait, as in the router's loop."""
 MAX_OVERTIME_SECONDS = 4 * 3600.0
-"""How long after the last arrival a run may go on while requests wait; more than any served request takes."""
+"""Maximum run time after the last arrival while requests wait; longer than any served request takes."""
 
 
 MAX_EVENTS_AT_ONCE = 10_000
-"""Events at one time, beyond those of the open requests; more mean an endless loop."""
+"""Maximum events at one time beyond those of open requests; more indicate an endless loop."""
 
 
 class StuckError(RuntimeError):
-    """Requests wait without progress, or time stands still."""
+    """Requests wait without progress, or time does not advance."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,11 +116,11 @@ class OpenRequest:
     placed_at: float = 0.0
     attempts: int = 0
     estimate: tuple[float, float] | None = None
-    """Time and seconds of the first estimate of its start; None: it got none."""
+    """Time and value of the first estimate of its start, in seconds; None: it got none."""
 
 
 class Simulation:
-    """One run of one scenario with one scheduler."""
+    """A run of a scenario with a scheduler."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Simulation:
 
     @property
     def arrived(self) -> int:
-        """Number of requests so far."""
+        """Number of requests that have arrived."""
         return self.metrics.requests
 
     @property
@@ -166,7 +166,7 @@ class Simulation:
     def run(self, progress: Callable[[], None] | None = None, every_events: int = 20_000) -> None:
         """Runs to the end; `progress` is called every `every_events` events.
 
-        Raises InvariantError if the checker finds a violated invariant, StuckError if requests wait without end.
+        Raises InvariantError for a violated invariant, StuckError if requests wait without progress.
         """
         done, moment, at_once = 0, -1.0, 0
         while not self.is_over:
@@ -257,7 +257,7 @@ class Simulation:
         self._carry_out_decisions(self._scheduler.finish(request.arrival.key, now, served, reason))
 
     def _close(self, opened: OpenRequest, reason: Reason | None) -> None:
-        """Closes a request; `reason` says why it was not served, None: it was."""
+        """Closes a request; `reason`: why it was not served, None: it was."""
         arrival = opened.request.arrival
         del self._open[arrival.key]
         self._cold_waits.no_longer_waits(arrival)
@@ -380,7 +380,7 @@ class Simulation:
             self._changed(instance)
 
     def _changed(self, instance: Instance) -> None:
-        """Plans the report of a model's state change to the router."""
+        """Schedules the report of a model's state change to the router."""
         host, delays = instance.host, self.scenario.delays
         instance.version += 1
         self._cold_waits.changed(instance, self.events.now)
@@ -398,7 +398,7 @@ class Simulation:
         self.events.after(delay, partial(self._report, instance.candidate(), instance.version))
 
     def _sample_engines(self) -> None:
-        """Reports the figures of all engines, and does so again after the interval."""
+        """Reports the figures of all engines and schedules the next report."""
         for instance in self.world:
             host = instance.host
             if not host.engine_requests or not host.is_up or self.events.now >= host.figures_until:
@@ -417,7 +417,7 @@ class Simulation:
         self._reported_versions[candidate.model] = version
         self._apply(MeshChange(candidates=(candidate,)))
         wakes = self._wakes.get(candidate.model)
-        # It may be evicted again by then, but it was awake.
+        # It may have been evicted again by then, but it was awake.
         if wakes is not None and candidate.readiness is Readiness.READY:
             self._wake_ended(wakes, None)
 

@@ -8,26 +8,26 @@ Action: TypeAlias = Callable[[], None]
 
 
 class EventQueue:
-    """A queue of actions by time; actions of the same time run in the order in which they were planned."""
+    """A queue of actions by time; actions at the same time run in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        """Virtual time: seconds since the beginning."""
+        """Virtual time in seconds from the start."""
         self._queue: list[tuple[float, int, Action]] = []
         self._planned = 0
 
     def at(self, time: float, action: Action) -> None:
-        """Plans an action; one in the past happens now."""
+        """Schedules an action; one in the past runs now."""
         self._planned += 1
         heapq.heappush(self._queue, (max(time, self.now), self._planned, action))
 
     def after(self, seconds: float, action: Action) -> None:
-        """Plans an action after a delay."""
+        """Schedules an action after a delay."""
         self.at(self.now + seconds, action)
 
     @property
     def next_at(self) -> float | None:
-        """When the next action is due; None: there is none."""
+        """Time of the next action; None: there is none."""
         return self._queue[0][0] if self._queue else None
 
     def step(self) -> None:

@@ -1,7 +1,7 @@
-"""The FIFO baseline: a scheduler without fair shares and without swap costs, to compare figures with.
+"""The FIFO baseline for comparison: a scheduler without fair shares and swap costs.
 
-Each target has a queue in order of arrival. A request whose model is loaded and free is served; for the first one whose
-model is not, room is made at once: the models in its way take nothing new, finish, and are evicted.
+Each target has a queue in order of arrival. A request is served if its model is loaded and free. If the first request's
+model is not loaded, room is made immediately: the models in its way accept no requests, finish, and are evicted.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
 WAKE_PAUSE_SECONDS = 1.0
-"""Pause of a model after its load could not begin."""
+"""Pause of a model whose load could not begin."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class FifoScheduler(SchedulerPort):
         self._waking: set[str] = set()
         self._paused_until: dict[str, float] = {}
         self._held: dict[str, str] = {}
-        """Models that hosts are drained for, by host."""
+        """By host, the model that it is drained for."""
         self._free_bytes: dict[str, int] = {}
 
     @property
@@ -139,7 +139,7 @@ class FifoScheduler(SchedulerPort):
     @override
     def tick(self, now: float) -> list[Decision]:
         decisions: list[Decision] = []
-        # Hosts are no longer drained for models that no request waits for any more.
+        # Stop draining hosts for models that no request waits for.
         heads = [next(iter(queue.values())) for queue in self._queues.values() if queue]
         wanted = {each.model for head in heads for each in self._usable(head)}
         self._held = {host: model for host, model in self._held.items() if model in wanted}
@@ -154,7 +154,7 @@ class FifoScheduler(SchedulerPort):
         return [*decisions, *self._serve(self._queues, now)]
 
     def _serve_rivals(self, request: _Request, now: float) -> list[Decision]:
-        """Serves the target of a request first, then every other one with waiting requests."""
+        """Serves the target of a request, then all others with waiting requests."""
         others = [other for other, queue in self._queues.items() if queue and other != request.target]
         return self._serve([request.target, *others], now)
 
@@ -173,7 +173,7 @@ class FifoScheduler(SchedulerPort):
         return decisions
 
     def _load_for(self, request: _Request, now: float) -> list[Decision]:
-        """Loads what the first request of a queue needs, or makes room for it."""
+        """Loads a model for the first request of a queue, or makes room for it."""
         usable = self._usable(request)
         if any(each.readiness is Readiness.LOADING or each.model in self._waking for each in usable):
             return []

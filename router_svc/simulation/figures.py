@@ -1,4 +1,4 @@
-"""Figures of a run: what `weft simulate` prints, computed from its metrics."""
+"""Figures of a run, computed from its metrics and printed by `weft simulate`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ class GroupFigures:
     requests: int
     served: int
     refused: Mapping[str, int]
-    """Requests that were not served, by reason, most frequent first."""
+    """Requests that were not served by reason, most frequent first."""
     waits: Waits | None
     """Waits of served requests from arrival to start; None: none was served."""
     refusal_waits: Waits | None
-    """Waits of the others from arrival to refusal."""
+    """Waits of unserved requests from arrival to refusal."""
     good_tokens_per_second: float
     """Output tokens of requests served in time, divided by the time in which requests arrived."""
     served_share: float | None = None
-    """Of a tenant: its served cost divided by its fair share; None: it sent nothing."""
+    """For a tenant: its served cost divided by its fair share; None: it sent nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class HostFigures:
     hosts: int
     busy: float
     loading: float
-    """Only loading or evicting models."""
+    """Time spent only loading or evicting models."""
     idle: float
     down: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Figures of a whole or interrupted run."""
+    """Figures of a complete or interrupted run."""
 
     simulated_seconds: float
     is_complete: bool
@@ -61,7 +61,7 @@ class Figures:
     estimate_errors: Waits | None
     """Errors of the first estimates of requests that waited, in seconds."""
     estimate_error_shares: Waits | None
-    """The same as shares of the wait after the estimate, of a second at least."""
+    """The same as shares of the wait after the estimate, which counts as at least a second."""
     attempts: int
     attempts_per_request: float
     """Attempts per request with at least one."""
@@ -78,7 +78,7 @@ class Figures:
 
 
 def figures_of(simulation: Simulation) -> Figures:
-    """Returns the figures of a run, also of an interrupted one."""
+    """Returns the figures of a run, which may be interrupted."""
     metrics, scenario = simulation.metrics, simulation.scenario
     seconds = min(simulation.events.now, scenario.duration_seconds) or 1.0
     weights = {who.tenant: scenario.settings.tenant(who.tenant).weight for who in metrics.by_group}
@@ -159,13 +159,13 @@ def _hosts(hosts: Iterable[Host], now: float) -> HostFigures:
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """Returns Jain's index: 1 if all are equal, 1 / n if one has everything (Jain, Chiu, Hawe 1984); 1 if empty."""
+    """Returns Jain's index: 1 if all are equal or empty, 1 / n if one has everything (Jain, Chiu, Hawe 1984)."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
 def max_min_shares(offered: Mapping[str, float], weights: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Returns max-min fair shares by weight (water filling): no more than offered, the shortage divided by weight."""
+    """Returns max-min fair shares (water filling): at most what is offered, shortage divided by weight."""
     shares: dict[str, float] = {}
     open_names = sorted(offered, key=lambda name: offered[name] / weights[name])
     left, weight_left = capacity, sum(weights[name] for name in open_names)

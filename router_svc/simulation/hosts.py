@@ -1,7 +1,4 @@
-"""Simulated hosts, the model instances on them, and the targets that they serve, as they really are.
-
-The router gets reports of them with a delay.
-"""
+"""Actual state of simulated hosts, their model instances, and targets. The router gets delayed reports of it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +24,7 @@ class Phase(Enum):
 
     ASLEEP = "asleep"
     CLAIMING = "claiming"
-    """It waits for memory that is being freed."""
+    """Waits for memory that is being freed."""
     LOADING = "loading"
     READY = "ready"
     STOPPING = "stopping"

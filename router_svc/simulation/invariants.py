@@ -1,4 +1,4 @@
-"""Invariants that hold in every run with every scheduler, and their checker."""
+"""Invariants of every run with every scheduler, and their checker."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -39,18 +39,18 @@ class InvariantError(AssertionError):
 
 @dataclass(slots=True, kw_only=True)
 class TrackedRequest:
-    """A request that has not ended, as its caller sees it."""
+    """A request that has not ended, from its caller's view."""
 
     request: SimulatedRequest
     on: Candidate | None = None
     """Where it runs; None: it waits."""
     waits_since: float
     waited_seconds: float = 0.0
-    """How long it waited before its last attempts."""
+    """Total wait before its last attempts."""
     quiet_since: float = 0.0
-    """Since when it waits without any work on the hosts that could serve it."""
+    """Start of its wait without any activity on the hosts that could serve it."""
     awaited_until: float = 0.0
-    """Until when a wake was in progress that began within its longest wait."""
+    """End of a wake that began within its maximum wait."""
     attempts: int = 0
     broken_on: set[CandidateKey] = field(default_factory=set)
 
@@ -61,11 +61,11 @@ class TrackedRequest:
 
 
 class TargetState(NamedTuple):
-    """What continues for the requests of one target."""
+    """Activity for the requests of a target."""
 
     members: tuple[Instance, ...]
     woken_at: float
-    """When its oldest wake in progress began; infinity: none is."""
+    """Start of its oldest wake in progress; infinity: none."""
     is_at_work: bool
     """Whether a host of its members claims, loads or stops."""
 
@@ -80,10 +80,10 @@ class InvariantChecker:
         self._reported: dict[str, Candidate] = {}
         self._ledgers: Mapping[str, HostMemory] = {}
         self._waking: dict[str, float] = {}
-        """Models that are being woken, and since when."""
+        """Models being woken, with the start time."""
         self._self_reported: set[str] = set()
         self._used_at: dict[str, float] = {}
-        """When a caller's request last ended, by model."""
+        """End of the last caller's request by model."""
         self._on_candidate: Counter[CandidateKey] = Counter()
         self._on_runner: Counter[tuple[str, str]] = Counter()
         self._of_tenant: Counter[str] = Counter()
@@ -116,7 +116,7 @@ class InvariantChecker:
         self._over.add(key)
 
     def mesh_changed(self, change: MeshChange, now: float) -> None:
-        """Tracks a mesh change that the scheduler is about to get."""
+        """Tracks a mesh change before the scheduler gets it."""
         for candidate in change.candidates:
             self._reported[candidate.model] = candidate
             self._self_reported.discard(candidate.model)
@@ -242,7 +242,7 @@ class InvariantChecker:
                 if each.is_model and not each.pinned and not each.unowned and not self._works(each.name)
             ]
             room = ledger.free_bytes + sum(holder.held_bytes for holder in evictable)
-            # The ledger may be older than the last reports of runners.
+            # The ledger may be older than the runners' last reports.
             fresh = self._starvation.ledger_is_fresh(candidate.host, now)
             _require(room >= candidate.memory_bytes or not fresh, f"{model} is woken where it cannot fit")
             staying = (each for each in evictable if not each.is_leaving)
@@ -343,7 +343,7 @@ class InvariantChecker:
             raise InvariantError(f"request {key} waits {waited:.1f} s; the bound is {most:.1f} s")
 
     def _may_run_anywhere(self, tracked: TrackedRequest) -> bool:
-        """Whether it could have taken a slot that another request gets; after an attempt it may have to pause."""
+        """Whether it could have taken a slot that another request got; after an attempt it may be paused."""
         return not tracked.attempts and self._may_run(tracked)
 
     def _may_run(self, tracked: TrackedRequest) -> bool:

@@ -16,7 +16,7 @@ from weft.kernel.request import Priority
 
 @dataclass(frozen=True, slots=True)
 class RequestGroup:
-    """The group of a request in the metrics."""
+    """A group of requests in the metrics."""
 
     tenant: str
     target: str
@@ -25,21 +25,21 @@ class RequestGroup:
 
 @dataclass(slots=True, kw_only=True)
 class GroupMetrics:
-    """Counters of one group."""
+    """Counters of a group."""
 
     requests: int = 0
     served: int = 0
     waits: "array[float]" = field(default_factory=lambda: array("d"))
-    """Of served requests: seconds from the arrival to the grant of the successful attempt."""
+    """Served requests: seconds from arrival to the grant of the successful attempt."""
     refusals: Counter[Reason] = field(default_factory=Counter)
     refusal_waits: "array[float]" = field(default_factory=lambda: array("d"))
-    """Of the others: seconds from the arrival to the refusal or failure."""
+    """Other requests: seconds from arrival to refusal or failure."""
     offered_cost: float = 0.0
-    """Prompt and output tokens that were requested; where a scenario has media, seconds of accelerators."""
+    """Requested prompt and output tokens; accelerator seconds if the scenario has media."""
     served_cost: float = 0.0
-    """Uncached prompt tokens and output tokens of what was served within the scenario's duration, or seconds."""
+    """Uncached prompt tokens and output tokens, or seconds, served within the scenario's duration."""
     good_tokens: int = 0
-    """Output tokens of requests that were served in time."""
+    """Output tokens of requests served in time."""
 
     def add(self, other: "GroupMetrics") -> None:
         """Adds the counters of another group."""
@@ -90,11 +90,11 @@ class RunMetrics:
         self.attempts = 0
         self.first_attempts = 0
         self.attempts_in_outage = 0
-        """Attempts on hosts that were failing at that time."""
+        """Attempts on hosts while they were failing."""
         self.first_attempts_in_outage = 0
 
     def started(self, estimated_seconds: float, waited_seconds: float) -> None:
-        """Counts the start of a request that had an estimate, this long before."""
+        """Counts the start of a request, with an estimate made `waited_seconds` before."""
         self.estimate_errors.append(abs(waited_seconds - estimated_seconds))
         self.estimate_error_shares.append(estimate_error(estimated_seconds, waited_seconds))
 
@@ -123,7 +123,7 @@ class RunMetrics:
             tally.served_cost += self._cost(request, cached_tokens)
 
     def _cost(self, request: SimulatedRequest, cached_tokens: int) -> float:
-        """Returns tokens; where tokens and images are compared, the time of a device that is busy with its likes."""
+        """Returns tokens, or device time if the scenario compares tokens and media."""
         fresh_tokens = request.arrival.spec.prompt_tokens - cached_tokens
         if not self._has_media:
             return fresh_tokens + request.output_tokens
@@ -141,7 +141,7 @@ class RunMetrics:
         tally.refusal_waits.append(now - request.arrival.arrived_at)
 
     def total(self, only: Iterable[RequestGroup] | None = None) -> GroupMetrics:
-        """Returns the sum of the groups; of all if none are given."""
+        """Returns the sum of the given groups; default: all."""
         total = GroupMetrics()
         for who in self.by_group if only is None else only:
             total.add(self.by_group[who])
@@ -162,13 +162,12 @@ class _ColdQueue:
     members: tuple[Instance, ...]
     awake: int
     wanted_since: float = 0.0
-    """Since when nothing of it is loaded while requests wait."""
+    """Since when requests wait while nothing of it is loaded."""
     waiting: set[int] = field(default_factory=set)
-    """Keys of waiting requests."""
 
 
 class ColdWaitTracker:
-    """Measures waits for cold targets, separately for requests that allow remote models and those that do not."""
+    """Measures waits for cold targets, separately for requests that allow remote models."""
 
     def __init__(self, targets: Targets, metrics: RunMetrics) -> None:
         self._targets = targets
@@ -178,7 +177,7 @@ class ColdWaitTracker:
         self._awake: dict[str, bool] = {}
 
     def waits(self, arrival: Request, now: float) -> None:
-        """Adds a waiting request. Durable requests are not measured: their wait for a load has no bound."""
+        """Adds a waiting request. Durable ones are not measured, as their wait for a load has no bound."""
         if arrival.spec.priority is Priority.DURABLE:
             return
         queue = self._queue(arrival)
@@ -197,7 +196,7 @@ class ColdWaitTracker:
                 self._metrics.cold_waits.append(now - queue.wanted_since)
 
     def changed(self, instance: Instance, now: float) -> None:
-        """Notes a state change of an instance."""
+        """Records a state change of an instance."""
         awake = _is_awake(instance)
         if self._awake.get(instance.name, awake) != awake:
             for queue in self._queues_of.get(instance.name, ()):

@@ -19,7 +19,7 @@ from weft.kernel.request import Priority
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Attempt:
-    """One attempt of a request on a runner."""
+    """An attempt of a request on a runner."""
 
     request: SimulatedRequest
     number: int
@@ -28,7 +28,7 @@ class Attempt:
     cached_tokens: int = 0
     placed_at: float = 0.0
     computed_since: float | None = None
-    """When its engine began with it; None: it waits in the engine."""
+    """When its engine started it; None: it waits in the engine."""
     content_at: float = 0.0
     ends_at: float = 0.0
     in_time: bool = True
@@ -38,7 +38,7 @@ class Attempt:
 
     @property
     def engine_wait_seconds(self) -> float:
-        """How long it waited in its engine, once that has begun with it."""
+        """Time that it waited in its engine before the start."""
         return 0.0 if self.computed_since is None else self.computed_since - self.placed_at
 
     @property
@@ -81,7 +81,7 @@ class Runners:
         self._on: dict[str, dict[int, Attempt]] = {}
         """Attempts by instance, then by request key."""
         self._in_engine: dict[str, deque[Attempt]] = {}
-        """Attempts that wait in their engines, by instance; those that are over included."""
+        """Attempts that wait in their engines by instance, including those that are over."""
 
     def begin(self, request: SimulatedRequest, placed: Placed, instance: Instance) -> Attempt:
         """Starts an attempt with a ticket."""
@@ -115,7 +115,7 @@ class Runners:
         return sum(each.computed_since is not None for each in self._on.get(instance.name, {}).values())
 
     def sample(self, instance: Instance) -> EngineFigures | None:
-        """Returns the figures of an engine now; None: it has no request."""
+        """Returns the current figures of an engine; None: it has no request."""
         computed = self.computed(instance)
         if not instance.active or not instance.host.engine_requests:
             return None
@@ -127,7 +127,7 @@ class Runners:
         )
 
     def _compute(self, attempt: Attempt) -> None:
-        """Begins the computation of an attempt in its engine."""
+        """Starts an attempt in its engine."""
         request, instance = attempt.request, attempt.instance
         now, kind, host = self._events.now, instance.kind, instance.host
         attempt.computed_since = now
@@ -145,7 +145,7 @@ class Runners:
         self._plan(attempt)
 
     def _compute_next(self, instance: Instance) -> None:
-        """Begins with the attempt that waited longest in an engine, if there is one."""
+        """Starts the attempt that has waited longest in an engine, if any."""
         waiting = self._in_engine.get(instance.name, ())
         while waiting:
             attempt = waiting.popleft()
@@ -176,7 +176,7 @@ class Runners:
         self._events.at(attempt.ends_at, partial(self._complete, attempt))
 
     def _refusal(self, attempt: Attempt, incarnation: str) -> Reason | None:
-        """Returns why the runner refuses the attempt; None: it does not."""
+        """Returns why the runner refuses the attempt; None: it accepts it."""
         instance, host = attempt.instance, attempt.instance.host
         if not host.is_up:
             return Reason.CONNECT_FAILED
@@ -227,7 +227,7 @@ class Runners:
             self._keep(instance, attempt.keep_alive_seconds)
 
     def _keep(self, instance: Instance, keep_alive_seconds: float | None) -> None:
-        """Plans the unload of an idle instance after its keep-alive time."""
+        """Schedules the unload of an idle instance after its keep-alive time."""
         seconds = instance.kind.keep_alive_seconds if keep_alive_seconds is None else keep_alive_seconds
         if seconds is not None and seconds >= 0 and not instance.kind.pinned and not instance.kind.remote:
             self._events.after(seconds, partial(self._unload_if_unused, instance, instance.life, instance.last_used_at))
@@ -240,7 +240,7 @@ class Runners:
 class Loader:
     """Loads and evicts models.
 
-    Eviction follows the registry: idle, not pinned, of no higher priority class; lower classes first, then the least
+    Eviction follows the registry: idle, not pinned, no higher priority class; lower classes first, then the least
     recently used.
     """
 
@@ -250,12 +250,12 @@ class Loader:
         self._seed = seed
         self._changed = changed
         self.loads = 0
-        """Number of loads that were begun."""
+        """Number of started loads."""
         self.swaps = 0
         """Number of loads that evicted another model."""
 
     def wake(self, instance: Instance, band: Priority) -> WakeFailure | None:
-        """Begins a load unless one is in progress; returns why it cannot. The instance must not be stopping."""
+        """Starts a load unless one is in progress; returns why it cannot. The instance must not be stopping."""
         assert instance.phase is not Phase.STOPPING, "a stopping instance is woken after its stop"
         host = instance.host
         if not host.is_up:
@@ -339,7 +339,7 @@ class Loader:
             self._grant(instance.host)
 
     def _grant(self, host: Host) -> None:
-        """Begins the loads whose memory is free, in the order of their claims."""
+        """Starts loads whose memory is free, in the order of their claims."""
         while host.claims:
             instance = host.claims[0]
             if host.has_ledger and instance.kind.memory_bytes > host.free_bytes():

@@ -1,6 +1,6 @@
-"""Starvation bounds: on waits for a load, beside a free slot, and behind higher priority classes.
+"""Starvation bounds on waits for a load, beside a free slot, and behind higher priority classes.
 
-The bounds are computed from the scenario with a margin: a run that exceeds one starves a request.
+The bounds are computed from the scenario with a margin; exceeding one means that a request starves.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,10 +30,10 @@ class Kind(NamedTuple):
 
 
 class StarvationDetector:
-    """Tracks since when requests are passed over."""
+    """Tracks how long requests are passed over."""
 
     def __init__(self, scenario: Scenario, targets: Targets, reported: Mapping[str, Candidate]) -> None:
-        """`reported`: the models as the scheduler knows them."""
+        """`reported`: the models as seen by the scheduler."""
         self._scenario = scenario
         self._targets = targets
         self._reported = reported
@@ -43,14 +43,14 @@ class StarvationDetector:
         self._cold_since: dict[Kind, float] = {}
         self._beside_since: dict[Kind, float] = {}
         self._passed_over: dict[tuple[str, Priority], tuple[frozenset[int], int]] = {}
-        """By queue and priority class: the requests passed over last, and how often in a row."""
+        """By queue and priority class: the requests last passed over, and how often in a row."""
         self._passed_over_for: dict[tuple[str, Priority], tuple[frozenset[int], int]] = {}
         """The same for grants to other queues."""
         self._reported_at: dict[str, float] = {}
         self._ledger_read_at = 0.0
 
     def mesh_changed(self, change: MeshChange, now: float) -> None:
-        """Notes a mesh change that the scheduler gets."""
+        """Records a mesh change for the scheduler."""
         for candidate in change.candidates:
             self._reported_at[candidate.host] = now
         if change.hosts is not None:
@@ -69,9 +69,9 @@ class StarvationDetector:
                 del self._cold_since[kind]
 
     def overtaken(self, placed: Request, candidate: Candidate, passed_by: Sequence[Request], now: float) -> str | None:
-        """Returns a message if lower priority classes were passed over too often with this grant.
+        """Returns a message if this grant passes over lower priority classes too often.
 
-        `passed_by`: the waiting requests of all queues that may run.
+        `passed_by`: waiting requests of all queues that may run.
         """
         own, band, limits = self._queue(placed), placed.spec.priority, self._scenario.limits
         self._passed_over.pop((own, band), None)
@@ -101,9 +101,9 @@ class StarvationDetector:
         waiting: Sequence[Request],
         now: float,
     ) -> int:
-        """Returns how often in a row the same requests were passed over, this time included."""
+        """Returns how often in a row the same requests were passed over, including this time."""
         _, band = key
-        # The share of durable requests applies from their arrival on.
+        # The share of durable requests applies from their arrival.
         long_seconds = 0.0 if band is Priority.DURABLE else self._scenario.limits.lower_band_patience_seconds
         is_long = _all_waited(waiting, now, long_seconds)
         patient = frozenset(each.key for each in waiting) if is_long else frozenset[int]()
@@ -115,10 +115,10 @@ class StarvationDetector:
     def starved(self, fresh: Sequence[Request], free: Sequence[Candidate], world: World, now: float) -> str | None:
         """Returns a message if a request has waited too long for a load or beside a free slot; None: none has.
 
-        `fresh`: the waiting requests without an attempt that may run.
+        `fresh`: waiting requests without an attempt that may run.
         """
         kinds = {Kind(self._queue(arrival), arrival.needs) for arrival in fresh}
-        # Nothing is evicted for durable requests at any time.
+        # Nothing is ever evicted for durable requests.
         bound = {Kind(self._queue(each), each.needs) for each in fresh if each.spec.priority is not Priority.DURABLE}
         return self._starved_cold(bound, world, now) or self._starved_beside(kinds, free, now)
 
@@ -133,7 +133,7 @@ class StarvationDetector:
 
     def _starved_beside(self, kinds: Collection[Kind], free: Sequence[Candidate], now: float) -> str | None:
         if self._scenario.failures:
-            # A failed candidate is avoided for a while, and its slots are free meanwhile.
+            # A failed candidate is avoided for a while, although its slots are free.
             return None
         beside = {kind for kind in kinds if any(self._could_take(candidate, kind) for candidate in free)}
         self._beside_since = {kind: self._beside_since.get(kind, now) for kind in beside}
@@ -173,7 +173,7 @@ class StarvationDetector:
 
 
 def cold_wait_bound(scenario: Scenario, world: World) -> float:
-    """Returns the longest wait for a load on any host, in seconds: the scheduler's bound plus a turn per rival."""
+    """Returns the maximum wait for a load on any host in seconds: the scheduler's bound plus a turn per rival."""
     rivals = max((len(host.instances) - 1 for host in world.hosts.values()), default=0)
     return scenario.limits.max_cold_wait_seconds + rivals * longest_turn(scenario)
 
@@ -186,14 +186,14 @@ def _could_fit(instance: Instance) -> bool:
 
 
 def _turn_every(band: Priority, limits: SchedulerLimits) -> float:
-    """Returns n: one of n grants goes to this priority class while higher ones have requests. Infinite: none."""
+    """Returns n if one of n grants goes to this class while higher ones have requests; infinity: none does."""
     if band is not Priority.DURABLE:
         return limits.lower_band_every
     return ceil(1.0 / limits.durable_share) if limits.durable_share else inf
 
 
 def _all_waited(waiting: Sequence[Request], now: float, long_seconds: float) -> bool:
-    """Whether there are any, and the first one of each tenant has waited longer than `long_seconds`."""
+    """Whether there are any, and the first of each tenant has waited longer than `long_seconds`."""
     by_tenant = sorted(waiting, key=lambda each: each.spec.tenant)
     firsts = [min(group, key=_deadline_order) for _, group in groupby(by_tenant, key=lambda each: each.spec.tenant)]
     return bool(firsts) and all(now - first.arrived_at > long_seconds for first in firsts)
@@ -205,7 +205,7 @@ def _deadline_order(arrival: Request) -> tuple[float, float, int]:
 
 
 def longest_turn(scenario: Scenario) -> float:
-    """Returns an upper bound of one turn: running requests end, a model is evicted, another loads and has its turn."""
+    """Returns an upper bound of a turn: running requests end, a model is evicted, another loads and has its turn."""
     slowest = max([1.0, *(each.factor for each in scenario.failures if each.mode is FailureMode.SLOW)])
     prompt = max(traffic.prompt_tokens.largest_likely for traffic in scenario.traffic)
     output = max(traffic.output_tokens.largest_likely for traffic in scenario.traffic)

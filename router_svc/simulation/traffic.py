@@ -1,4 +1,4 @@
-"""Traffic: the requests of a scenario in order of arrival, drawn here so that every scheduler gets the same."""
+"""The requests of a scenario in order of arrival, drawn here so that every scheduler gets the same."""
 
 import heapq
 import math
@@ -17,18 +17,18 @@ from weft.kernel.request import Operation, Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
-    """A request and its future, which the scheduler does not know."""
+    """A request and its future, which is hidden from the scheduler."""
 
     arrival: Request
     output_tokens: int
     session: int
     """Number of its conversation; 0: none."""
     cached_share: float
-    """Share of its prompt that is cached where its conversation was served last."""
+    """Cached share of its prompt where its conversation was last served."""
     deadline_at: float | None
     """When its answer becomes useless: its own deadline, or the end of its route's budget."""
     leaves_at: float | None
-    """When its caller disconnects if there is no content by then."""
+    """When its caller disconnects without content."""
 
 
 def requests_of(scenario: Scenario) -> Iterator[SimulatedRequest]:
@@ -49,7 +49,7 @@ def requests_of(scenario: Scenario) -> Iterator[SimulatedRequest]:
 
 
 class _Stream:
-    """The requests of one `Traffic`."""
+    """The requests of a `Traffic`."""
 
     def __init__(self, scenario: Scenario, number: int) -> None:
         traffic = scenario.traffic[number]
@@ -82,7 +82,7 @@ class _Stream:
         return at if at < self._ends else None
 
     def request(self, key: int, at: float) -> SimulatedRequest:
-        """Draws the request that arrives at this time."""
+        """Draws the request that arrives at `at`."""
         traffic, facts = self._traffic, self._facts
         is_text = traffic.work is None
         prompt_tokens = traffic.prompt_tokens.draw_count(facts) if is_text else 0
@@ -91,7 +91,7 @@ class _Stream:
             output_tokens = min(output_tokens, traffic.max_output_tokens)
         session = 1 + facts.randrange(traffic.sessions) if traffic.sessions else 0
         band = self._band(facts)
-        # The budget of a route does not apply to durable requests.
+        # A route's budget does not apply to durable requests.
         worth_seconds = traffic.deadline_seconds if band is Priority.DURABLE else self._worth_seconds
         spec = PlacementRequest(
             request_id="",
@@ -134,7 +134,7 @@ class _Stream:
 
 
 def _times(rate: Rate, random: Random) -> Iterator[float]:
-    """Yields arrival times in seconds from the beginning, without end."""
+    """Yields arrival times in seconds from the start, without end."""
     at = 0.0
     if rate.pattern is Pattern.CONSTANT:
         while True:

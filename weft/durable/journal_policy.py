@@ -17,7 +17,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import TASK_OPERATIONS, JournalMode, Operation, journal_in
 
 _COUNTS_TOKENS = Operation.TOKENIZE
-"""Never journaled, as it is no inference."""
+"""Never journaled, as it is not inference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -634,7 +634,7 @@ async def _lines(
 
 
 class BatchService(StoreService):
-    """Serves files and batches beside a router."""
+    """Serves a router's files and batches."""
 
     def __init__(
         self,

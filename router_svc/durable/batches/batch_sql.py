@@ -182,7 +182,7 @@ class BatchStore:
         )
 
     async def bring_back(self, now: float, limit: int) -> int:
-        """Moves future times, which a clock that was set back has left, to now; returns how many batches."""
+        """Moves times that a clock set back left in the future to now; returns how many batches."""
 
         def move(tx: Tx) -> int:
             found = tx.rows(_AHEAD, later=now + CLOCK_MARGIN_SECONDS, limit=limit)

@@ -20,8 +20,7 @@ GIVE_WAY_SHARE = 4
 def next_turns(left: dict[Lane, int], *, after: Lane | None, free: int) -> list[Lane]:
     """Return the lanes to offer a task of, in order, each at most `left` times.
 
-    Rounds start behind `after`, the last served lane. The lane with the most waiting tasks gets only what others leave
-    of the `free` places.
+    Each round takes one task per lane, starting behind `after`, the last served lane, until `free` places are used.
     """
     order = list(left)
     begin = order.index(after) + 1 if after in left else 0

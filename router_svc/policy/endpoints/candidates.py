@@ -152,7 +152,7 @@ class MemoryHolder:
     active_requests: int = 0
     """Running requests in its runner's last report."""
     unowned: bool = False
-    """Whether no runner of the mesh owns it any more, so that no load can rely on its eviction."""
+    """Whether its owner left the mesh, so that no load can rely on its eviction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
