@@ -6,9 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import typer
 
@@ -106,16 +106,30 @@ def _await_start(process: "subprocess.Popen[bytes]", output: Path, show_line: Ca
 
 def _lines(process: "subprocess.Popen[bytes]", output: Path, deadline: float) -> Iterator[str]:
     """Yields new lines of the output until the process ends or the deadline is reached."""
-    rest = b""
     with output.open("rb") as file:
+        written = WrittenLines(file)
         while time.monotonic() < deadline:
             has_ended = process.poll() is not None
-            *lines, rest = (rest + file.read(MAX_READ_BYTES)).split(b"\n")
+            yield from written.lines(is_last=has_ended)
+            if has_ended:
+                return
+            time.sleep(POLL_SECONDS)
+
+
+class WrittenLines:
+    """The lines that another process appends to a file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._rest = b""
+
+    def lines(self, *, is_last: bool) -> Iterator[str]:
+        """Yields the lines since the last call; with `is_last` also one without a line break."""
+        while chunk := self._file.read(MAX_READ_BYTES):
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
             yield from (line.decode("utf-8", "replace") for line in lines)
-            if not lines:
-                if has_ended:
-                    return
-                time.sleep(POLL_SECONDS)
+        if is_last and self._rest:
+            yield self._rest.decode("utf-8", "replace")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -175,22 +189,22 @@ def session_mesh(home: WeftHome, config: Path | None) -> Iterator[dict[str, Any]
 
 def _announced(home: WeftHome, process: "subprocess.Popen[bytes]", output: Path) -> dict[str, Any]:
     """Waits until the mesh is up and returns its description. Shows the stages of the start."""
-    deadline, shown = time.monotonic() + START_SECONDS, 0
-    while time.monotonic() < deadline:
-        lines: list[str] = []
-        with suppress(OSError), output.open("rb") as file:
-            lines = file.read(MAX_READ_BYTES).decode("utf-8", "replace").splitlines()
-        for line in lines[shown:]:
-            if line.startswith(_STAGES) and "services: " not in line:
-                note(line)
-        shown = len(lines)
-        facts = home.running()
-        if facts is not None and has_started(facts) and facts.get("pids", {}).get("host") == process.pid:
-            return facts
-        if process.poll() is not None:
-            why = lines[-1].removeprefix("weft: ") if lines else f"exit status {process.returncode}"
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh could be started on {home.root}: {why}")
-        time.sleep(POLL_SECONDS)
+    deadline, why = time.monotonic() + START_SECONDS, ""
+    with output.open("rb") as file:
+        written = WrittenLines(file)
+        while time.monotonic() < deadline:
+            has_ended = process.poll() is not None
+            for line in written.lines(is_last=has_ended):
+                why = line.removeprefix("weft: ")
+                if line.startswith(_STAGES) and "services: " not in line:
+                    note(line)
+            facts = home.running()
+            if facts is not None and has_started(facts) and facts.get("pids", {}).get("host") == process.pid:
+                return facts
+            if has_ended:
+                why = why or f"exit status {process.returncode}"
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh could be started on {home.root}: {why}")
+            time.sleep(POLL_SECONDS)
     raise _too_slow(home, output)
 
 

@@ -8,7 +8,7 @@ import pytest
 from weft.client._home import DEFAULT_HOME
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.cli.background import is_mesh_running, session_mesh
+from weft_app.cli.background import MAX_READ_BYTES, WrittenLines, is_mesh_running, session_mesh
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
 
 FACTS = {"url": "http://127.0.0.1:9", "grpc": "127.0.0.1:9"}
@@ -63,6 +63,15 @@ def test_remote_mesh_from_the_environment_counts(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("WEFT_REGISTRY", "127.0.0.1:9")
     assert is_mesh_running(WeftHome(DEFAULT_HOME.expanduser().absolute()))
     assert not is_mesh_running(WeftHome(tmp_path / ".weft"))
+
+
+def test_reason_of_a_crash_is_read_after_much_output_and_without_a_line_break(tmp_path: Path) -> None:
+    output = tmp_path / "up.out"
+    output.write_text("line\n" * MAX_READ_BYTES + "MemoryError")
+    with output.open("rb") as file:
+        written = WrittenLines(file)
+        assert list(written.lines(is_last=False)) == ["line"] * MAX_READ_BYTES
+        assert list(written.lines(is_last=True)) == ["MemoryError"]
 
 
 @pytest.mark.slow("imports all of a mesh")
