@@ -68,7 +68,6 @@ INTERVAL_WEIGHT = 0.2
 MAX_COUNTED_DEVICE_SECONDS = 10**6
 """Maximum counted device time per request, as runners' reports are not trusted without a bound."""
 MAX_COUNTED_MILLIJOULES = 10**11
-"""Maximum counted energy per request."""
 
 
 @dataclass(slots=True)
@@ -82,7 +81,6 @@ class _Client:
     last_seen_at: float
     cooldown: Cooldown = field(default_factory=Cooldown)
     targets: dict[str, int] = field(default_factory=dict)
-    """Number of requests per target."""
 
     def note_arrival(self, target: str, now: float) -> None:
         record, targets = self.record, self.targets

@@ -81,7 +81,6 @@ class Step:
     speed: float | None = None
     """Peak tokens per second of all running answers; None: unknown."""
     speeds: dict[str, float] = field(default_factory=dict)
-    """Peak tokens per second by model."""
 
     def note_load(self, waiting: int, running: int) -> None:
         """Record the numbers of waiting and running requests."""

@@ -84,7 +84,6 @@ class Mailbox:
     """A list, as a deque would take 0.7 KB for as long as the request runs."""
     _arrived: asyncio.Future[None] | None = None
     cancelled: WeftError | None = None
-    """The cancellation error; None: it was not cancelled."""
     refused: Reason | None = None
     """Reason of the last delivered error; None: none."""
     was_placed: bool = False
@@ -533,7 +532,7 @@ class SchedulingLoop:
             self._deps.observer.note_estimate(mailbox.request.spec, error, self._mesh.view)
 
     def _undo(self, decision: Decision) -> None:
-        """Undo a failed decision: a refused caller returns its slot, a wake is reported as failed."""
+        """A refused caller returns its slot, a wake is reported as failed."""
         error = WeftError(Reason.INTERNAL, "an internal error; the router's log has the details")
         if isinstance(decision, Wakes):
             ends = partial(self.wake_finished, decision.model, WakeEnd(error=error))

@@ -35,21 +35,16 @@ class ReceiptFault(StrEnum):
     """An inconsistency in a receipt."""
 
     WAITS_EXCEED_TOTAL = "waits_exceed_total"
-    """Queue wait plus load wait exceed the total time."""
     FIRST_TOKEN_AFTER_END = "first_token_after_end"  # noqa: S105 - a name
-    """The first content is after the end."""
     FIRST_TOKEN_BEFORE_GRANT = "first_token_before_grant"  # noqa: S105 - a name
     """The first content came before the waits were over."""
     CACHED_EXCEEDS_PROMPT = "cached_exceeds_prompt"
-    """More cached than prompt tokens."""
     REASONING_EXCEEDS_COMPLETION = "reasoning_exceeds_completion"
     """More reasoning tokens than answer tokens, which include them."""
     COMPLETED_WITHOUT_ATTEMPT = "completed_without_attempt"
-    """It completed without an attempt on a runner."""
     COMPLETED_WITH_REASON = "completed_with_reason"
     """It completed, but it or its last attempt has a failure reason."""
     FAILED_WITHOUT_REASON = "failed_without_reason"
-    """It did not complete and has no reason."""
     REJECTED_AFTER_ATTEMPT = "rejected_after_attempt"
     """It was refused before any attempt, but has attempts."""
 
@@ -94,7 +89,7 @@ WAIT_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 """Buckets of waits, from a free slot to the load of a large model."""
 
 ERROR_SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0)
-"""Buckets of estimate errors, as shares of the wait."""
+"""Shares of the wait."""
 
 PROGRAM = "program"
 """The holder label of leases that are not a model's, as programs choose their own names."""
@@ -174,12 +169,10 @@ class RouterMetrics(SchedulingObserver):
 
     @override
     def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
-        """Counts a wait."""
         self._waits.of(view.label(request.model), kind.value).inc()
 
     @override
     def note_estimate(self, request: PlacementRequest, error: float, view: FleetView) -> None:
-        """Counts an estimate."""
         self._estimate_error.of(view.label(request.model)).observe(error)
 
     @override
@@ -197,7 +190,6 @@ class RouterMetrics(SchedulingObserver):
 
     @override
     def note_failed_wake(self, model: str, reason: Reason) -> None:
-        """Counts a wake that failed."""
         self._failed_wakes.of(model, reason.name.lower()).inc()
 
     @override

@@ -22,7 +22,7 @@ class RequestEnded:
 
     request: Request
     at: float
-    """Time on the router's monotonic clock."""
+    """Seconds on the router's monotonic clock."""
     view: FleetView
     reason: Reason
     """UNSPECIFIED: success."""

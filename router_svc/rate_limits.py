@@ -42,8 +42,6 @@ NOTHING_COUNTED = Counted((), 0, 0.0)
 
 
 class _TenantWindows:
-    """The windows of a tenant with its own limits."""
-
     def __init__(self, tenant: str, windows: RateWindows, config: RateLimitConfig, clock: Clock) -> None:
         self._tenant = tenant
         self._windows = windows
@@ -168,7 +166,6 @@ class RateLimits:
         self._name_tenants()
 
     def _name_tenants(self) -> None:
-        """Updates the tenants that have their own limits."""
         wanted: dict[str, tuple[TenantLimit, ...]] = {
             name: over_the_whole(rates) for name, rates in self._config.tenants.items() if name not in self._declared
         }

@@ -43,7 +43,6 @@ class LinkSession:
     session_id: str = ""
     incarnation: str = ""
     host: str = ""
-    """The host reported by the runner."""
     max_requests: int = 0
     """Maximum concurrent requests of the runner; 0: no separate limit."""
     opened: asyncio.Event = field(default_factory=asyncio.Event)

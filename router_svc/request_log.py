@@ -57,7 +57,7 @@ class RequestLogLimits:
     max_under_way: int = 50_000
     """Maximum requests under way; further ones are placed normally but have no record."""
     max_decisions: int = 64
-    """Maximum decisions per request; the newest are kept."""
+    """Per request; the newest are kept."""
     max_wakes: int = 1_024
     """Models with a remembered last load, for requests that get its status a moment later; the oldest is dropped
     first."""
@@ -335,7 +335,6 @@ class RequestLog:
             watch.end(WeftError(Reason.SHUTTING_DOWN, "the router is shutting down; watch again"))
 
     def _mark(self, key: int, tenant: str, *, only_figures: bool = False) -> None:
-        """Mark a request as changed in every watch."""
         for watch in self._watches:
             watch.note(key, tenant, only_figures=only_figures)
 

@@ -39,7 +39,6 @@ class UnwrittenRecords:
         """In order of their ends."""
         self._placed_again: list[tuple[str, str]] = []
         self.dropped_count = 0
-        """Number of dropped ended requests."""
 
     def keep(self, max_ended: int) -> None:
         """Start collecting, with at most `max_ended` ended requests."""

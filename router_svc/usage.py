@@ -26,9 +26,7 @@ MAX_COUNTED_GPU_NANOSECONDS = 10**6 * 10**9
 MAX_COUNTED_MILLIJOULES = 10**6 * 10**6
 """Maximum counted energy per request: 1,000 W for 1,000,000 s."""
 MAX_COUNTED_STEPS = 10**6
-"""Maximum counted steps per request."""
 MAX_COUNTED_PIXELS = 10**11
-"""Maximum counted image pixels per request."""
 MAX_COUNTED_AUDIO_MILLISECONDS = 10**6 * 1_000
 """Maximum counted audio per request: 1,000,000 s."""
 _NANOSECONDS = 10**9

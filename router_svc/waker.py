@@ -58,8 +58,6 @@ class _Step(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """Progress of one wake."""
-
     wakes: Wakes
     ends_at: float
     """On the router's monotonic clock."""

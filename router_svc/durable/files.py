@@ -307,7 +307,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         await self._uploads.stop(grace_seconds)
 
     async def _delete(self, tenant: str, file_id: str) -> bool:
-        """Deletes a file; returns whether it existed."""
+        """Returns whether the file existed."""
         hide = "UPDATE files SET is_whole = FALSE WHERE id = :id AND tenant = :tenant AND is_whole"
         if not await self._database.change(hide, id=file_id, tenant=tenant):
             return False

@@ -50,8 +50,6 @@ _UNKNOWN = {"tokens": "unknown_tokens_count", "accelerator_time": "unknown_gpu_c
 
 
 class _Sum(NamedTuple):
-    """A counter for a column."""
-
     metric: str
     help: str
     column: str

@@ -50,7 +50,6 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         self._clock = clock
         self._usage: dict[str, Usage] = {}
         self._total_bytes = 0
-        """Bytes of all tenants."""
 
     @override
     @answers

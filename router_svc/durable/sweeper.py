@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 log = get_logger("weft.router")
 
 Sweeps = Mapping[str, Callable[[], Awaitable[None]]]
-"""Sweeps by kind of record."""
 
 
 class Sweeper:

@@ -18,7 +18,6 @@ from weft.api.common.v1 import receipt_pb2
 from weft.sql.connections import Tx
 
 Entry = dict[str, object]
-"""Columns of an entry."""
 
 
 def ended_attempt(task: Any, now: float, receipt: bytes, outcome: "Outcome | None") -> Entry:

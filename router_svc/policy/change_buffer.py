@@ -14,7 +14,6 @@ class WatchLimits:
     max_waiting_changes: int = 10_000
     """Maximum changed requests queued for one watcher; above it the watch ends with WATCH_LAGGED."""
     max_batch: int = 200
-    """Maximum requests per message."""
     interval_seconds: float = 0.1
     """Minimum time between messages of changes; the first one after silence is sent immediately."""
     figures_interval_seconds: float = 1.0

@@ -22,7 +22,7 @@ class Cooldown:
     refusals_in_row: int = 0
     ends_at: float = float("-inf")
     length_seconds: float = 0.0
-    """Length of the last cooldown; 0: there was none."""
+    """0: there was none."""
 
     def seconds_left(self, now: float) -> float:
         """Return the remaining cooldown in seconds; 0: none."""

@@ -89,11 +89,9 @@ class Wakes:
     runner: str
     """The runner it slept on at the time of the decision; empty: unknown."""
     max_wait_seconds: float
-    """Time limit of the wake."""
     doubted: bool = False
     """Whether the registry shows it as ready while its runner reports it as asleep."""
     priority: Priority = Priority.NORMAL
-    """Priority class of the request that it is woken for."""
     why: str = field(default="", compare=False)
     """The reason as text, for explanations; empty: none."""
     request: int | None = field(default=None, compare=False)

@@ -100,7 +100,7 @@ class _Speed:
     first_content_seconds: float | None
     """None: never measured."""
     between_tokens_seconds: float | None
-    """Time between two tokens; None: never measured."""
+    """None: never measured."""
     most_work: float
     """The largest work of a measured request."""
 

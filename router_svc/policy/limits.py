@@ -49,7 +49,6 @@ class SchedulingLimits:
     """Bounces of a request from a model that is shown as ready, after which its runner is called to wake it: the
     registry is unreachable and the model hibernates."""
     bounce_pause_seconds: float = 0.25
-    """Pause of a runner after it bounced a request."""
     busy_pause_seconds: float = 0.25
     """Pause of a runner that was unexpectedly full; doubles each time in a row ..."""
     max_busy_pause_seconds: float = 2.0
@@ -74,7 +73,6 @@ class SchedulingLimits:
     retry_reserve: float = 3.0
     """Retries that a pool or route with few requests may make beyond RETRY_SHARE."""
     max_retry_balance: float = 10.0
-    """Maximum balance of unused retries."""
     max_retry_debt: float = 100.0
     """Maximum debt of retries on runners that had not failed recently: these are never refused, but paid for later."""
     max_told_per_tick: int = 2_000

@@ -17,13 +17,10 @@ class WorkUnit(StrEnum):
     """The unit of the work of a request."""
 
     TOKENS = "tokens"
-    """Generated tokens."""
     STEP_MEGAPIXELS = "step_megapixels"
     """Denoising steps times the megapixels of all images."""
     AUDIO_SECONDS = "audio_seconds"
-    """Seconds of a recording."""
     CHARACTERS = "characters"
-    """Characters of spoken text."""
 
 
 MEDIA_UNITS = {
@@ -75,12 +72,10 @@ class Request:
     key: int
     """The router's number for it, as callers may reuse request ids."""
     spec: PlacementRequest
-    """The dispatcher's request."""
     needs: Needs
     arrived_at: float
     """First arrival at any router, so that a repeated placement keeps its place in the queue."""
     own_deadline_at: float | None = None
-    """Its own deadline; None: none."""
     deadline_at: float | None = None
     """Its own or its route's deadline, whichever is earlier."""
     attempt: int = 0
@@ -126,7 +121,6 @@ class Request:
     status_at: float = 0.0
     has_status: bool = False
     arrived_wall: datetime = field(init=False)
-    """Arrival in UTC."""
     decisions: list[tuple[float, Noted]] = field(default_factory=list)
     """Decisions with their times, for its record; status messages that differ only in figures are merged."""
     status: Waits | Loads | Placed | FailedAttempt | None = None

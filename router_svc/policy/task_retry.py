@@ -21,7 +21,6 @@ class TryAgain:
 
     pause_seconds: float
     counts: bool = True
-    """Whether the failed attempt counts."""
 
 
 @dataclass(frozen=True, slots=True)

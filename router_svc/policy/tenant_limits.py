@@ -13,7 +13,6 @@ class LimitSubject(Enum):
 
     TENANT = "tenant"
     KEY = "key"
-    """Each API key of the tenant."""
     MODEL = "model"
     """Each name that its requests specify."""
 

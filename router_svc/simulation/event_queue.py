@@ -12,7 +12,7 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.now = 0.0
-        """Virtual time in seconds from the start."""
+        """Virtual seconds from the start."""
         self._queue: list[tuple[float, int, Action]] = []
         self._planned = 0
 

@@ -53,7 +53,6 @@ class Figures:
     bands: tuple[GroupFigures, ...]
     loads: int
     swaps: int
-    """Loads that evicted another model."""
     cold_waits: Waits | None
     """Waits for a target with nothing loaded, until a load began."""
     cold_wait_bound_seconds: float

@@ -52,7 +52,6 @@ class Instance:
     """Attempts in progress."""
     last_used_at: float = 0.0
     last_band: Priority = Priority.LOW
-    """Priority class of the last request."""
     last_load_seconds: float | None = None
     loads: int = 0
     version: int = 0

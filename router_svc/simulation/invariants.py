@@ -91,7 +91,6 @@ class InvariantChecker:
         self._targets = Targets(World(scenario), scenario.routes, cloud_fallback=scenario.cloud_fallback)
         self._starvation = StarvationDetector(scenario, self._targets, self._reported)
         self.checked = 0
-        """Number of checked decisions."""
 
     # What happens around the scheduler.
 

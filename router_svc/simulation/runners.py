@@ -250,9 +250,7 @@ class Loader:
         self._seed = seed
         self._changed = changed
         self.loads = 0
-        """Number of started loads."""
         self.swaps = 0
-        """Number of loads that evicted another model."""
 
     def wake(self, instance: Instance, band: Priority) -> WakeFailure | None:
         """Starts a load unless one is in progress; returns why it cannot. The instance must not be stopping."""

@@ -49,8 +49,6 @@ def requests_of(scenario: Scenario) -> Iterator[SimulatedRequest]:
 
 
 class _Stream:
-    """The requests of a `Traffic`."""
-
     def __init__(self, scenario: Scenario, number: int) -> None:
         traffic = scenario.traffic[number]
         self.number = number
@@ -134,7 +132,7 @@ class _Stream:
 
 
 def _times(rate: Rate, random: Random) -> Iterator[float]:
-    """Yields arrival times in seconds from the start, without end."""
+    """Yields seconds from the start, without end."""
     at = 0.0
     if rate.pattern is Pattern.CONSTANT:
         while True:

@@ -158,7 +158,6 @@ class Promises(CommitCounter):
         self._is_gone = False
         self._counted: Promise | None = None
         self.loss: Loss | None = None
-        """The loss found at the start."""
 
     def begin(self, tx: Tx) -> None:
         """Compares the counts; stores the one to continue from if it differs. Raises OSError."""

@@ -38,7 +38,6 @@ class LineResult:
     origin: bytes
     """The line as submitted."""
     outputs: Sequence[task_pb2.TaskOutput] = ()
-    """Outputs, if the line has completed."""
 
 
 class BatchClient:

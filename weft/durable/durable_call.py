@@ -291,12 +291,11 @@ class _Generation:
         self._task = WatchedTask(deps, call.context, journal, call.payload)
         self._call = call
         self._progress: event_pb2.WorkProgress | None = None
-        """The last progress sent; None: none."""
+        """None: none was sent."""
         self._attempt = 0
         self._held: Frame = []
         """Frames of this attempt for a caller who reads only the complete answer, as another attempt may follow."""
         self._has_content = False
-        """Whether content was sent to the caller."""
         self._end: event_pb2.InferenceEvent | None = None
 
     async def frames(self) -> AsyncGenerator[Frame]:

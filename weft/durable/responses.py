@@ -17,7 +17,6 @@ from weft.kernel.reasons import Reason
 TIMEOUT_SECONDS = 5.0
 """Timeout of every call, since a response that cannot be stored is still answered."""
 MAX_CHAIN = 256
-"""Maximum number of responses in a conversation."""
 
 
 class ResponseClient:

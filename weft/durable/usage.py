@@ -20,7 +20,6 @@ Group: TypeAlias = UsageGroup.ValueType
 GROUPS: Mapping[str, Group] = MappingProxyType(
     {word: cast("Group", number) for number, word in enum_words(UsageGroup.DESCRIPTOR).items() if number}
 )
-"""Groups of usage by name."""
 DEFAULT_ROWS = 1_000
 MAX_ROWS = 10_000
 """Maximum rows per answer."""

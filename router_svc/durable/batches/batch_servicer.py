@@ -65,7 +65,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 log = get_logger("weft.router")
 
 MAX_WINDOW_SECONDS = 7 * 86_400.0
-"""Maximum completion window of a batch."""
 CHUNK_LINES = 256
 """Maximum items per transaction ..."""
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -194,7 +193,6 @@ class ItemIntake:
 MAX_ENDPOINT_CHARS = 64
 MAX_BASE_CHARS = 512
 MAX_ERROR_CHARS = 1_000
-"""Maximum stored characters of an error."""
 CLOCK_SLACK_SECONDS = 60.0
 """Maximum lead of the clock of the caller that sets the window."""
 
@@ -515,7 +513,6 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         return intake.count
 
     async def _room(self, tenant: str) -> int:
-        """Returns how many more open tasks a tenant may have."""
         return self._task_limits.max_open_per_tenant - await self._store.open_count(tenant)
 
     async def _with_counts(self, found: Sequence[batch_pb.Batch]) -> Sequence[batch_pb.Batch]:

@@ -60,7 +60,6 @@ class ItemTally:
     cancelled: int = 0
     expired: int = 0
     open: int = 0
-    """Items that have not ended."""
     last_ended_at: float | None = None
 
     def show_in(self, batch: batch_pb.Batch) -> None:

@@ -19,7 +19,6 @@ from weft.sql.connections import Row, Tx
 
 LOST = task_error(LOST_LEASE, "the router that ran it gave no sign of life")
 MAX_ERROR_CHARS = 2_000
-"""Maximum stored characters of an error message."""
 _TOKEN_MARK_BYTES = 8
 _TOKEN_SEQ_BYTES = 8
 

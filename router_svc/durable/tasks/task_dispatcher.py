@@ -52,7 +52,6 @@ class LaneState:
     refusals: int = 0
     """Refused offers since the last claim."""
     refusal_message: str = ""
-    """The message of the last refusal."""
     is_probed: bool = False
     """Whether the whole lane was refused, so that only one task is offered until it is granted a slot."""
 
@@ -277,7 +276,7 @@ class TaskDispatcher:
         queue.clear()
 
     def _drop(self, lane: Lane) -> Sequence[PendingTask]:
-        """Drops a lane; returns its offered tasks."""
+        """Returns the lane's offered tasks."""
         state = self._lanes.pop(lane)
         self._bytes -= sum(len(task.spec) for task in self._of(state))
         return tuple(state.offered.values())

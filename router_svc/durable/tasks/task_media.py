@@ -197,7 +197,6 @@ class MediaRecorder:
         self._speech = bytearray()
         self._speech_type = ""
         self.has_files = False
-        """Whether the attempt has files."""
 
     async def kept(self, claim: Claim, output: task_pb2.TaskOutput) -> task_pb2.TaskOutput:
         """Returns the part of an output to store. Raises as `TaskMedia.save_result`."""

@@ -104,7 +104,7 @@ class PendingTask:
     """Number of failed attempts that count."""
     max_attempts: int
     batch: str = ""
-    """Its batch; empty: none."""
+    """Empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

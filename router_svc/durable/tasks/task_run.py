@@ -79,7 +79,6 @@ class OutputRecorder:
         """Total bytes of output."""
         self._has_content = False
         self._is_finished = False
-        """Whether the `finished` event has arrived."""
         self._has_more = asyncio.Event()
 
     async def add(self, output: task_pb2.TaskOutput) -> None:
@@ -172,7 +171,6 @@ class StopReason(Enum):
     """Why a run is stopped externally."""
 
     LOST = "lost"
-    """The claim is lost."""
     CANCELLED = "cancelled"
     """The task was ended elsewhere."""
     TIMED_OUT = "timed out"

@@ -429,7 +429,6 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         return copy_of(task, waiting_for=reason) if reason else task
 
     def _waiting_reason(self, task: task_pb2.Task) -> str:
-        """Returns why a pending task waits, if this router knows."""
         return self._engine.waiting_for(task) if task.state == task_pb2.TASK_STATE_PENDING else ""
 
 

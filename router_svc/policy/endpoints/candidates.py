@@ -59,7 +59,6 @@ CandidateKey = tuple[str, str, str]
 EngineKey = tuple[str, str, str]
 """Key of an engine: the model that it was started for, runner, incarnation. See `Candidate.engine_key`."""
 RunnerKey = tuple[str, str]
-"""Key of a runner incarnation: runner, incarnation."""
 
 
 class Readiness(Enum):

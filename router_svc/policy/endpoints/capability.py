@@ -56,7 +56,7 @@ class GateSummary:
     reason: Reason
     message: str
     gates: Mapping[str, int]
-    """Number of members excluded by each gate."""
+    """Number of excluded members by gate."""
 
 
 def gate(candidate: Candidate | Profile, needs: Needs) -> str:

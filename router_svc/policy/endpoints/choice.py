@@ -60,7 +60,6 @@ class Choice:
     others: tuple[Considered, ...] = ()
     """In order of preference. If there are many, a recent sample, which may contain the selected one."""
     count: int = 1
-    """Number of considered candidates."""
     engine_load: str = ""
     """See `Considered.engine_load`."""
     expected: FirstToken | None = None

@@ -48,7 +48,6 @@ class MeshChange:
     candidates: tuple[Candidate, ...] = ()
     """New or changed models, each with its complete description."""
     gone: tuple[str, ...] = ()
-    """Models that left the mesh."""
     hosts: Mapping[str, HostMemory] | None = None
     """Memory of all hosts with a VRAM ledger; None: unchanged."""
     routes: Mapping[str, Route] | None = None

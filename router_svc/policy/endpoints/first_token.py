@@ -59,7 +59,6 @@ class Speed:
     between_seconds: float = PRIOR_BETWEEN_SECONDS
     """Time between two tokens of an answer."""
     service_seconds: float = PRIOR_SERVICE_SECONDS
-    """Time of a whole answer."""
     noted_at: float = -math.inf
 
     def note(self, tokens: float, first_seconds: float, now: float) -> None:

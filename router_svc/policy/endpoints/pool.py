@@ -142,7 +142,6 @@ class Endpoint:
         self.awaited_end: float | None = None
         """End of its pause or ejection as scheduled in `PauseEnds`."""
         self.is_open = False
-        """Whether it takes a request now."""
         self.is_spare = False
         """Whether it takes none only because it is ejected."""
         self.is_usable = False

@@ -127,17 +127,16 @@ class LoadCoordinator:
         """Classes with waiting requests and sleeping candidates."""
         self._gates: Mapping[str, LoadGate] = {}
         self._label_of: Mapping[RequestClass, str] = {}
-        """Name of each class's demand."""
         self._decided: frozenset[str] = frozenset()
         self._held: frozenset[CandidateKey] = frozenset()
         self._granted_at: dict[str, float] = {}
-        """Time of the last grant, by model."""
+        """By model."""
         self._used_at: dict[str, float] = {}
         """Time at which a caller's request last ended, by model."""
         self._durable_on: Counter[CandidateKey] = Counter()
         """Running durable requests, by candidate."""
         self._failed_at: dict[str, float] = {}
-        """Time of the last failed load, by model."""
+        """By model."""
         self._reviewed_at = -math.inf
         self._is_urgent = False
         self._is_stale = False

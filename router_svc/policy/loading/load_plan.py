@@ -43,9 +43,7 @@ class Resident:
 
     candidate: Candidate
     active: int
-    """Running requests."""
     durable_active: int = 0
-    """Running durable requests."""
     queued_tokens: float = 0.0
     """Tokens that callers' requests wait for in its queues."""
     durable_tokens: float = 0.0
@@ -55,7 +53,7 @@ class Resident:
     priority: Priority | None = None
     """Priority class of the next request; None: no request waits."""
     last_granted_at: float = -math.inf
-    """Time of the last grant; minus infinity: never."""
+    """Minus infinity: never."""
     last_used_at: float = -math.inf
     """Time at which a caller's request last ended; minus infinity: never."""
     since: float = -math.inf
@@ -87,7 +85,7 @@ class LoadStart:
 
     candidate: Candidate
     why: str
-    """The reason as text, for explanations."""
+    """Text for explanations."""
     evicts: bool = False
     """Whether other models are evicted for it."""
 

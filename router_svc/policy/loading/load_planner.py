@@ -124,7 +124,6 @@ class Review:
     planned: dict[str, list[PlannedLoad]] = field(default_factory=dict)
     """By queue."""
     losses: dict[CandidateKey, float] = field(default_factory=dict)
-    """Cached losses of evicting a model."""
     options: dict[OptionsKey, list[LoadOption]] = field(default_factory=dict)
     """Cached options, valid until the next reservation."""
     loading: Container[str] = frozenset()

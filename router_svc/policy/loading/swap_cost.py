@@ -22,7 +22,7 @@ PRIORITY_WEIGHTS = {
     Priority.LOW: 0.25,
     Priority.DURABLE: 0.0625,
 }
-"""Weight of a second of waiting, by priority class."""
+"""Per second of waiting."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,6 @@ class Queue:
         self._shares = shares
         self._may_run = may_run
         self._backlogs: tuple[dict[str, _TenantBacklog], ...] = tuple({} for _ in PRIORITIES)
-        """Waiting requests by priority class and tenant."""
         self._places: dict[str, int] = {}
         """Waiting requests of callers per tenant, over all priority classes."""
         self._by_priority = [0] * len(PRIORITIES)
