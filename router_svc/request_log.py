@@ -182,7 +182,7 @@ class RequestLog:
         loads: list[Loads] = []
         for decision in decisions:
             if isinstance(decision, StopsWaking):
-                continue  # the waiting requests get it with the end of the wake
+                continue  # waiting requests see it when the wake ends
             if isinstance(decision, Wakes):
                 self._note_wakes(decision, now)
             elif isinstance(decision, Loads):

@@ -13,7 +13,7 @@ Count = Annotated[int, Ge(1), Le(1_000_000)]
 Share = Annotated[float, Ge(0), Le(1)]
 
 
-@dataclass(frozen=True, kw_only=True)  # Without slots: SchedulerLimits inherits from this class and another one.
+@dataclass(frozen=True, kw_only=True)  # No slots, as SchedulerLimits has two base classes.
 class QueueLimits:
     """The bounds that decide how long requests wait: `router` in weft.yaml."""
 

@@ -534,7 +534,7 @@ class Placements:
         if failure is not None and classify(failure) is FailureKind.BROKE:
             self.note_failed(request, candidate, failure, now, had_begun=content_at is not None)
         elif request.kind.needs.operation is Operation.TOKENIZE:
-            pass  # it measures neither the duration of work there nor free slots
+            pass  # It is no measure of work or free slots.
         elif served is not None and failure is None:
             if unit is not None:
                 self._estimates.note_media(candidate, unit, request.spec.work, seconds, device_seconds)

@@ -126,7 +126,7 @@ class TaskSweeps:
             left = replace(wanted, count=max(0, wanted.count - count), size=max(0, wanted.size - size))
             released = await self._store.release_oldest(left, self._limits.sweep_batch)
             if not released.count:
-                break  # What is left are lines of batches whose results are still to be written.
+                break  # The rest are items of batches with unwritten results.
             count, size = count + released.count, size + released.size
             await asyncio.sleep(0)
         return count, size
