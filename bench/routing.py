@@ -201,6 +201,7 @@ class World:
             operation=Operation.CHAT,
             prompt_tokens=request.prompt_tokens,
             max_output_tokens=request.answer_tokens,
+            seconds_left=600.0,  # the gateway's default
             prefix_digests=digests,
             prefix_holder=self._holders.find(digests),
             affinity_key=b"%d" % session.number if self._work.named else b"",

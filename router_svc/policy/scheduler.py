@@ -49,6 +49,8 @@ MAX_LOOKED_AT = 16
 """Waiting requests of a tenant among which the one that loses the least of a cached prompt is placed."""
 MAX_PASSED_OVER = 16
 """Maximum later requests of its tenant that may be placed before a request because of their cached prompts."""
+MIN_SPARE_SECONDS = 30.0
+"""A request with less time until its deadline is placed in turn."""
 MIN_LOST_TOKENS = 256
 """A request that loses less of its cached prompt is placed in turn."""
 MAX_REVIEWS_AT_ONCE = 3
@@ -372,7 +374,7 @@ class Scheduler:
 
     def _try(self, chosen: QueueEntry, now: float) -> Decision | None:
         """Place the chosen request; None: no candidate is free for it."""
-        request = self._of_the_tenant(chosen)
+        request = self._of_the_tenant(chosen, now)
         pick = self._estimator.pick(request)
         choice = self._index.choose(request.queue, pick, now)
         if choice is None:
@@ -386,14 +388,15 @@ class Scheduler:
         self._requests.dequeue(request, now)
         return self._placements.place(request, choice, now)
 
-    def _of_the_tenant(self, chosen: QueueEntry) -> Request:
+    def _of_the_tenant(self, chosen: QueueEntry, now: float) -> Request:
         """Return the chosen request, or one of its tenant right behind it that loses less of a cached prompt.
 
-        A request without a deadline is passed over at most MAX_PASSED_OVER times.
+        A request is passed over at most MAX_PASSED_OVER times, and not within MIN_SPARE_SECONDS of its deadline.
         """
         first = self._requests.live(chosen.head.key)
         waiting = chosen.request_class.priorities[chosen.priority]
-        if first.deadline_at is not None or first.passed_over >= MAX_PASSED_OVER or waiting is None:
+        is_urgent = first.deadline_at is not None and first.deadline_at - now < MIN_SPARE_SECONDS
+        if is_urgent or first.passed_over >= MAX_PASSED_OVER or waiting is None:
             return first
         best, lost = first, self._index.lost_tokens(first.queue, self._estimator.pick(first))
         for behind in range(1, MAX_LOOKED_AT):

@@ -1,10 +1,15 @@
 """The scheduler decides, stepped by hand."""
 
+from typing import Any
+
 import pytest
 from scheduler_harness import arrival, candidate, placed, plain, rejected, scheduler
 
-from router_svc.policy.decisions import Loads, Waits
+from router_svc.policy.decisions import Loads, Served, Waits
 from router_svc.policy.endpoints.candidates import Readiness
+from router_svc.policy.scheduler import MIN_SPARE_SECONDS
+from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
+from weft.dispatch.payload_description import prefix_digests
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -278,3 +283,23 @@ def test_request_that_failed_everywhere_is_refused_when_its_last_candidate_leave
 def test_model_named_like_a_pool_belongs_to_the_pool() -> None:
     mesh = scheduler(candidate("a", model="p"), candidate("b", pool="p", model="m-b"))
     assert {placed(mesh.submit(arrival(key, "p"), 0.0))[key] for key in (1, 2)} == {"a", "b"}
+
+
+@pytest.mark.parametrize(("seconds_left", "placed_first"), [(600.0, 4), (None, 4), (MIN_SPARE_SECONDS - 1.0, 3)])
+def test_freed_slot_goes_to_the_waiting_prompt_that_its_engine_has_cached(
+    seconds_left: float | None, placed_first: int
+) -> None:
+    """Every HTTP request has a deadline: those with one were never passed over, and lost their cached prompts."""
+    members = [candidate(name, f"m-{name}", pool="p", context_tokens=32_768) for name in "ab"]
+    mesh = scheduler(*members, settings=Settings(default_pool=PoolSettings(policy=ChoicePolicy.FIRST_TOKEN)))
+    prompts: list[dict[str, Any]] = [
+        {"prompt_tokens": 2_250, "prefix_digests": prefix_digests([f"{word} " * 1_500], "")}
+        for word in ("apple", "berry")
+    ]
+    first = placed(mesh.submit(arrival(1, "p", **prompts[0]), 0.0))[1]
+    assert placed(mesh.submit(arrival(2, "p", **prompts[1]), 0.0))[2] != first
+    deadline_at = None if seconds_left is None else 1.0 + seconds_left
+    for key, prompt in ((3, prompts[1]), (4, prompts[0])):
+        assert not placed(mesh.submit(arrival(key, "p", arrived_at=1.0, deadline_at=deadline_at, **prompt), 1.0))
+    freed = mesh.finish(1, 1.0, Served(prompt_tokens=2_250, cached_tokens=0, output_tokens=10))
+    assert placed(freed) == {placed_first: first}
