@@ -10,6 +10,7 @@ from router_svc.policy.cooldown import Cooldown
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.policy.tenant_limits import TenantLimit
 from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimits
+from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import request_pb2 as pb
@@ -65,9 +66,6 @@ MAX_TARGETS_COUNTED = 32
 MAX_TARGETS_TOLD = 8
 INTERVAL_WEIGHT = 0.2
 """Weight of the newest interval in the usual interval: about ten requests determine it."""
-MAX_COUNTED_DEVICE_SECONDS = 10**6
-"""Maximum counted device time per request, as runners' reports are not trusted without a bound."""
-MAX_COUNTED_MILLIJOULES = 10**11
 
 
 @dataclass(slots=True)
@@ -103,7 +101,7 @@ class _Client:
         record.token_count += tokens
         if usage is None or not usage.HasField("device_time"):
             return
-        took = min(max(0, usage.device_time.ToNanoseconds()), MAX_COUNTED_DEVICE_SECONDS * 10**9)
+        took = min(max(0, usage.device_time.ToNanoseconds()), MAX_COUNTED_GPU_NANOSECONDS)
         record.measured_count += 1
         record.device_time.FromNanoseconds(record.device_time.ToNanoseconds() + took)
         if usage.HasField("energy_millijoules"):

@@ -128,7 +128,8 @@ async def list_running(deps: Gateway, request: Request) -> Response:
     listed = visible_list(model_list(view), facts.principal)
     entries = (entry for entry in listed["data"] if not {"agent", "route", "workflow"} & set(entry["meta"]))
     running = ((entry, _loaded(view, _members(view, entry))) for entry in entries)
-    return _json({"models": [_running(view, entry, loaded) for entry, loaded in running if loaded]})
+    now = deps.clock.utc_now()
+    return _json({"models": [_running(view, entry, loaded, now) for entry, loaded in running if loaded]})
 
 
 async def get_version(request: Request) -> Response:
@@ -168,13 +169,15 @@ def _tag(view: FleetView, entry: dict[str, Any]) -> dict[str, object]:
     }
 
 
-def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceState]) -> dict[str, object]:
+def _running(
+    view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceState], now: datetime
+) -> dict[str, object]:
     """Returns the entry of a model with these loaded instances."""
     members = _members(view, entry)
     memory = [instance.memory for instance in loaded if instance.HasField("memory")]
     held = sum(one.measured_bytes if one.HasField("measured_bytes") else one.leased_bytes for one in memory)
     resident = [one.resident_bytes for one in memory if one.HasField("resident_bytes")]
-    ends = [_end(instance) for instance in loaded if instance.HasField("keep_alive")]
+    ends = [_end(instance, now) for instance in loaded if instance.HasField("keep_alive")]
     contexts = [instance.context_tokens for instance in loaded if instance.context_tokens]
     return {
         "name": entry["id"],
@@ -189,11 +192,11 @@ def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceSt
     }
 
 
-def _end(instance: InstanceState) -> datetime:
+def _end(instance: InstanceState, now: datetime) -> datetime:
     """Returns when an instance is unloaded; for a busy one, assumes that its requests end now."""
     if instance.HasField("unload_time"):
         return instance.unload_time.ToDatetime(UTC)
-    return datetime.now(UTC) + instance.keep_alive.ToTimedelta()
+    return now + instance.keep_alive.ToTimedelta()
 
 
 def _moment(time: datetime) -> str:

@@ -32,6 +32,7 @@ from weft.durable.batches import BatchClient, FileClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
+from weft.kernel.clock import Clock
 from weft.kernel.health import HealthSource
 from weft.kernel.request import Operation
 
@@ -317,6 +318,7 @@ async def serving(
     router: RouterSource | None = None,
     health: HealthSource | None = None,
     watched: Sequence[WatchSource] = (),
+    clock: Clock | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway and an SDK client that does not retry. Keys, secrets and join tokens are stubs of services."""
     script = dispatcher or ScriptedDispatcher()
@@ -342,7 +344,7 @@ async def serving(
         health=health or HealthSource(),
         watched=watched,
     )
-    service = build(config or GatewayConfig(port=0), ports)
+    service = build(config or GatewayConfig(port=0), ports, clock=clock)
     await service.start()
     try:
         # Plain HTTP verifies no certificate; reading the trust store takes longer than most tests.

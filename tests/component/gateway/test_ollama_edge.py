@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
 from weft.kernel.short_names import SHORT_NAMES
+from weft_testing.fake_clock import FakeClock
 
 JSON = "application/json; charset=utf-8"
 """As Ollama sends what is no stream."""
@@ -409,6 +411,17 @@ async def test_cpu_only_model_shows_its_memory_and_expiry() -> None:
         (found,) = json.loads((await gateway.request("GET", "/api/ps")).body)["models"]
     assert (found["size"], found["size_vram"]) == (3 * 1024**3, 0)
     assert "expires_at" in found, "it works on a request, and is kept for 2 s after it"
+
+
+async def test_expiry_of_a_busy_model_is_counted_on_the_gateway_clock() -> None:
+    """It was counted on the machine's."""
+    view = two_replicas()
+    view.runners["r1"].instances["qwen"].keep_alive.FromSeconds(2)
+    async with serving(
+        fleet=FixedFleet(view), clock=FakeClock(utc=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+    ) as gateway:
+        (found,) = json.loads((await gateway.request("GET", "/api/ps")).body)["models"]
+    assert found["expires_at"] == "2026-01-02T03:04:07Z"
 
 
 async def test_fallback_digest_is_stable_across_restarts() -> None:

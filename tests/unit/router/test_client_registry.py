@@ -7,8 +7,6 @@ import pytest
 from kit.request_endings import ending
 
 from router_svc.client_registry import (
-    MAX_COUNTED_DEVICE_SECONDS,
-    MAX_COUNTED_MILLIJOULES,
     MAX_TARGETS_COUNTED,
     MAX_TARGETS_TOLD,
     ClientRegistry,
@@ -16,6 +14,7 @@ from router_svc.client_registry import (
 )
 from router_svc.policy.cooldown import Cooldown, CooldownRule
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
+from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -78,7 +77,7 @@ def test_measured_device_time_shares_are_summed_with_their_count() -> None:
     assert (record.measured_count, record.device_time.ToMilliseconds(), record.energy_millijoules) == (2, 1_000, 900)
 
 
-def test_absurd_shares_of_a_runner_are_bounded() -> None:
+def test_absurd_shares_of_a_runner_are_bounded_as_usage_is() -> None:
     clients, absurd = registry(FakeClock()), used(1, 1)
     absurd.device_usage.device_time.FromSeconds(10**10)
     absurd.device_usage.energy_millijoules = 2**63 - 1
@@ -89,7 +88,7 @@ def test_absurd_shares_of_a_runner_are_bounded() -> None:
         clients.admit(key, asked(client_id="a"))
         clients.note_end(ending(key, receipt=receipt))
     record = record_of(clients, "a")
-    assert record.device_time.ToSeconds() == 2 * MAX_COUNTED_DEVICE_SECONDS
+    assert record.device_time.ToNanoseconds() == 2 * MAX_COUNTED_GPU_NANOSECONDS
     assert record.energy_millijoules == 2 * MAX_COUNTED_MILLIJOULES
 
 
