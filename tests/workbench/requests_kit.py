@@ -16,10 +16,11 @@ WAITERS = 3
 
 @contextmanager
 def served_mesh(folder: Path) -> Iterator[MeshProcess]:
-    """One model that answers at once, and one with a single slot that speaks slowly."""
+    """One model that answers at once, one with a single slot that speaks slowly, and one that dies as it answers."""
     quick = fake_runner("a", pool="quick", answer_tokens=24, tokens_per_second=200)
     slow = fake_runner("b", pool="slow", slots=1, answer_tokens=0, tokens_per_second=20)
-    config = write_config(folder, quick, slow, router={"queue_timeout_seconds": 600.0})
+    dying = fake_runner("c", pool="dying", crash_after_tokens=2)
+    config = write_config(folder, quick, slow, dying, router={"queue_timeout_seconds": 600.0})
     with running_mesh(folder / "home", "--config", str(config)) as mesh:
         yield mesh
 

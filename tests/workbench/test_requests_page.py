@@ -68,6 +68,17 @@ def test_request_page_shows_timeline_receipt_and_decisions(page: "Page", mesh: M
     picture(page, "request")
 
 
+def test_failed_request_page_shows_the_engine_exit_and_its_last_log_lines(page: "Page", mesh: MeshProcess) -> None:
+    with pytest.raises(HTTPError):
+        chat(mesh, "dying", "failed-0")
+    opened(page, mesh, "requests/failed-0", "failed-0")
+    attempt = page.get_by_role("listitem").filter(has_text="m-c on c").first
+    attempt.get_by_text("the engine died while it worked on the request (signal SIGKILL)").wait_for()
+    attempt.get_by_text("Engine ended: signal SIGKILL", exact=True).wait_for()
+    assert "listening on" in attempt.get_by_role("group", name="Engine log").inner_text()
+    picture(page, "request-failed")
+
+
 def test_waiting_request_is_explained_and_its_page_updates(page: "Page", mesh: MeshProcess) -> None:
     with busy(mesh, 1):
         opened(page, mesh, "requests/slow-1", "slow-1")

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import socket
 import tempfile
 from pathlib import Path
@@ -26,6 +27,7 @@ from weft.kernel.names import resource_id
 from weft.kernel.reasons import Reason
 from weft_app.cli import follow
 from weft_app.cli.main import app
+from weft_app.cli.mesh_api import connect
 
 pytest_plugins = ("cli_mesh",)
 
@@ -488,6 +490,18 @@ def test_followed_events_are_aligned_with_their_headers(mesh: ScriptedMesh) -> N
 def test_ps_includes_relayed_runners(mesh: ScriptedMesh) -> None:
     (row,) = json.loads(mesh.run("ps", "-o", "json").stdout)["items"]
     assert (row["model"], row["pid"], row["restarts"], row["state"]) == ("qwen", 4711, 2, "ready")
+
+
+def test_resident_memory_is_the_same_in_ps_describe_and_the_admin_documents(mesh: ScriptedMesh) -> None:
+    """A model without accelerators had 381 MiB, 0 B and "-" in three places."""
+    mesh.state.runners["r1"].capability.instances[0].memory.resident_bytes = 384 * 1024**2
+    header, row = mesh.run("ps").stdout.splitlines()
+    assert row[header.index("MEMORY") :].startswith("384 MiB ")
+    assert re.search(r"Resident bytes: +384 MiB\n", mesh.run("describe", "model", "qwen").stdout)
+    with connect(mesh.home) as api:
+        member, *_ = api.get("/v1/admin/models/qwen")["replicas"]["members"]
+        (model,) = api.get("/v1/admin/gpu-memory")["models"]
+    assert member["memory"]["residentBytes"] == model["memory"]["residentBytes"] == 384 * 1024**2
 
 
 def test_ps_includes_engines_of_unpublished_models(mesh: ScriptedMesh) -> None:

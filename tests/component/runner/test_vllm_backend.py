@@ -18,6 +18,7 @@ from kit.own_children import own_children
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
+from runner_svc.metrics import add_runner_metrics
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.vllm import backend as module
@@ -25,9 +26,11 @@ from runner_svc.runtimes.vllm.backend import VllmBackend
 from runner_svc.runtimes.vllm.runtime import VllmModel
 from weft.api.common.v1 import embedding_pb2, sampling_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
+from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import new_traceparent
@@ -166,7 +169,7 @@ async def test_flush_of_a_cache_in_use_times_out() -> None:
         assert failed.value.reason is Reason.BACKEND_ERROR
 
 
-async def test_metrics_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_are_sampled_and_forwarded_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend), aclosing(backend.generate(chat(), _call())) as frames:
@@ -181,6 +184,11 @@ async def test_metrics_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch
         assert found.kv_cache_tokens == 4 * 2048
         assert found.prefix_query_tokens > 0
         assert found.HasField("sample_time"), "it has a request"
+        page = MetricsPage()
+        pages = {"smol": backend.engine_page}
+        add_runner_metrics(page, "titan", runner_service_pb2.DescribeResponse, lambda: pages)
+        text = (await page.render()).body.decode()
+        assert 'vllm:num_requests_running{engine="0",model="smol",model_name="smol",runner="titan"} 1.0' in text
     assert backend.engine_load is None
 
 
