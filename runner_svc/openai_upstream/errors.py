@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from runner_svc.policy.engine_failures import refuses_content, refuses_length
+from runner_svc.policy.engine_failures import refuses_content, refuses_length, without_tracebacks
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -49,30 +49,31 @@ class _ErrorEnvelope(msgspec.Struct):
     """Type of an error without an envelope, from SGLang and older versions of vLLM."""
     error_type: object = None
     """Type in errors of text-generation-inference, where `error` is a text."""
-    detail: msgspec.Raw = msgspec.Raw()
+    detail: object = ""
     """FastAPI: a text, or a list of faults with their locations."""
 
 
 def error_text(error: ErrorBody | str) -> str:
-    """Returns an error's message, cut to MAX_ERROR_CHARS."""
-    return (error if isinstance(error, str) else error.message or "")[:MAX_ERROR_CHARS]
+    """Returns an error's message without tracebacks, cut to MAX_ERROR_CHARS."""
+    text = error if isinstance(error, str) else error.message or ""
+    return "\n".join(without_tracebacks(text.splitlines()))[:MAX_ERROR_CHARS]
 
 
 def error_fields(body: bytes) -> tuple[str, str]:
-    """Returns the message (cut to MAX_ERROR_CHARS) and the kind of a backend's error; the raw text if it is not JSON.
+    """Returns the message (see `error_text`) and the kind of a backend's error; the raw text if it is not JSON.
 
     The kind is the error's type, or its code if that is one of SPECIFIC_CODES.
     """
     try:
         envelope = msgspec.json.decode(body, type=_ErrorEnvelope)
     except JSON_FAULTS:
-        return body.decode("utf-8", "replace")[:MAX_ERROR_CHARS], ""
+        return error_text(body.decode("utf-8", "replace")), ""
     if isinstance(envelope.error, ErrorBody):
         code = envelope.error.code
         kind = str(code) if code in SPECIFIC_CODES else envelope.error.type or ""
         return error_text(envelope.error), kind
-    text = envelope.error or envelope.message or bytes(envelope.detail).decode("utf-8", "replace").strip('"')
-    return error_text(text), str(envelope.type or envelope.error_type or "")
+    detail = envelope.detail if isinstance(envelope.detail, str) else msgspec.json.encode(envelope.detail).decode()
+    return error_text(envelope.error or envelope.message or detail), str(envelope.type or envelope.error_type or "")
 
 
 MAX_RETRY_AFTER_SECONDS = 3600

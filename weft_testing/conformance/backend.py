@@ -34,6 +34,7 @@ from weft_testing.conformance.backend_steps import (
     ANSWER_TOKENS,
     MAX_LOG_BYTES,
     POLL_SECONDS,
+    TRACEBACK,
     Engine,
     begun,
     beside,
@@ -227,6 +228,7 @@ class ProcessChecks(BackendRuns):
         last_words = [line for line in backend.log_lines(10) if line.strip()]
         assert last_words, "the engine's output is lost"
         assert last_words[-1].strip() in message
+        assert TRACEBACK.search(message) is None, "a caller gets a traceback"
 
     async def test_a_cancelled_start_leaves_no_process(self) -> None:
         backend = self.make_backend(Engine.NEVER_READY)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ ANSWER_TOKENS = 8
 MAX_LOG_BYTES = 2 * 1024 * 1024
 """Output of an engine that exceeds what any backend keeps."""
 POLL_SECONDS = 0.01
+TRACEBACK = re.compile(r"Traceback \(most recent call last\)|File \"")
 Result = TypeVar("Result")
 
 
@@ -30,7 +32,7 @@ class Engine(Enum):
     NORMAL = "answers at once; two slots or more; an answer to any prompt has at least ANSWER_TOKENS tokens"
     SLOW = "one slot; an answer lasts 20 s or more, its first token comes within 2 s"
     NEVER_READY = "runs but never becomes ready; the engine gives up within `start_seconds`"
-    EXITS_AT_START = "writes a line about the cause and exits with code 3 before it is ready"
+    EXITS_AT_START = "writes the cause, in Python with a traceback, and exits with code 3 before it is ready"
     IGNORES_SIGTERM = "as NORMAL, but SIGTERM has no effect"
     NOISY = "as NORMAL, and writes MAX_LOG_BYTES or more to its stderr before it is ready"
     WITH_DESCENDANT = "as NORMAL, with a child process that holds its stdout and stderr open"

@@ -19,6 +19,12 @@ from weft_testing.fake_backend.process_faults import ProcessFaults, crash, die_w
 from weft_testing.fake_backend.server import FakeServer
 from weft_testing.fake_backend.vllm_routes import print_load
 
+_TRACEBACK = """\
+Traceback (most recent call last):
+  File "/opt/engine/server.py", line 147, in main
+    model = load(path)
+RuntimeError: failed to load model"""
+
 
 def main(arguments: Sequence[str]) -> None:
     """Runs until a signal."""
@@ -75,7 +81,7 @@ async def _listen(runner: web.AppRunner, settings: ServerSettings) -> None:
 
 
 def _exit_at_start(code: int) -> None:
-    print("error: failed to load model", file=sys.stderr, flush=True)  # noqa: T201
+    print(_TRACEBACK, file=sys.stderr, flush=True)  # noqa: T201
     os._exit(code)
 
 

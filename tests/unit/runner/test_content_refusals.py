@@ -88,6 +88,19 @@ def test_engine_message_is_in_the_refusal_and_bounded() -> None:
     assert "Field required" in refusal(422, _body(REFUSALS[3][1]), {}).message
 
 
+@pytest.mark.parametrize("name", ["error", "message", "detail"])
+def test_traceback_in_an_engine_answer_is_reduced_to_its_exception(name: str) -> None:
+    """The caller got it whole, cut before the exception if it was long."""
+    frames = '  File "/opt/engine/server.py", line 147, in generate\n    return self.model(tokens)\n' * 20
+    said = f"Traceback (most recent call last):\n{frames}RuntimeError: no such layer\n"
+    for body in (_body({name: said}), _body(said)):
+        assert refusal(500, body, {}).message == "the engine answered 500: RuntimeError: no such layer"
+    assert (
+        _in_stream({"error": {"message": said, "code": 500}}).message
+        == "the engine reported: RuntimeError: no such layer"
+    )
+
+
 def _in_stream(*payloads: Any) -> WeftError:
     with pytest.raises(WeftError) as failed:
         StreamReader(1, 1).read([json.dumps(payload).encode() for payload in payloads])

@@ -17,7 +17,8 @@ def misbehave_at_load(switches: dict[str, Any]) -> None:
         for _ in range(flood // 1000):
             sys.stderr.write("x" * 999 + "\n")
     if "exit_at_start" in switches:
-        sys.stderr.write("the weights are corrupt\n")
+        frame = '  File "/opt/library/weights.py", line 12, in load\n    read()\n'
+        sys.stderr.write(f"Traceback (most recent call last):\n{frame}ValueError: the weights are corrupt\n")
         sys.exit(switches["exit_at_start"])
     if switches.get("never_ready"):
         time.sleep(3600)
