@@ -1,13 +1,18 @@
 """Many tenants on one real llama.cpp server: no tenant finds the prefix of another."""
 
+from pathlib import Path
+
 import pytest
 from kit.engine_settings import engine_settings
 from kit.one_model import OneModel
+from runner_harness import events_of, ready_runner
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
+from runner_svc.instance.settings import ServedModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
+from weft.api.common.v1 import chat_pb2
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import MODEL, PROMPTS, SEA, PrefixCacheConformance
 
@@ -25,6 +30,29 @@ async def test_server_resumes_conversations_that_lost_their_slots() -> None:
         found = [await ask.cached("a", f"{prompt} And then?") for prompt in prompts]
         assert min(found) > 200
         assert await ask.cached("c", prompts[0]) == 0
+
+
+@pytest.mark.slow("computes prompts")
+async def test_changing_billing_header_of_claude_code_leaves_the_prompt_cached(tmp_path: Path) -> None:
+    server = TestLlamaServerFromTheWheel().make_backend
+    messages = [chat_pb2.ChatMessage(role=chat_pb2.ROLE_SYSTEM), _user("Name a colour.")]
+    cached = []
+    async with ready_runner(tmp_path, [ServedModel(name="m", slots=2, make_backend=server)]) as runner:
+        for changing in ("a1b2c", "d3e4f", "09876"):
+            header = f"x-anthropic-billing-header: cc_version=2.1.37.{changing}; cc_entrypoint=cli; cch={changing};"
+            del messages[0].content[:]
+            messages[0].content.extend(chat_pb2.ContentPart(text=text) for text in (header, "Be brief. " * 80))
+            events = await events_of(runner.generate(messages=messages, max_tokens=4))
+            cached.append(events[-1].finished.receipt.usage.cached_prompt_tokens)
+            answer = "".join(event.delta.text for event in events)
+            parts = [chat_pb2.ContentPart(text=answer)]
+            messages += [chat_pb2.ChatMessage(role=chat_pb2.ROLE_ASSISTANT, content=parts), _user("And another?")]
+    assert cached[0] == 0
+    assert cached[2] > cached[1] > 200
+
+
+def _user(text: str) -> chat_pb2.ChatMessage:
+    return chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
 
 
 @pytest.mark.nightly("repeats test_cache_fake_server on a real engine")

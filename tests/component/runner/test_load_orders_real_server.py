@@ -10,12 +10,14 @@ import pytest
 from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
 from kit.engines import CALL, chat
+from kit.tiny_gguf import SMOLLM2_WIDTH
 
 from runner_svc.backend import engine_process
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER, LlamaServerModel
+from weft.api.common.v1 import completion_pb2, embedding_pb2
 from weft_app.compose.demo import demo_model_path
 
 pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
@@ -31,9 +33,8 @@ def _backend(**settings: Any) -> LlamaServerBackend:
             path=demo_model_path(),
             name="smollm2",
             slots=2,
-            context_tokens=1024,
             trained_context_tokens=8192,
-            **settings,
+            **{"context_tokens": 1024, **settings},
         )
     )
 
@@ -101,3 +102,16 @@ async def test_real_server_uses_a_separate_draft_model() -> None:
         assert any("draft" in line for line in backend.log_lines(1000)), "the server loaded it"
     finally:
         await backend.stop()
+
+
+async def test_text_longer_than_the_default_physical_batch_is_embedded() -> None:
+    backend = _backend(context_tokens=2048)
+    text = completion_pb2.PromptInput(text="word " * 1500)
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            await backend.start()
+        result = await backend.embed(embedding_pb2.EmbeddingPayload(inputs=[text]), CALL)
+    finally:
+        await backend.stop()
+    assert [len(vector.values) for vector in result.embeddings] == [SMOLLM2_WIDTH]
+    assert 1_500 <= result.usage.prompt_tokens < 2_048

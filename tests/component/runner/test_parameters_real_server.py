@@ -1,11 +1,14 @@
-"""The real llama.cpp server supports the parameters on weft's list."""
+"""The real llama.cpp server supports the parameters on weft's list, and tools beside a format or with any schema."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from kit.engine_settings import engine_settings
+from kit.engines import chat, events_of, started
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -90,3 +93,73 @@ async def test_every_listed_parameter_works_on_the_real_server() -> None:
     # The demo model does not translate.
     warned = [event.warning.field for event in events if event.HasField("warning")]
     assert warned == ["chat_template_kwargs.target_lang_code"]
+
+
+TOOLS_TEMPLATE = """\
+{%- for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for tool_call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ tool_call.function.name }}", "arguments": {{ tool_call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""The demo model's own template has no tools, and then the server ignores them."""
+EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+"""zod's pattern of an e-mail address."""
+
+
+@asynccontextmanager
+async def _with_tools(folder: Path) -> AsyncIterator[LlamaServerBackend]:
+    template = folder / "tools.jinja"
+    template.write_text(TOOLS_TEMPLATE)
+    config = engine_settings(
+        LlamaServerModel,
+        command=llama_command(None),
+        path=demo_model_path(),
+        context_tokens=1024,
+        chat_template_path=template,
+    )
+    async with started(LlamaServerBackend(*config)) as (backend, _):
+        yield backend
+
+
+def _calling(schema: dict[str, Any], **fields: Any) -> chat_pb2.ChatPayload:
+    payload = chat("Look for cats.", **fields)
+    parameters = to_json_object({"type": "object", "properties": {"a": schema}}, "schema")
+    payload.tools.add(function=chat_pb2.FunctionTool(name="look", parameters=parameters))
+    return payload
+
+
+async def test_unsupported_schema_of_a_tool_does_not_fail_the_request_on_the_real_server(tmp_path: Path) -> None:
+    sampling = sampling_pb2.SamplingParams(max_tokens=4)
+    tools = ["tools[0].function.parameters"]
+    async with _with_tools(tmp_path) as backend:
+        # llama.cpp accepts look-ahead in a tool, and rejects the other schemas, which are then simplified.
+        for schema, fields in (
+            ({"type": "string", "pattern": EMAIL}, []),
+            ({"$ref": "https://example.com/s.json"}, tools),
+            ({"$ref": "#/$defs/Lost"}, tools),
+            ({"enum": None}, tools),
+        ):
+            events = await events_of(backend, _calling(schema, sampling=sampling))
+            assert [event.warning.field for event in events if event.HasField("warning")] == fields, schema
+            assert events[-1].HasField("finished"), schema
+
+
+async def test_answer_of_the_real_server_keeps_to_its_schema_beside_tools_with_a_warning(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"z": {"type": "integer", "maximum": 99}}, "required": ["z"]}
+    form = chat_pb2.JsonSchemaFormat(name="x", schema=to_json_object(schema, "schema"))
+    payload = _calling(
+        {"type": "string"},
+        sampling=sampling_pb2.SamplingParams(max_tokens=60, temperature=0),
+        response_format=chat_pb2.ResponseFormat(json_schema=form),
+    )
+    async with _with_tools(tmp_path) as backend:
+        events = await events_of(backend, payload)
+    assert isinstance(msgspec.json.decode("".join(event.delta.text for event in events))["z"], int)
+    assert [event.warning.field for event in events if event.HasField("warning")] == ["tools"]

@@ -1,7 +1,8 @@
-"""The real llama.cpp server is killed, frozen and ended during an answer; its runner names the fault, restarts it."""
+"""The real llama.cpp server is killed, frozen, ended or out of memory; its runner names the fault, restarts it."""
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -15,13 +16,20 @@ from kit.engine_settings import engine_settings
 from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.instance.settings import ServedModel
+from runner_svc.policy import host_memory
+from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
+from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
+from weft_app.compose.served_models import served_model
+from weft_app.config.loader import parse_config
 
 pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 
@@ -91,3 +99,50 @@ async def test_llama_cpp_exit_mid_answer_is_reported_and_it_restarts_in_time(
         assert (record.end_time.ToDatetime() - record.last_progress_time.ToDatetime()).total_seconds() < noticed_by
         assert not psutil.pid_exists(before.process_id)
         assert (await events_of(runner.generate()))[-1].HasField("finished")
+
+
+LITTLE_MARGIN_BYTES = 512 * MEBIBYTE
+ENDLESS_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "minLength": 9, "maxLength": 2}},
+    "required": ["a"],
+}
+"""llama.cpp expands it without end. The gateway rejects it; this test sends it to the runner directly."""
+
+
+def _configured() -> ServedModel:
+    """The demo model of a configuration, with the forecast of its file and no saved prompts."""
+    model = {"name": "m", "path": str(demo_model_path()), "slots": 1, "threads": 1, "context_tokens": 1024}
+    runner = {"name": "r1", "runtime": "llama_server", "models": [{**model, "kept_prompts_mb": 0}]}
+    config = parse_config({"runners": [runner]})
+    assert config.runners is not None
+    (section,) = config.runners
+    return served_model(section, section.models[0], 5.0)
+
+
+async def test_endless_schema_stops_at_the_memory_limit_and_an_engine_that_dies_at_it_is_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "MARGIN_BYTES", LITTLE_MARGIN_BYTES)
+    model = _configured()
+    expected = await model.forecast.expect(LoadPlan(parameters={"gpu_layers": -1}))
+    limit_bytes = host_memory.host_memory_limit(expected, None, os.cpu_count() or 1)
+    assert limit_bytes is not None
+    schema = chat_pb2.JsonSchemaFormat(name="x", schema=to_json_object(ENDLESS_SCHEMA, "schema"))
+    async with ready_runner(tmp_path, [model]) as runner:
+        process = psutil.Process((await _described(runner)).process_id)
+        assert process.rlimit(psutil.RLIMIT_DATA) == (limit_bytes, limit_bytes)
+        # Its parser fails to allocate memory, and the server continues.
+        refused = await refusal(events_of(runner.generate(response_format=chat_pb2.ResponseFormat(json_schema=schema))))
+        assert "failed to parse grammar" in refused.message
+        assert (await events_of(runner.generate()))[-1].HasField("finished")
+        assert (await _described(runner)).process_id == process.pid
+        # From now on every allocation fails.
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (process.memory_info().data // 2, limit_bytes))
+        error = await refusal(events_of(runner.generate()))
+        assert error.reason is Reason.OUT_OF_MEMORY
+        assert "it ran out of memory" in error.message
+        assert f"host_memory_mb: {limit_bytes // MEBIBYTE:,}" in error.message
+        record = (await runner.control.GetRequest(pb.GetRequestRequest(request_id="req-3"))).record
+        assert Reason(record.reason) is Reason.OUT_OF_MEMORY
+        assert Reason((await _described(runner)).restarts[-1].reason) is Reason.OUT_OF_MEMORY
