@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
@@ -29,20 +30,42 @@ async def test_commands_find_a_mesh_if_its_home_contains_url_characters(tmp_path
     assert code == EXIT_OK, error
 
 
-@pytest.mark.parametrize("shell", ['"$@" >&-', '"$@" > /dev/full', '"$@" <&- >&- 2>&-', 'cd gone; rmdir ../gone; "$@"'])
+WITHOUT_A_PASSWD_ENTRY = "unshare --user --map-user=12345"
+"""A user whom the user database does not have; only root and some kernels permit it to others."""
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        '"$@" >&-',
+        '"$@" > /dev/full',
+        '"$@" <&- >&- 2>&-',
+        'cd gone; rmdir ../gone; "$@"',
+        'umask 000; "$@"',
+        'umask 077; "$@"',
+        'TZ=Pacific/Chatham LC_ALL=tr_TR.ISO-8859-9 "$@"',
+        'LC_ALL=C PYTHONCOERCECLOCALE=0 PYTHONUTF8=0 "$@"',
+        f'unset HOME; {WITHOUT_A_PASSWD_ENTRY} true && set -- {WITHOUT_A_PASSWD_ENTRY} "$@"; "$@"',
+    ],
+)
 async def test_mesh_starts_in_the_background_with_any_inherited_environment(tmp_path: Path, shell: str) -> None:
     """It ended with a traceback; with a full disk behind stdout the mesh ran on, and the command failed."""
-    home = tmp_path / "home"
+    home = tmp_path / "höme"
     (tmp_path / "gone").mkdir()
     process = await asyncio.create_subprocess_exec(
-        *("/bin/sh", "-c", shell, "sh", *COLD_WEFT, *UP),
-        env={**user_environment(), "WEFT_HOME": str(home)},
+        *("/bin/sh", "-c", shell, "sh", *COLD_WEFT, *UP, "--home", str(home)),
+        env=user_environment(),
         cwd=tmp_path,
     )
     try:
         async with asyncio.timeout(START_SECONDS):
             assert await process.wait() == EXIT_OK
         assert (home / "run" / "up.json").exists()
+        shared = [str(path) for path in (home, *home.iterdir()) if path.is_dir() and path.stat().st_mode & 0o077]
+        assert not shared, "other users of the machine can read them"
+        first, *_ = (home / "logs" / "host.log").read_text().splitlines()
+        written = datetime.fromisoformat(json.loads(first)["timestamp"])
+        assert abs(datetime.now(UTC) - written) < timedelta(minutes=5)
     finally:
         code, _, error = await run_weft("stop", home=home)
     assert code == EXIT_OK, error

@@ -405,6 +405,10 @@ class _Runner(runner_service_pb2_grpc.RunnerServiceServicer):
         )
         return runner_service_pb2.DescribeResponse(instances=[instance])
 
+    def TailLogs(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        del context
+        yield runner_service_pb2.TailLogsResponse(lines=[f"engine of {request.model}"])
+
 
 class _Inference(inference_service_pb2_grpc.InferenceServiceServicer):
     """Waits, wakes, and answers with the name that was asked for."""

@@ -114,3 +114,42 @@ def test_rejection_for_one_model_does_not_stop_the_others(mesh: ScriptedMesh, sc
     done = mesh.run("unload", "-l", "team=a")
     assert done.exit_code == 1
     assert done.stderr.count("its runner is away") == 2
+
+
+SLASHED = ("acme/tiny", "accounts/acme/models/tiny")
+"""A name that a repository of the hub may also have, and a longer one."""
+
+
+@pytest.fixture(params=SLASHED)
+def slashed(mesh: ScriptedMesh, request: pytest.FixtureRequest) -> str:
+    """The name of a model of the mesh."""
+    mesh.add(some_model(request.param, "others"))
+    return str(request.param)
+
+
+@pytest.mark.parametrize("words", ["get model/{}", "get model {}", "get {}"])
+def test_get_finds_a_model_with_a_slash_in_its_name(mesh: ScriptedMesh, slashed: str, words: str) -> None:
+    done = mesh.run(*words.format(slashed).split(), "-o", "name")
+    assert (done.exit_code, done.stdout) == (0, f"model/{slashed}\n"), done.stderr
+
+
+@pytest.mark.parametrize("words", ["describe model/{}", "describe model {}", "describe {}"])
+def test_describe_finds_a_model_with_a_slash_in_its_name(mesh: ScriptedMesh, slashed: str, words: str) -> None:
+    done = mesh.run(*words.format(slashed).split())
+    assert (done.exit_code, slashed in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("words", ["logs model/{}", "logs {}"])
+def test_logs_of_a_model_with_a_slash_in_its_name_are_those_of_its_engine(
+    mesh: ScriptedMesh, slashed: str, words: str
+) -> None:
+    done = mesh.run(*words.format(slashed).split())
+    assert (done.exit_code, done.stdout) == (0, f"engine of {slashed}\n"), done.stderr
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+def test_model_with_a_slash_in_its_name_is_loaded_and_unloaded(
+    mesh: ScriptedMesh, script: ScriptedRegistry, slashed: str, verb: str
+) -> None:
+    done = mesh.run(verb, slashed)
+    assert (done.exit_code, _done(script)) == (0, [f"{verb}_model {slashed}"]), done.stderr
