@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from kit.listing_server import listing_server
 from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from runner_svc.added_models import SUFFIX
@@ -64,8 +65,8 @@ class Reloadable:
         assert code == 0, error
         return {item["model"]: item for item in json.loads(out)["items"]}
 
-    async def ask(self, model: str, tenant: str = "t") -> int:
-        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    async def ask(self, model: str, tenant: str = "t", **fields: Any) -> int:
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
         headers = {"X-Tenant-Id": tenant}
         async with (
             aiohttp.ClientSession() as http,
@@ -334,6 +335,28 @@ async def test_config_aliases_are_added_changed_and_removed_by_a_reload(mesh: Re
     assert await reload() == ["registry.aliases live"]
     assert await mesh.names("aliases") == []
     assert await mesh.ask("late") == 404
+
+
+async def test_model_created_right_before_a_reload_refuses_no_request(mesh: Reloadable) -> None:
+    """It answered 503 "no heartbeat" for 5 s."""
+    mesh.write(BOX, _runner("guest", _model("visitor")))
+    with listing_server("frontier", is_ollama=False) as server:
+        provider = {"url": f"http://{server.address}/v1"}
+        document = {"kind": "model", "name": "frontier", "operations": ["chat"], "provider": provider}
+        async with (
+            aiohttp.ClientSession() as http,
+            # `weft create model` takes so long to exit that the model may be served by then.
+            http.post(f"{mesh.mesh.url}/api/v1/apply", json={"documents": [document]}) as response,
+        ):
+            assert response.status == 200, await response.text()
+        reloading = asyncio.create_task(mesh.reload())
+        statuses = [await mesh.ask("frontier", allow_remote=True)]
+        while not reloading.done():
+            statuses.append(await mesh.ask("frontier", allow_remote=True))
+        await reloading
+        statuses.append(await mesh.ask("frontier", allow_remote=True))
+        code, _, error = await mesh.weft("delete", "model", "frontier")
+    assert (code, set(statuses)) == (0, {200}), error
 
 
 async def test_runner_with_changed_settings_restarts_while_requests_wait(mesh: Reloadable) -> None:

@@ -1,5 +1,6 @@
 """A model that cannot be loaded when a mesh starts: the others are served, which it once prevented."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ async def test_truncated_file_and_offline_server_do_not_block_a_good_model_and_a
         file.write_bytes(whole)
         with listing_server("m-server", is_ollama=False, port=port):
             for model in reasons:
-                await eventually(lambda model=model: answers(model), LATER_SECONDS, f"{model} is not served later")
+                await eventually(partial(answers, model), LATER_SECONDS, f"{model} is not served later")
 
 
 async def test_start_that_requires_all_models_fails_with_the_first_load_error(tmp_path: Path) -> None:
