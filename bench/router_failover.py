@@ -106,7 +106,7 @@ class Mesh:
         """Returns the router that leads, once all routers are registered."""
         while True:
             async with http.get("/api/v1/routers") as response:
-                routers = (await response.json())["routers"] if response.status == 200 else []
+                routers = (await response.json())["items"] if response.status == 200 else []
             leading = [router["name"] for router in routers if router.get("leading")]
             if leading and len(routers) == len(ROUTERS):
                 return self.routers[leading[0]]
