@@ -67,7 +67,7 @@ class Generator:
         self._job = job
         self._url = f"http://127.0.0.1:{job.port}{job.path}"
         self._body = msgspec.json.encode(job.body)
-        self._headers = {"Content-Type": "application/json", **job.headers}
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **job.headers}
         self._left = job.max_requests
         self._latencies: list[float] = []
         self._firsts: list[float] = []

@@ -9,6 +9,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from weft.kernel.alias_rules import check_alias
 from weft.kernel.errors import FieldError
+from weft.kernel.names import ascii_name
 from weft.kernel.settings import (
     PUBLIC,
     SECRET,
@@ -207,7 +208,7 @@ class AliasSetting:
 
     def __post_init__(self) -> None:
         try:
-            check_alias(self.name, self.pattern, self.target, self.tenant)
+            check_alias(self.name, self.pattern, ascii_name(self.target), self.tenant)
         except FieldError as error:
             raise SettingError(error.field, error.message.removeprefix(f"{error.field}: ")) from None
 

@@ -19,7 +19,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, ascii_name
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def configured_alias(setting: AliasSetting) -> alias_pb2.Alias:
     manifest = alias_pb2.AliasManifest(
         name=setting.name,
         pattern=setting.pattern or setting.name,
-        target=setting.target,
+        target=ascii_name(setting.target),
         tenant=setting.tenant,
         description=setting.description,
     )

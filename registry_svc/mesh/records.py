@@ -1,4 +1,4 @@
-"""The records of the mesh: generated messages, as they are stored, published and shown.
+"""The stored records of the mesh: generated messages, published and shown unchanged.
 
 Models, agents and routes are the messages of the contract, stored without fields that depend on the state of the mesh
 (status, serving runner, heartbeat times), which `overlay` sets in a copy. Messages in the registry's state are

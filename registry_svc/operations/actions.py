@@ -12,7 +12,7 @@ from weft.documents.rights import visible_names
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.model_source import server_source
-from weft.kernel.names import require_name_of_model
+from weft.kernel.names import MODEL_NAME_WORDS, is_model_name
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import caller
 from weft.kernel.unknown_names import MODEL, MODEL_OR_POOL, RUNNER, unknown_name
@@ -74,7 +74,9 @@ def _check_load(load: operation_pb2.LoadModel, field: str) -> None:
         if load.replicas:
             raise invalid_field(f"{field}.replicas", "must be 0 for a source, which is one model")
     else:
-        require_name_of_model(load.model, f"{field}.model")
+        # Signed actions are stored unchanged, so that a name in other letters must be in Punycode here.
+        if not is_model_name(load.model):
+            raise invalid_field(f"{field}.model", f"must be {MODEL_NAME_WORDS}")
         if load.runner:
             raise invalid_field(f"{field}.runner", "must be empty without a source: the model's runner loads it")
     if load.evict_model and load.evict_model == load.model:

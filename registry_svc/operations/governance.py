@@ -112,7 +112,7 @@ class OpenGate(Gatekeeper):
 
 
 class RollbackGuard:
-    """Stores marks of issue times in a file (the witness), to detect a rollback of the database.
+    """Stores the newest issue times of tokens in a file (the witness), to detect a rollback of the database.
 
     The file is not synced to disk. A damaged file counts as lost, which makes the gate stricter, never laxer. Without a
     path nothing is stored, and every start rejects tokens from before it.
@@ -165,7 +165,7 @@ class GovernanceGate(Gatekeeper):
         self._marks: Marks | None = None
 
     def recall(self, marks: GovernanceMarks) -> None:
-        """See Gatekeeper.recall. Raises INVALID_ARGUMENT if the witness cannot be written."""
+        """See Gatekeeper.recall. Raises INVALID_ARGUMENT if the witness file cannot be written."""
         self._audience = self._config.audience or marks.audience
         stored = None if marks.newest_issued_at is None else _microseconds(marks.newest_issued_at)
         witnessed = self._guard.read()
@@ -230,7 +230,7 @@ class GovernanceGate(Gatekeeper):
         )
 
     def _raised_mark(self, marks: Marks, issued_at: float, proven: tuple[str, ...]) -> datetime:
-        """Writes the witness before the database, so that a crash in between rejects old tokens."""
+        """Writes the witness before the database: after a crash, old tokens stay rejected. Returns the newest time."""
         raised = marks.raised_to(issued_at)
         try:
             self._guard.write(raised)

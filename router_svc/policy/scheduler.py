@@ -49,8 +49,8 @@ MAX_LOOKED_AT = 16
 """Waiting requests of a tenant among which the one that loses the least of a cached prompt is placed."""
 MAX_PASSED_OVER = 16
 """Maximum later requests of its tenant that may be placed before a request because of their cached prompts."""
-MIN_SPARE_SECONDS = 30.0
-"""A request with less time until its deadline is placed in turn."""
+MAX_PASSED_OVER_SHARE = 0.25
+"""Share of the time until its deadline after which a request is placed in turn; the rest is for its answer."""
 MIN_LOST_TOKENS = 256
 """A request that loses less of its cached prompt is placed in turn."""
 MAX_REVIEWS_AT_ONCE = 3
@@ -391,11 +391,13 @@ class Scheduler:
     def _of_the_tenant(self, chosen: QueueEntry, now: float) -> Request:
         """Return the chosen request, or one of its tenant right behind it that loses less of a cached prompt.
 
-        A request is passed over at most MAX_PASSED_OVER times, and not within MIN_SPARE_SECONDS of its deadline.
+        A request is passed over at most MAX_PASSED_OVER times, and not after MAX_PASSED_OVER_SHARE of its time.
         """
         first = self._requests.live(chosen.head.key)
         waiting = chosen.request_class.priorities[chosen.priority]
-        is_urgent = first.deadline_at is not None and first.deadline_at - now < MIN_SPARE_SECONDS
+        is_urgent = first.deadline_at is not None and now > first.arrived_at + MAX_PASSED_OVER_SHARE * (
+            first.deadline_at - first.arrived_at
+        )
         if is_urgent or first.passed_over >= MAX_PASSED_OVER or waiting is None:
             return first
         best, lost = first, self._index.lost_tokens(first.queue, self._estimator.pick(first))

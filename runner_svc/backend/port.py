@@ -384,7 +384,7 @@ class Backend(Protocol):
         raise not_offered(Operation.TRANSCRIPTION)
 
     def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        """Yields the recording as it is generated. Closing the generator cancels the request in the engine."""
+        """Streams speech. Closing the generator cancels the request in the engine."""
         raise not_offered(Operation.SPEECH)
 
     def log_lines(self, count: int) -> list[str]:

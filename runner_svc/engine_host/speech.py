@@ -109,7 +109,7 @@ class Speaker(Protocol):
         ...
 
     def samples(self, text: str, request: SpeechRequest, caller: Caller) -> Iterator[bytes]:
-        """Yields the samples of a piece of text as they are generated. Raises RefusedError, GoneError."""
+        """Generates the audio samples of a sentence. Raises RefusedError, GoneError."""
         ...
 
 

@@ -30,7 +30,7 @@ class Watchdog:
         self._probe: asyncio.Task[bool] | None = None
 
     async def run(self) -> WeftError:
-        """Fails stalled requests as they are found; returns STALL_TIMEOUT once the backend must be restarted.
+        """Fails stalled requests. Returns STALL_TIMEOUT once the backend must be restarted.
 
         The caller then ends the remaining requests. Never returns for an attached server: its requests fail, but it is
         not restarted.

@@ -26,6 +26,7 @@ def malformed(what: str, error: Exception) -> WeftError:
 
 
 MAX_ERROR_CHARS = 500
+_NO_MESSAGE = "a Python exception without a message"
 CONTEXT_LENGTH_CODE = "context_length_exceeded"
 """OpenAI's code for it; its type is that of any invalid request."""
 UNPAID_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
@@ -53,27 +54,29 @@ class _ErrorEnvelope(msgspec.Struct):
     """FastAPI: a text, or a list of faults with their locations."""
 
 
-def error_text(error: ErrorBody | str) -> str:
-    """Returns an error's message without tracebacks, cut to MAX_ERROR_CHARS."""
-    text = error if isinstance(error, str) else error.message or ""
-    return "\n".join(without_tracebacks(text.splitlines()))[:MAX_ERROR_CHARS]
+def _for_callers(message: str) -> str:
+    """Returns an engine's message without tracebacks, cut to MAX_ERROR_CHARS."""
+    if not message.strip():
+        return ""
+    return "\n".join(without_tracebacks(message.splitlines(), is_output=False))[:MAX_ERROR_CHARS] or _NO_MESSAGE
 
 
 def error_fields(body: bytes) -> tuple[str, str]:
-    """Returns the message (see `error_text`) and the kind of a backend's error; the raw text if it is not JSON.
+    """Returns the message and the kind of a backend's error; the raw text if it is not JSON.
 
-    The kind is the error's type, or its code if that is one of SPECIFIC_CODES.
+    The message may contain tracebacks, which callers must not see: see `_for_callers`. The kind is the error's type, or
+    its code if that is one of SPECIFIC_CODES.
     """
     try:
         envelope = msgspec.json.decode(body, type=_ErrorEnvelope)
     except JSON_FAULTS:
-        return error_text(body.decode("utf-8", "replace")), ""
+        return body.decode("utf-8", "replace"), ""
     if isinstance(envelope.error, ErrorBody):
         code = envelope.error.code
         kind = str(code) if code in SPECIFIC_CODES else envelope.error.type or ""
-        return error_text(envelope.error), kind
+        return envelope.error.message or "", kind
     detail = envelope.detail if isinstance(envelope.detail, str) else msgspec.json.encode(envelope.detail).decode()
-    return error_text(envelope.error or envelope.message or detail), str(envelope.type or envelope.error_type or "")
+    return envelope.error or envelope.message or detail, str(envelope.type or envelope.error_type or "")
 
 
 MAX_RETRY_AFTER_SECONDS = 3600
@@ -97,7 +100,8 @@ _WRONG_PLACE = frozenset({404, 405})
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     """Returns the error for a response with a status other than 200. `headers` has lower-case names."""
-    message, kind = error_fields(body)
+    said, kind = error_fields(body)
+    message = _for_callers(said)
     text = f"the engine answered {status}: {message}"
     if (own := own_error(kind, message)) is not None:
         return own
@@ -109,7 +113,7 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
         return WeftError(Reason.BACKEND_NOT_READY, text, retry_after_seconds=retry_after_seconds(headers))
     if status in _REFUSED_KEY:
         return WeftError(Reason.BACKEND_ERROR, text)
-    return _verdict(message, text, is_refusal=400 <= status < 500)
+    return _verdict(said, text, is_refusal=400 <= status < 500)
 
 
 def own_error(kind: str, message: str) -> WeftError | None:
@@ -126,17 +130,18 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
 
     After content the request had been accepted, so the fault is the server's.
     """
-    message = error_text(error)
+    said = error if isinstance(error, str) else error.message or ""
+    message = _for_callers(said)
     text = f"the engine reported: {message}"
     if isinstance(error, ErrorBody) and (own := own_error(error.type or "", message)) is not None:
         return own
     if has_begun:
         return WeftError(Reason.BACKEND_ERROR, text)
     if isinstance(error, str):
-        return _verdict(message, text, is_refusal=False)
+        return _verdict(said, text, is_refusal=False)
     if error.type in _TOO_LONG or error.code == CONTEXT_LENGTH_CODE:
         return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
-    return _verdict(message, text, is_refusal=error.type in _WRONG_REQUEST or error.code in _WRONG_CONTENT)
+    return _verdict(said, text, is_refusal=error.type in _WRONG_REQUEST or error.code in _WRONG_CONTENT)
 
 
 def stated_answer(body: bytes) -> WeftError | None:
@@ -150,14 +155,16 @@ def stated_answer(body: bytes) -> WeftError | None:
     return None if is_answer else stated_error(ErrorBody(message=message, type=kind), has_begun=False)
 
 
-def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:
+def _verdict(said: str, text: str, *, is_refusal: bool) -> WeftError:
     """Returns the error of a working server: a refusal of the request if the message or status says so.
 
+    `said`: the whole message; `text`: the error for callers, unless the request is too long.
     A refusal is final because replicas would refuse the same content; see router_svc/policy/endpoints/retry.py.
     """
-    if (is_refusal or refuses_content(message)) and refuses_length(message):
-        return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
-    if is_refusal or refuses_content(message):
+    is_refusal = is_refusal or refuses_content(said)
+    if is_refusal and refuses_length(said):
+        return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, _for_callers(said))
+    if is_refusal:
         return WeftError(Reason.BACKEND_REJECTED, text)
     return WeftError(Reason.BACKEND_ERROR, text)
 

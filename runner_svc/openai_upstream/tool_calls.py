@@ -29,6 +29,8 @@ NO_ARGUMENTS = "{}"
 _NULL = "null"
 """Sent by some servers for a call without arguments."""
 _OPENERS = ("{", '"')
+_TOO_DEEP = "recursion limit exceeded"
+"""The parser's error for JSON nested deeper than about 200 levels, which may be valid."""
 
 
 class _Arguments:
@@ -43,6 +45,7 @@ class _Arguments:
         self._passed = 0
         """Number of pieces passed on."""
         self._latest = ""
+        """The latest piece without leading whitespace."""
         self._repeats: bool | None = None
         """Whether each piece repeats all earlier text; None: unknown."""
         self._extent = JsonExtent()
@@ -53,21 +56,20 @@ class _Arguments:
         return "".join(self._pieces)
 
     def add(self, piece: str) -> None:
-        if not self._pieces:
-            piece = piece.lstrip()
-        if not piece:
+        text = piece.lstrip()
+        if not piece or (not text and (self._repeats or not self._pieces)):
             return
         if self._pieces and self._repeats is None:
-            self._decide(piece)
-        if self.is_repeated_by(piece):
-            added, self._latest = piece[len(self._latest) :], piece
+            self._decide(text)
+        if self.is_repeated_by(text):
+            self._append(text[len(self._latest) :])
         else:
-            added = self._latest = piece
-        self._append(added)
+            self._append(piece if self._pieces else text)
+        self._latest = text
 
     def is_repeated_by(self, piece: str) -> bool:
         """Whether pieces repeat all earlier text, including this one."""
-        return self._repeats is True and piece.startswith(self._latest)
+        return self._repeats is True and piece.lstrip().startswith(self._latest)
 
     def take(self) -> str:
         """Returns the text that can be passed on: not `null`, an incomplete quoted text, or ambiguous pieces."""
@@ -121,8 +123,8 @@ def _may_begin_json(text: str) -> bool:
         return False
     try:
         from_json(text, allow_partial="trailing-strings")
-    except ValueError:
-        return False
+    except ValueError as error:
+        return _TOO_DEEP in str(error)
     return True
 
 

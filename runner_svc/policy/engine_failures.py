@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import PurePath
 
 LAST_LINES = 20
@@ -34,23 +35,32 @@ def last_words(lines: Sequence[str]) -> str | None:
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r"\s+File \".*\", line \d+")
+_ESCAPED_BREAK = re.compile(re.escape(_TRACEBACK) + r"((?:\\+r)?\\+n)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
-def without_tracebacks(lines: Sequence[str]) -> list[str]:
-    """Returns the non-empty output lines, with each Python traceback replaced by its exception.
+def without_tracebacks(lines: Sequence[str], *, is_output: bool = True) -> list[str]:
+    """Returns the non-empty lines, with each Python traceback replaced by its exception.
 
-    The first traceback may be incomplete, and a logger may prefix each line.
+    A logger may prefix each line, and line breaks may be escaped. `is_output`: other lines may separate frames from
+    the start of their traceback; elsewhere frames without it are recognized only in the first lines.
     """
     kept: list[str] = []
-    words, is_inside = "", False
-    for line in lines:
+    prefix, is_inside = "", False
+    for line, after in pairwise((*lines, "")):
+        if escaped := _ESCAPED_BREAK.search(line):
+            parts = re.split(rf"(?<!\\){re.escape(escaped[1])}", line)
+            if rest := without_tracebacks(parts, is_output=is_output):
+                kept.append(escaped[1].join(rest))
+            continue
         found = line.find(_TRACEBACK)
         if found >= 0:
-            words, is_inside = line[:found], True
+            prefix, is_inside = line[:found], True
+            if prefix.strip() and not after.startswith(prefix):
+                kept.append(prefix.rstrip())
             continue
-        text = line.removeprefix(words)
-        is_inside = is_inside or _FRAME.match(text) is not None
+        text = line.removeprefix(prefix)
+        is_inside = is_inside or ((is_output or not kept) and _FRAME.match(text) is not None)
         if not text.strip() or (is_inside and text.startswith((" ", "\t"))):
             continue
         is_inside = False
@@ -116,8 +126,8 @@ _CONTEXT = re.compile(
     maximum\ context\ length               # OpenAI, vLLM, SGLang
     | exceeds?\ (the\ )?(available\ |maximum\ |model'?s\ )?context  # llama.cpp, llama-cpp-python, Ollama
     | longer\ than\ the\ (model|maximum|context)  # SGLang: "longer than the model's context length"
-    | too\ large\ to\ process.*batch\ size # llama.cpp, a text to embed that is longer than a physical batch
-    | too\ (big|long).*KV\ (size|cache)    # llama-box
+    | too\ large\ to\ process.{0,200}batch\ size  # llama.cpp, a text to embed that is longer than a physical batch
+    | too\ (big|long).{0,200}KV\ (size|cache)  # llama-box
     | prompt\ is\ too\ long
     | max_new_tokens`?\ must\ be           # text-generation-inference: "`inputs` tokens + `max_new_tokens` must be <="
     """,

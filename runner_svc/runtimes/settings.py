@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from annotated_types import Ge, Le, MaxLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 from typing_extensions import override
 
 from runner_svc.policy.repository_files import ModelForm
@@ -95,7 +95,7 @@ class WakeSettings:
     its standard error is closed."""
     mac_address: str | None = None
     """For wake_on_lan: hardware address of the sleeping network card."""
-    broadcast_address: str = "255.255.255.255"
+    broadcast_address: Annotated[str, MinLen(1)] = "255.255.255.255"
     """For wake_on_lan: IPv4 address to send to."""
     port: Annotated[int, Ge(1), Le(65_535)] = 9
     """For wake_on_lan: UDP port."""

@@ -113,7 +113,7 @@ class AsyncMesh:
     async def speak(
         self, model: str, text: str, *, timeout: float | None = None, **options: Unpack[SpeechOptions]
     ) -> AsyncGenerator[pb.SpeakResponse]:
-        """Yields a recording of the text as it is made, its `media_type` first, its `receipt` last."""
+        """Streams the spoken text: first its `media_type`, then the audio, last the `receipt`."""
         call = self._stub.Speak(speech_request(model, text, options), timeout=timeout)
         async with aclosing(_responses(call)) as responses:
             async for response in responses:
@@ -196,7 +196,7 @@ class Mesh(ServiceClient):
     def speak(
         self, model: str, text: str, *, timeout: float | None = None, **options: Unpack[SpeechOptions]
     ) -> Iterator[pb.SpeakResponse]:
-        """Yields a recording of the text as it is made, its `media_type` first, its `receipt` last."""
+        """Streams the spoken text: first its `media_type`, then the audio, last the `receipt`."""
         yield from self._stream(self._stub.Speak(speech_request(model, text, options), timeout=timeout))
 
     def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:

@@ -11,6 +11,8 @@ from heapq import nsmallest
 
 from weft.kernel.errors import invalid_field
 
+_JOINERS = "\u200c\u200d"
+"""Zero-width characters within words of Persian and Hindi."""
 MAX_NAME_CHARS = 128
 MAX_REQUEST_ID_CHARS = 128
 MAX_TENANT_CHARS = 64
@@ -64,12 +66,13 @@ def is_model_name(text: str) -> bool:
 def ascii_name(text: str) -> str:
     """Returns a model name with non-ASCII parts in Punycode, as in host names; other texts unchanged.
 
-    Servers and callers may use any letters, and different names stay different. A text with control characters,
-    invisible ones or changes of direction is no name in any script, and stays unchanged.
+    Servers and callers may use any letters and signs, and different names stay different. A text with spaces, control
+    characters or changes of direction is no name in any script, and stays unchanged.
     """
     if text.isascii() or len(text) > MAX_NAME_CHARS:
         return text
-    if not all(char.isascii() or unicodedata.category(char)[0] in "LMN" for char in text):
+    signs = (char for char in text if not char.isascii() and char not in _JOINERS)
+    if any(unicodedata.category(char)[0] in "CZ" for char in signs):
         return text
     parts = text.split("/")
     return "/".join(part if part.isascii() else f"xn--{part.encode('punycode').decode()}" for part in parts)

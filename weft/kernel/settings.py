@@ -1,8 +1,8 @@
-"""Annotations for settings: ranges, parsing from text, and marks for public and secret ones.
+"""Annotations for settings: ranges, parsing from text, and marks for public, secret and constant ones.
 
 Services declare settings as frozen dataclasses with these annotations and those of `annotated_types`;
 `weft_app.config` reads weft.yaml into them. This module does not import pydantic, which finds `Checked`, `Read`,
-`Before` and `Pattern` by their method.
+`Before`, `Pattern` and `Constant` by their method.
 """
 
 import math

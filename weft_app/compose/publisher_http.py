@@ -40,6 +40,7 @@ log = get_logger("weft.publishers")
 ROOT = "/publisher/v1"
 SESSION_HEADER = "weft-publisher-session"
 PROTOCOL_VERSION = 1
+OF_ANSWERS = "an answer (max_answer_bytes)"
 MAX_LEAVE_BYTES = 4096
 PING_SECONDS = 10.0
 """Interval of comments on an idle event stream."""
@@ -149,7 +150,7 @@ class PublisherListener(Service):
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         try:
             async with asyncio.timeout(limits.open_timeout_seconds):
-                raw = await _read_within(request, limits.max_registration_bytes, "max_registration_bytes")
+                raw = await _read_within(request, limits.max_registration_bytes, "a registration")
                 session = await self._publishers.open(
                     read_registration(raw, limits.max_models),
                     token=token.strip() if scheme.lower() == "bearer" else "",
@@ -230,10 +231,10 @@ class PublisherListener(Service):
         session.note_request()
         task.received_bytes += len(line)
         if task.received_bytes > self._limits.max_answer_bytes:
-            raise _too_large("the answer", self._limits.max_answer_bytes, "max_answer_bytes")
+            raise _too_large(OF_ANSWERS, self._limits.max_answer_bytes)
         piece = read_piece(line)
         if isinstance(piece, Chunk) and len(piece.data) > self._limits.max_chunk_bytes:
-            raise _too_large("a chunk", self._limits.max_chunk_bytes, "max_chunk_bytes")
+            raise _too_large("a chunk (max_chunk_bytes)", self._limits.max_chunk_bytes)
         await task.put(piece, session.clock.monotonic())
 
     async def _lines(self, request: Request) -> AsyncIterator[bytes]:
@@ -242,13 +243,13 @@ class PublisherListener(Service):
         Raises REQUEST_TOO_LARGE for a line longer than the maximum chunk.
         """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _LINES:
-            yield await _read_within(request, self._limits.max_answer_bytes, "max_answer_bytes")
+            yield await _read_within(request, self._limits.max_answer_bytes, OF_ANSWERS)
             return
         limit, kept = self._limits.max_chunk_bytes, b""
         async for data in request.stream():
             *lines, kept = (kept + data).split(b"\n")
             if max(map(len, (*lines, kept))) > limit:
-                raise _too_large("a line", limit, "max_chunk_bytes")
+                raise _too_large("a line (max_chunk_bytes)", limit)
             for line in lines:
                 if line.strip():
                     yield line
@@ -256,17 +257,17 @@ class PublisherListener(Service):
             yield kept
 
 
-async def _read_within(request: Request, limit: int, name: str) -> bytes:
+async def _read_within(request: Request, limit: int, what: str) -> bytes:
     body = bytearray()
     async for data in request.stream():
         body += data
         if len(body) > limit:
-            raise _too_large("the body", limit, name)
+            raise _too_large(what, limit)
     return bytes(body)
 
 
-def _too_large(what: str, limit: int, name: str) -> WeftError:
-    return WeftError(Reason.REQUEST_TOO_LARGE, f"{what} is over {limit} bytes ({name})")
+def _too_large(what: str, limit: int) -> WeftError:
+    return WeftError(Reason.REQUEST_TOO_LARGE, f"{what} is over {limit} bytes")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

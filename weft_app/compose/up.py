@@ -421,7 +421,7 @@ class UpHost:
             self._home.announce(self._facts())
 
     def _note_addresses(self, url: str) -> None:
-        """Sets the URLs and the certificate of the HTTP edge; starts the renewal of its own certificate."""
+        """Sets the public URLs and the certificate of the gateway; starts to renew a self-signed certificate."""
         config = self._config
         self.url = local_url(url)
         self.network_urls = () if is_on_loopback(config.host) else network_urls(url)

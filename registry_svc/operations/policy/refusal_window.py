@@ -50,7 +50,7 @@ class RefusalWindow:
         self._counted[why if known else OTHER_REASONS] += 1
 
     def closed(self, now: datetime, *, at_once: bool = False) -> CountedRefusals | None:
-        """Ends a window that is over, or any with `at_once`. Returns its counts; None if there are none."""
+        """Returns the counts of an expired window, or of any window with `at_once`, and ends it. None: no counts."""
         # A clock that was set back also ends the window, which otherwise might never end.
         over = self._since is not None and not timedelta(0) <= now - self._since < timedelta(seconds=WINDOW_SECONDS)
         if self._since is None or not (over or at_once):

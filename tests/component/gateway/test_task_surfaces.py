@@ -69,6 +69,15 @@ def test_surface_is_found_by_path_and_kind() -> None:
         found.of_endpoint("/v1/rerank", "url")
 
 
+def test_unknown_fields_that_ask_for_links_elsewhere_are_ignored() -> None:
+    for field in ("result_format", "response_format"):
+        body = {"model": "tiny", "prompt": "hi", field: "url"}
+        assert task_apis().of_endpoint("/v1/completions").spec(json.dumps(body).encode(), context()).model == "tiny"
+    image = {"model": "tiny", "prompt": "hi", "response_format": "url"}
+    with pytest.raises(FieldError, match="response_format: must be 'b64_json'"):
+        task_apis().of_endpoint("/v1/images/generations").spec(json.dumps(image).encode(), context())
+
+
 def test_body_errors_have_the_prefix_of_their_container_and_headers_their_own_name() -> None:
     with pytest.raises(FieldError) as caught:
         spec_of({**CHAT, "n": 99}, context("body"))

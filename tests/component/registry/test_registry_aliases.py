@@ -19,6 +19,7 @@ from registry_harness import (
 
 from registry_svc.config import AliasSetting, RegistryConfig
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
+from weft.kernel.names import ascii_name
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import SettingError
 
@@ -90,10 +91,11 @@ async def test_alias_target_cannot_be_deleted_before_the_alias(mesh: RunningRegi
 async def test_configured_aliases_have_lower_precedence_than_declared_ones(tmp_path: Path) -> None:
     given = (
         AliasSetting(name="gpt", pattern="gpt-*", target="m1"),
-        AliasSetting(name="later", target="not-yet"),
+        AliasSetting(name="later", target="nicht-über"),
     )
     async with running_registry(tmp_path, aliases=given) as mesh:
         await SomeRunner(mesh, models=("m1", "m2")).open()
+        assert (await aliases(mesh))["later"].manifest.target == ascii_name("nicht-über")
         assert (await aliases(mesh))["gpt"].source == Alias.SOURCE_CONFIGURED
         await refusal(Reason.RESOURCE_IN_USE, mesh.delete(ALIAS, "gpt"))
         await mesh.apply(an_alias("mine", "m2", pattern="gpt-*"))

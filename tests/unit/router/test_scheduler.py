@@ -3,15 +3,17 @@
 from typing import Any
 
 import pytest
-from scheduler_harness import arrival, candidate, placed, plain, rejected, scheduler
+from scheduler_harness import Mesh, arrival, candidate, placed, plain, rejected, scheduler
 
 from router_svc.policy.decisions import Loads, Served, Waits
 from router_svc.policy.endpoints.candidates import Readiness
-from router_svc.policy.scheduler import MIN_SPARE_SECONDS
+from router_svc.policy.scheduler import MAX_PASSED_OVER
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
 from weft.dispatch.payload_description import prefix_digests
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
+
+SERVED = Served(prompt_tokens=2_250, cached_tokens=0, output_tokens=10)
 
 
 def test_request_is_placed_immediately_on_the_least_loaded_runner() -> None:
@@ -285,11 +287,8 @@ def test_model_named_like_a_pool_belongs_to_the_pool() -> None:
     assert {placed(mesh.submit(arrival(key, "p"), 0.0))[key] for key in (1, 2)} == {"a", "b"}
 
 
-@pytest.mark.parametrize(("seconds_left", "placed_first"), [(600.0, 4), (None, 4), (MIN_SPARE_SECONDS - 1.0, 3)])
-def test_freed_slot_goes_to_the_waiting_prompt_that_its_engine_has_cached(
-    seconds_left: float | None, placed_first: int
-) -> None:
-    """Every HTTP request has a deadline: those with one were never passed over, and lost their cached prompts."""
+def _pair_with_cached_prompts() -> tuple[Mesh, str, list[dict[str, Any]]]:
+    """Two runners of one slot, each of which runs a prompt; returns the runner of the first, and both prompts."""
     members = [candidate(name, f"m-{name}", pool="p", context_tokens=32_768) for name in "ab"]
     mesh = scheduler(*members, settings=Settings(default_pool=PoolSettings(policy=ChoicePolicy.FIRST_TOKEN)))
     prompts: list[dict[str, Any]] = [
@@ -298,8 +297,28 @@ def test_freed_slot_goes_to_the_waiting_prompt_that_its_engine_has_cached(
     ]
     first = placed(mesh.submit(arrival(1, "p", **prompts[0]), 0.0))[1]
     assert placed(mesh.submit(arrival(2, "p", **prompts[1]), 0.0))[2] != first
-    deadline_at = None if seconds_left is None else 1.0 + seconds_left
+    return mesh, first, prompts
+
+
+@pytest.mark.parametrize(
+    ("deadline_at", "freed_at", "placed_first"), [(None, 1.0, 4), (601.0, 151.0, 4), (601.0, 151.1, 3)]
+)
+def test_freed_slot_goes_to_the_waiting_prompt_that_its_engine_has_cached(
+    deadline_at: float | None, freed_at: float, placed_first: int
+) -> None:
+    """Every HTTP request has a deadline: those with one were never passed over, and lost their cached prompts."""
+    mesh, first, prompts = _pair_with_cached_prompts()
     for key, prompt in ((3, prompts[1]), (4, prompts[0])):
         assert not placed(mesh.submit(arrival(key, "p", arrived_at=1.0, deadline_at=deadline_at, **prompt), 1.0))
-    freed = mesh.finish(1, 1.0, Served(prompt_tokens=2_250, cached_tokens=0, output_tokens=10))
-    assert placed(freed) == {placed_first: first}
+    assert placed(mesh.finish(1, freed_at, SERVED)) == {placed_first: first}
+
+
+def test_request_with_a_deadline_is_passed_over_a_limited_number_of_times() -> None:
+    mesh, _, prompts = _pair_with_cached_prompts()
+    mesh.submit(arrival(3, "p", arrived_at=1.0, deadline_at=601.0, **prompts[1]), 1.0)
+    running, order = 1, []
+    for key in range(4, 6 + MAX_PASSED_OVER):
+        mesh.submit(arrival(key, "p", arrived_at=1.0, deadline_at=601.0, **prompts[0]), 1.0)
+        (running,) = placed(mesh.finish(running, 1.0, SERVED))
+        order.append(running)
+    assert order == [*range(4, 4 + MAX_PASSED_OVER), 3, 4 + MAX_PASSED_OVER]
