@@ -283,7 +283,8 @@ def _followed(api: MeshApi, batch: Document) -> Document:
     """Polls the batch until it has ended, with progress on stderr. Retries during a short outage of the gateway."""
     if batch["status"] in _OVER:
         return batch
-    answered = time.monotonic()
+    # A single call may last longer than an outage is retried, so that the outage counts from its first failure.
+    away_since: float | None = None
     with shown_progress(_PROGRESS) as show:
         show(batch)
         while batch["status"] not in _OVER:
@@ -291,10 +292,11 @@ def _followed(api: MeshApi, batch: Document) -> Document:
             try:
                 batch = api.get(f"{BATCHES}/{batch['id']}")
             except WeftError as error:
-                if error.reason is not Reason.SERVICE_UNAVAILABLE or time.monotonic() - answered > MAX_OUTAGE_SECONDS:
+                away_since = time.monotonic() if away_since is None else away_since
+                if error.reason is not Reason.SERVICE_UNAVAILABLE or time.monotonic() - away_since > MAX_OUTAGE_SECONDS:
                     raise
                 continue
-            answered = time.monotonic()
+            away_since = None
             show(batch)
     return batch
 

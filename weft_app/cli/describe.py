@@ -31,7 +31,7 @@ from weft_app.cli.output import (
     seconds_ago,
     table_block,
 )
-from weft_app.cli.records import LIMIT_USES, known_uses, limit_uses
+from weft_app.cli.records import LIMIT_USES, known_uses, limit_uses, note_missing_declarations
 from weft_app.cli.targets import one_named, record_kind, tenants_named
 
 _REQUESTED_AS: Mapping[str, str] = {
@@ -97,6 +97,7 @@ def _describe_resource(words: list[str], output: OutputFormat, home: Path) -> No
             raise
         if not (known := known_uses(home, error, tenants)):
             raise
+        note_missing_declarations(error)
         lines = (*page((Column("Name", "tenant"),), known[0]), *table_block("Used", LIMIT_USES, known))
         say("".join(f"{line}\n" for line in lines))
         return

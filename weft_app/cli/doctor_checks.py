@@ -298,8 +298,11 @@ PROCESS_CHECK = "process"
 MAX_NAMED = 4
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 ROUTER_PREFIX = "router/"
-Healths = Mapping[str, pb.GetHealthResponse]
-"""Health of processes by names such as `registry`, `gateway@edge-1` or `runner/gpu-0`."""
+Healths = Sequence[tuple[str, pb.GetHealthResponse]]
+"""Names such as `registry`, `gateway@edge-1` or `runner/gpu-0`, with the health of the process.
+
+Processes of different versions on one host have the same name.
+"""
 
 
 def release_of(version: str) -> tuple[int, int] | None:
@@ -315,7 +318,7 @@ def are_neighbours(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 def examine_versions(processes: Healths) -> Iterator[Finding]:
     """Yields a finding per process, then the mix of versions, and schemas that are too new for a process."""
-    for name, health in processes.items():
+    for name, health in processes:
         schemas = "".join(f", {each.service} schema {each.known_revision}" for each in health.schemas)
         if health.version:
             yield ok(PROCESS_CHECK, f"{name}: weft {health.version}{schemas}")
@@ -326,13 +329,13 @@ def examine_versions(processes: Healths) -> Iterator[Finding]:
 
 
 def _mix(processes: Healths) -> Finding:
-    releases = {name: release_of(health.version) for name, health in processes.items()}
-    known = sorted({release for release in releases.values() if release is not None})
+    releases = [(name, release_of(health.version)) for name, health in processes]
+    known = sorted({release for _, release in releases if release is not None})
     if len(known) <= 1:
-        versions = sorted({health.version for health in processes.values() if health.version})
+        versions = sorted({health.version for _, health in processes if health.version})
         return ok(CHECK, f"one release: {', '.join(versions) or 'unknown'}")
     oldest, newest = known[0], known[-1]
-    behind = _named(name for name, release in releases.items() if release == oldest)
+    behind = _named({name for name, release in releases if release == oldest})
     if are_neighbours(oldest, newest):
         detail = f"two neighbouring releases, {_words(oldest)} and {_words(newest)}, which run together"
         return ok(CHECK, detail, f"to end the upgrade: {behind}")
@@ -342,10 +345,10 @@ def _mix(processes: Healths) -> Finding:
 
 def _schemas(processes: Healths) -> Iterator[Finding]:
     found: dict[str, str] = {}
-    for schema in (schema for health in processes.values() for schema in health.schemas):
+    for schema in (schema for _, health in processes for schema in health.schemas):
         # Revisions are numbers of equal width, empty if the process has not opened the database.
         found[schema.service] = max(found.get(schema.service, ""), schema.database_revision)
-    for name, health in processes.items():
+    for name, health in processes:
         for schema in health.schemas:
             newest = found[schema.service]
             if schema.known_revision < newest:
@@ -393,7 +396,7 @@ def examine_mesh(home: Path) -> Iterator[Finding]:
             processes[name] = health
     ordered = {name: processes[name] for name in (*asked, *reached, *known) if name in processes}
     of_watch = _watching([each for each in watching if not (each.service == "router" and routers)])
-    yield from examine_versions({**ordered, **of_watch, **runners})
+    yield from examine_versions([*ordered.items(), *of_watch, *runners])
 
 
 def _registries(home: Path) -> dict[str, str]:
@@ -422,19 +425,19 @@ def _health_at(process: tuple[str, str]) -> tuple[str, pb.GetHealthResponse | We
         return name, error
 
 
-def _watching(processes: Sequence[pb.WatchingProcess]) -> dict[str, pb.GetHealthResponse]:
+def _watching(processes: Sequence[pb.WatchingProcess]) -> Healths:
     """Returns routers and gateways, with one entry per service, host and version."""
     counts = Counter((each.service, each.host, each.version) for each in processes)
-    return {
-        f"{service}@{host}{f' ({count} times)' if count > 1 else ''}": pb.GetHealthResponse(version=version)
+    return [
+        (f"{service}@{host}{f' ({count} times)' if count > 1 else ''}", pb.GetHealthResponse(version=version))
         for (service, host, version), count in counts.items()
-    }
+    ]
 
 
-def _runners(home: Path) -> dict[str, pb.GetHealthResponse]:
+def _runners(home: Path) -> Healths:
     with connect(home) as mesh:
-        return {
-            f"{RUNNER_PREFIX}{each['name']}": pb.GetHealthResponse(version=each["status"].get("version", ""))
+        return [
+            (f"{RUNNER_PREFIX}{each['name']}", pb.GetHealthResponse(version=each["status"].get("version", "")))
             for each in mesh.documents(ResourceKind.RUNNER)
             if each["status"]["state"] == "active"
-        }
+        ]

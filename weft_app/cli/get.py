@@ -28,7 +28,15 @@ from weft_app.cli.options import (
     reporting,
 )
 from weft_app.cli.output import TEXTS, say
-from weft_app.cli.records import LIMIT_WINDOWS, RECORDS, known_uses, limit_uses, read_uses, show_requests
+from weft_app.cli.records import (
+    LIMIT_WINDOWS,
+    RECORDS,
+    known_uses,
+    limit_uses,
+    note_missing_declarations,
+    read_uses,
+    show_requests,
+)
 from weft_app.cli.targets import (
     Scope,
     SelectorOption,
@@ -221,10 +229,13 @@ def _show_what_a_router_knows(
     kinds, tenants = whole_kinds(words), tenants_named(words)
     if tenants is None and (watch or ResourceKind.TENANT not in kinds):
         raise error
-    first = known_uses(home, error, tenants or (), "; the registry is not waited for" if watch else "")
+    first = known_uses(home, error, tenants or ())
     if watch:
+        note_missing_declarations(error, "; the registry is not waited for")
         poll_records(LIMIT_WINDOWS, output, lambda: read_uses(home, tenants or ()))
+        return
     LIMIT_WINDOWS.print(first, output)
+    note_missing_declarations(error)
     if others := [kind.plural for kind in kinds if kind is not ResourceKind.TENANT]:
         note(f"not shown: {', '.join(others)}")
         raise typer.Exit(exit_code(error)) from None

@@ -4,7 +4,6 @@ Each command is imported when it runs: `weft get` imports no service, `weft --he
 """
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,81 +27,198 @@ from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-PANELS: Mapping[str, Mapping[str, str]] = {
+PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Start here": {
-        "up": "up:up",
-        "run": "run:run",
-        "stop": "stop:stop",
-        "restart": "stop:restart",
-        "reload": "reload:reload",
-        "status": "status:status",
-        "demo": "demo:demo",
-        "ui": "ui:ui",
-        "chat": "chat:chat",
-        "image": "image:image",
-        "transcribe": "transcribe:transcribe",
-        "speak": "speak:speak",
-        "launch": "launch:launch",
-        "doctor": "doctor:doctor",
-        "version": "version:show_version",
+        "up": ("up:up", "Start a mesh on this machine and serve until Ctrl-C, or in the background."),
+        "run": (
+            "run:run",
+            (
+                "Pull, load and chat with a model, by its name or source. Starts weft for this command if it is not "
+                "running."
+            ),
+        ),
+        "stop": ("stop:stop", "Stop the mesh of a home: running requests are finished first, as with Ctrl-C."),
+        "restart": (
+            "stop:restart",
+            "Stop the mesh of a home, finishing running requests first, and start it again as it was started.",
+        ),
+        "reload": (
+            "reload:reload",
+            "Have a running mesh read its weft.yaml again: what changed drains, all else continues.",
+        ),
+        "status": (
+            "status:status",
+            "Show whether a mesh runs on a home, since when, where, how its processes are, and which models it serves.",
+        ),
+        "demo": ("demo:demo", "Start a mesh in a temporary home, stream one chat through its HTTP API, stop it."),
+        "ui": ("ui:ui", "Open the workbench, the web page of the mesh, and print its address."),
+        "chat": (
+            "chat:chat",
+            "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
+        ),
+        "image": (
+            "image:image",
+            "Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.",
+        ),
+        "transcribe": (
+            "transcribe:transcribe",
+            "Transcribe a recording. Text and captions are streamed, progress goes to stderr; Ctrl-C cancels.",
+        ),
+        "speak": (
+            "speak:speak",
+            "Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.",
+        ),
+        "launch": (
+            "launch:launch",
+            "Start a program such as Claude Code with the environment that leads it to the mesh; no file is changed.",
+        ),
+        "doctor": ("doctor:doctor", "Check what a mesh on this machine needs. Exit code 1 when something is missing."),
+        "version": (
+            "version:show_version",
+            "Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.",
+        ),
     },
     "Models": {
-        "discover": "discover:discover",
-        "attach": "attach:attach",
-        "detach": "attach:detach",
-        "pull": "models:pull",
-        "models": "models:app",
-        "ps": "ps:ps",
-        "top": "top:top",
-        "figures": "figures:figures",
-        "load": "operations:load",
-        "unload": "operations:unload",
-        "flush": "operations:flush",
-        "estimate": "estimate:estimate",
-        "logs": "logs:logs",
+        "discover": (
+            "discover:discover",
+            "Show engines and models of other programs here, the weft.yaml that serves them, and announced meshes.",
+        ),
+        "attach": (
+            "attach:attach",
+            "Serve every model that a running server lists, without a restart of the mesh; its list is followed.",
+        ),
+        "detach": (
+            "attach:detach",
+            "Serve the models of an attached server no longer; running requests end first, and the server runs on.",
+        ),
+        "pull": (
+            "models:pull",
+            "Pull a model: from the Hugging Face hub, by its short name, a URL, or a folder. No mesh needs to run.",
+        ),
+        "models": ("models:app", "List and remove the models that were pulled."),
+        "ps": ("ps:ps", "Show each model on each runner: memory, how long it stays loaded, process, slots."),
+        "top": ("top:top", "Show devices, models, queue and last ends on one page that continues until q or Ctrl-C."),
+        "figures": (
+            "figures:figures",
+            "Show what was counted in the last hour: requests, tokens, percentiles of times, waits and devices.",
+        ),
+        "load": (
+            "operations:load",
+            "Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.",
+        ),
+        "unload": (
+            "operations:unload",
+            "Drain the requests of a model, then unload it; the next request loads it again.",
+        ),
+        "flush": ("operations:flush", "Drop cached prefixes. Running requests keep theirs until they end."),
+        "estimate": ("estimate:estimate", "Show what memory a model will take, and what the estimate comes from."),
+        "logs": (
+            "logs:logs",
+            (
+                "Show the log of the mesh, a service, a runner or one request, a model's engine's output, or a "
+                "task's answer."
+            ),
+        ),
     },
     "Resources": {
-        "get": "get:get",
-        "describe": "describe:describe",
-        "edit": "edit:edit",
-        "create": "create:app",
-        "rotate": "create:rotate_app",
-        "apply": "declare:apply",
-        "diff": "declare:diff",
-        "delete": "declare:delete",
-        "profile": "profile:app",
-        "wait": "wait:wait",
-        "events": "events:events",
+        "get": (
+            "get:get",
+            (
+                "List resources, requests, clients, tasks, secrets, leases or routers. Resources in YAML can be "
+                "applied again."
+            ),
+        ),
+        "describe": (
+            "describe:describe",
+            "Show the details of one resource: its document, conditions with reasons, engines and recent events.",
+        ),
+        "edit": ("edit:edit", "Edit a resource in $VISUAL or $EDITOR as YAML, and apply it when the editor ends."),
+        "create": ("create:app", "Create a model of a provider, or a secret."),
+        "rotate": ("create:rotate_app", "Give a secret a new value."),
+        "apply": (
+            "declare:apply",
+            "Declare resources. All documents are applied, or none when one is wrong or refused.",
+        ),
+        "diff": (
+            "declare:diff",
+            "Show what apply would change. Exit code 0: nothing, 1: differences, higher: the comparison failed.",
+        ),
+        "delete": (
+            "declare:delete",
+            "Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.",
+        ),
+        "profile": (
+            "profile:app",
+            "Save what is declared and loaded as a profile, and switch to profiles. List them: weft get profiles.",
+        ),
+        "wait": ("wait:wait", "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout."),
+        "events": ("events:events", "Show recent events, oldest first."),
     },
     "Requests": {
-        "explain": "explain:explain",
-        "cancel": "cancel:cancel",
-        "batch": "batch:app",
-        "simulate": "simulate:simulate",
+        "explain": (
+            "explain:explain",
+            "Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.",
+        ),
+        "cancel": (
+            "cancel:cancel",
+            (
+                "Cancel requests, tasks, batches or operations: what waits never starts, what runs is stopped with "
+                "its engine."
+            ),
+        ),
+        "batch": ("batch:app", "Submit batches of requests, and fetch their answers."),
+        "simulate": ("simulate:simulate", "Simulate a mesh: waits, throughput, refusals and the cost of model swaps."),
     },
     "Administration": {
-        "config": "mesh_config:app",
-        "keys": "keys:app",
-        "runner": "runner:app",
-        "runtime": "runtime:app",
-        "lease": "lease:app",
-        "serve": "serve:app",
-        "edge": "edge:app",
-        "service": "service:app",
-        "health": "health:health",
-        "operation": "operations:app",
-        "audit": "audit:app",
-        "usage": "usage:usage",
-        "sign": "sign:app",
-        "approve": "sign:approve",
-        "log-level": "log_level:log_level",
+        "config": ("mesh_config:app", "Show the effective weft.yaml; show and change settings of the mesh."),
+        "keys": ("keys:app", "Manage API keys: their scopes and tenants."),
+        "runner": ("runner:app", "Join a mesh with the models of this machine, and manage join tokens."),
+        "runtime": ("runtime:app", "Install, list and remove the environments that engines such as vLLM run in."),
+        "lease": ("lease:app", "Lease accelerator memory for a program; list and release the leases of all hosts."),
+        "serve": (
+            "serve:app",
+            "Run one service of a mesh in this process, for meshes that span processes or machines.",
+        ),
+        "edge": ("edge:app", "Print the configuration of an Envoy in front of gateways or a relay."),
+        "service": (
+            "service:app",
+            "Install, show and remove services of systemd: a mesh, one of its services, a runner.",
+        ),
+        "health": (
+            "health:health",
+            "Ask the processes of a home whether they can do their work: a probe for containers and supervisors.",
+        ),
+        "operation": ("operations:app", "List, follow and cancel loads, unloads and flushes."),
+        "audit": (
+            "audit:app",
+            "Show the audit log of loads, unloads and flushes, refusals included, and verify that it is complete.",
+        ),
+        "usage": (
+            "usage:usage",
+            "Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.",
+        ),
+        "sign": ("sign:app", "Sign tokens that permit an operation, and create signing keys."),
+        "approve": (
+            "sign:approve",
+            "Show what a token permits, from the signed action itself, and add your signature.",
+        ),
+        "log-level": (
+            "log_level:log_level",
+            "Change the lowest level that a process of the mesh logs, for a time; then the configured one holds again.",
+        ),
     },
     "Development": {
-        "conformance": "conformance:conformance",
+        "conformance": (
+            "conformance:conformance",
+            "Check a runner of the mesh against its contract, promise by promise.",
+        ),
     },
 }
-"""All commands by panel of `weft --help`, in order: "module:attribute" of a function or an app."""
-COMMANDS: Mapping[str, str] = {name: place for panel in PANELS.values() for name, place in panel.items()}
+"""All commands by panel of `weft --help`, in order: "module:attribute" of a function or an app, and its summary.
+
+The summary is the first paragraph of the command's help, so that `weft --help` needs no module of a command.
+"""
+COMMANDS: Mapping[str, str] = {name: place for panel in PANELS.values() for name, (place, _) in panel.items()}
 
 ALIASES: Mapping[str, str] = {"down": "stop", "show": "describe"}
 """Other names of commands, not listed in the help."""
@@ -148,8 +264,8 @@ class LazyGroup(TyperGroup):
         """Returns the command's name and summary for help and completion; `resolve_command` loads the command."""
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
-        return TyperCommand(cmd_name, help=summary_of(cmd_name), rich_help_panel=panel)
+        panel, (_, summary) = next((panel, names[cmd_name]) for panel, names in PANELS.items() if cmd_name in names)
+        return TyperCommand(cmd_name, help=summary, rich_help_panel=panel)
 
     @override
     def make_context(self, *args: Any, **extra: Any) -> Any:
@@ -174,17 +290,6 @@ class LazyGroup(TyperGroup):
         if name is not None and name in COMMANDS:
             return name, (ctx.resilient_parsing and _completed(name, rest)) or load(name), rest
         return name, listed, rest
-
-
-def summary_of(name: str) -> str:
-    """Returns the first paragraph of a command's help, read from the module's text without an import."""
-    module, _, attribute = COMMANDS[name].partition(":")
-    with open(os.path.join(os.path.dirname(__file__), f"{module}.py"), encoding="utf-8") as file:  # noqa: PTH118, PTH120, PTH123 - few imports
-        text = file.read()
-    begin = rf'^def {attribute}\(.*?"""|^{attribute} = [^"]*"+'
-    found = re.search(rf'(?:{begin})(.*?)(?:\n\n|")', text, re.DOTALL | re.MULTILINE)
-    assert found is not None, name
-    return " ".join(found[1].split())
 
 
 def _no_command(word: str) -> str:

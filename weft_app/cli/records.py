@@ -202,24 +202,26 @@ def limit_uses(home: Path, tenants: Collection[str] = ()) -> list[Document]:
 
 def read_uses(home: Path, tenants: Collection[str] = ()) -> list[Document]:
     """Returns the usage of tenants' limits (empty: of all)."""
+    only = next(iter(tenants)) if len(tenants) == 1 else ""
     with connect(home) as api:
-        return [use for use in api.get("/v1/admin/limit-uses")["items"] if not tenants or use["tenant"] in tenants]
+        found = api.get("/v1/admin/limit-uses", tenant=only)["items"]
+    return [use for use in found if not tenants or use["tenant"] in tenants]
 
 
-def known_uses(home: Path, error: WeftError, tenants: Collection[str], more: str = "") -> list[Document]:
-    """Returns a router's usage of tenants' limits without a registry, and notes what is missing.
-
-    Raises `error`, the registry's, if no router answers either.
-    """
+def known_uses(home: Path, error: WeftError, tenants: Collection[str]) -> list[Document]:
+    """Returns a router's usage of tenants' limits. Raises `error`, the registry's, if no router answers either."""
     try:
-        found = read_uses(home, tenants)
+        return read_uses(home, tenants)
     except WeftError:
         raise error from None
+
+
+def note_missing_declarations(error: WeftError, more: str = "") -> None:
+    """Prints what is missing from `known_uses`; `error` is the registry's."""
     note(
         "no registry answers: declarations of tenants (weight, source, tenants without a limit) are not known, "
         f"these are the limits that a router counts{more} ({error.message})"
     )
-    return found
 
 
 def used_text(uses: Sequence[Document]) -> str:

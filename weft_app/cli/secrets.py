@@ -95,6 +95,9 @@ def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, 
             try:
                 api.delete(f"{SECRETS}/{name}", force=force)
             except WeftError as error:
+                if ignore_not_found:
+                    # Nobody sees a suggestion, and a key that may delete secrets may not be allowed to list them.
+                    raise
                 raise _with_suggestion(api, name, error) from error.__cause__
             say(f"secret/{name} deleted\n")
 

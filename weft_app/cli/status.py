@@ -122,22 +122,25 @@ def _healths(home: WeftHome, mesh: str) -> list[dict[str, Any]]:
 
 
 def _health(process: str, ask: Callable[[], Document]) -> dict[str, Any]:
-    """Returns the health of a process from `ask`; unhealthy if it does not answer."""
+    """Returns the health of a process from `ask`; unhealthy if it does not answer.
+
+    Answers of other releases may lack fields.
+    """
     try:
         answer = ask()
     except WeftError as error:
         return {"process": process, "status": "no_answer", "message": error.message, "components": []}
     components = [
         {
-            "name": each["name"],
-            "state": each["state"],
+            "name": each.get("name", ""),
+            "state": each.get("state", ""),
             "reason": each.get("reason", ""),
             "message": each.get("message", ""),
-            "since": datetime.fromisoformat(each["sinceTime"]).isoformat(),
+            "since": datetime.fromisoformat(each["sinceTime"]).isoformat() if "sinceTime" in each else "",
         }
-        for each in answer["components"]
+        for each in answer.get("components", ())
     ]
-    return {"process": process, "status": answer["status"], "message": "", "components": components}
+    return {"process": process, "status": answer.get("status", ""), "message": "", "components": components}
 
 
 def _asked_itself(address: str) -> Document:

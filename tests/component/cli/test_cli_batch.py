@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +178,21 @@ def test_watch_shows_progress_and_ends_with_the_batch(script: GatewayScript) -> 
         f"{ID}: finalizing, 3/3 answered, 0 failed",
         f"{ID}: completed, 3/3 answered, 0 failed",
     ]
+
+
+def test_watch_survives_a_call_that_hangs_longer_than_an_outage(
+    script: GatewayScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+
+    def sleep(_: float) -> None:
+        seconds[0] += batch_commands.SILENCE_SECONDS
+
+    monkeypatch.setattr(batch_commands, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: seconds[0]))
+    script.states = [document(), 503, document("completed", 3)]
+    assert script.run("submit", script.file(LINE), "--watch").exit_code == 0
+    script.states = [document(), 503]
+    assert script.run("submit", script.file(LINE), "--watch").exit_code == 1, "the second failure ends it"
 
 
 def test_watched_batch_with_failed_lines_exits_with_code_1(script: GatewayScript) -> None:

@@ -364,6 +364,7 @@ def test_tenants_are_listed_from_the_router_without_a_registry(mesh: Mesh) -> No
     assert header.split() == ["TENANT", "LIMIT", "OF", "USED", "LEFT", "EMPTY", "IN"]
     assert [row.split()[0] for row in rows] == ["acme", "other"]
     assert found.stderr.startswith("weft: no registry answers: declarations of tenants (weight, ")
+    assert found.output == found.stdout + found.stderr, "the table is first"
     one = mesh.run("get", "tenants", "acme")
     assert [row.split()[0] for row in one.stdout.splitlines()[1:]] == ["acme"]
     # What is no table is read by programs, which must not take a part for the whole.
@@ -400,6 +401,7 @@ def test_tenant_is_described_from_the_router_without_a_registry(mesh: Mesh) -> N
     for unknown in (("tenant", "nobody"), ("model", "acme"), ("acme",), ("tenant", "acme", "-o", "json")):
         missing = mesh.run("describe", *unknown)
         assert (missing.exit_code, missing.stdout) == (1, "")
+        assert "these are the limits that a router counts" not in missing.stderr, "none are shown"
 
 
 def test_tenants_are_watched_from_the_router_without_a_registry(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:

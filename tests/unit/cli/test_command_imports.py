@@ -2,6 +2,9 @@
 
 import fcntl
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
@@ -11,6 +14,7 @@ from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from threading import Thread
 from typing import get_args
+from zipfile import ZipFile
 
 import pytest
 from kit.forked_programs import Ended, Program, run_forked
@@ -25,7 +29,7 @@ CALL = "from weft_app.cli.main import app\napp(prog_name='weft')"
 SHARED = "import weft_app.cli.main"
 HELP_IMPORTS = {
     *("weft", "weft.kernel", "weft.kernel.memory_tuning"),
-    *("weft_app", "weft_app.cli", "weft_app.cli.inherited", "weft_app.cli.main", "weft_app.cli.main"),
+    *("weft_app", "weft_app.cli", "weft_app.cli.inherited", "weft_app.cli.main"),
 }
 """Modules of weft that the help of all commands may import."""
 OWN = {"weft", "weft_app", "gateway", "registry_svc", "router_svc", "runner_svc"}
@@ -98,6 +102,25 @@ def test_help_and_completion_import_no_command(name: str, ended: Mapping[str, En
     assert (program.code, bool(program.stdout)) == (0, True), program.stderr
     assert {each for each in program.modules if each.split(".")[0] in OWN} <= HELP_IMPORTS
     assert program.modules & HEAVY == set()
+
+
+def test_help_of_a_tree_in_an_archive_opens_no_module(tmp_path: Path) -> None:
+    archive = tmp_path / "tree.zip"
+    root = Path(main.__file__).parents[2]
+    with ZipFile(archive, "w") as tree:
+        for name in HELP_IMPORTS:
+            place = root / name.replace(".", "/")
+            file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+            tree.write(file, file.relative_to(root))
+    ended = subprocess.run(
+        [sys.executable, "-c", CALL, "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(archive)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, "Start a mesh on this machine" in ended.stdout) == (0, True), ended.stderr
 
 
 def test_read_commands_need_no_service_library(ended: Mapping[str, Ended]) -> None:

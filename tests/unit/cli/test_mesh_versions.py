@@ -1,9 +1,20 @@
 """What `weft doctor --mesh` says of the versions in a mesh."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from weft.api.operations.v1 import process_service_pb2 as pb
-from weft_app.cli.doctor_checks import Finding, Verdict, are_neighbours, examine_versions, release_of
+from weft_app.cli import doctor_checks
+from weft_app.cli.doctor_checks import (
+    Finding,
+    Verdict,
+    are_neighbours,
+    examine_mesh,
+    examine_versions,
+    release_of,
+)
 
 Process = tuple[str, pb.GetHealthResponse]
 
@@ -17,12 +28,12 @@ def _schema(known: str, found: str = "", service: str = "registry") -> pb.Databa
 
 
 def _mix(*processes: Process) -> Finding:
-    (finding,) = [finding for finding in examine_versions(dict(processes)) if finding.check == "mesh"]
+    (finding,) = [finding for finding in examine_versions(processes) if finding.check == "mesh"]
     return finding
 
 
 def _schemas(*processes: Process) -> list[Finding]:
-    return [finding for finding in examine_versions(dict(processes)) if finding.check == "schema"]
+    return [finding for finding in examine_versions(processes) if finding.check == "schema"]
 
 
 @pytest.mark.parametrize(
@@ -44,9 +55,7 @@ def test_neighboring_releases_differ_by_one_minor_version(one: str, other: str, 
 
 
 def test_each_process_is_listed_with_its_version_and_supported_schemas() -> None:
-    found = examine_versions(
-        dict([_process("registry", "0.4.0", _schema("0015", "0015")), _process("runner/a", "0.4.0")])
-    )
+    found = examine_versions([_process("registry", "0.4.0", _schema("0015", "0015")), _process("runner/a", "0.4.0")])
     assert [(each.detail, each.verdict) for each in found] == [
         ("registry: weft 0.4.0, registry schema 0015", Verdict.OK),
         ("runner/a: weft 0.4.0", Verdict.OK),
@@ -55,7 +64,7 @@ def test_each_process_is_listed_with_its_version_and_supported_schemas() -> None
 
 
 def test_process_without_a_version_is_reported() -> None:
-    silent, _ = examine_versions(dict([_process("registry", "")]))
+    silent, _ = examine_versions([_process("registry", "")])
     assert silent.verdict is Verdict.WARNING
     assert silent.detail == "registry: of a release that does not say its version"
 
@@ -89,3 +98,27 @@ def test_standby_without_an_open_database_is_compared_with_the_owner() -> None:
 
 def test_newer_standby_passes_beside_an_older_owner_before_migration() -> None:
     assert _schemas(_process("a", "0.4.0", _schema("0015", "0015")), _process("b", "0.5.0", _schema("0016"))) == []
+
+
+def test_gateways_of_two_versions_on_one_host_are_both_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gateways = [
+        pb.WatchingProcess(service="gateway", host="edge", version=version)
+        for version in ("0.4.0", "0.4.1", "0.5.0", "0.5.0")
+    ]
+    registry = pb.GetHealthResponse(version="0.5.0", watching_processes=gateways)
+    router = {"name": "atlas", "address": "a:1", "version": "0.5.0"}
+    monkeypatch.setattr(doctor_checks, "_runners", lambda _: {})
+    monkeypatch.setattr(doctor_checks, "_registries", lambda _: {"mesh": "a:1"})
+    monkeypatch.setattr(doctor_checks, "ROUTERS", SimpleNamespace(read=lambda _: [router]))
+    monkeypatch.setattr(doctor_checks, "health_of", lambda _: registry)
+    *processes, mix = examine_mesh(tmp_path)
+    assert [each.detail for each in processes] == [
+        "mesh: weft 0.5.0",
+        "router/atlas: weft 0.5.0",
+        "gateway@edge: weft 0.4.0",
+        "gateway@edge: weft 0.4.1",
+        "gateway@edge (2 times): weft 0.5.0",
+    ]
+    assert mix.remedy == "to end the upgrade: gateway@edge"

@@ -3,6 +3,7 @@
 import pytest
 
 from weft.kernel.failover_channel import Reach
+from weft_app.cli import doctor_checks
 from weft_app.cli.doctor_checks import RegistryState, Verdict, finding_of, registry_findings
 
 OWNER = RegistryState(address="a:1", reach=Reach.SERVING)
@@ -37,6 +38,16 @@ def test_check_fails_without_an_owner() -> None:
     assert finding.detail.startswith("no registry serves: ")
 
 
-def test_single_or_missing_address_is_not_checked_as_a_pair() -> None:
+def test_single_or_missing_address_is_not_checked_as_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def away(address: str) -> RegistryState:
+        asked.append(address)
+        return AWAY
+
+    monkeypatch.setattr(doctor_checks, "_asked", away)
     assert list(registry_findings(None)) == []
     assert list(registry_findings("a:1")) == []
+    assert asked == []
+    assert [each.verdict for each in registry_findings("a:1,b:1")] == [Verdict.FAILED]
+    assert asked == ["a:1", "b:1"]
