@@ -95,11 +95,12 @@ class LogRing:
         self._append(lines)
         return lines
 
-    def end_line(self) -> None:
-        """Ends the stream: text after the last newline is a line too."""
+    def end_line(self) -> list[str]:
+        """Ends the stream: text after the last newline is a line too, and is returned."""
         partial, self._partial = self._partial, b""
-        if partial:
-            self._append([partial.decode("utf-8", "replace").rstrip("\r")])
+        lines = [partial.decode("utf-8", "replace").rstrip("\r")] if partial else []
+        self._append(lines)
+        return lines
 
     def note(self, line: str) -> None:
         """Adds a line of the runner, such as the end of a process."""

@@ -144,14 +144,14 @@ class SupervisedProcess:
         finally:
             os.close(writable)
 
-    async def wait(self) -> str:
+    async def wait(self, last_output_seconds: float = LAST_OUTPUT_SECONDS) -> str:
         """Waits for the end of the process and its output; returns how it ended: "exit code 1", "signal SIGKILL"."""
         engine, output = self._engine, self._output
         assert engine is not None, "wait before start"
         end = await asyncio.shield(engine.ended)
         if output is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_OUTPUT_SECONDS):
+                async with asyncio.timeout(last_output_seconds):
                     await output.ended.wait()
         return describe_end(end)
 
@@ -222,7 +222,9 @@ class _Output(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        lines = self._ring.feed(data)
+        self._pass_on(self._ring.feed(data))
+
+    def _pass_on(self, lines: list[str]) -> None:
         if lines and self._on_lines is not None:
             try:
                 self._on_lines(lines)
@@ -233,7 +235,7 @@ class _Output(asyncio.Protocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._ring.end_line()
+        self._pass_on(self._ring.end_line())
         self.ended.set()
 
     async def close(self) -> None:
