@@ -100,7 +100,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     """Base of backends for OpenAI-compatible servers that weft starts: one model in one process.
 
     A runtime defines `engine_parameters`, `command`, `key_variable` and `arguments`, and overrides other methods whose
-    defaults do not fit, but not `start` and `stop`.
+    defaults do not fit.
     """
 
     engine_parameters: EngineParameters

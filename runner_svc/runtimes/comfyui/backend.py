@@ -130,9 +130,14 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         return self.model.url is not None
 
     @override
-    async def prepare(self, order: LoadOrder) -> None:
-        if order.model_path is not None:
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        # Checked first: a rejected order must not end a sleeping process.
+        if order is not None and order.model_path is not None:
             raise invalid_field("quantization", "cannot be chosen: the workflow says what ComfyUI loads")
+        return await super().start(order)
+
+    @override
+    async def prepare(self, order: LoadOrder) -> None:
         if self.is_attached:
             return
         try:

@@ -24,6 +24,7 @@ from kit.comfyui import (
 )
 from kit.engine_settings import engine_settings
 
+from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
 from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
@@ -362,6 +363,14 @@ async def test_unload_frees_the_memory_and_waits_until_it_is_available(tmp_path:
         assert fake.worker.vram_free > before
         await backend.start()
         assert len(collected_images(await answer(backend, HILL))) == 1
+
+
+async def test_rejected_quantization_ended_a_sleeping_comfyui(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, backend):
+        assert await backend.sleep() is True
+        with pytest.raises(WeftError, match="quantization"):
+            await backend.start(LoadOrder(model_path=tmp_path))
+        assert await backend.responds(1.0)
 
 
 async def test_unload_fails_if_the_memory_is_not_freed_in_time(tmp_path: Path) -> None:
