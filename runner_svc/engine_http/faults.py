@@ -32,7 +32,7 @@ class UnconnectedError(HttpFaultError):
     """No connection was made."""
 
     def __init__(self, why: Unconnected, words: str = "") -> None:
-        """`words`: the operating system's text for a shortage."""
+        """`words`: the operating system's text; empty: unknown."""
         super().__init__(why.name)
         self.why = why
         self.words = words
@@ -70,5 +70,7 @@ def unconnected(error: Exception) -> UnconnectedError:
             return UnconnectedError(Unconnected.UNTRUSTED)
         case OSError(errno=int(number)) if number in _SHORTAGES:
             return UnconnectedError(Unconnected.SHORTAGE, os.strerror(number))
+        case OSError(errno=int(number)):
+            return UnconnectedError(Unconnected.REFUSED, os.strerror(number))
         case _:
             return UnconnectedError(Unconnected.REFUSED)

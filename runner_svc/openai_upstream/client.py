@@ -201,7 +201,17 @@ class OpenAiHttp:
     async def answer_of(
         self, path: str, timeout_seconds: float, *, max_bytes: int = MAX_ANSWER_BYTES
     ) -> tuple[int, bytes] | None:
-        """Returns status and body of GET `path`; None: no response. The body is empty if too long or incomplete."""
+        """Returns status and body of GET `path` as `get` does; None: no response."""
+        try:
+            return await self.get(path, timeout_seconds, max_bytes=max_bytes)
+        except (HttpFaultError, TimeoutError):
+            return None
+
+    async def get(self, path: str, timeout_seconds: float, *, max_bytes: int = MAX_ANSWER_BYTES) -> tuple[int, bytes]:
+        """Returns status and body of GET `path`. The body is empty if too long or incomplete.
+
+        Raises HttpFaultError or TimeoutError if there is no response.
+        """
         headers, status = self._present_authorization(), None
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -212,7 +222,9 @@ class OpenAiHttp:
                 finally:
                     answer.release()
         except (HttpFaultError, TimeoutError, WeftError):
-            return None if status is None else (status, b"")
+            if status is None:
+                raise
+            return status, b""
 
     async def call_route(
         self, method: str, path: str, timeout_seconds: float, body: bytes = b"{}"

@@ -10,7 +10,9 @@ from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EnginePage, LoadOrder
 from runner_svc.engine_http.answer import Answer
+from runner_svc.engine_http.faults import HttpFaultError, UnansweredError, Unconnected, UnconnectedError
 from runner_svc.openai_upstream.address import base_url, require_known_place, server_root
+from runner_svc.openai_upstream.answers import head_fault, unreached
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.server_probes import LISTED, SHARED_AGE, ServerProbe, lacks_list
 from runner_svc.policy.backoff import ServerBackoff
@@ -164,8 +166,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
 
         Raises CONNECT_FAILED if it responds but is unusable, MODEL_NOT_FOUND if it lists only other models.
         """
-        look = partial(_look, http, PROBE_TIMEOUT_SECONDS)
-        found = await self.context.probes.latest(self.base_url, self._key, max_age_seconds, look)
+        found = await self.context.probes.latest(self.base_url, self._key, max_age_seconds, partial(_look, http))
         if found.listed is not None:
             self._require_listed(found.listed)
         match found.presence:
@@ -198,14 +199,14 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")
 
 
-async def _look(http: OpenAiHttp, seconds: float) -> ServerProbe:
+async def _look(http: OpenAiHttp) -> ServerProbe:
     """Requests the server's model list, or its health check if it has no list."""
-    answer = await http.answer_of(MODELS, seconds)
+    answer = await http.answer_of(MODELS, PROBE_TIMEOUT_SECONDS)
     if answer is None:
         return ServerProbe(why="it does not answer")
     status, body = answer
     if lacks_list(status):
-        return ServerProbe(status=status, health=await http.status_of(HEALTH, seconds))
+        return ServerProbe(status=status, health=await http.status_of(HEALTH, PROBE_TIMEOUT_SECONDS))
     return ServerProbe(status=status, listed=listed_models(body) if status == LISTED else None)
 
 
@@ -220,32 +221,45 @@ def find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelF
     except WeftError as error:
         return ModelFault(message=error.message, remedy=f"export {model.api_key_env}=...")
     shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    found = asyncio.run(_asked(model, key))
-    status, listed = found.status, found.listed
-    if listed is not None and not listed.has(name):
+    try:
+        status, body = asyncio.run(_ask_for_models(model, key))
+    except (HttpFaultError, TimeoutError, ValueError) as error:
+        return ModelFault(message=f"{shown} does not answer: {_why_unanswered(error)}", remedy=_START_IT)
+    if status == LISTED and not (listed := listed_models(body)).has(name):
         return ModelFault(message=not_listed_message(name, listed), remedy="set upstream_model", is_there=True)
-    if status in (200, 429) or lacks_list(status):
+    if status in (LISTED, 429) or lacks_list(status):
         return None
     if status in (401, 403):
         return ModelFault(message=f"{shown} refuses the key (status {status})", remedy="set api_key_env")
-    said = "does not answer" if status is None else f"answers the request for its models with status {status}"
-    return ModelFault(message=f"{shown} {said}", remedy=_START_IT)
+    return ModelFault(message=f"{shown} answers the request for its models with status {status}", remedy=_START_IT)
 
 
-async def _asked(model: OpenAiHttpModel, key: str) -> ServerProbe:
+async def _ask_for_models(model: OpenAiHttpModel, key: str) -> tuple[int, bytes]:
+    """Returns status and body of the model list. Raises as `OpenAiHttp.get`, and ValueError for an invalid URL."""
     endpoint = Endpoint(base_url=server_root(model.url), api_key=key, parameters=parameter_profile(model, PARAMETERS))
 
     async def explain(_: Reason) -> None:
         return None
 
+    http = OpenAiHttp(endpoint, TimeoutProfile(connect_seconds=DOCTOR_TIMEOUT_SECONDS), explain)
     try:
-        http = OpenAiHttp(endpoint, TimeoutProfile(connect_seconds=DOCTOR_TIMEOUT_SECONDS), explain)
-    except ValueError:
-        return ServerProbe()  # invalid URL
-    try:
-        return await _look(http, DOCTOR_TIMEOUT_SECONDS)
+        return await http.get(MODELS, DOCTOR_TIMEOUT_SECONDS)
     finally:
         await http.close()
+
+
+def _why_unanswered(error: Exception) -> str:
+    match error:
+        case TimeoutError() | UnconnectedError(why=Unconnected.TIMEOUT):
+            return f"it sent nothing within {DOCTOR_TIMEOUT_SECONDS:g} s"
+        case UnconnectedError():
+            return error.words or unreached(error)
+        case UnansweredError():
+            return "it closed the connection"
+        case HttpFaultError():
+            return head_fault(error)
+        case _:
+            return f"its URL is invalid: {error}"
 
 
 def build(model: OpenAiHttpModel, context: ModelContext) -> ModelEngine:

@@ -123,7 +123,12 @@ def test_unresponsive_server_is_reported_without_the_user_in_its_address(tmp_pat
     port = free_port()
     finding = _findings(tmp_path, _attached(f"http://127.0.0.1:{port}"))["server"]
     assert finding.verdict is Verdict.FAILED
-    assert f"llama: http://127.0.0.1:{port} does not answer" in finding.detail
+    assert f"llama: http://127.0.0.1:{port} does not answer: Connection refused" in finding.detail
+
+
+def test_reason_why_a_server_does_not_answer_was_lost(tmp_path: Path) -> None:
+    finding = _findings(tmp_path, _attached("http://nowhere.invalid:8000"))["server"]
+    assert "llama: http://nowhere.invalid:8000 does not answer: its name is not known" in finding.detail
 
 
 def test_accelerators_have_a_line(tmp_path: Path) -> None:

@@ -33,9 +33,8 @@ def test_join_warns_of_a_server_that_does_not_answer_when_one_model_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     warn_of_missing_models(joined("llama"))
-    assert "does not answer" in (said := capsys.readouterr().out)
-    assert said.startswith("warn llama: http://127.0.0.1:")
-    assert said.endswith("; start the server, or correct `url`\n")
+    assert (said := capsys.readouterr().out).startswith("warn llama: http://127.0.0.1:")
+    assert said.endswith(" does not answer: Connection refused; start the server, or correct `url`\n")
 
 
 def test_join_warns_of_a_server_that_does_not_answer_when_all_models_are_published(
