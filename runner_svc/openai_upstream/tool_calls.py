@@ -102,7 +102,11 @@ class _Arguments:
     def _decide(self, piece: str) -> None:
         if not (piece.startswith(self._latest) and piece.startswith(_OPENERS)):
             self._repeats = False
-        elif not _may_begin_json(str(self) + piece):
+            return
+        begins_json = _may_begin_json(str(self) + piece)
+        if begins_json is None:
+            self._repeats = False
+        elif not begins_json:
             self._repeats = True
             self._restart(self._pieces[:1])
             self._latest = self._pieces[0]
@@ -117,14 +121,15 @@ class _Arguments:
         self.is_whole = self.is_whole or self._extent.feed(piece) is not None
 
 
-def _may_begin_json(text: str) -> bool:
+def _may_begin_json(text: str) -> bool | None:
+    """Whether a text can be the start of JSON; None: it is nested too deeply to tell."""
     end = JsonExtent().feed(text)
     if end is not None and text[end:].strip():
         return False
     try:
         from_json(text, allow_partial="trailing-strings")
     except ValueError as error:
-        return _TOO_DEEP in str(error)
+        return None if _TOO_DEEP in str(error) else False
     return True
 
 

@@ -35,7 +35,7 @@ def last_words(lines: Sequence[str]) -> str | None:
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r"\s+File \".*\", line \d+")
-_ESCAPED_BREAK = re.compile(re.escape(_TRACEBACK) + r"((?:\\+r)?\\+n)")
+_ESCAPED_BREAK = re.compile(re.escape(_TRACEBACK) + r"((?:\\{1,8}r)?\\{1,8}n)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 

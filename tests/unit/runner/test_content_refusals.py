@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS, provider_refusal, refusal
+from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS, provider_refusal, refusal, stated_answer
 from runner_svc.openai_upstream.stream import StreamReader
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import FailureKind, classify
@@ -51,6 +51,14 @@ FAILURES = [
     (502, "<html><title>Bad Gateway</title></html>"),
     (500, "Internal Server Error"),
 ]
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/opt/engine/server.py", line 147, in generate
+    return text.split("\\n")
+           ^^^^^^^^^^^^^^^^
+"""
 
 
 def _body(said: Any) -> bytes:
@@ -99,6 +107,48 @@ def test_traceback_in_an_engine_answer_is_reduced_to_its_exception(name: str) ->
         _in_stream({"error": {"message": said, "code": 500}}).message
         == "the engine reported: RuntimeError: no such layer"
     )
+
+
+@pytest.mark.parametrize("where", ["before", "traceback", "list", "repr"])
+def test_message_beside_a_traceback_lost_its_text_and_its_reason(where: str) -> None:
+    words = "prompt is too long: maximum context length is 8 tokens"
+    said = {
+        "before": {"error": {"message": f"{words} {TRACEBACK}ValueError: bad"}},
+        "traceback": {"detail": {"error": words, "traceback": f"{TRACEBACK}ValueError: bad"}},
+        "list": {"detail": [{"traceback": f"{TRACEBACK}ValueError: bad"}, {"msg": words}]},
+        "repr": repr(f"{words} {TRACEBACK}ValueError: bad"),
+    }[where]
+    error = refusal(400, _body(said), {})
+    assert error.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+    assert words in error.message
+    assert "ValueError: bad" in error.message
+    assert "Traceback" not in error.message
+    assert "server.py" not in error.message
+
+
+def test_traceback_without_its_exception_left_an_empty_error() -> None:
+    """With status 200, it even counted as an answer."""
+    body = _body({"error": {"message": TRACEBACK}})
+    stated = stated_answer(body)
+    assert stated is not None
+    assert stated.reason is Reason.BACKEND_ERROR
+    assert stated.message == "the engine reported: a Python exception without a message"
+    assert refusal(500, body, {}).message == "the engine answered 500: a Python exception without a message"
+
+
+def test_length_reported_only_in_a_traceback_is_recognized() -> None:
+    said = f"{TRACEBACK}    raise ValueError('prompt is too long')\n"
+    assert refusal(400, _body(said), {}).reason is Reason.CONTEXT_LENGTH_EXCEEDED
+
+
+def test_template_error_that_names_a_line_lost_its_cause() -> None:
+    said = 'Error rendering template:\n  File "t.jinja", line 3\n    {{ x }}\n  undefined x'
+    assert refusal(400, _body(said), {}).message == f"the engine answered 400: {said}"
+
+
+def test_frames_at_the_start_of_an_answer_are_removed() -> None:
+    said = TRACEBACK.partition("\n")[2]
+    assert refusal(500, _body(f"{said}ValueError: bad"), {}).message == "the engine answered 500: ValueError: bad"
 
 
 def _in_stream(*payloads: Any) -> WeftError:

@@ -155,6 +155,8 @@ def test_arguments_in_quotes_truncated_by_the_limit_are_decoded() -> None:
         ("{", '{"q', '{"q":"1', ONE),
         ('{"q":', ONE),
         ('{"q":', ONE, ONE),
+        (" {", f" {ONE}"),
+        (" {", ' {"q"', f" {ONE}", f" {ONE}"),
         ("", "{", '{"q":', '{"q":"1"', ONE, ""),
         tuple(json.dumps(ONE)[:end] for end in range(1, len(json.dumps(ONE)) + 1)),
     ],
@@ -172,6 +174,7 @@ def test_arguments_that_each_chunk_repeats_are_passed_on_once(pieces: Sequence[s
         ('{"', '{"', '":1}'),
         ('{"q":"', "1", "1", '1"}'),
         ("ha", "ha", "hahaha"),
+        (*['{"q":'] * 250, "1", "}" * 250),
     ],
 )
 def test_chunks_that_only_look_repeated_are_joined(pieces: Sequence[str]) -> None:
