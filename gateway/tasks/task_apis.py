@@ -167,7 +167,8 @@ class TaskApi(Generic[Params]):
 
 
 def _names_links(params: Params) -> bool:
-    return "url" in (getattr(params, "response_format", None), getattr(params, "result_format", None))
+    declared = vars(params)  # fields that the API does not know are ignored
+    return "url" in (declared.get("response_format"), declared.get("result_format"))
 
 
 AnyTaskApi = TaskApi[Any]
