@@ -26,6 +26,8 @@ def malformed(what: str, error: Exception) -> WeftError:
 
 
 MAX_ERROR_CHARS = 500
+_MAX_READ_CHARS = 65_536
+"""An event of a stream can be far longer than the error bodies that are read."""
 _NO_MESSAGE = "a Python exception without a message"
 CONTEXT_LENGTH_CODE = "context_length_exceeded"
 """OpenAI's code for it; its type is that of any invalid request."""
@@ -130,7 +132,7 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
 
     After content the request had been accepted, so the fault is the server's.
     """
-    said = error if isinstance(error, str) else error.message or ""
+    said = (error if isinstance(error, str) else error.message or "")[:_MAX_READ_CHARS]
     message = _for_callers(said)
     text = f"the engine reported: {message}"
     if isinstance(error, ErrorBody) and (own := own_error(error.type or "", message)) is not None:
