@@ -2,18 +2,12 @@
 
 from pathlib import Path
 
-from registry_svc.store.documents_migration import move_documents, name_event_kinds
 from weft.kernel.reasons import Reason
 from weft.sql.migrations import Schema
 from weft.sql.owners import OwnerRole
 from weft.sql.store import Store
 
-SCHEMA = Schema(
-    owner="registry",
-    scripts=Path(__file__).parent / "schema",
-    version_table="alembic_version",
-    moves={"0019": move_documents, "0020": name_event_kinds},
-)
+SCHEMA = Schema(owner="registry", scripts=Path(__file__).parent / "schema", version_table="alembic_version")
 REGISTRY_OWNER = OwnerRole(
     service="registry",
     table="ownership",

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sqlite3
 import subprocess
-from collections.abc import Sequence
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from mixed_mesh import GATEWAYS, HEARTBEAT_SECONDS, ORDER, RUNNERS, MixedMesh, c
 
 import registry_svc.store.database
 import router_svc.store.database
-from weft.sql.migrations import Schema, statements_of
 
 MIXES = {
     "runners of before": RUNNERS,
@@ -161,26 +160,25 @@ def test_previous_release_rejects_a_newer_database_and_leaves_it_unchanged(
 
 Tables = dict[str, dict[str, tuple[str, bool]]]
 """Columns by table: the type, and whether a row may be written without a value."""
-_STATEMENTS = '[each for r in SCHEMA.revisions for each in statements_of(SCHEMA.scripts / f"{r}.sql", "sqlite")]'
+_MAKE = """
+import asyncio
+from {module} import SCHEMA
+from weft.sql.store import Store
+
+async def make():
+    store = Store("sqlite:///{path}", "{service}", schema=SCHEMA)
+    await store.open()
+    await store.close()
+
+asyncio.run(make())
+"""
 
 
-def _tables_of(release: PreviousRelease, service: str) -> Tables:
-    imports = (
-        f"import json; from {MODULES[service]} import SCHEMA; from {statements_of.__module__} import statements_of"
-    )
-    return _tables(json.loads(release.evaluate(imports, f"json.dumps({_STATEMENTS})")))
-
-
-def _own_tables(schema: Schema) -> Tables:
-    return _tables(
-        [each for revision in schema.revisions for each in statements_of(schema.scripts / f"{revision}.sql", "sqlite")]
-    )
-
-
-def _tables(statements: Sequence[str]) -> Tables:
-    with closing(sqlite3.connect(":memory:")) as database:
-        for statement in statements:
-            database.execute(statement)
+def _tables_of(python: Path, service: str, path: Path) -> Tables:
+    """Returns the tables that a release makes."""
+    program = _MAKE.format(module=MODULES[service], service=service, path=path)
+    subprocess.run([python, "-P", "-c", program], check=True)
+    with closing(sqlite3.connect(path)) as database:
         return {
             table: {
                 name: (kind, not is_required or default is not None)
@@ -206,9 +204,12 @@ def _narrowed(before: Tables, after: Tables) -> set[str]:
 
 
 @pytest.mark.parametrize("service", SCHEMAS)
-def test_previous_release_reads_and_writes_the_tables_of_this_release(previous: PreviousRelease, service: str) -> None:
+def test_previous_release_reads_and_writes_the_tables_of_this_release(
+    previous: PreviousRelease, service: str, tmp_path: Path
+) -> None:
     """An older router goes on beside a newer one that has migrated the database of both."""
-    assert _narrowed(_tables_of(previous, service), _own_tables(SCHEMAS[service])) == set()
+    before = _tables_of(previous.python, service, tmp_path / "before.db")
+    assert _narrowed(before, _tables_of(Path(sys.executable), service, tmp_path / "after.db")) == set()
 
 
 @pytest.mark.parametrize(
