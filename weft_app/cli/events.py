@@ -35,7 +35,9 @@ def events(
             metavar="[KIND [NAME]]", help="Only of this kind or resource.", autocompletion=complete_resource
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAST_EVENTS, help="Number of newest events.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--tail", "-n", "--limit", min=1, max=MAX_PAST_EVENTS, help="Number of newest events.")
+    ] = 100,
     output: ResourceOutputOption = ResourceFormat.TABLE,
     watch: WatchOption = False,
     home: HomeOption = DEFAULT_HOME,

@@ -4,12 +4,14 @@ Each command is imported when it runs: `weft get` imports no service, `weft --he
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import Enum
 from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
@@ -220,8 +222,17 @@ The summary is the first paragraph of the command's help, so that `weft --help` 
 """
 COMMANDS: Mapping[str, str] = {name: place for panel in PANELS.values() for name, (place, _) in panel.items()}
 
-ALIASES: Mapping[str, str] = {"down": "stop", "show": "describe"}
+ALIASES: Mapping[str, str] = {"down": "stop", "list": "get models", "ls": "get models", "show": "describe"}
 """Other names of commands, not listed in the help."""
+SUBCOMMAND_ALIASES: Mapping[str, Sequence[str]] = {
+    "delete": ("rm", "remove", "revoke"),
+    "list": ("ls",),
+    "ls": ("list",),
+    "remove": ("rm", "revoke"),
+    "rm": ("remove", "revoke"),
+    "show": ("get",),
+}
+"""Other names of a group's commands: of each, those that it may mean."""
 
 OTHER_WORDS: Mapping[str, str] = {
     "alias": "weft get aliases, or weft apply -f FILE to declare one",
@@ -230,8 +241,6 @@ OTHER_WORDS: Mapping[str, str] = {
     "install": "weft pull SOURCE for a model, weft runtime install NAME for an engine",
     "join": "weft runner join",
     "kill": "weft stop, or weft unload MODEL for one model",
-    "list": "weft get models, or weft models ls for the files that were pulled",
-    "ls": "weft get models, or weft models ls for the files that were pulled",
     "log": "weft logs, or weft logs MODEL for what its engine printed",
     "remove": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
     "rm": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
@@ -268,6 +277,11 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=summary, rich_help_panel=panel)
 
     @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Also accepts `weft help COMMAND`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
+    @override
     def make_context(self, *args: Any, **extra: Any) -> Any:
         with usage_errors_in_one_line():
             return super().make_context(*args, **extra)
@@ -283,7 +297,7 @@ class LazyGroup(TyperGroup):
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args:
-            args = [ALIASES.get(args[0], args[0]), *args[1:]]
+            args = [*ALIASES.get(args[0], args[0]).split(), *args[1:]]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(_no_command(args[0]))
         name, listed, rest = super().resolve_command(ctx, args)
@@ -395,8 +409,14 @@ def _completed(name: str, words: Sequence[str]) -> Any:
 def _prepare(command: Any) -> None:
     """Makes a command and its subcommands accept plain values, and use typed names in errors of services."""
     without_conversion(command)
-    for each in getattr(command, "commands", {}).values():
+    if command.help and "\b" not in command.help:
+        # Typer keeps the line breaks of the source.
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help))
+    subcommands = getattr(command, "commands", {})
+    for each in subcommands.values():
         _prepare(each)
+    if subcommands:
+        _accept_aliases(command)
     typers_own = command.invoke
 
     def invoke(context: Any) -> Any:
@@ -406,6 +426,19 @@ def _prepare(command: Any) -> None:
             return typers_own(context)
 
     command.invoke = invoke
+
+
+def _accept_aliases(group: Any) -> None:
+    """Makes a group accept SUBCOMMAND_ALIASES of its commands."""
+    typers_own = group.resolve_command
+
+    def resolve_command(context: Any, args: list[str]) -> Any:
+        if args and args[0] not in group.commands:
+            meant = [each for each in SUBCOMMAND_ALIASES.get(args[0], ()) if each in group.commands]
+            args = [*meant[:1], *args[1:]] if meant else args
+        return typers_own(context, args)
+
+    group.resolve_command = resolve_command
 
 
 app = typer.Typer(
@@ -439,7 +472,10 @@ _SCALARS = (str, bool, int, float)
 
 
 def without_conversion(command: Any) -> None:
-    """Makes a command accept plain values without typer's conversion, which handles all other and invalid values."""
+    """Makes a command accept plain values without typer's conversion, which handles all other and invalid values.
+
+    Its help shows no types.
+    """
     typers_own = command.get_params
 
     def get_params(context: Any) -> Any:
@@ -449,10 +485,21 @@ def without_conversion(command: Any) -> None:
             known = getattr(parameter, "get_runtime_param", None)
             if known is not None and not isinstance(known, _PlainParameter):
                 parameter.get_runtime_param = _PlainParameter(known)
+                _show_values_without_types(parameter)
         return found
 
     # Not only in `params`: the option --help is created on demand.
     command.get_params = get_params
+
+
+def _show_values_without_types(parameter: Any) -> None:
+    """Makes the help show an option's choices or the name of its value, such as FILE, but no type or range."""
+    shown = parameter.display_type_rich
+    is_named = parameter.type_descriptor.is_choice or (
+        parameter.param_type_name == "option" and parameter.metavar is not None
+    )
+    parameter.display_type_rich = lambda ctx: shown(ctx) if is_named else None
+    parameter._get_number_range_help_str = lambda: None  # noqa: SLF001 - typer has no option for it
 
 
 class _PlainParameter:

@@ -202,11 +202,42 @@ def _unboxed(output: str) -> str:
 
 @pytest.mark.parametrize("word", ALIASES)
 def test_alias_is_an_unlisted_name_of_a_command(word: str) -> None:
-    assert ALIASES[word] in COMMANDS
+    command = ALIASES[word].split()[0]
+    assert command in COMMANDS
     assert not {word} & (COMMANDS.keys() | OTHER_WORDS.keys())
     asked = _invoked(word, "--help")
     assert asked.exit_code == EXIT_OK
-    assert f"weft {ALIASES[word]}" in _unboxed(asked.output)
+    assert f"weft {command}" in _unboxed(asked.output)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (("models", "list"), "weft models ls"),
+        (("keys", "ls"), "weft keys list"),
+        (("keys", "rm"), "weft keys revoke"),
+        (("models", "remove"), "weft models rm"),
+        (("runtime", "rm"), "weft runtime remove"),
+        (("batch", "show"), "weft batch get"),
+        (("runner", "token", "ls"), "weft runner token list"),
+    ],
+)
+def test_group_accepts_other_names_of_its_commands(typed: tuple[str, ...], meant: str) -> None:
+    asked = _invoked(*typed, "--help")
+    assert asked.exit_code == EXIT_OK
+    assert f"Usage: {meant} " in _unboxed(asked.output)
+
+
+@pytest.mark.parametrize("words", [(), ("ps",), ("models", "ls")])
+def test_help_command_shows_the_help_of_a_command(words: tuple[str, ...]) -> None:
+    assert _invoked("help", *words).output == _invoked(*words, "--help").output
+
+
+def test_help_shows_choices_and_names_of_values_but_no_types() -> None:
+    said = _unboxed(_invoked("up", "--help").output) + _unboxed(_invoked("lease", "acquire", "--help").output)
+    assert "--discover <ask|yes|no>" in said
+    assert "--memory -m SIZE" in said
+    assert not re.search(r"<(bool|int|str|path|list)|range", said)
 
 
 def test_command_options_are_repeated_as_typed() -> None:

@@ -53,7 +53,6 @@ CALLS = [
     ("--file", "/nowhere/at/all"),
     ("--file", "/etc/passwd"),
     ("--off",),
-    ("--help",),
     ("--wrong",),
 ]
 
