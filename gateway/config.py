@@ -136,17 +136,17 @@ class MediaConfig:
     """Images and recordings in requests. Inline files pass the same checks as fetched ones."""
 
     allowed_hosts: Annotated[tuple[HostPattern, ...], MaxLen(1000), PUBLIC] = ()
-    """Hosts that images may be fetched from, such as `images.example.org` or `*.example.org`, which is every name below
-    it; with `:port` for another than 443. Default: addresses are refused. A listed host gets the
-    addresses of requests."""
+    """Hosts from which images in requests may be fetched, such as `images.example.org` or `*.example.org` (all its
+    subdomains); append `:port` if it is not 443. A listed host sees the URLs that requests contain. Default: none, and
+    image URLs are refused."""
     allow_plain_http: bool = False
-    """Whether `http://` addresses of those hosts are fetched, too."""
+    """Whether `http://` URLs of `allowed_hosts` are fetched as well."""
     max_bytes: Annotated[int, Ge(1024), Le(MAX_FETCHED_BYTES)] = 10 * MEBIBYTE
-    """Size of one file, fetched or inline."""
+    """Maximum size of one file, fetched or inline."""
     max_pixels: Annotated[int, Ge(1), Le(2**31)] = 64 * 1024 * 1024
-    """Width times height times frames of an image, by its header: 8192 x 8192."""
+    """Maximum number of pixels of an image according to its header: width x height x frames. Default: 8192 x 8192."""
     max_audio_seconds: Seconds = 3600.0
-    """Length of a recording, by its header."""
+    """Maximum length of a recording according to its header."""
     max_total_bytes: Constant[int] = 20 * MEBIBYTE
     """Size of all files that are fetched for one request."""
     max_files: Constant[int] = 16
@@ -163,10 +163,10 @@ class MediaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEdgeConfig:
-    """Sizes of files and batches, and how many are handled concurrently."""
+    """Limits of files and batches."""
 
     max_file_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 200 * MEBIBYTE
-    """Size of an uploaded file."""
+    """Maximum size of an uploaded file."""
     max_lines: Constant[int] = 50_000
     """Requests of one batch."""
     max_uploads: Constant[int] = 32
@@ -183,16 +183,16 @@ class BatchEdgeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultConfig:
-    """Addresses of images and recordings that models made: `response_format: url`."""
+    """URLs of generated images and recordings (`response_format: url`)."""
 
     link_seconds: Annotated[Seconds, PUBLIC] = 86_400.0
-    """How long an address is valid; the result itself is kept for `router.results.keep_seconds`."""
+    """How long a result URL is valid. The result itself is kept for `router.results.keep_seconds`."""
     public_url: Annotated[str, MaxLen(1024), PUBLIC] = ""
-    """How callers reach the gateway, such as `https://weft.example.org`, where it is behind a proxy. Default: the
-    address that a request names."""
+    """URL at which callers reach the gateway if it is behind a proxy, such as `https://weft.example.org`. Default: the
+    host in the request."""
     key_file: Annotated[PathText | None, PUBLIC] = None
-    """File of the 32 bytes that sign addresses, readable by its owner only. Gateways of one mesh need the same.
-    Default: `state/results.key` under the home, made at the first start."""
+    """File with the 32 bytes that sign result URLs, readable by its owner only. All gateways of a mesh need the same
+    file. Default: `state/results.key` under the home, created at the first start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,9 +200,9 @@ class RequestLimits:
     """Limits of one request. docs/scheduling.md lists the errors above them."""
 
     max_audio_bytes: Annotated[Bytes, PUBLIC] = 25 * MEBIBYTE
-    """Body of an upload of audio."""
+    """Maximum body size of an audio upload."""
     max_image_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE
-    """Body of an upload of images to edit."""
+    """Maximum body size of an upload of images to edit."""
     max_messages: Constant[int] = 10_000
     """Messages of one conversation."""
     max_choices: Constant[int] = 8
@@ -242,8 +242,8 @@ class ConnectionLimits:
     """What one connection may do before its request is accepted."""
 
     max_connections: Annotated[int, Ge(1), Le(1_000_000), PUBLIC] = 2048
-    """Open connections; one more is answered 503 and closed. Never more than half of the files that the process may
-    have open."""
+    """Maximum number of open connections; further ones get 503 and are closed. At most half of the process's limit of
+    open files."""
     max_header_bytes: Constant[int] = 32 * 1024
     """Size of the request line and headers."""
     idle_seconds: Constant[int] = 75
@@ -265,30 +265,30 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimitConfig:
-    """Requests per tenant, in any second, minute or hour."""
+    """Maximum number of requests per tenant and second, minute or hour."""
 
     default: Annotated[RequestRate, PUBLIC] = DEFAULT_RATE
-    """For unnamed tenants, such as `100req/min`, `5req/sec` or `1000req/hour`."""
+    """Limit of each tenant that is not in `tenants`, such as `100req/min`, `5req/sec` or `1000req/hour`."""
     tenants: Annotated[Mapping[str, RequestRate], MaxLen(1000), PUBLIC] = field(default_factory=dict)
-    """By tenant, as in X-Tenant-ID."""
+    """Limits by tenant (X-Tenant-ID)."""
     max_tenants: Constant[int] = 1000
     """Tenants that are counted one by one; those beyond share one window, so that inventing names gains nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeTls:
-    """HTTPS, TLS 1.2 and newer. On loopback the gateway serves plain HTTP where no certificate is named."""
+    """HTTPS with TLS 1.2 or newer. On loopback, the gateway serves plain HTTP unless a certificate is set."""
 
     certificate_file: Annotated[PathText | None, PUBLIC] = None
-    """PEM chain. It is reloaded when it changes, together with its key."""
+    """PEM chain. The certificate and its key are reloaded when they change."""
     key_file: Annotated[PathText | None, PUBLIC] = None
     """PEM key of the certificate, without a passphrase; only its owner and group may be able to read it."""
     authority_file: PathText | None = None
-    """PEM of the authority that clients trust, which `GET /ca.pem` shows them. Default: that of a certificate which the
-    gateway makes itself."""
+    """PEM file of the certificate authority that clients should trust; `GET /ca.pem` returns it. Default: the gateway's
+    own authority, if it issues its certificate."""
     self_signed: Annotated[bool | None, PUBLIC] = None
-    """Whether the gateway makes its certificate itself, of an authority that it keeps under the home and that clients
-    trust by its file or fingerprint. Default: beyond loopback, where no certificate is named."""
+    """Whether the gateway issues its own certificate, from an authority that it keeps under the home and that clients
+    trust by file or fingerprint. Default: true on any address other than loopback if no certificate is set."""
 
     @property
     def is_set(self) -> bool:
@@ -338,14 +338,14 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorsConfig:
-    """Web pages of other origins that may call the gateway (CORS). They never send cookies; a key is a header."""
+    """Web pages of other origins that may call the gateway (CORS). Keys are sent in a header, never in cookies."""
 
     allowed_origins: Annotated[tuple[Origin, ...], MaxLen(256), PUBLIC] = LOOPBACK_ORIGINS + APP_ORIGINS
     """Origins such as `https://app.example.org`, `https://*.example.org`, `http://localhost:*` (any port) or
-    `app://obsidian.md`. Default: pages and applications of this machine. `[]`: none but the gateway's own. A list
-    replaces the default. Changes of resources stay refused for pages where callers need no key."""
+    `app://obsidian.md`. `[]`: only the gateway's own pages. A list replaces the default, which is pages and
+    applications of this machine. If callers need no key, pages cannot change resources."""
     allowed_headers: Annotated[tuple[HeaderName, ...], MaxLen(64)] = ()
-    """Request headers that pages may send besides those that the APIs and their SDKs use."""
+    """Request headers that pages may send, in addition to those that the APIs and their SDKs use."""
     max_age_seconds: Constant[int] = 600
     """How long a browser may keep the answer to a preflight request."""
 
@@ -355,7 +355,7 @@ class WorkbenchConfig:
     """The workbench, the web page at `/ui`."""
 
     enabled: Annotated[bool, PUBLIC] = True
-    """Whether it is served. Without keys it is served to this machine only."""
+    """Whether the workbench is served. If callers need no keys, it is served to this machine only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,40 +363,40 @@ class GatewayConfig:
     """The HTTP gateway."""
 
     max_body_bytes: Annotated[Bytes, PUBLIC] = 10 * MEBIBYTE
-    """Largest request body, uploads of audio and images aside."""
+    """Maximum size of a request body, except uploads of audio and images."""
     request_timeout_seconds: Annotated[Seconds, PUBLIC] = 600.0
-    """Deadline of every request, and the maximum of X-Request-Timeout-Seconds."""
+    """Default deadline of a request, and the maximum of the header X-Request-Timeout-Seconds."""
     receipt_comments: bool = True
-    """Whether a stream ends with its receipt as a comment. The header `X-Receipt-Comment: true` or `false` of a request
-    replaces it."""
+    """Whether a stream ends with its receipt as an SSE comment. The request header `X-Receipt-Comment: true` or `false`
+    overrides it."""
     keep_responses: Annotated[KeepResponses, PUBLIC] = KeepResponses.BY_DEFAULT
-    """Which responses of `/v1/responses` are stored with their input: all unless a request says `"store": false`, those
-    whose request says `"store": true`, or none. Stored responses stay until they are deleted or expire
-    (`router.responses.keep_seconds`)."""
+    """Which responses of `/v1/responses` are stored with their input. `by_default`: all except requests with `"store":
+    false`; `on_request`: only requests with `"store": true`; `never`: none. Stored responses are kept until they are
+    deleted or expire (`router.responses.keep_seconds`)."""
     response_envelope: Annotated[ResponseEnvelope, PUBLIC] = ResponseEnvelope.OPENAI
-    """The form of responses of `/v1/responses` whose request names none in `envelope`: `openai`; or `pool`, where a
-    text is an item of the type `output_text`, and `output_text` and `metrics` are always there."""
+    """Default format of responses of `/v1/responses`; the request field `envelope` overrides it. `openai`: OpenAI's
+    format. `pool`: text is an item of type `output_text`, and the response always has `output_text` and `metrics`."""
     results: ResultConfig = field(default_factory=ResultConfig)
-    """Addresses of images and recordings."""
+    """URLs of generated images and recordings."""
     batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
     """Files and batches."""
     allowed_hosts: Annotated[frozenset[HostName], MaxLen(1000), PUBLIC] = frozenset()
-    """Names and addresses, without port, by which callers may reach the gateway, besides `host` and loopback: the
-    allowed values of Host and Origin headers. A web page that reaches this address by DNS rebinding sends its own
-    name."""
+    """Host names and addresses, without port, that callers may use for the gateway, in addition to `host` and loopback.
+    Requests with another Host or Origin header are refused, which stops DNS rebinding."""
     cors: CorsConfig = field(default_factory=CorsConfig)
     """Web pages of other origins."""
     ollama_sources: Annotated[Mapping[LibraryName, SourceText], MaxLen(1000), PUBLIC] = field(default_factory=dict)
-    """What `/api/pull` pulls for a name of Ollama's library, such as `"qwen3:0.6b": hf:Qwen/Qwen3-0.6B-GGUF:Q8_0`; a
-    name without a tag is that with `:latest`. They go before the short names that weft knows: see models.md."""
+    """Sources that `/api/pull` uses for names of Ollama's library, such as `"qwen3:0.6b":
+    hf:Qwen/Qwen3-0.6B-GGUF:Q8_0`. A name without a tag means `:latest`. They take precedence over weft's own short
+    names: see models.md."""
     tls: EdgeTls = field(default_factory=EdgeTls)
     """HTTPS."""
     tls_terminated_elsewhere: Annotated[bool, PUBLIC] = False
-    """Whether a proxy in front terminates TLS, so that `host` may be any address without `tls`. The network between
-    that proxy and the gateway carries plain text: it must be private."""
+    """Whether a proxy in front terminates TLS; `host` may then be any address without `tls`. Traffic between the proxy
+    and the gateway is not encrypted, so that network must be private."""
     insecure: Annotated[bool, PUBLIC] = False
-    """Whether `host` may be any address with plain HTTP and no proxy in front. Everyone on the network between can read
-    keys, prompts and answers, and change them."""
+    """Whether to serve plain HTTP on any address, without a proxy in front. Anyone on the network can read and change
+    keys, prompts and answers."""
     rate_limits: Annotated[RateLimitConfig | None, PUBLIC] = None
     """Requests per tenant. Default: no limit."""
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -38,11 +38,12 @@ class KeysConfig:
     """API keys, see docs/security.md."""
 
     pepper_file: Annotated[PathText | None, PUBLIC] = None
-    """The file with the secret that the digests of all keys are made with: 32 bytes that only its owner may read, made
-    on the first start. Back it up with the database: without it no key works. Default: `state/key-pepper` under the
-    home."""
+    """File with the 32-byte secret that is part of the digests of all keys. Only its owner may be able to read it. It
+    is created at the first start. Back it up with the database: without it no key works. Default: `state/key-pepper`
+    under the home."""
     revoke_all_if_pepper_lost: bool = False
-    """Whether a start with another pepper revokes all keys, which are useless then. Otherwise it is refused."""
+    """Whether to revoke all keys if the pepper is missing or different at startup, as no key works then. If false,
+    startup fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +51,13 @@ class SecretsConfig:
     """Secrets of the mesh, see docs/security.md."""
 
     key_file: Annotated[PathText | None, PUBLIC] = None
-    """The file with the keys that secrets are encrypted with, one a line, which only its owner may read; made with the
-    first secret. The first key encrypts, all of them decrypt: a start with a new first line encrypts everything again
-    with that. Back it up apart from the database. Default: `state/secret-keys` under the home."""
+    """File with the keys that encrypt secrets, one per line. Only its owner may be able to read it. It is created with
+    the first secret. The first key encrypts, and all of them decrypt: after a start with a new first line, all secrets
+    are encrypted with that key. Back it up, but not beside the database. Default: `state/secret-keys` under the
+    home."""
     delete_all_if_key_lost: bool = False
-    """Whether a start without the keys deletes all secrets, which are unreadable then. Otherwise it is refused."""
+    """Whether to delete all secrets if the keys are missing at startup, as no secret can be read then. If false,
+    startup fails."""
 
 
 class GovernanceMode(IntEnum):
@@ -76,33 +79,34 @@ Mode = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signer:
-    """A person or program that may agree to operations."""
+    """A person or program that may sign operations."""
 
     id: Name
-    """Key id, such as `alice-2026`."""
+    """Id of the key, such as `alice-2026`."""
     public_key: Annotated[str, MaxLen(128)] | None = None
-    """For signatures: the Ed25519 public key, base64url, as `weft sign new-key` prints it."""
+    """With `signatures`: the Ed25519 public key in base64url, as `weft sign new-key` prints it."""
     revoked: bool = False
-    """Whether its agreement no longer counts."""
+    """Whether the signer is revoked, so that its signatures no longer count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernanceSettings:
-    """Who may have models loaded and unloaded and caches flushed."""
+    """Authorization of loads, unloads and cache flushes."""
 
     mode: Annotated[Mode, PUBLIC] = GovernanceMode.OFF
-    """`off`: no token is needed. `shared_key`: a token made with the shared key. `signatures`: Ed25519 signatures of
-    several signers."""
+    """What an operation needs. `off`: no token. `shared_key`: a token made with the shared key. `signatures`: Ed25519
+    signatures of `required_signers` signers."""
     key_file: Annotated[PathText | None, PUBLIC] = None
-    """For shared_key: the file with the key, at least 32 bytes. Default: that of VERIFIED_OP_TOKEN_KEY_PATH."""
+    """With `shared_key`: file with the key, at least 32 bytes. Default: the path in the environment variable
+    VERIFIED_OP_TOKEN_KEY_PATH."""
     signers: Annotated[tuple[Signer, ...], MaxLen(64), PUBLIC] = ()
-    """Who may agree."""
+    """People and programs that may sign operations."""
     required_signers: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
-    """How many different signers must agree."""
+    """Number of different signers that must sign."""
     policy_version: Annotated[str, MinLen(1), MaxLen(64)] = "1"
-    """Signed by signers; a change of it refuses every token made before."""
+    """Version that is part of every signed token. After a change, all earlier tokens are refused."""
     audience: Annotated[str, MaxLen(128)] | None = None
-    """Audience of tokens. Default: an id that the registry makes once and keeps."""
+    """Audience of tokens. Default: an id that the registry creates once and keeps."""
 
     def __post_init__(self) -> None:
         ids = [signer.id for signer in self.signers]
@@ -139,7 +143,8 @@ class OperationLimits:
     """Loads, unloads and flushes as durable operations. A value that makes no sense raises INVALID_ARGUMENT."""
 
     max_audit_entries: Annotated[int, Ge(1_000), Le(100_000_000)] = 1_000_000
-    """Entries of the audit log, which is never truncated automatically; at the limit operations are refused."""
+    """Maximum number of entries of the audit log, which is never truncated automatically. At the limit, operations are
+    refused."""
     keep_seconds: Constant[float] = 604_800.0
     """How long a finished operation is kept."""
     timeout_seconds: Constant[float] = 3_600.0
@@ -162,7 +167,7 @@ class LedgerConfig:
     renew_interval_seconds: Constant[float] = 5.0
     """How often holders renew their leases and report what they observe."""
     device_margin_mb: Annotated[int, Ge(0), Le(1_048_576), PUBLIC] = 512
-    """Memory of each device, in MiB, that is never leased: the driver needs some."""
+    """Memory of each device, in MiB, that is never leased, because the driver needs some."""
     max_wait_seconds: Constant[float] = 300.0
     """Longest wait for memory."""
     max_leases: Constant[int] = 10_000
@@ -193,18 +198,19 @@ class LedgerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasSetting:
-    """Another name of a model, as an alias that is declared; see docs/scheduling.md."""
+    """Another name of a model, like a declared alias; see docs/scheduling.md."""
 
     name: Name
-    """Its own name."""
+    """Name of the alias."""
     target: Annotated[str, MaxLen(192)]
-    """Who answers: a model or a pool, `agent/NAME` or `route/NAME`."""
+    """What answers requests for the alias: a model or a pool, `agent/NAME` or `route/NAME`."""
     pattern: Annotated[str, MaxLen(128)] = ""
-    """The names that it stands for: one name, or a beginning and `*`, such as `claude-*`. Default: its own name."""
+    """Model names that the alias matches: one name, or a prefix and `*`, such as `claude-*`. Default: the name of the
+    alias."""
     tenant: Annotated[str, MaxLen(64)] = ""
-    """The tenant whose requests it is for. Default: every tenant."""
+    """Tenant for which the alias applies. Default: all tenants."""
     description: Annotated[str, MaxLen(1024)] = ""
-    """For people."""
+    """Description for people."""
 
     def __post_init__(self) -> None:
         try:
@@ -223,31 +229,32 @@ class RegistrySettings:
     """The registry: runners and their heartbeats, declarations, VRAM ledger, operations and keys."""
 
     database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
-    """Default: an SQLite file under the home. Or `postgresql://user:password@host/database` (TLS:
-    `?sslmode=require`; a socket: `?host=/folder`), which needs `pip install "psycopg[binary]"` beside weft, and no
-    transaction-pooling proxy between."""
+    """Database of the registry. Default: a SQLite file under the home. PostgreSQL:
+    `postgresql://user:password@host/database` (TLS: `?sslmode=require`; Unix socket: `?host=/folder`); it needs `pip
+    install "psycopg[binary]"` beside weft, and a connection without a transaction-pooling proxy."""
     owner_silence_seconds: Annotated[float, Ge(1), Le(3_600), PUBLIC] = 10.0
-    """On PostgreSQL: how long the registry that owns the database may write no heartbeat before a registry that waits
-    as its standby ends its connection and takes over."""
+    """On PostgreSQL: time without a heartbeat of the registry that owns the database, after which its standby ends the
+    owner's connection and takes over."""
     heartbeat_interval_seconds: Seconds = 30.0
     """How often runners send a heartbeat."""
     report_interval_seconds: Seconds = 5.0
-    """How often runners report capability."""
+    """How often runners report the state of their models."""
     inactive_after_seconds: Annotated[Seconds, PUBLIC] = 90.0
     """Time without a heartbeat after which a runner is inactive."""
     restart_grace_seconds: Seconds = 90.0
-    """For this long after a start of the registry no runner expires: runners could not reach it while it was away."""
+    """Time after a start of the registry during which no runner expires, because runners could not reach it before."""
     allow_cloud_fallback: Annotated[bool | None, PUBLIC] = None
-    """Whether routes may fall back to remote models, on a new database; later `weft config set` changes it.
-    Default: what the environment variable WEFT_ALLOW_CLOUD_FALLBACK says, else true."""
+    """Whether routes may fall back to remote models. It applies to a new database only; use `weft config set` to change
+    it later. Default: the environment variable WEFT_ALLOW_CLOUD_FALLBACK, else true."""
     aliases: Annotated[tuple[AliasSetting, ...], MaxLen(MAX_ALIASES), PUBLIC] = ()
-    """Aliases of models; one that an operator declares comes before one of the same name or pattern here."""
+    """Aliases of models. An alias that is declared with `weft apply` takes precedence over one with the same name or
+    pattern here."""
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     """The VRAM ledger: leases of accelerator memory."""
     operations: OperationLimits = field(default_factory=OperationLimits)
     """Loads, unloads and flushes."""
     governance: GovernanceSettings = field(default_factory=GovernanceSettings)
-    """Who may have operations carried out."""
+    """Who may load and unload models and flush caches."""
     keys: KeysConfig = field(default_factory=KeysConfig)
     """API keys."""
     secrets: SecretsConfig = field(default_factory=SecretsConfig)

@@ -26,17 +26,17 @@ class RouterSettings(QueueLimits, Settings):
     """The scheduler."""
 
     name: Name | None = None
-    """Its name among the routers of the mesh, the same after a restart. Default: made of this machine's name and the
-    address at which it listens."""
+    """Name of the router in the mesh; it must stay the same after a restart. Default: derived from the machine's name
+    and the address on which it listens."""
     wake_recipes: frozenset[WakeRecipeKind] = frozenset({"wake_on_lan", "http"})
-    """Kinds of recipes that the router runs for models with `by: mesh`. A command is a program on the router's host."""
+    """Wake recipes that the router runs for models with `by: mesh`. `command` runs a program on the router's host."""
     clients: Annotated[Mapping[ClientName, ClientProfile], MaxLen(1_024), PUBLIC] = field(default_factory=dict)
-    """Profiles, by client."""
+    """Client profiles, by client id (X-Client-Id)."""
     multi_tenant: Annotated[bool, PUBLIC] = False
-    """Whether tenants are limited to 50req/min where `rate_limits` sets nothing else."""
+    """Whether each tenant is limited to 50req/min unless `rate_limits` is set."""
     database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
-    """The database of durable tasks, batches, files, kept responses, usage and records. Default: an SQLite file under
-    the home. PostgreSQL: see `registry.database_url`."""
+    """Database of durable tasks, batches, files, stored responses, usage and request records. Default: a SQLite file
+    under the home. PostgreSQL: see `registry.database_url`."""
     responses: ResponseLimits = field(default_factory=ResponseLimits)
     """Kept responses."""
     tasks: TaskLimits = field(default_factory=TaskLimits)
@@ -48,7 +48,7 @@ class RouterSettings(QueueLimits, Settings):
     usage: UsageLimits = field(default_factory=UsageLimits)
     """Usage of tenants, keys and models."""
     records: RecordLimits = field(default_factory=RecordLimits)
-    """Records of requests, and what else a router knows after a restart."""
+    """Request records and other state that survives a restart of the router."""
     rate_limits: Annotated[TenantRates | None, PUBLIC] = None
-    """How much tenants may ask for. Default: the environment's TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT where
-    ENABLE_MULTI_TENANT=true, else as `multi_tenant` sets."""
+    """Rate limits of tenants. Default: the environment variables TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT if
+    ENABLE_MULTI_TENANT=true, else as `multi_tenant` says."""

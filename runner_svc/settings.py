@@ -41,13 +41,13 @@ DEFAULT_DEVICE_SAMPLE_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStoreSettings:
-    """Models that are pulled by name, which lie in `models` under the home."""
+    """Pulled models, stored in `models` under the home."""
 
     disk_limit: Annotated[SizeText, PUBLIC] | None = None
-    """Most disk that all of them may take, such as `200GiB`; a pull over it is refused before it begins. Default: no
-    limit but the disk, of which 256 MiB stay free."""
+    """Maximum disk space of all pulled models, such as `200GiB`. A pull that would exceed it is refused before it
+    begins. Default: the free disk space less 256 MiB."""
     allow_http: bool = False
-    """Whether a pull may ask other machines without encryption."""
+    """Whether pulls may use plain HTTP to other machines."""
 
     @property
     def disk_limit_bytes(self) -> int | None:
@@ -60,37 +60,38 @@ class AgentSettings:
     """An agent that the runner publishes with its models."""
 
     name: Annotated[Name, PUBLIC]
-    """Unique in the mesh; requests name `agent/<name>`."""
+    """Name of the agent, unique in the mesh; requests use `agent/<name>`."""
     model: Annotated[ModelName | None, PUBLIC] = None
-    """The model that answers; set this ..."""
+    """Model that answers. Set either this or `pool`."""
     pool: Annotated[ModelName | None, PUBLIC] = None
-    """... or the pool that answers."""
+    """Pool that answers. Set either this or `model`."""
     description: Annotated[str, MaxLen(1024), PUBLIC] = ""
-    """For people."""
+    """Description for people."""
     tier: Annotated[Tier, PUBLIC] | None = None
-    """How it ranks, as of a model."""
+    """Tier of the agent, as of a model."""
     labels: Annotated[Mapping[LabelKey, LabelValue], MaxLen(MAX_LABELS), PUBLIC] = field(default_factory=dict)
-    """Labels by which commands select it."""
+    """Labels by which commands select the agent."""
     owner: Annotated[Owner, PUBLIC] | None = None
-    """Who answers for it."""
+    """Person or team responsible for the agent."""
     system_prompt: Annotated[str, MaxLen(65_536), PUBLIC] = ""
-    """Put before the conversation."""
+    """System prompt that is put before the conversation."""
     default_params: Annotated[Mapping[str, Any], MaxLen(64), PUBLIC] = field(default_factory=dict)
-    """Parameters of requests that leave them out, such as `temperature: 0.2`."""
+    """Default parameters of requests, such as `temperature: 0.2`."""
     platform_prompt: bool = False
-    """Begin the conversation with the platform's own prompt: the mesh, date and time, tool budget, how to signal."""
+    """Whether the conversation begins with the platform prompt: the mesh, date and time, tool budget, and how to raise
+    signals."""
     tools: Annotated[tuple[Name, ...], MaxLen(64), PUBLIC] = ()
-    """Tools that the mesh runs for the model; the runner that answers must have them in its `tools`."""
+    """Tools that the runner runs for the model. The runner that answers must have them in its `tools`."""
     max_tool_iterations: Annotated[int, Ge(0), Le(64)] | None = None
-    """Further turns of the model with the results of tools. Default: the runner's."""
+    """Maximum number of further turns of the model with tool results. Default: the runner's."""
     signals: Annotated[tuple[Annotated[str, MaxLen(64)], ...], MaxLen(64)] = ()
     """Control signals that the model may raise, such as `NEEDS_HIGHER_REASONER`."""
     stop_on_decision_request: bool = True
     """Whether a signal that asks for a decision ends the answer."""
     repetition: Repetition | None = None
-    """What happens to an answer that repeats itself. Default: the model's."""
+    """What happens if an answer repeats itself: `off`, `warn` or `kill`. Default: the model's."""
     parse_text_tool_calls: bool = True
-    """Whether calls that the model writes as text count as calls."""
+    """Whether tool calls that the model writes as plain text are recognized."""
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.pool is None):
@@ -99,16 +100,16 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalSettings:
-    """A control signal of the operator's own, besides the built-in ones."""
+    """A custom control signal, in addition to the built-in ones."""
 
     name: Annotated[str, Pattern(r"^[A-Z][A-Z0-9_]{0,63}$"), PUBLIC]
-    """In capitals, such as `NEEDS_LEGAL_REVIEW`."""
+    """Name of the signal in capitals, such as `NEEDS_LEGAL_REVIEW`."""
     description: Annotated[str, MinLen(1), MaxLen(1024), PUBLIC]
-    """When to raise it, for the model to read."""
+    """When the model should raise the signal; the model reads this text."""
     parameters: Annotated[Mapping[str, Any], MaxLen(16)] = field(default_factory=dict)
-    """JSON schema of its arguments. Default: a `reason`."""
+    """JSON schema of the signal's arguments. Default: one string, `reason`."""
     asks_for_decision: bool = False
-    """Whether it ends the answers of agents with `stop_on_decision_request`."""
+    """Whether the signal asks for a decision, which ends the answers of agents that have `stop_on_decision_request`."""
 
 
 def _name_of_installed(name: str) -> str:
@@ -123,82 +124,82 @@ class RunnerSettings:
     """One runner process."""
 
     name: Annotated[Name, PUBLIC]
-    """Unique in the mesh."""
+    """Name of the runner, unique in the mesh."""
     runtime: Annotated[str, Checked(_name_of_installed), PUBLIC] = DEFAULT_RUNTIME
-    """The kind of engine: llama.cpp's server or llama-cpp-python, which weft starts, an OpenAI-compatible server that
-    runs already, the models of a remote provider, or one that another package adds, see docs/engines.md;
-    `weft doctor` lists them."""
+    """Kind of engine, such as `llama_server`, `vllm`, `openai_http` (a server that is already running) or
+    `openai_remote` (a remote provider). `weft doctor` lists all of them; see docs/engines.md."""
     command: Annotated[tuple[str, ...] | None, PUBLIC] = None
-    """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
-    llama_cpp_python and ctranslate2: an interpreter that has the library, the path of weft's
-    `runner_svc/engine_host/bootstrap.py`, and `runner_svc.runtimes.llama_cpp_python.server` or
-    `runner_svc.runtimes.ctranslate2.server`. Default of ctranslate2: the environment of `weft runtime install
-    ctranslate2`."""
+    """Server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
+    llama_cpp_python and ctranslate2: a Python interpreter that has the library, the path of weft's
+    `runner_svc/engine_host/bootstrap.py`, and the module `runner_svc.runtimes.llama_cpp_python.server` or
+    `runner_svc.runtimes.ctranslate2.server`. Default for ctranslate2: the environment that `weft runtime install
+    ctranslate2` installed."""
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] | None = field(default=None, repr=False)
-    """Base URL of a server that runs already, such as `http://127.0.0.1:11434`. Without `models` every model that the
-    server lists is served, and the list is followed; models without a `url` have this one."""
+    """Base URL of a running server, such as `http://127.0.0.1:11434`. Without `models`, all models that the server
+    lists are served, and changes of its list are followed. It is also the default `url` of the runner's models."""
     api_key_env: Annotated[str, MaxLen(128), PUBLIC] | None = None
-    """With `url`: environment variable that holds the server's key."""
+    """With `url`: environment variable that contains the server's API key."""
     remote: bool | None = None
-    """With `url` and without `models`: whether serving its models sends bytes to a remote provider. Required if
-    the address is outside your own networks."""
+    """With `url` and without `models`: whether requests for the server's models are sent to a remote provider. Required
+    if the address is outside your own networks."""
     max_listed_models: Annotated[int, Ge(1), Le(1024), PUBLIC] = DEFAULT_MAX_LISTED_MODELS
-    """With `url` and without `models`: so many models of the server's list are served, the first ones."""
+    """With `url` and without `models`: maximum number of models to serve, in the order of the server's list."""
     models: Annotated[tuple[ModelSettings, ...], PUBLIC]
     """What it serves, one process each, by the settings class of its runtime."""
     agents: Annotated[tuple[AgentSettings, ...], MaxLen(256), PUBLIC] = ()
-    """Agents it publishes with its models."""
+    """Agents that the runner publishes with its models."""
     max_requests: Annotated[int, Ge(1), Le(65_536)] | None = None
-    """Requests it works on concurrently over all its models. Default: as many as its slots."""
+    """Maximum number of concurrent requests over all models of the runner. Default: the sum of its slots."""
     devices: Annotated[tuple[Annotated[int, Ge(0), Le(63)], ...], MaxLen(64), PUBLIC] = ()
-    """Accelerators of the host that it may use, by number in the order of the PCI bus. Default: those that
-    CUDA_VISIBLE_DEVICES names, or all."""
+    """Accelerators of the host that the runner may use, by number in PCI bus order. Default: those in
+    CUDA_VISIBLE_DEVICES, else all."""
     worker_hosts: Annotated[tuple[Annotated[str, Pattern(r"^[!-~]{1,255}$")], ...], MaxLen(256), PUBLIC] = ()
-    """Other hosts that have a part of its models, where an engine runs on several: their names as `hostname` prints
-    them there. The pools of all these hosts are scheduled together. See docs/models.md."""
+    """Other hosts that hold a part of the models, if an engine runs on several hosts: their names as `hostname` prints
+    them. Accelerator memory of all these hosts is scheduled together. See docs/models.md."""
     port_range: Annotated[str, Pattern(r"^\d{1,5}-\d{1,5}$")] | None = None
-    """Ports that engines listen on, such as `41000-41099`, where others are closed. Default: any free one."""
+    """Range of ports for engines to listen on, such as `41000-41099`. Default: any free port."""
     http_port: Annotated[Port | None, PUBLIC] = None
-    """Loopback port of this runner's own HTTP API, see docs/api.md; 0 takes a free one. Default: it has none."""
+    """Loopback port of the runner's own HTTP API (see docs/api.md); 0 picks a free one. Default: no HTTP API."""
     memory_wait_seconds: Seconds = 300.0
-    """Longest wait of a load for accelerator memory."""
+    """Longest time that a load waits for accelerator memory."""
     probe_interval_seconds: Seconds = 5.0
-    """For openai_http: interval of the probes of the server."""
+    """For `openai_http`: how often the server is probed."""
     probe_failures: Annotated[int, Ge(1), Le(1000)] = 3
-    """For openai_http: probes in a row that must fail before the server counts as gone."""
+    """For `openai_http`: number of consecutive failed probes after which the server counts as unavailable."""
     load_stall_seconds: Seconds = 300.0
-    """Time without output and without CPU time after which a load is given up."""
+    """Time without output and without CPU time after which a load fails."""
     connect_timeout_seconds: Seconds = _TIMEOUTS.connect_seconds
     """Longest wait for a connection to the engine."""
     headers_timeout_seconds: Seconds | None = _TIMEOUTS.headers_seconds
-    """Longest wait for response headers. Off: llama-server sends them with the first token."""
+    """Longest wait for response headers. Default: off, as llama-server sends them with the first token."""
     first_token_timeout_seconds: Seconds | None = _TIMEOUTS.first_token_seconds
-    """Longest wait for the first token, however busy the engine is. Off: a long prompt takes its time."""
+    """Longest wait for the first token, even if the engine makes progress. Default: off, as long prompts take time."""
     prefill_liveness_timeout_seconds: Seconds | None = _TIMEOUTS.prefill_liveness_seconds
-    """Longest time without progress before the first token: prefill progress, CPU or GPU time of the engine."""
+    """Longest time without progress before the first token. Progress is prefill progress, or CPU or GPU time of the
+    engine."""
     idle_stream_timeout_seconds: Seconds = _TIMEOUTS.idle_stream_seconds
-    """Longest time without a token once the answer has begun."""
+    """Longest time between two tokens of an answer."""
     absolute_timeout_seconds: Seconds | None = _TIMEOUTS.absolute_seconds
-    """Longest time for a whole request, tools included. Off."""
+    """Longest duration of a request, tool calls included. Default: off."""
     first_term_seconds: Seconds = _GRACES.first_term_seconds
-    """Grace after the first SIGTERM; a second one follows, and SIGKILL 2 s after that."""
+    """Time after the first SIGTERM to an engine until a second one is sent; SIGKILL follows 2 s later."""
     max_deaths: Annotated[int, Ge(1), Le(1000)] = _RESTART.max_deaths
-    """A crash loop is this many deaths within half a minute."""
+    """Number of crashes within 30 s that counts as a crash loop."""
     first_pause_seconds: Seconds = _RESTART.first_pause_seconds
-    """Pause after a crash loop; doubles with every further one, up to five minutes."""
+    """Pause after a crash loop; doubles with each further one, up to 5 minutes."""
     tools: Annotated[tuple[ToolSettings, ...], MaxLen(64), PUBLIC] = ()
-    """Tools that the runner can run for models and agents that list them."""
+    """Tools that models and agents can list in their `tools`."""
     signals: Annotated[tuple[SignalSettings, ...], MaxLen(32)] = ()
-    """Control signals besides the built-in ones."""
+    """Custom control signals, in addition to the built-in ones."""
     max_tool_iterations: Annotated[int, Ge(0), Le(64)] = _CHAT.max_tool_iterations
-    """Further turns of a model with the results of tools, where its agent sets no number."""
+    """Maximum number of further turns of a model with tool results. An agent's own setting overrides it."""
     time_zone: Annotated[str, MaxLen(64)] | None = None
-    """Zone of the date and time in the platform prompt, such as `Europe/Berlin`. Default: the machine's."""
+    """Time zone of the date and time in the platform prompt, such as `Europe/Berlin`. Default: the machine's."""
     platform_prompt: bool = _CHAT.platform_prompt
-    """Begin every chat with its models with the platform's own prompt, as if each agent asked for it; a model may say
-    otherwise. Translations and models that do not chat get none."""
+    """Whether every chat with the runner's models begins with the platform prompt. A model's own setting overrides it.
+    It is not used for translation models and models that do not chat."""
     platform_context: Annotated[str, MaxLen(8192)] = _CHAT.platform_context
-    """What the platform prompt says about your mesh, for the model to read."""
+    """Text about your mesh in the platform prompt, for the model to read."""
 
     def __post_init__(self) -> None:
         for model in self.models:

@@ -18,27 +18,28 @@ class TaskLimits:
     """Durable tasks: requests that outlive their callers and this process. `router.tasks` in weft.yaml."""
 
     pending_limit_seconds: Annotated[Seconds, PUBLIC] = 3600.0
-    """How long a task may wait for its first attempt, and after each lost one; then it fails."""
+    """How long a task may wait for its first attempt, or for the next one after a lost attempt, before it fails."""
     max_attempts: Count = 5
-    """Failed attempts after which a task fails."""
+    """Number of failed attempts after which a task fails."""
     lease_seconds: Seconds = 15.0
-    """How long a claim is valid without a heartbeat. The heartbeat interval is a third of it."""
+    """How long a router's claim on a task is valid without a heartbeat. Heartbeats are sent at a third of this
+    interval."""
     run_timeout_seconds: Annotated[Seconds, PUBLIC] = 3600.0
-    """How long one attempt may run."""
+    """Maximum duration of one attempt."""
     retry_delay_seconds: Seconds = 1.0
-    """Pause after a lost attempt; doubles with each ..."""
+    """Pause after a lost attempt; doubles with each further one, up to `max_retry_delay_seconds`."""
     max_retry_delay_seconds: Seconds = 60.0
-    """... up to this."""
+    """Maximum pause after a lost attempt."""
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
-    """How long a finished task is kept, unless it is released before: by its caller, or by one of these bounds."""
+    """How long a finished task is kept, unless its caller deletes it or a size limit releases it earlier."""
     max_kept_bytes: Annotated[Bytes, PUBLIC] = 64 * 1024 * MEBIBYTE
-    """Size of the finished tasks of all tenants; as above."""
+    """Maximum size of the finished tasks of all tenants. Beyond it, the oldest are released."""
     poll_interval_seconds: Seconds = 60.0
-    """How often the database is polled for tasks that no notification announced."""
+    """How often the database is polled for tasks whose notification was missed."""
     piece_interval_seconds: Seconds = 0.25
-    """How often the output of a running task is written to the database ..."""
+    """How often the output of a running task is written to the database."""
     max_open_per_tenant: Count = 200_000
-    """Unfinished tasks of one tenant."""
+    """Maximum number of unfinished tasks of one tenant."""
     sweep_interval_seconds: Constant[float] = 300.0
     """How often tasks that waited too long are failed, finished ones past `keep_seconds` or beyond a bound are deleted,
     and all are counted for the metrics `weft_tasks` and `weft_oldest_task_age_seconds`."""
@@ -82,13 +83,14 @@ class ResultLimits:
     """
 
     max_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE
-    """Size of one image or recording that a model makes."""
+    """Maximum size of one generated image or recording."""
     max_tenant_bytes: Annotated[Bytes, PUBLIC] = 4 * 1024 * MEBIBYTE
-    """Size of all images and recordings of one tenant."""
+    """Maximum size of all images and recordings of one tenant."""
     max_total_bytes: Annotated[Bytes, PUBLIC] = 16 * 1024 * MEBIBYTE
-    """Size of all images and recordings of all tenants."""
+    """Maximum size of all images and recordings of all tenants."""
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
-    """How long one is kept, unless its task is deleted before. What a task was given is deleted with its end."""
+    """How long a generated file is kept, unless its task is deleted earlier. Input files are deleted when their task
+    ends."""
     max_input_bytes: Constant[int] = 48 * MEBIBYTE
     """Size of all images and recordings that one task is given; they travel to a runner in one message."""
     max_per_tenant: Constant[int] = 100_000
@@ -100,12 +102,12 @@ class BatchLimits:
     """Files and batches: `/v1/files` and `/v1/batches`."""
 
     max_tenant_file_bytes: Bytes = 4 * 1024 * MEBIBYTE
-    """Size of all files of one tenant."""
+    """Maximum size of all files of one tenant."""
     keep_file_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a file is kept."""
     keep_batch_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
-    """How long a finished batch is kept; its tasks for `router.tasks.keep_seconds`, and until all results are
-    written."""
+    """How long a finished batch is kept. Its tasks are kept for `router.tasks.keep_seconds`, at least until all results
+    are written."""
     max_files_per_tenant: Constant[int] = 10_000
     """Files of one tenant."""
     max_batches_per_tenant: Constant[int] = 10_000
@@ -123,9 +125,10 @@ class UsageLimits:
     """Usage of tenants, keys and models by hour. `router.usage` in weft.yaml."""
 
     keep_seconds: Annotated[Seconds, PUBLIC] = 90 * 86_400.0
-    """How long the usage of an hour is kept."""
+    """How long hourly usage is kept."""
     tenant_metrics: Annotated[bool, PUBLIC] = False
-    """Whether the metrics of usage (`weft_usage_...`) have the label `tenant`: who reads metrics then sees tenants."""
+    """Whether the usage metrics (`weft_usage_...`) have the label `tenant`. Readers of the metrics then see tenant
+    names."""
     max_rows_per_hour: Constant[int] = 1_000
     """Rows of one hour: combinations of tenant, key, model and name asked for. Beyond it, what has no row yet counts as
     `_other`, by tenant for as many tenants."""
@@ -140,12 +143,12 @@ class RecordLimits:
     """Requests, clients, accounts of fair share and figures over a restart. `router.records` in weft.yaml."""
 
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
-    """How long the record of a request is kept after its end."""
+    """How long a request record is kept after the request ends."""
     max_records: Annotated[Count, PUBLIC] = 100_000
-    """Records of ended requests in the database, of all routers that share it; about 1 KiB each. Beyond it those that
-    ended first are deleted."""
+    """Maximum number of records of ended requests in the database, over all routers that share it; about 1 KiB each.
+    Beyond it, the oldest are deleted."""
     flush_interval_seconds: Annotated[Seconds, PUBLIC] = 2.0
-    """How often records are written: what arrived or ended since the last write is what a killed router loses."""
+    """How often records are written. A router that is killed loses what happened since the last write."""
     state_interval_seconds: Constant[float] = 5.0
     """How often clients, accounts of fair share and figures are written."""
     max_unwritten: Constant[int] = 10_000
@@ -161,7 +164,7 @@ class ResponseLimits:
     keep_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a response is kept."""
     max_total_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 16 * 1024 * MEBIBYTE
-    """Size of all responses of all tenants."""
+    """Maximum size of all stored responses of all tenants."""
     max_tenant_bytes: Constant[int] = 4 * 1024 * MEBIBYTE
     """Size of all responses of one tenant."""
     max_bytes: Constant[int] = 16 * MEBIBYTE

@@ -18,11 +18,12 @@ class QueueLimits:
     """The bounds that decide how long requests wait: `router` in weft.yaml."""
 
     queue_depth_per_runner: Annotated[int, Ge(0), Le(1_000_000), PUBLIC] = 16
-    """Requests that may wait for a pool, per runner in it."""
+    """Maximum number of requests that wait for a pool, per runner in the pool."""
     queue_timeout_seconds: Annotated[Seconds, PUBLIC] = 30.0
-    """Longest wait for a slot. The time of a load that is certain to come does not count."""
+    """Longest wait for a slot. Time spent waiting for a model load that is running or planned does not count."""
     max_attempts: Annotated[int, Ge(1), Le(10)] = 3
-    """Attempts on runners that took the request and failed before any content, failed wakes included."""
+    """Maximum number of attempts per request. Failures before the first content and failed wakes count; rejections by a
+    full runner do not."""
     max_cold_wait_seconds: Annotated[Seconds, PUBLIC] = 20.0
     """How long requests wait for a model that is not loaded before models in use are evicted for it."""
 

@@ -51,13 +51,13 @@ ClientPriority = Annotated[Priority, Read(Literal["high", "normal", "low"], lamb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """One pool: how one of its free models is chosen, and how much may run on them."""
+    """Settings of one pool: how a model is chosen and how many requests may run."""
 
     policy: ChoicePolicy = ChoicePolicy.FIRST_TOKEN
-    """`first_token`: the model with the lowest expected time to the first token, by its queue, its speed and its cached
-    prefixes; `least_loaded`, `random`, or `round_robin`."""
+    """How a model of the pool is chosen. `first_token`: the one with the lowest expected time to first token, estimated
+    from its queue, speed and cached prefixes; or `least_loaded`, `random`, `round_robin`."""
     max_in_flight: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """Requests that may run on its models concurrently. 0: as many as they have slots."""
+    """Maximum number of running requests in the pool. 0: as many as its models have slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +65,16 @@ class TenantSettings:
     """One tenant."""
 
     weight: Annotated[float, Gt(0), Le(1000)] = 1.0
-    """Its share of scarce capacity, relative to the other tenants'."""
+    """Share of scarce capacity, relative to other tenants."""
     max_in_flight: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """Its requests that may run concurrently; more wait. 0: no limit."""
+    """Maximum number of running requests of the tenant; further ones wait. 0: no limit."""
     allow_remote: RemotePermission = RemotePermission.ON_REQUEST
-    """Whether its requests may be sent to a remote provider: `on_request` where a request itself has `allow_remote`."""
+    """Whether the tenant's requests may be sent to a remote provider: `never`, `always`, or `on_request` if the request
+    has `allow_remote`."""
     journal: JournalWord | None = None
-    """Whether its requests are durable tasks without asking for it: `wait`, while their callers wait; `keep`, and also
-    when a caller has disconnected; `none`. A model's own setting counts first. `weft serve gateway` reads it too.
-    Default: as the mesh's setting."""
+    """Whether the tenant's requests are durable tasks by default. `wait`: while their callers wait; `keep`: also after
+    a caller has disconnected; `none`: they are not. The model's setting takes precedence. `weft serve gateway` reads
+    this setting too. Default: the setting of the mesh."""
 
     def permits_remote(self, *, requested: bool) -> bool:
         """Whether its request may be sent to a remote provider; `requested`: the request itself allows it."""
@@ -91,13 +92,13 @@ class Settings:
     """Pools and tenants; those that are not named have the default."""
 
     default_pool: PoolSettings = field(default_factory=PoolSettings)
-    """Pools that are not named in `pools`."""
+    """Settings of pools that are not in `pools`."""
     pools: Annotated[Mapping[ModelName, PoolSettings], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
-    """By pool, or by model for a model without one."""
+    """Settings by pool, or by model if a model has no pool."""
     default_tenant: TenantSettings = field(default_factory=TenantSettings)
-    """Tenants that are not named in `tenants`."""
+    """Settings of tenants that are not in `tenants`."""
     tenants: Annotated[Mapping[TenantName, TenantSettings], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
-    """By tenant, as in X-Tenant-ID."""
+    """Settings by tenant (X-Tenant-ID)."""
 
     def pool(self, name: str) -> PoolSettings:
         """Returns the settings of a pool."""
@@ -110,20 +111,22 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientProfile:
-    """One client, by the id in X-Client-Id or `x_client_id`."""
+    """Settings of one client, identified by the header X-Client-Id or the field `x_client_id`."""
 
     priority: ClientPriority = Priority.NORMAL
-    """Priority of its requests that name none."""
+    """Priority of requests that do not set one."""
     route: Name | None = None
-    """Where its requests for the model `auto` go. Default: there is no such model for it."""
+    """Route that answers the client's requests for the model `auto`. Default: none, and the model `auto` does not exist
+    for this client."""
     rates: Rates = ()
-    """Its rate limit, in each tenant on its own, such as `[10req/min]`. Default: its tenant's alone."""
+    """Rate limits of the client, counted separately in each tenant, such as `[10req/min]`. Default: only the limits of
+    the tenant."""
     cooldown_after_refusals: Annotated[int, Ge(0), Le(10_000)] = 10
-    """Rate limit refusals in a row after which it is refused for a while, uncounted. 0: never."""
+    """Number of consecutive rate limit refusals after which the client is refused for a cooldown. 0: no cooldown."""
     cooldown_seconds: Seconds = 10.0
-    """Length of the first such pause; each further one is twice as long ..."""
+    """Length of the first cooldown; doubles with each further one, up to `max_cooldown_seconds`."""
     max_cooldown_seconds: Seconds = 300.0
-    """... up to this."""
+    """Maximum length of a cooldown."""
 
     def __post_init__(self) -> None:
         if self.max_cooldown_seconds < self.cooldown_seconds:
@@ -141,14 +144,14 @@ class ClientProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantRates:
-    """How much tenants may ask for, counted before anything is queued, over HTTP and gRPC."""
+    """Rate limits of tenants over HTTP and gRPC, checked before a request is queued."""
 
     default: Annotated[Rates | None, PUBLIC] = None
-    """For tenants that are not named, such as `[50req/min, 20000tok/min]` (or `/sec`, `/hour`, `/day`, `/week`,
-    `/month`). Prompt tokens are estimated first and corrected when the answer is complete. Default: `[50req/min]` where
-    `multi_tenant` is on, else none."""
+    """Limits of each tenant that is not in `tenants`, such as `[50req/min, 20000tok/min]` (or `/sec`, `/hour`, `/day`,
+    `/week`, `/month`). Prompt tokens are estimated first and corrected when the answer is complete. Default:
+    `[50req/min]` if `multi_tenant` is on, else none."""
     tenants: Annotated[Mapping[TenantName, Rates], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
-    """By tenant, as in X-Tenant-ID."""
+    """Limits by tenant (X-Tenant-ID)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,29 +78,31 @@ VariableValue = Annotated[str, MaxLen(4096), Pattern(r"^[^\x00]*$")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeSettings:
-    """What wakes a hibernating model. `type` says which of the other names apply."""
+    """How a hibernating model is woken. `type` decides which of the other settings apply."""
 
     type: Literal["http", "command", "wake_on_lan"]
-    """An HTTP request, a program, or a magic packet."""
+    """What wakes the model: an HTTP request, a program, or a Wake-on-LAN packet."""
     by: Literal["runner", "mesh"] = "runner"
-    """Who does it. A sleeping host cannot wake itself: then it is the mesh, and the recipe is sent to it."""
+    """Who runs the recipe. A sleeping host cannot wake itself: with `mesh`, the recipe is sent to the mesh and a router
+    runs it."""
     url: Url | None = field(default=None, repr=False)
-    """For http: where to. Every 2xx answer is success."""
+    """For `http`: URL of the request. Any 2xx status is a success."""
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
-    """For http."""
+    """For `http`: request method."""
     headers: Annotated[Mapping[str, str], MaxLen(32), SECRET] = field(default_factory=dict, repr=False)
-    """For http. `${WEFT_WAKE_...}` stands for that environment variable of the runner; not with `by: mesh`."""
+    """For `http`: request headers. `${WEFT_WAKE_...}` is replaced by that environment variable of the runner, except
+    with `by: mesh`."""
     argv: Annotated[Arguments, MaxLen(64), SECRET] = field(default=(), repr=False)
-    """For command: the program and its arguments; there is no shell. What it leaves running needs its own output:
-    its standard error is closed."""
+    """For `command`: program and arguments, without a shell. Processes that it leaves running must redirect their
+    output, because its standard error is closed."""
     mac_address: str | None = None
-    """For wake_on_lan: hardware address of the sleeping network card."""
+    """For `wake_on_lan`: MAC address of the sleeping host's network card."""
     broadcast_address: Annotated[str, MinLen(1)] = "255.255.255.255"
-    """For wake_on_lan: IPv4 address to send to."""
+    """For `wake_on_lan`: IPv4 address to which the packet is sent."""
     port: Annotated[int, Ge(1), Le(65_535)] = 9
-    """For wake_on_lan: UDP port."""
+    """For `wake_on_lan`: UDP port."""
     max_wait_seconds: Annotated[float, Ge(1), Le(3600)] = 60.0
-    """Longest wait from the first step until the model takes requests."""
+    """Longest time from the start of the wake until the model accepts requests."""
 
     def __post_init__(self) -> None:
         needed = {"http": "url", "command": "argv", "wake_on_lan": "mac_address"}[self.type]
@@ -110,22 +112,23 @@ class WakeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepSettings:
-    """What puts an idle model to sleep. It is always done by the runner."""
+    """How the runner puts an idle model to sleep."""
 
     after_seconds: Seconds
     """Idle time after which the model goes to sleep."""
     type: Literal["unload", "http", "command"] = "unload"
-    """End the engine that weft started, send an HTTP request, or run a program."""
+    """What puts the model to sleep: `unload` ends the engine that weft started, `http` sends a request, `command` runs
+    a program."""
     url: Url | None = field(default=None, repr=False)
-    """For http: where to. Every 2xx answer is success."""
+    """For `http`: URL of the request. Any 2xx status is a success."""
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
-    """For http."""
+    """For `http`: request method."""
     headers: Annotated[Mapping[str, str], MaxLen(32), SECRET] = field(default_factory=dict, repr=False)
-    """For http. `${WEFT_WAKE_...}` stands for that environment variable."""
+    """For `http`: request headers. `${WEFT_WAKE_...}` is replaced by that environment variable of the runner."""
     argv: Annotated[Arguments, MaxLen(64), SECRET] = field(default=(), repr=False)
-    """For command: the program and its arguments; there is no shell."""
+    """For `command`: program and arguments, without a shell."""
     max_wait_seconds: Annotated[float, Ge(1), Le(3600)] = 60.0
-    """Longest time the action may take."""
+    """Longest duration of the action."""
 
     def __post_init__(self) -> None:
         needed = {"unload": "after_seconds", "http": "url", "command": "argv"}[self.type]
@@ -135,14 +138,14 @@ class SleepSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """An adapter (LoRA) of a model, which is a separate model in the mesh."""
+    """A LoRA adapter of a model; it is a separate model in the mesh."""
 
     name: Annotated[ModelName, PUBLIC]
-    """Its name as a model, unique in the mesh."""
+    """Name of the adapter as a model, unique in the mesh."""
     pool: Annotated[ModelName, PUBLIC] | None = None
-    """Models of one pool answer for each other. Default: it is alone."""
+    """Pool of the adapter; models of one pool answer for each other. Default: none."""
     skills: Annotated[tuple[Skill, ...], MaxLen(8)] = ()
-    """What it can do, as of a model. Default: what its model can do."""
+    """Capabilities, as of a model. Default: those of its model."""
 
     @property
     def digested_file(self) -> Path | None:
@@ -155,73 +158,77 @@ class ModelSettings:
     """What every runtime lets an operator say about a model."""
 
     name: Annotated[ModelName, PUBLIC]
-    """Unique in the mesh."""
+    """Name of the model, unique in the mesh."""
     enabled: Annotated[bool, PUBLIC] = True
-    """Whether it is there at all. Of one that is not, only the form of its settings is checked; `weft.local.yaml` may
-    enable it on one machine."""
+    """Whether the model exists. If false, only the syntax of its settings is checked; `weft.local.yaml` can enable it
+    on one machine."""
     pool: Annotated[ModelName, PUBLIC] | None = None
-    """Models of one pool answer for each other."""
+    """Pool of the model; models of one pool answer for each other."""
     tier: Annotated[Tier, PUBLIC] | None = None
-    """How it ranks among the models of the mesh, such as `fast` or `heavy`, for people and selectors."""
+    """Tier of the model in the mesh, such as `fast` or `heavy`, for people and selectors."""
     labels: Annotated[Mapping[LabelKey, LabelValue], MaxLen(MAX_LABELS), PUBLIC] = field(default_factory=dict)
-    """Labels by which commands select it, such as `team: a` for `weft get models -l team=a`."""
+    """Labels by which commands select the model, such as `team: a` for `weft get models -l team=a`."""
     owner: Annotated[Owner, PUBLIC] | None = None
-    """Who answers for it."""
+    """Person or team responsible for the model."""
     journal: Annotated[JournalWord, PUBLIC] | None = None
-    """Whether its requests are durable tasks without their callers asking for it: `wait`, while their callers wait;
-    `keep`, and also when a caller has disconnected; `none`. Its adapters have the same. Default: as the tenant's
+    """Whether the model's requests are durable tasks by default. `wait`: while their callers wait; `keep`: also after a
+    caller has disconnected; `none`: they are not. It applies to the model's adapters as well. Default: the tenant's
     setting, else the mesh's."""
     skills: Annotated[tuple[Skill, ...], MaxLen(8)] = ()
-    """What it can do beyond text, `text` itself included, such as `[text, image, tools]`; a request for anything else
-    goes to other models. Default: as its files and its engine show; what they do not show is tried."""
+    """Capabilities, including `text`, such as `[text, image, tools]`. Requests that need anything else go to other
+    models. Default: detected from the files and the engine; requests that need an unknown capability are tried."""
     remote: bool | None = None
-    """Whether serving it sends bytes to a remote provider. Default: no, unless the runtime says otherwise."""
+    """Whether requests for the model are sent to a remote provider. Default: false, unless the runtime says
+    otherwise."""
     publish: bool | None = None
-    """Whether the mesh learns of it. Default: yes in `weft up` and `weft serve`, no in `weft runner join`."""
+    """Whether the model is published to the mesh. Default: true in `weft up` and `weft serve`, false in `weft runner
+    join`."""
     keep_alive: Annotated[str, MaxLen(32)] | float | None = None
-    """How long it stays loaded after a request: seconds, a text such as `5m`, -1 never to unload it, 0 for one request.
-    Default: `sleep.after_seconds`; without it never, or by `category` where it holds accelerator memory."""
+    """How long the model stays loaded after a request: seconds, or a duration such as `5m`; -1: no limit; 0: unload
+    after each request. Default: `sleep.after_seconds`; else by `category` if the model uses accelerator memory, else
+    without limit."""
     category: Literal["text", "image", "vision", "audio"] | None = None
-    """What it is for: models that hold accelerator memory are kept for 300 s if they are for text or audio, for 900 s
-    if they are for images, and for 60 s if they are for vision. Default: as its operations show: `image` where it makes
-    images, `audio` where it does nothing but transcription and speech, else `text`."""
+    """Category that decides how long a model in accelerator memory stays loaded: `text` and `audio` 300 s, `image` 900
+    s, `vision` 60 s. Default: derived from its operations: `image` if it generates images, `audio` if it only
+    transcribes or speaks, else `text`."""
     pin: bool = False
-    """Whether it is never evicted for another model, and stays loaded."""
+    """Whether the model stays loaded and is never evicted for another model."""
     target_inflight: Annotated[int, Ge(1), Le(1024)] | None = None
-    """Requests that each replica works on concurrently. Default: `slots`."""
+    """Target number of concurrent requests per replica. Default: `slots`."""
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 4
-    """Requests it works on concurrently."""
+    """Maximum number of concurrent requests."""
     context_tokens: Annotated[int, Ge(16), Le(16_777_216), PUBLIC] | None = None
-    """Context of one slot. Default: 2048 for engines that weft starts; of servers that it does not start it is unknown
-    unless it is set here."""
+    """Context length of one slot, in tokens. Default: 2048 for engines that weft starts; unknown for other servers."""
     passthrough: Literal["none", "all"] = "none"
-    """Which parameters that weft does not know reach the engine: those it allows for this kind of engine, or all."""
+    """Which request parameters that weft does not know are sent to the engine. `none`: only those that are listed for
+    its runtime; `all`: all of them."""
     thinking: bool | None = None
-    """Whether a model that can think does so where a request says nothing. Default: as its template has it. For
-    openai_remote: whether the field `thinking` is sent, as enabled or disabled. Default: it is not."""
+    """Whether the model thinks unless a request says otherwise. Default: as its chat template does. For
+    `openai_remote`: sends the field `thinking` as enabled or disabled; default: the field is not sent."""
     thinking_modes: Annotated[tuple[ThinkingMode, ...], MaxLen(3)] = ()
-    """How requests may set its thinking. Default: as its chat template shows; else it is not known, and every mode is
-    sent."""
+    """Thinking modes that requests may choose. Default: detected from the chat template; if they are unknown, all modes
+    are sent to the engine."""
     source_languages: Annotated[tuple[LanguageCode, ...], MaxLen(512)] = ()
-    """Languages that it translates from, such as `[nl, pt-BR]`. Default: as its engine reports them; else not known."""
+    """Languages that the model translates from, such as `[nl, pt-BR]`. Default: as the engine reports them, else
+    unknown."""
     target_languages: Annotated[tuple[LanguageCode, ...], MaxLen(512)] = ()
-    """Languages that it translates into; as above."""
+    """Languages that the model translates into. Default: as the engine reports them, else unknown."""
     platform_prompt: bool | None = None
-    """Begin every chat with the platform's own prompt: the mesh, date and time, tool budget, how to signal. It stands
-    before the agent's system prompt and the caller's. Default: the runner's `platform_prompt`."""
+    """Whether every chat begins with the platform prompt: the mesh, date and time, tool budget, and how to raise
+    signals. It precedes the system prompts of the agent and the caller. Default: the runner's `platform_prompt`."""
     platform_context: Annotated[str, MaxLen(8192)] | None = None
-    """What the platform prompt of this model says about your mesh. Default: the runner's `platform_context`."""
+    """Text about your mesh in the platform prompt of this model. Default: the runner's `platform_context`."""
     tools: Annotated[tuple[Name, ...], MaxLen(64)] = ()
-    """Tools that the mesh runs for every chat with this model, from the runner's `tools`."""
+    """Tools that the runner runs for every chat with this model, from the runner's `tools`."""
     default_max_tokens: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
-    """Maximum tokens of an answer where neither the request nor its agent names one; the answer then ends with
-    `length`. Default: until the context ends. The demo model has 512."""
+    """Maximum tokens of an answer if neither the request nor its agent sets a limit; the answer then ends with
+    `length`. Default: up to the context length; 512 for the demo model."""
     default_params: Annotated[Mapping[str, Any], MaxLen(64), PUBLIC] = field(default_factory=dict)
-    """Sampling parameters of requests that leave them out, also in their agent, such as `temperature: 0.2`; for the
-    maximum of tokens there is `default_max_tokens`. Default: the engine's own."""
+    """Default sampling parameters, such as `temperature: 0.2`, if neither the request nor its agent sets them. For the
+    token limit, use `default_max_tokens`. Default: the engine's own."""
     repetition: Repetition = "kill"
-    """What happens to an answer that repeats a line or a piece of text. off: not checked; warn: a warning; kill: it
-    ends with `repeated_line_loop`."""
+    """What happens if an answer repeats a line or a passage over and over. `off`: nothing; `warn`: the answer gets a
+    warning; `kill`: it ends with `repeated_line_loop`."""
 
     tried_by: ClassVar[str] = ""
     """Command that tries a model without chat, without the model's name; empty: the model chats."""
@@ -252,9 +259,9 @@ class SleepingModelSettings(ModelSettings):
     """Adds how a model hibernates and wakes."""
 
     wake: WakeSettings | None = None
-    """What wakes it when it hibernates."""
+    """How the model is woken when it hibernates."""
     sleep: SleepSettings | None = None
-    """What puts it to sleep when it is idle. Default: it never hibernates."""
+    """How the model is put to sleep when it is idle. Default: it never hibernates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,25 +269,25 @@ class StartedModelSettings(SleepingModelSettings):
     """Adds what can be said about a model whose engine weft starts and ends."""
 
     start_asleep: bool = False
-    """Load it with the first request rather than at the start."""
+    """Whether to load the model at its first request instead of at startup."""
     replicas: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
-    """How many of it are loaded at the start: identical engines that share a pool of its name."""
+    """Number of identical engines that are loaded at startup; they share a pool with the name of the model."""
     replica_max: Annotated[int, Ge(1), Le(64)] | None = None
-    """How many of it there can be; those beyond `replicas` start hibernating. Default: `replicas`."""
+    """Maximum number of replicas; those beyond `replicas` start in hibernation. Default: `replicas`."""
     threads: Annotated[int, Ge(1), Le(1024), PUBLIC] | None = None
-    """Processor threads. Default: cores minus one."""
+    """Processor threads of the engine. Default: number of cores minus one."""
     extra_arguments: Annotated[Arguments, PUBLIC] = ()
-    """Further flags for the engine's program."""
+    """Additional command-line arguments of the engine."""
     host_memory_mb: Annotated[int, Ge(0), Le(16_777_216), PUBLIC] | None = None
-    """Limit of the host's memory for each process of its engine, in MiB; 0: no limit. Default: twice the estimate of
-    the model and 4 GiB, and at most the memory of the machine less a reserve."""
+    """Main memory limit per engine process, in MiB; 0: no limit. Default: twice the estimated size of the model plus 4
+    GiB, at most the machine's memory less a reserve."""
     environment: Annotated[Mapping[VariableName, VariableValue], MaxLen(64), SECRET] = field(
         default_factory=dict, repr=False
     )
-    """Environment variables of the engine's program, besides those of the runner. `${NAME}` stands for the variable of
-    that name of the runner, so that a secret need not be in this file."""
+    """Environment variables of the engine, in addition to the runner's. `${NAME}` is replaced by that environment
+    variable of the runner, so that secrets need not be in this file."""
     library_path: Annotated[tuple[PathText, ...], MaxLen(16)] = ()
-    """Folders that the engine's program searches for shared libraries first (LD_LIBRARY_PATH)."""
+    """Folders that the engine searches first for shared libraries (LD_LIBRARY_PATH)."""
 
     @property
     def slot_context_tokens(self) -> int:
@@ -318,8 +325,8 @@ class SourcedModelSettings(HostedModelSettings):
     """Adds that the files of a model may be pulled by its name."""
 
     source: Annotated[SourceText, PUBLIC] | None = None
-    """What it is pulled from at its first load, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`, in place of `path` or `model`
-    (docs/models.md)."""
+    """Source from which the model is pulled at its first load, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`, instead of
+    `path` or `model`. See docs/models.md."""
 
     form: ClassVar[ModelForm]
     """The form of its files."""
@@ -342,9 +349,10 @@ class PathModelSettings(SourcedModelSettings):
     """Adds the path of a model, whose memory is estimated from its files."""
 
     path: Annotated[PathText, PUBLIC] | None = None
-    """The GGUF file, or the folder of a model in another format; `~` is your home folder. Required without `source`."""
+    """Path of the GGUF file, or of the folder of a model in another format; `~` is your home folder. Required without
+    `source`."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
-    """Accelerator memory that it takes, in MiB. Default: estimated from its files, and learned from what loads took."""
+    """Accelerator memory of the model, in MiB. Default: estimated from its files and learned from earlier loads."""
 
     form: ClassVar[ModelForm] = ModelForm.FOLDER
     files_setting: ClassVar[str] = "path"
@@ -381,8 +389,8 @@ class FileModelSettings(PathModelSettings):
     """Adds what can be said about a model that generates text."""
 
     quantizations: Annotated[Mapping[Name, PathText], MaxLen(16)] = field(default_factory=dict)
-    """Further files or folders of the same model by quantization, such as `q8_0: ~/models/qwen-q8_0.gguf`, for
-    `weft load`."""
+    """Other quantizations of the model that `weft load -q` can select: their files or folders by name, such as `q8_0:
+    ~/models/qwen-q8_0.gguf`."""
     chat_template_path: PathText | None = None
     """A chat template (Jinja) to use instead of the model's own."""
 
@@ -413,7 +421,7 @@ class GgufModelSettings(FileModelSettings):
     """Adds what can be said about a model in a GGUF file."""
 
     embeddings: bool = True
-    """Whether it also gives embeddings."""
+    """Whether the model also serves embeddings."""
 
     form: ClassVar[ModelForm] = ModelForm.GGUF
 
@@ -423,7 +431,7 @@ class MediaModelSettings(PathModelSettings):
     """Adds what can be said about a model of images or recordings whose engine is a library."""
 
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
-    """Requests it works on concurrently."""
+    """Maximum number of concurrent requests."""
 
 
 Device = Literal["cpu", "cuda", "auto"]
@@ -435,7 +443,7 @@ class DeviceSettings(PathModelSettings):
     """Adds where a library computes."""
 
     device: Annotated[Device, Argument("--device"), PUBLIC] = "auto"
-    """Where it computes; `auto` takes an accelerator if there is one."""
+    """Device to run on; `auto` uses an accelerator if there is one."""
 
     @property
     def device_values(self) -> "Mapping[str, LoadValue]":
@@ -463,10 +471,10 @@ class CTranslate2Settings(DeviceSettings):
     """Adds what can be said about a model in the form of CTranslate2."""
 
     compute_type: Annotated[ComputeType, Argument("--compute-type"), PUBLIC] = "int8"
-    """Type of the weights. One that the device does not have becomes the nearest that it has."""
+    """Data type of the weights. If the device does not support it, the nearest supported type is used."""
     sleeps_in_place: bool = False
-    """Whether it hibernates, when idle, by unloading the weights in its process, which wakes in a moment. Default: its
-    process is ended, as it always is where it holds memory of accelerators."""
+    """Whether an idle model hibernates by unloading its weights but keeping its process, which makes the next load
+    fast. Default: the process is ended. A model in accelerator memory always ends its process."""
 
     @override
     def weights_of(self, path: Path) -> Path:
@@ -481,13 +489,13 @@ class UpstreamSettings(ModelSettings):
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server."""
     api_key_env: Annotated[str, MaxLen(128), PUBLIC] | None = None
-    """Environment variable that holds the key."""
+    """Environment variable that contains the API key."""
     upstream_model: Annotated[str, MaxLen(512), PUBLIC] | None = None
-    """The server's own name of the model. Default: `name`."""
+    """Name of the model on the server. Default: `name`."""
     embeddings: bool | None = None
-    """Whether it also gives embeddings."""
+    """Whether the model also serves embeddings."""
     operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
-    """What the server offers, such as `[chat, tokenize]`."""
+    """Operations that the server supports, such as `[chat, tokenize]`."""
 
     @property
     def server_model(self) -> str:

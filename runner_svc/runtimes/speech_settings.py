@@ -32,6 +32,6 @@ class SpeechSettings(StartedModelSettings):
     tried_by: ClassVar[str] = 'weft speak "Hello" -o hello.mp3'
 
     default_voice: Annotated[VoiceName, PUBLIC] | None = None
-    """The voice of requests that name none, or one of OpenAI's, such as `alloy`. Default: the engine's first."""
+    """Voice for requests that set none, or one of OpenAI's such as `alloy`. Default: the engine's first voice."""
     voice_aliases: Annotated[Mapping[VoiceName, VoiceName], MaxLen(MAX_ALIASES), PUBLIC] = field(default_factory=dict)
-    """Further names of voices, such as `nova: en-gb+f3`."""
+    """Additional names of voices, such as `nova: en-gb+f3`."""

@@ -11,31 +11,34 @@ from weft.kernel.settings import PUBLIC, SECRET, Name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings:
-    """A source of tools that the runner runs for models. `type` says which of the other names apply."""
+    """A source of tools that the runner runs for models. `type` decides which of the other settings apply."""
 
     type: Annotated[Literal["python", "mcp_command", "mcp_http"], PUBLIC]
-    """A Python function, an MCP server that the runner starts, or one that runs already."""
+    """A Python function (`python`), an MCP server that the runner starts (`mcp_command`), or a running MCP server
+    (`mcp_http`)."""
     name: Annotated[Name, PUBLIC]
-    """For python: the tool's name. For MCP: a prefix, so that `files` and its tool `read` give `files.read`."""
+    """For `python`: name of the tool. For MCP: prefix of the tool names; the tool `read` of the server `files` is
+    `files.read`."""
     function: Annotated[Annotated[str, MaxLen(512)] | None, PUBLIC] = None
-    """For python: `package.module:function`. Its annotations give the schema, its docstring the description."""
+    """For `python`: function, as `package.module:function`. Its annotations define the schema, its docstring the
+    description."""
     argv: Annotated[tuple[str, ...], MaxLen(64), SECRET, PUBLIC] = field(default=(), repr=False)
-    """For mcp_command: the program and its arguments; there is no shell."""
+    """For `mcp_command`: program and arguments, without a shell."""
     environment: Annotated[Mapping[str, str], MaxLen(64), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
-    """For mcp_command: variables of the program, besides PATH, HOME and LANG; it inherits no others from the runner.
-    `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
+    """For `mcp_command`: environment variables of the program, in addition to PATH, HOME and LANG; it inherits no
+    others from the runner. `${WEFT_TOOL_...}` is replaced by that environment variable of the runner."""
     url: Annotated[Annotated[str, MaxLen(2048)] | None, SECRET, PUBLIC] = field(default=None, repr=False)
-    """For mcp_http: where the server listens (streamable HTTP)."""
+    """For `mcp_http`: URL of the server (streamable HTTP)."""
     headers: Annotated[Mapping[str, str], MaxLen(32), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
-    """For mcp_http. `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
+    """For `mcp_http`: request headers. `${WEFT_TOOL_...}` is replaced by that environment variable of the runner."""
     allow: Annotated[tuple[str, ...], MaxLen(256), PUBLIC] = ()
-    """For MCP: the server's tools that may be used. Default: all of them."""
+    """For MCP: tools of the server that models may use. Default: all."""
     remote: bool = False
-    """Whether calling it sends bytes to a remote provider; then only requests with `allow_remote` get it."""
+    """Whether tool calls are sent to a remote provider. Only requests with `allow_remote` can then use the tools."""
     timeout_seconds: Annotated[float, Gt(0), Le(3600)] = 30.0
-    """Timeout of one call; the model gets the timeout as the result."""
+    """Timeout of one call. The model receives a timeout as the result of the call."""
     max_output_bytes: Annotated[int, Ge(256), Le(16_777_216)] = 65_536
-    """Maximum output of one call that the model receives; the rest is cut, and marked as cut."""
+    """Maximum size of the output of one call; longer output is truncated and marked as truncated."""
 
     def __post_init__(self) -> None:
         needed = {"python": "function", "mcp_command": "argv", "mcp_http": "url"}[self.type]

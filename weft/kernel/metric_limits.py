@@ -12,13 +12,13 @@ TenantName = Annotated[str, MinLen(1), MaxLen(128)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricLimits:
-    """What an operator sets of `/metrics`."""
+    """The settings of `/metrics`."""
 
     tenants: Annotated[tuple[TenantName, ...], MaxLen(1000), PUBLIC] = ()
-    """Tenants whose accounts of fair share are shown by name. Default: no tenant is a label."""
+    """Tenants that appear by name in the metrics of fair share. Default: none."""
     max_engine_series: Annotated[int, Ge(0), Le(100_000), PUBLIC] = 2000
-    """Series of one engine's own metrics that its runner passes on; 0: none. Families beyond them are left out, and
-    counted."""
+    """Maximum number of an engine's own metric series that its runner exports; 0: none. Metric families beyond it are
+    dropped and counted."""
     max_label_sets: Constant[int] = 100
     """Label sets of one histogram, such as its models; counters and gauges have twenty times as many. What comes beyond
     them is counted with `_other` in place of its model. A label set that was not used for `idle_seconds` makes room."""

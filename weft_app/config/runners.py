@@ -70,7 +70,8 @@ class ConfiguredRunner(RunnerSettings):
     __pydantic_config__ = STRICT
 
     models: Annotated[tuple[AnyModel, ...], _ReadByRuntime(), PUBLIC]
-    """What it serves, one process each; what a model may have depends on the runtime. Not required with `url`."""
+    """Models of the runner, each in its own process. The runtime decides which settings a model has. Optional with
+    `url`."""
 
 
 @cache

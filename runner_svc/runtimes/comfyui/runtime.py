@@ -39,23 +39,22 @@ class ComfyUiModel(StartedModelSettings):
     """
 
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] | None = field(default=None, repr=False)
-    """Address of a ComfyUI that runs already, such as `http://127.0.0.1:8188`. Other programs may use it too: their
-    prompts are waited for, and never interrupted."""
+    """Address of a running ComfyUI, such as `http://127.0.0.1:8188`. Other programs may use it too; weft waits for
+    their prompts and never interrupts them."""
     command: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
-    """The program and its arguments, with placeholders; there is no shell. Such as `[python, main.py, --listen,
-    127.0.0.1, --port, "{port}", --output-directory, "{output}", --input-directory, "{input}"]`. Default: `command` of
-    the runner."""
+    """Program and arguments with placeholders, without a shell, such as `[python, main.py, --listen, 127.0.0.1, --port,
+    "{port}", --output-directory, "{output}", --input-directory, "{input}"]`. Default: `command` of the runner."""
     extra_arguments: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
-    """Further arguments, after those of `command`."""
+    """Additional arguments, after those of `command`."""
     working_folder: PathText | None = None
-    """Folder in which the program is started, such as that of `main.py`. Default: the runner's."""
+    """Working directory of the program, such as the folder of `main.py`. Default: the runner's."""
     workflow: Annotated[PathText, PUBLIC] | None = None
-    """File of a workflow document (docs/media.md) that answers requests for this model by its own name. Default: the
-    model answers only requests for workflows."""
+    """File of a workflow document (docs/media.md) that answers requests for this model. Default: the model answers only
+    requests for workflows."""
     slots: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
-    """Maximum number of requests that are queued in it; ComfyUI works on one at a time."""
+    """Maximum number of requests queued in ComfyUI, which processes one at a time."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
-    """Accelerator memory that it takes, in MiB. Default: unknown, and no memory is leased for it."""
+    """Accelerator memory of the model, in MiB. Default: unknown, and no memory is leased."""
 
     def __post_init__(self) -> None:
         if self.url is not None and self.command:

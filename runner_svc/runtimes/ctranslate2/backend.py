@@ -44,7 +44,7 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
         # The model's files do not contain its trained context.
         return (
             context_parameter(self.model.slot_context_tokens, 0),
-            word_parameter("compute_type", "Type of the weights.", get_args(ComputeType)),
+            word_parameter("compute_type", "Data type of the weights.", get_args(ComputeType)),
         )
 
     @override

@@ -64,10 +64,10 @@ class CTranslate2Model(FileModelSettings, CTranslate2Settings):
     """A model that CTranslate2 generates with, converted by `ct2-transformers-converter`."""
 
     slots: Annotated[int, Ge(1), Le(1024)] = 1
-    """Requests it works on concurrently, each in its own threads. With more than 1, no prefix of a prompt is reused."""
+    """Maximum number of concurrent requests, each in its own threads. Prompt prefixes are reused only with 1."""
     beam_size: Annotated[int, Ge(1), Le(16), Argument("--beam-size"), PUBLIC] = 1
-    """Beams of an answer whose request names none (`beam_size`). With more than 1 an answer comes whole, with a
-    warning: a beam search has no text until it ends."""
+    """Default number of beams if a request does not set `beam_size`. With more than 1, answers are not streamed token
+    by token, as a beam search has no text until it ends; they get a warning."""
 
 
 RUNTIME = Runtime(

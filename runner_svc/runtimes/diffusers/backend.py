@@ -104,9 +104,9 @@ class DiffusersBackend(MediaServer[DiffusersModel]):
     @override
     def load_parameters(self) -> Sequence[LoadParameter]:
         return (
-            word_parameter("dtype", "Type of the numbers.", get_args(Dtype)),
-            word_parameter("cpu_offload", "What is kept in the machine's memory.", get_args(CpuOffload)),
-            word_parameter("quantization", "Quantization of the weights as they are loaded.", get_args(Quantization)),
+            word_parameter("dtype", "Data type.", get_args(Dtype)),
+            word_parameter("cpu_offload", "What is kept in main memory while it is not in use.", get_args(CpuOffload)),
+            word_parameter("quantization", "Quantization of the weights when they are loaded.", get_args(Quantization)),
         )
 
 

@@ -53,14 +53,15 @@ class DiffusersModel(MediaModelSettings, DeviceSettings):
     tried_by: ClassVar[str] = 'weft image "a lighthouse" -o lighthouse.png'
 
     dtype: Annotated[Dtype, Argument("--dtype"), PUBLIC] = "auto"
-    """Type of the numbers. Default: float32 on a processor; on an accelerator float16, for sd3 and flux bfloat16."""
+    """Data type. Default: float32 on a processor; on an accelerator float16, and bfloat16 for sd3 and flux."""
     device_map: Annotated[DeviceMap, Argument("--device-map"), PUBLIC] = "none"
-    """`balanced` puts its components on all devices that it may use. Not with `cpu_offload`."""
+    """`balanced` distributes the pipeline's components over all devices of the runner. Not possible with
+    `cpu_offload`."""
     cpu_offload: Annotated[CpuOffload, Argument("--cpu-offload"), PUBLIC] = "none"
-    """Keeps in the machine's memory what does not compute: `model` whole components, `sequential` single layers, which
-    needs the least memory of a device and is many times slower."""
+    """Keeps parts of the pipeline in main memory while they are not in use. `model`: whole components; `sequential`:
+    single layers, which needs the least device memory and is many times slower."""
     quantization: Annotated[Quantization, Argument("--quantization"), PUBLIC] = "none"
-    """Quantizes the denoiser and the large encoders of text as they are loaded, on an accelerator."""
+    """Quantization of the denoiser and the large text encoders when they are loaded; needs an accelerator."""
 
 
 RUNTIME = Runtime(

@@ -21,7 +21,7 @@ class EspeakModel(SpeechSettings):
     """The program espeak-ng with all its voices, which are in no files of yours."""
 
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 2
-    """Requests it works on concurrently."""
+    """Maximum number of concurrent requests."""
 
     @property
     def location(self) -> str:

@@ -89,18 +89,19 @@ class ExllamaV3Model(FileModelSettings):
     """A model in the format EXL3 that ExLlamaV3 generates with, on CUDA devices."""
 
     slots: Annotated[int, Ge(1), Le(256), PUBLIC] = 4
-    """Requests it works on concurrently, which share the cache."""
+    """Maximum number of concurrent requests; they share the cache."""
     cache_tokens: Annotated[int, Ge(PAGE_TOKENS), Le(16_777_216), PUBLIC] | None = None
-    """Tokens of the cache, for all requests together; a multiple of 256. Default: the context of every slot."""
+    """Size of the cache in tokens, shared by all requests; a multiple of 256. Default: the full context of every
+    slot."""
     cache_quant: Annotated[CacheBits, PUBLIC] | None = None
-    """Bits of keys and values in the cache, 2 to 8: `4`, or `4,6` for each. Default: 16."""
+    """Bits per number in the cache, 2 to 8: `4` for keys and values, or `4,6` for each. Default: 16."""
     gpu_split: Annotated[
         tuple[Annotated[float, Ge(0), Le(1024)], ...], MaxLen(16), Argument("--gpu-split"), PUBLIC
     ] = ()
-    """Most memory on each device, in GiB; 0 leaves one out. Default: one device after the other is filled."""
+    """Maximum memory on each device, in GiB; 0 excludes the device. Default: devices are filled one after the other."""
     tensor_parallel: Annotated[bool, Argument("--tensor-parallel"), PUBLIC] = False
-    """Whether each layer is split over the devices; some architectures cannot be. How they exchange their parts:
-    `extra_arguments: [--tp-backend, nccl]`."""
+    """Whether each layer is split over the devices; not all architectures support this. To choose how devices exchange
+    data: `extra_arguments: [--tp-backend, nccl]`."""
 
     @override
     def weights_of(self, path: Path) -> Path:

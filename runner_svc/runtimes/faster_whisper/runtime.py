@@ -36,9 +36,9 @@ class FasterWhisperModel(MediaModelSettings, CTranslate2Settings):
     tried_by: ClassVar[str] = "weft transcribe talk.mp3"
 
     slots: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
-    """Recordings it works on concurrently, each in its own threads."""
+    """Maximum number of recordings processed concurrently, each in its own threads."""
     beam_size: Annotated[int, Ge(1), Le(16), Argument("--beam-size"), PUBLIC] = 5
-    """Beams of the search for the words; 1 is quicker and less exact."""
+    """Number of beams; 1 is faster and less accurate."""
 
 
 RUNTIME = Runtime(

@@ -64,11 +64,11 @@ def load_parameters(model: LlamaCppPythonModel, trained_context_tokens: int = 0)
     """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
     return (
         context_parameter(model.slot_context_tokens, trained_context_tokens),
-        whole_parameter("gpu_layers", "Layers on accelerators; -1: all of them.", -1, MAX_GPU_LAYERS),
-        word_parameter("flash_attention", "Flash attention; off where nothing is said.", ("on", "off")),
-        word_parameter("cache_type_k", "Type of the keys in the prefix cache.", CACHE_TYPES),
-        word_parameter("cache_type_v", "Type of the values in the prefix cache.", CACHE_TYPES),
-        whole_parameter("batch_tokens", "Tokens that are computed in one batch.", 1, MAX_BATCH_TOKENS),
+        whole_parameter("gpu_layers", "Number of layers on accelerators; -1: all.", -1, MAX_GPU_LAYERS),
+        word_parameter("flash_attention", "Flash attention. Default: off.", ("on", "off")),
+        word_parameter("cache_type_k", "Data type of the keys in the KV cache.", CACHE_TYPES),
+        word_parameter("cache_type_v", "Data type of the values in the KV cache.", CACHE_TYPES),
+        whole_parameter("batch_tokens", "Batch size: tokens computed at a time.", 1, MAX_BATCH_TOKENS),
     )
 
 

@@ -34,9 +34,9 @@ class LlamaCppPythonModel(GgufModelSettings):
     """A model that llama-cpp-python serves from a GGUF file."""
 
     slots: Annotated[int, Ge(1), Le(1024)] = 1
-    """Always 1: the library works on one request at a time."""
+    """Always 1, because the library processes one request at a time."""
     extra_arguments: tuple[str, ...] = ()
-    """Further flags for the server program, such as `--gpu-layers 0`."""
+    """Additional arguments of the server program, such as `--gpu-layers 0`."""
 
 
 def _find(command: tuple[str, ...] | None) -> str:

@@ -175,23 +175,23 @@ def load_parameters(model: LlamaServerModel, trained_context_tokens: int = 0) ->
     """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
     return (
         context_parameter(model.slot_context_tokens, trained_context_tokens),
-        whole_parameter("slots", "Requests it works on concurrently.", 1, MAX_SLOTS, model.slots),
-        whole_parameter("gpu_layers", "Layers on accelerators; -1: as many as fit.", -1, MAX_GPU_LAYERS),
+        whole_parameter("slots", "Maximum number of concurrent requests.", 1, MAX_SLOTS, model.slots),
+        whole_parameter("gpu_layers", "Number of layers on accelerators; -1: as many as fit.", -1, MAX_GPU_LAYERS),
         word_parameter("flash_attention", "Flash attention.", ("on", "off", "auto")),
-        word_parameter("cache_type_k", "Type of the keys in the prefix cache.", CACHE_TYPES),
-        word_parameter("cache_type_v", "Type of the values in the prefix cache.", CACHE_TYPES),
-        whole_parameter("batch_tokens", "Tokens that are handed over in one batch.", 1, MAX_BATCH_TOKENS),
-        whole_parameter("ubatch_tokens", "Tokens that are computed in one batch.", 1, MAX_BATCH_TOKENS),
-        whole_parameter("image_max_tokens", "Tokens that one image may take; for vision models.", 1, MAX_IMAGE_TOKENS),
-        word_parameter("spec_type", "Speculative decoding; draft-mtp needs a model that was made for it.", SPECULATION),
-        whole_parameter("spec_draft_n_max", "Tokens that are guessed at a time.", 1, MAX_DRAFT_TOKENS),
+        word_parameter("cache_type_k", "Data type of the keys in the KV cache.", CACHE_TYPES),
+        word_parameter("cache_type_v", "Data type of the values in the KV cache.", CACHE_TYPES),
+        whole_parameter("batch_tokens", "Logical batch size: tokens submitted at a time.", 1, MAX_BATCH_TOKENS),
+        whole_parameter("ubatch_tokens", "Batch size: tokens computed at a time.", 1, MAX_BATCH_TOKENS),
+        whole_parameter("image_max_tokens", "Maximum tokens per image; for vision models.", 1, MAX_IMAGE_TOKENS),
+        word_parameter("spec_type", "Speculative decoding; draft-mtp needs a model that supports it.", SPECULATION),
+        whole_parameter("spec_draft_n_max", "Maximum number of draft tokens at a time.", 1, MAX_DRAFT_TOKENS),
         LoadParameter(
             name="spec_draft_p_min",
-            description="How probable a guess must be for guessing to go on.",
+            description="Minimum probability of a draft token for drafting to continue.",
             minimum=0,
             maximum=1,
         ),
-        whole_parameter("spec_draft_ngl", "Layers of the draft model on accelerators.", 0, MAX_GPU_LAYERS),
+        whole_parameter("spec_draft_ngl", "Number of draft model layers on accelerators.", 0, MAX_GPU_LAYERS),
     )
 
 

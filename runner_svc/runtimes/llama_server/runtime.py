@@ -76,7 +76,7 @@ class LlamaAdapter(AdapterSettings):
     path: Annotated[PathText, PUBLIC]
     """The GGUF file of the adapter, as `convert_lora_to_gguf.py` makes it; `~` is your home folder."""
     scale: Annotated[float, Gt(0), Le(100)] = 1.0
-    """How strongly it changes the model."""
+    """Strength of the adapter."""
 
     @property
     def file(self) -> Path:
@@ -97,17 +97,17 @@ class LlamaServerModel(GgufModelSettings):
     """
 
     mmproj_path: Annotated[PathText, PUBLIC] | None = None
-    """The projector (GGUF) with which it takes images or audio: what of both, its header tells."""
+    """Multimodal projector (GGUF) for image or audio input. The file's header tells which of the two it supports."""
     draft_model_path: Annotated[PathText, PUBLIC] | None = None
-    """A smaller model (GGUF) with the same vocabulary, which drafts tokens that this one checks many at a time. How:
-    `extra_arguments` such as `[--spec-type, draft-mtp]`."""
+    """Draft model (GGUF) with the same vocabulary, for speculative decoding. Options: `extra_arguments` such as
+    `[--spec-type, draft-mtp]`."""
     kept_prompts_mb: Annotated[int, Ge(0), Le(1_048_576)] = 1024
-    """Memory of the host in MiB for prompts that no slot holds any more, so that a conversation that comes again is not
-    computed again; 0: none. At most an eighth of the machine's memory and half of the free memory of `/dev/shm`."""
+    """Main memory, in MiB, for prompts that have lost their slot, so that a resumed conversation is not processed
+    again; 0: none. At most an eighth of the machine's memory and half of the free space of `/dev/shm`."""
 
     adapters: Annotated[tuple[LlamaAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
-    """Adapters (LoRA) of this model, each a separate model with its own name. They share its process, slots and
-    memory, and are loaded and unloaded with it."""
+    """LoRA adapters of the model, each a separate model with its own name. They share the process, slots and memory of
+    this model, and are loaded and unloaded with it."""
 
     @property
     @override

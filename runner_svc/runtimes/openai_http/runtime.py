@@ -52,18 +52,18 @@ class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server, such as `http://127.0.0.1:11434/v1`."""
     slots: Annotated[int, Ge(0), Le(MAX_ATTACHED_SLOTS), PUBLIC] = 0
-    """Concurrent requests, unless the server reports fewer. 0: as many as it reports, at most 4096, or 64 if it does
-    not report."""
+    """Maximum number of concurrent requests, unless the server reports fewer. 0: as many as it reports, at most 4096;
+    64 if it reports none."""
     remote: bool | None = None
-    """Whether serving it sends bytes to a remote provider. Required if the address of the server is
-    outside your own networks."""
+    """Whether requests for the model are sent to a remote provider. Required if the server's address is outside your
+    own networks."""
     embeddings: bool | None = None
-    """Whether it also gives embeddings. Default: yes."""
+    """Whether the model also serves embeddings. Default: true."""
     operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
-    """What the server offers, such as `[chat, tokenize]`. Default: `[chat, completion, embedding]`."""
+    """Operations that the server supports, such as `[chat, tokenize]`. Default: `[chat, completion, embedding]`."""
     cache_salt: bool = False
-    """Whether the server knows `cache_salt`, as vLLM does. It is then sent with every request, so that tenants share no
-    cached prefixes; without it weft cannot keep them apart there."""
+    """Whether the server supports `cache_salt`, as vLLM does. weft then sends it with every request, so that tenants
+    share no cached prefixes. Without it, tenants share the server's prefix cache."""
 
     @property
     def location(self) -> str:

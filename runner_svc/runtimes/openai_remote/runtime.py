@@ -30,25 +30,25 @@ class OpenAiRemoteModel(UpstreamSettings):
     """A model of a remote provider."""
 
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
-    """Base URL of the provider, https and with its version, such as `https://api.example.com/v1`."""
+    """Base URL of the provider: https and with the API version, such as `https://api.example.com/v1`."""
     remote: bool | None = None
-    """Whether serving it sends bytes to a remote provider. Always so: true or left out."""
+    """Always true for this runtime: `true`, or left out."""
     embeddings: bool | None = None
-    """Whether it also gives embeddings. Default: no."""
+    """Whether the model also serves embeddings. Default: false."""
     operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
-    """What the provider offers, such as `[chat, embedding]`. Default: `[chat]`."""
+    """Operations that the provider supports, such as `[chat, embedding]`. Default: `[chat]`."""
     api_kind: Literal["chat_completions", "messages"] = "chat_completions"
-    """Which of the provider's interfaces is used: OpenAI's Chat Completions, or Anthropic's Messages."""
+    """API of the provider: OpenAI's Chat Completions or Anthropic's Messages."""
     timeout_seconds: Annotated[float, Gt(0), Le(3600), PUBLIC] = 120.0
-    """Longest wait until an answer begins, repetitions and the pauses before them included."""
+    """Longest wait until an answer begins, including retries and the pauses before them."""
     max_retries: Annotated[int, Ge(0), Le(10), PUBLIC] = 0
-    """How often the runner itself repeats a request for which the provider was too busy (429, 503) or to which it could
-    not connect. The router may try elsewhere besides."""
+    """Number of retries by the runner if the provider is busy (429, 503) or cannot be reached. In addition, the router
+    may retry on another runner."""
     health_check: Literal["config_only", "models"] = "config_only"
-    """`config_only` calls the provider for requests alone; `models` also requests its list of models, at the start and
-    every minute."""
+    """`config_only`: the provider is called only for requests. `models`: its list of models is also requested, at
+    startup and every minute."""
     token_limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105 - a parameter's name
-    """What the provider calls the limit of an answer's length."""
+    """Name of the field for the maximum number of answer tokens in the provider's API."""
 
     @property
     def location(self) -> str:

@@ -23,12 +23,12 @@ class PiperModel(SpeechSettings, MediaModelSettings):
     """Voices of piper: files `NAME.onnx`, each with its `NAME.onnx.json` beside it."""
 
     path: Annotated[PathText, PUBLIC] | None = None
-    """A folder of voices, its subfolders included, or one `.onnx` file; `~` is your home folder. Required without
+    """Folder of voices, including its subfolders, or one `.onnx` file; `~` is your home folder. Required without
     `voices` and `source`."""
     voices: Annotated[Mapping[VoiceName, PathText], MaxLen(MAX_NAMED_VOICES), PUBLIC] = field(default_factory=dict)
-    """Voices by the names that requests have for them, such as `amy: ~/voices/en_US-amy-medium.onnx`."""
+    """Voice files by the name that requests use, such as `amy: ~/voices/en_US-amy-medium.onnx`."""
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
-    """Requests it works on concurrently, each with `threads` processor threads."""
+    """Maximum number of concurrent requests, each with `threads` processor threads."""
 
     other_files_settings: ClassVar[tuple[str, ...]] = ("voices",)
 

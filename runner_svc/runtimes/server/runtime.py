@@ -49,14 +49,14 @@ def _require_expression(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadySettings:
-    """What shows that a server takes requests: the answer of a route, or a line of its output."""
+    """How weft detects that a server is ready: by the response of a route, or by a line of its output."""
 
     path: Annotated[str, MaxLen(512), Pattern("^/")] | None = None
-    """Route that is asked with GET, such as `/health`."""
+    """Route that is requested with GET, such as `/health`."""
     status: Annotated[int, Ge(100), Le(599)] = 200
-    """Status of its answer once the server takes requests."""
+    """HTTP status of the route when the server is ready."""
     line: Annotated[str, MinLen(1), MaxLen(512), Checked(_require_expression)] | None = None
-    """Regular expression that is found in a line of its output, such as `Application startup complete`."""
+    """Regular expression that matches a line of the server's output, such as `Application startup complete`."""
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.line is None):
@@ -73,41 +73,42 @@ class ServerModel(StartedModelSettings):
     """
 
     preset: Annotated[PresetName, PUBLIC] | None = None
-    """The program, where weft knows it: sglang, tgi, lmdeploy, tabbyapi, mlx_lm or ollama. It gives the defaults of the
-    settings below, and what the program can do, see docs/engines.md. Default: another program, of which `command` must
-    be set."""
+    """Preset for a known program: sglang, tgi, lmdeploy, tabbyapi, mlx_lm or ollama. It sets the defaults of the
+    settings below and the program's capabilities; see docs/engines.md. Default: none, and `command` is required."""
     command: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
-    """The program and its arguments, with placeholders; there is no shell. Default: `command` of the runner, else that
-    of the preset."""
+    """Program and arguments with placeholders, without a shell. Default: `command` of the runner, else that of the
+    preset."""
     extra_arguments: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
-    """Further arguments, after those of `command`."""
+    """Additional arguments, after those of `command`."""
     model: Annotated[str, MaxLen(2048), PUBLIC] = ""
-    """What the program is to load: a folder, a file or a name at a hub, as it takes them; `~` is your home folder."""
+    """Model that the program loads: a folder, a file or a hub name, as the program accepts it; `~` is your home
+    folder."""
     upstream_model: Annotated[str, MaxLen(512), PUBLIC] | None = None
-    """The program's own name of the model in requests. Default: that of the preset, else `name`."""
+    """Name of the model in requests to the program. Default: that of the preset, else `name`."""
     ready: ReadySettings | None = None
-    """What shows that it takes requests. Default: that of the preset, else `GET /health` is answered with 200."""
+    """How weft detects that the program is ready. Default: that of the preset, else `GET /health` returns 200."""
     start_timeout_seconds: Seconds = 1800.0
-    """Longest start, however busy the program is; `load_stall_seconds` bounds the time without a sign of work."""
+    """Longest startup, even if the program makes progress. `load_stall_seconds` limits the time without progress."""
     key_variable: VariableName | None = None
-    """Environment variable from which the program takes the key that it demands; weft makes a new key for each start.
-    Default: that of the preset. Without one any user of the machine can send it requests."""
+    """Environment variable from which the program reads the API key that it requires; weft creates a new key for each
+    start. Without a key, any user of the machine can send it requests. Default: that of the preset."""
     external_listener: bool = False
-    """Whether a process that the command did not start listens on the port, as with `docker run`. weft then checks that
-    the port is free before the start, but not which process listens on it."""
+    """Whether the listening process is not a descendant of the command, as with `docker run`. weft then checks that the
+    port is free before the start, but not which process listens on it."""
     working_folder: PathText | None = None
-    """Folder in which the program is started. Default: the runner's."""
+    """Working directory of the program. Default: the runner's."""
     operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
-    """What it offers with this model, such as `[embedding]`. Default: that of the preset, else `[chat, completion]`."""
+    """Operations that the program supports with this model, such as `[embedding]`. Default: those of the preset, else
+    `[chat, completion]`."""
     cache_salt: bool | None = None
-    """Whether the program knows `cache_salt`, as vLLM does, with which tenants share no cached prefixes. Default: as
-    the preset says, else no."""
+    """Whether the program supports `cache_salt`, as vLLM does, so that tenants share no cached prefixes. Default: that
+    of the preset, else false."""
     sleeps_in_place: bool = False
-    """Whether it hibernates, when idle, by the route of its preset that frees the memory of accelerators, in its
-    process, which wakes faster than it starts. Default: its process is ended, as always by `weft unload`. A `command`
-    of your own needs the arguments that the program demands for it, such as `--enable-memory-saver` of SGLang."""
+    """Whether an idle model hibernates by calling the preset's route that frees accelerator memory, but keeps its
+    process; waking is faster than a start. A custom `command` needs the program's arguments for it, such as
+    `--enable-memory-saver` for SGLang. Default: the process is ended, as `weft unload` always does."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
-    """Accelerator memory that it takes, in MiB. Default: unknown, and no memory is leased for it."""
+    """Accelerator memory of the model, in MiB. Default: unknown, and no memory is leased."""
 
     @property
     def weights(self) -> str:

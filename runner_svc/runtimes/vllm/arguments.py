@@ -64,13 +64,17 @@ def load_parameters(model: VllmModel, trained_context_tokens: int = 0) -> tuple[
     pixels, drafting = model.mm_processor_kwargs.get("max_pixels"), model.speculative_config
     return (
         context_parameter(model.slot_context_tokens, trained_context_tokens),
-        whole_parameter("slots", "Requests it works on concurrently.", 1, MAX_SLOTS, model.slots),
+        whole_parameter("slots", "Maximum number of concurrent requests.", 1, MAX_SLOTS, model.slots),
         whole_parameter(
-            "kv_cache_memory_bytes", "KV cache on each device.", 1, MAX_CACHE_BYTES, model.kv_cache_memory_bytes
+            "kv_cache_memory_bytes",
+            "KV cache on each device, in bytes.",
+            1,
+            MAX_CACHE_BYTES,
+            model.kv_cache_memory_bytes,
         ),
-        _words("kv_cache_dtype", "Type of keys and values in the cache.", CACHE_TYPES, model.kv_cache_dtype),
-        whole_parameter("max_pixels", "Pixels that an image is scaled down to.", 1, MAX_PIXELS, pixels),
-        _words("speculative_method", "How tokens are drafted; none: not at all.", METHODS, drafting.get("method")),
+        _words("kv_cache_dtype", "Data type of the KV cache.", CACHE_TYPES, model.kv_cache_dtype),
+        whole_parameter("max_pixels", "Pixels to which larger images are scaled down.", 1, MAX_PIXELS, pixels),
+        _words("speculative_method", "Method of speculative decoding; none: off.", METHODS, drafting.get("method")),
         whole_parameter(
             "speculative_tokens",
             "Tokens drafted at a time.",

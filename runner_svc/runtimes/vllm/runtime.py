@@ -137,50 +137,50 @@ class VllmModel(SourcedModelSettings):
     """
 
     model: Annotated[ModelId, PUBLIC] | None = None
-    """A folder with safetensors and `config.json`, or an id of the hub, which vLLM itself loads into the hub's cache.
-    `~` is your home folder. Required without `source`."""
+    """Folder with safetensors and `config.json`, or a Hugging Face model id, which vLLM itself downloads into the hub's
+    cache. `~` is your home folder. Required without `source`."""
     kind: Annotated[Literal["generation", "embedding", "reranking"], PUBLIC] = "generation"
-    """What it does; a model of one kind does nothing else."""
+    """Kind of model; each kind serves only its own operations."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
-    """Accelerator memory that it takes, in MiB, on all devices together. Default: its weights, its cache and what it
-    computes in, from its files, and learned from what loads took. Set it with `gpu_memory_utilization`."""
+    """Accelerator memory of the model on all devices together, in MiB. Set it if you set `gpu_memory_utilization`.
+    Default: estimated from its files (weights, cache, activations) and learned from earlier loads."""
     dtype: Annotated[Dtype, Argument("--dtype")] = "auto"
-    """Type of weights and activations."""
+    """Data type of weights and activations."""
     kv_cache_memory_bytes: Annotated[int, Ge(1), Le(2**44), PUBLIC] | None = None
-    """Size of the KV cache on each device. Default: room for `slots` requests with the whole context, where the model's
-    files tell; with `gpu_memory_utilization`, what that leaves."""
+    """Size of the KV cache on each device, in bytes. Default: room for `slots` requests with full context, if the
+    model's files show its size; with `gpu_memory_utilization`, the rest of that share."""
     kv_cache_dtype: Annotated[Word, Argument("--kv-cache-dtype")] | None = None
-    """Type of keys and values in the cache, such as `fp8`. Default: that of the model."""
+    """Data type of the KV cache, such as `fp8`. Default: that of the model."""
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1), PUBLIC] | None = None
-    """Share of each device's memory that vLLM may take for everything. Default: the size of the cache decides instead,
-    so that vLLM does not reserve memory only because it is free."""
+    """Share of each device's memory that vLLM may use in total. Default: none; the cache size decides, so that vLLM
+    does not reserve all free memory."""
     prefix_caching: Annotated[bool, PUBLIC] | None = None
-    """Whether prefixes of earlier requests are kept. Default: as vLLM decides, which is yes for most models."""
+    """Whether prefix caching is on. Default: vLLM decides; on for most models."""
     limit_mm_per_prompt: Annotated[Mapping[Modality, Annotated[int, Ge(0), Le(999)]], MaxLen(3)] = field(
         default_factory=dict
     )
-    """Most images, videos and audio clips of one request, such as `{image: 1}`."""
+    """Maximum number of images, videos and audio clips per request, such as `{image: 1}`."""
     mm_processor_kwargs: Annotated[Mapping[Word, int | float | bool | str], MaxLen(32)] = field(default_factory=dict)
-    """Arguments of the model's processor of images, such as `{max_pixels: 4014080}`."""
+    """Arguments of the model's image processor, such as `{max_pixels: 4014080}`."""
     tensor_parallel: Annotated[int, Ge(1), Le(64), PUBLIC] | None = None
-    """Devices over which each layer is split. Default: all that its lease has."""
+    """Number of devices over which each layer is split. Default: all devices of the model's lease."""
     pipeline_parallel: Annotated[int, Ge(1), Le(64), Argument("--pipeline-parallel-size"), PUBLIC] | None = None
-    """Groups of devices, each with a part of the layers."""
+    """Number of device groups, each with a part of the layers."""
     speculative_config: Annotated[Mapping[Word, int | float | bool | str], MaxLen(32)] = field(default_factory=dict)
-    """How tokens are drafted (`--speculative-config`), such as `{method: mtp, model: org/assistant,
+    """Speculative decoding (`--speculative-config`), such as `{method: mtp, model: org/assistant,
     num_speculative_tokens: 8}`."""
     chat_template_path: PathText | None = None
     """A chat template (Jinja) to use instead of the model's own."""
     tool_call_parser: Annotated[Word, PUBLIC] | None = None
-    """How calls of tools are read from the model's text, such as `hermes`. Default: tools are not called."""
+    """Parser of tool calls in the model's text, such as `hermes`. Default: none, and the model cannot call tools."""
     adapters: Annotated[tuple[VllmAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
-    """Adapters (LoRA) of this model, each its own model with its own name. They share its process, slots and
-    memory, and are loaded and unloaded with it."""
+    """LoRA adapters of the model, each a separate model with its own name. They share the process, slots and memory of
+    this model, and are loaded and unloaded with it."""
     sleep_level: Annotated[int, Ge(1), Le(2)] | None = None
-    """How an idle model on accelerators hibernates, in a process that stays: with its weights in main memory (1), or
-    without them (2). Default: the process is ended, as always on a host without accelerators, and by `weft unload`."""
+    """How an idle model on accelerators hibernates while its process stays: with its weights in main memory (1), or
+    without them (2). Default: the process is ended, as `weft unload` and hosts without accelerators always do."""
     start_timeout_seconds: Annotated[float, Ge(1), Le(86_400)] | None = None
-    """Longest time from the start until it answers. Default: as long as it makes progress (`load_stall_seconds`)."""
+    """Longest startup. Default: no limit while it makes progress (`load_stall_seconds`)."""
 
     form: ClassVar[ModelForm] = ModelForm.FOLDER
     files_setting: ClassVar[str] = "model"
