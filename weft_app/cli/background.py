@@ -16,10 +16,16 @@ from runner_svc.supervise import parent_death
 from weft.client._home import mesh_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.cli.discover import offered_models
+from weft_app.cli.network_options import Discover
 from weft_app.cli.options import EXIT_FAILED, note
 from weft_app.cli.output import say
+from weft_app.cli.ready_text import KeptAccess
+from weft_app.cli.serving import lasting_streams
+from weft_app.cli.stages import STOP_LINE
 from weft_app.compose.home import WeftHome, has_started
 from weft_app.config.config import CONFIG_NAME
+from weft_app.config.loader import load_config
 
 START_SECONDS = 3_600.0
 """Timeout of the start, which includes pulling and loading all models of weft.yaml."""
@@ -28,8 +34,6 @@ STOP_SECONDS = 60.0
 POLL_SECONDS = 0.05
 MAX_READ_BYTES = 65_536
 BACKGROUND_NAME, SESSION_NAME = "up.out", "session.out"
-STOP_LINE = "  stop with Ctrl-C"
-"""Last line that `weft up` prints at its start."""
 _STAGES = ("... ", "ok  ", "warn ", "fail ")
 """Prefixes of the lines of a start's stages, see `weft_app.cli.stages`."""
 _COLOURS = ("FORCE_COLOR", "TTY_COMPATIBLE")
@@ -52,6 +56,21 @@ def arguments_of(context: typer.Context, *, without: frozenset[str]) -> list[str
         for each in value if isinstance(value, list | tuple) else (value,):
             given += [option.opts[0], str(getattr(each, "value", each))]
     return given
+
+
+def detached(
+    context: typer.Context, home: Path, config: Path | None, discover: Discover | None, *, no_demo: bool
+) -> None:
+    """Starts a mesh in the background with the options of `weft up`."""
+    folder = WeftHome(home.expanduser().absolute())
+    with lasting_streams():
+        # Asks here, since the child has no terminal.
+        found = offered_models(load_config(config), folder, discover, no_demo=no_demo)
+        arguments = arguments_of(context, without=frozenset({"detach", "discover"}))
+        kept = KeptAccess(folder)
+        arguments += ["--discover", Discover.NO if found is None else Discover.YES]
+        up_in_background(folder, arguments, kept.on_terminal if sys.stdout.isatty() else str)
+        kept.remove_shown()
 
 
 def up_in_background(home: WeftHome, arguments: Sequence[str], show_line: Callable[[str], str] = str) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ import yaml
 
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
+from weft_app.cli.network_options import Discover
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import TextTable, custom_columns, document_text, safe_text, say
 from weft_app.compose.discovery import Discovered
@@ -28,14 +28,6 @@ SHOWN_MODELS = 6
 """Maximum number of models in a server's line."""
 SHOWN_FILES = 8
 """Maximum number of files in the question of `weft up`."""
-
-
-class Discover(StrEnum):
-    """Whether `weft up` serves what it finds."""
-
-    ASK = "ask"
-    YES = "yes"
-    NO = "no"
 
 
 def discover(
@@ -146,13 +138,13 @@ def _document(found: Discovered) -> dict[str, Any]:
     }
 
 
-def offered(wanted: Discover | None, config: WeftConfig, home: WeftHome, demo: str) -> Discovered | None:
-    """Returns the engines and models that `weft up` is to serve; None: only `demo`.
+def offered_models(config: WeftConfig, home: WeftHome, wanted: Discover | None, *, no_demo: bool) -> Discovered | None:
+    """Returns the engines and models that `weft up` is to serve; None: none, or the configuration has runners.
 
     Asks on a terminal. Elsewhere only lists them, unless the command line or the settings say yes.
     """
     mode = wanted or Discover(config.discovery.mode)
-    if mode is Discover.NO:
+    if config.runners is not None or mode is Discover.NO:
         return None
     found = asyncio.run(look(config.discovery, home, accelerators=config.accelerators))
     if not found.is_something:
@@ -168,6 +160,7 @@ def offered(wanted: Discover | None, config: WeftConfig, home: WeftHome, demo: s
         return None
     for line in ("found on this machine:", *lines):
         note(line)
+    demo = "no model" if no_demo else "the demo model"
     if typer.confirm(f"weft: serve this? (no: {demo}; --discover=yes or no asks no more)", default=True, err=True):
         return found
     return None

@@ -19,7 +19,8 @@ from runner_svc.dial_out import LinkEvent
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import configure_logging
-from weft_app.cli.discover import Discover, shown_server
+from weft_app.cli.discover import shown_server
+from weft_app.cli.network_options import Discover
 from weft_app.cli.options import EXIT_FAILED, EXIT_INTERRUPTED, note
 from weft_app.cli.output import safe_text, say
 from weft_app.cli.serving import run_service

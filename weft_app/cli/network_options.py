@@ -4,15 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from inspect import Parameter, signature
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.kernel.address import MAX_PORT, is_loopback
 from weft.kernel.errors import invalid_field
 from weft_app.cli.options import as_command
-from weft_app.config.document import Document, given_by, value_of
-from weft_app.config.loader import COMMAND_LINE
+
+if TYPE_CHECKING:
+    from weft_app.config.document import Document
 
 JOIN_PORT = 7443
 
@@ -31,6 +32,14 @@ class EdgeChoice(StrEnum):
     """The gateway itself."""
     ENVOY = "envoy"
     """An Envoy in front of it."""
+
+
+class Discover(StrEnum):
+    """Whether `weft up` serves what it finds."""
+
+    ASK = "ask"
+    YES = "yes"
+    NO = "no"
 
 
 _OPTIONS = {
@@ -91,7 +100,7 @@ class NetworkOptions:
         int | None, typer.Option("--grpc-port", min=0, max=MAX_PORT, help="Also offer gRPC on this loopback port.")
     ] = None
 
-    def overrides(self) -> Document:
+    def overrides(self) -> "Document":
         """Returns the values that override those of the files. Raises INVALID_ARGUMENT naming two that conflict."""
         if self.insecure and self.tls is not None:
             raise invalid_field(
@@ -116,8 +125,12 @@ class NetworkOptions:
             given["relay"] = {"listen": self._listen(self.host or "127.0.0.1", self.join_port)}
         return given
 
-    def with_relay(self, document: Document, below: Callable[[Document], Document]) -> Document:
+    def with_relay(self, document: "Document", below: "Callable[[Document], Document]") -> "Document":
         """Applies `below` and adds the relay that --host opens for other machines."""
+        # `weft up` prints its first line before it imports the configuration.
+        from weft_app.config.document import given_by, value_of  # noqa: PLC0415
+        from weft_app.config.loader import COMMAND_LINE  # noqa: PLC0415
+
         document = below(document)
         relay: Any = value_of(document.get("relay")) or {}
         if self.host is None or is_loopback(self.host) or not isinstance(relay, dict) or value_of(relay.get("listen")):

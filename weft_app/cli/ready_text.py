@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
-from weft_app.cli.background import STOP_LINE
 from weft_app.cli.completion import KEYS
 from weft_app.cli.join_tokens import JOIN_TOKENS, join_command
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.mesh_api import MeshApi, SocketConnection, api_socket
 from weft_app.cli.options import note
 from weft_app.cli.output import moment_in
+from weft_app.cli.stages import STOP_LINE
 from weft_app.cli.ui import PAGE
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import CONFIG_NAME

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from weft_app.cli import join_tokens
-from weft_app.cli.discover import Discover
+from weft_app.cli.network_options import Discover
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.serving import serving
 

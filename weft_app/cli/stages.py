@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from weft_app.compose.up import Stage
 
+STOP_LINE = "  stop with Ctrl-C"
+"""Last line that `weft up` prints at its start."""
 _TENTHS = 10
 BAR_CHARS = 40
 

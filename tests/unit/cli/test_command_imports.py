@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -64,7 +65,7 @@ import importlib, sys
 importlib.import_module("psutil")
 for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "uvloop"):
     sys.modules[name] = None
-import weft_app.cli.main, weft_app.cli.up, weft_app.cli.serve, weft_app.cli.runner
+import weft_app.cli.main, weft_app.cli.foreground, weft_app.cli.serve, weft_app.cli.runner
 """
 ON_WINDOWS = """
 import sys
@@ -92,8 +93,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
         "reading": Program("import " + ", ".join(f"weft_app.cli.{name}" for name in READING)),
         **{line: Program(CALL, environment={**completing(line), **nowhere}) for line in COMPLETED},
         **{words: Program(CALL, words.split(), nowhere) for words in COMMANDS},
+        "up --help": Program(CALL, ["up", "--help"]),
     }
-    return dict(zip(programs, run_forked(list(programs.values()), folder, shared=SHARED), strict=True))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        programs["up"] = Program(CALL, ["up", "--no-demo", "--discover=no", "--port", port], nowhere)
+        return dict(zip(programs, run_forked(list(programs.values()), folder, shared=SHARED), strict=True))
 
 
 @pytest.mark.parametrize("name", HELP)
@@ -126,6 +131,16 @@ def test_help_of_a_tree_in_an_archive_opens_no_module(tmp_path: Path) -> None:
 def test_read_commands_need_no_service_library(ended: Mapping[str, Ended]) -> None:
     assert ended["reading"].code == 0, ended["reading"].stderr
     assert ended["reading"].modules & OF_SERVICES == set()
+
+
+def test_up_prints_a_line_before_it_imports_the_configuration(ended: Mapping[str, Ended]) -> None:
+    assert ended["up"].stdout.startswith("starting weft ")
+    assert ended["up --help"].modules & {*LARGE, "weft_app.config"} <= {"rich"}
+
+
+def test_up_refuses_a_taken_port_before_it_imports_the_services(ended: Mapping[str, Ended]) -> None:
+    assert (ended["up"].code, ended["up"].stderr.count("is taken by another program")) == (4, 1)
+    assert "weft_app.compose.up" not in ended["up"].modules
 
 
 def test_runtime_descriptors_import_no_engine(ended: Mapping[str, Ended]) -> None:
