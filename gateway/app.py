@@ -60,10 +60,11 @@ from gateway.workbench.page_files import PageFiles
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.remote_router import RequestSource, RouterSource
+from weft.dispatch.remote_router import RouterSource
 from weft.durable.batches import BatchClient, FileClient
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
+from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
@@ -110,7 +111,7 @@ class GatewayPorts:
     """Signs the URLs of results; None: there are none."""
     batches: BatchClient | None = None
     """Stores batches; None: there are none."""
-    requests: RequestSource | None = None
+    requests: RequestClient | None = None
     """Request records; None: there are none."""
     router: RouterSource | None = None
     """Whether a router is reachable; None: it runs in this process."""
@@ -239,7 +240,7 @@ def _serve_management(app: EdgeApp, ports: GatewayPorts) -> None:
         (KEYS, {"keys": ports.api_keys}),
         (JOIN_TOKENS, {"join tokens": ports.join_tokens, "join commands": ports.join_command}),
         (SECRETS, {"secrets": ports.secrets}),
-        (REQUESTS, {RequestSource: ports.requests}),
+        (REQUESTS, {RequestClient: ports.requests}),
         (USAGE, {UsageClient: ports.usage}),
     )
     for router, given in routes:

@@ -10,7 +10,7 @@ import msgspec
 from router_svc.policy.decisions import FailedAttempt, Loads, LoadStart, Noted, Placed, Rejects, Waits
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.remote_router import Selection
+from weft.durable.requests import Selection
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import set_seconds

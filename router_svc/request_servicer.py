@@ -1,4 +1,4 @@
-"""RequestService over the router's own log, and the same for readers in this process."""
+"""RequestService over the router's own log."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -16,18 +16,15 @@ from router_svc.policy.decisions import Loads, Placed, Waits
 from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog
 from router_svc.request_record import EndedRequest, RequestHistory, add_decisions
-from weft.api.router.v1 import figures_pb2, request_pb2, request_service_pb2_grpc, task_pb2
+from weft.api.router.v1 import request_pb2, request_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.placement import MAX_CANCELLER_CHARS
-from weft.dispatch.remote_router import (
+from weft.durable.requests import (
     CANCEL_WAIT_SECONDS,
     DEFAULT_LISTED,
     MAX_ENDED_WATCHED,
     MAX_LISTED,
     UNDER_WAY,
-    ListedRequests,
-    RequestSource,
-    Selection,
     not_cancellable,
     not_remembered,
     shown_to,
@@ -128,8 +125,8 @@ class JournaledTasks(Protocol):
         ...
 
 
-class LocalRequests(RequestSource):
-    """A RequestSource over the log, the clients and the scheduling loop of this process."""
+class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
+    """Implements RequestService over the log, the clients and the scheduling loop of this process."""
 
     def __init__(
         self,
@@ -162,14 +159,17 @@ class LocalRequests(RequestSource):
         self._history = history
 
     @override
-    async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
+    @answers
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
+        request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
+        tenant = _tenant_of(request.tenant)
         entry = self._log.find(request_id, self._clock.monotonic(), tenant)
         if entry is None:
             for task in await self._journaled(request_id, tenant):
                 entry = entry or self._log.find(task.id, self._clock.monotonic(), task.tenant)
         if entry is None:
             entry = await self._stored(request_id, tenant)
-        return request_record(entry, with_decisions=True)
+        return pb.GetRequestResponse(request=shown_to(caller(), request_record(entry, with_decisions=True)))
 
     async def _stored(self, request_id: str, tenant: str) -> EndedRequest:
         """Return a request from the database. Raises NOT_FOUND; SERVICE_UNAVAILABLE if it may be running elsewhere."""
@@ -184,13 +184,18 @@ class LocalRequests(RequestSource):
         return ended
 
     @override
-    async def requests(
-        self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
-    ) -> ListedRequests:
-        most = min(limit, MAX_LISTED)
+    @answers
+    async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
+        if request.limit < 0:
+            raise invalid_field("limit", "must not be negative")
+        selection = request.selection
+        if selection not in pb.RequestSelection.values():
+            raise invalid_field("selection", f"must be one of {', '.join(pb.RequestSelection.keys())}")
+        tenant = _tenant_of(request.tenant)
+        most = min(request.limit or DEFAULT_LISTED, MAX_LISTED)
         if selection == UNDER_WAY:
             going_on, count = self._log.under_way(most, tenant)
-            return ListedRequests(requests=_records_of(going_on), total=count)
+            return pb.ListRequestsResponse(requests=_records_of(going_on), total_count=count)
         entries, total = self._log.ended(most, self._clock.monotonic(), tenant, _HAS_OUTCOME[selection])
         unwritten, is_missing = self._log.unwritten.dropped_count, False
         if self._history is not None:
@@ -201,14 +206,22 @@ class LocalRequests(RequestSource):
                 is_missing = True
             else:
                 entries, total = [*entries, *older[0]], total + older[1]
-        return ListedRequests(
-            requests=_records_of(entries), total=total, history_missing=is_missing, unwritten_count=unwritten
+        return pb.ListRequestsResponse(
+            requests=_records_of(entries), total_count=total, history_missing=is_missing, unwritten_count=unwritten
         )
 
+    # Coroutines that write end their watch when the call is cancelled; generators would wait for the garbage collector.
+    # grpc.aio accepts both, but the generated types only have the latter.
     @override
-    async def watch(self, tenant: str = "", ended_limit: int = 0) -> AsyncGenerator[pb.WatchRequestsResponse]:
+    @answers
+    async def WatchRequests(  # type: ignore[override]
+        self, request: pb.WatchRequestsRequest, context: Context
+    ) -> None:
+        if request.ended_limit < 0:
+            raise invalid_field("ended_limit", "must not be negative")
+        tenant = _tenant_of(request.tenant)
         self._require_room()
-        ended = min(ended_limit, MAX_ENDED_WATCHED)
+        ended = min(request.ended_limit, MAX_ENDED_WATCHED)
         with self._log.watching(tenant, ended, self._watches, self._clock) as watch:
             was_synced = False
             while True:
@@ -217,9 +230,9 @@ class LocalRequests(RequestSource):
                 records = [request_record(entry, with_decisions=False) for entry in found]
                 if is_synced and not was_synced:
                     async for older in self._older_ended(tenant, ended):
-                        yield pb.WatchRequestsResponse(requests=older)
+                        await context.write(pb.WatchRequestsResponse(requests=older))
                 if records or is_synced != was_synced:
-                    yield pb.WatchRequestsResponse(requests=records, synced=is_synced and not was_synced)
+                    await context.write(pb.WatchRequestsResponse(requests=records, synced=is_synced and not was_synced))
                 was_synced = is_synced
                 # Yield, as other requests must not wait for the whole snapshot.
                 await asyncio.sleep(0)
@@ -240,17 +253,21 @@ class LocalRequests(RequestSource):
             yield _records_of(entries[at : at + RECORDS_PER_RESPONSE])
 
     @override
-    async def figures(self) -> figures_pb2.Figures:
-        return self._figures.figures()
+    @answers
+    async def GetFigures(self, request: pb.GetFiguresRequest, context: Context) -> pb.GetFiguresResponse:
+        return pb.GetFiguresResponse(figures=self._figures.figures())
 
     @override
-    async def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
+    @answers
+    async def WatchFigures(  # type: ignore[override]  # see WatchRequests
+        self, request: pb.WatchFiguresRequest, context: Context
+    ) -> None:
         self._require_room()
         self._figure_watches += 1
         try:
             async with aclosing(self._figures.watch()) as steps:
                 async for figures in steps:
-                    yield figures
+                    await context.write(pb.WatchFiguresResponse(figures=figures))
         finally:
             self._figure_watches -= 1
 
@@ -267,11 +284,18 @@ class LocalRequests(RequestSource):
             )
 
     @override
-    async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
-        """As RequestSource.cancel. A dispatcher that does not end the request in time loses its slot.
+    @answers
+    async def CancelRequest(self, request: pb.CancelRequestRequest, context: Context) -> pb.CancelRequestResponse:
+        request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
+        if len(request.requested_by) > MAX_CANCELLER_CHARS:
+            raise invalid_field("requested_by", f"must have at most {MAX_CANCELLER_CHARS} characters")
+        known = caller()
+        cancelled_by = request.requested_by if known.names_tenants and request.requested_by else known.name
+        record = await self._cancelled(request_id, _tenant_of(request.tenant), cancelled_by)
+        return pb.CancelRequestResponse(request=shown_to(known, record))
 
-        Raises UNSUPPORTED_OPERATION for a request that a proxy carries, which continues.
-        """
+    async def _cancelled(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
+        """Cancels a request. A dispatcher that does not end it in time loses its slot."""
         journaled = await self._journaled(request_id, tenant)
         tenants = sorted({task.tenant for task in journaled})
         if len(tenants) > 1:
@@ -327,12 +351,14 @@ class LocalRequests(RequestSource):
         return record
 
     @override
-    async def clients(self) -> Sequence[request_pb2.ClientRecord]:
-        return self._clients.records()
+    @answers
+    async def ListClients(self, request: pb.ListClientsRequest, context: Context) -> pb.ListClientsResponse:
+        return pb.ListClientsResponse(clients=self._clients.records())
 
     @override
-    async def limit_uses(self, tenant: str = "") -> Sequence[pb.LimitUse]:
-        return self._clients.limit_uses(tenant)
+    @answers
+    async def ListLimitUses(self, request: pb.ListLimitUsesRequest, context: Context) -> pb.ListLimitUsesResponse:
+        return pb.ListLimitUsesResponse(uses=self._clients.limit_uses(_tenant_of(request.tenant)))
 
 
 _HAS_OUTCOME: Mapping[int, Callable[[EndedRequest], bool]] = {
@@ -351,91 +377,6 @@ def _cancelled_record(request_id: str, tenant: str, cancelled_by: str) -> reques
         reason=Reason.CANCELLED.value,  # type: ignore[arg-type]  # same numbers
         cancelled_by=cancelled_by,
     )
-
-
-class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
-    """Implements RequestService; translation only."""
-
-    def __init__(self, source: RequestSource) -> None:
-        self._source = source
-
-    @override
-    @answers
-    async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
-        request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
-        tenant = _tenant_of(request.tenant)
-        record = await self._source.request(request_id, tenant)
-        return pb.GetRequestResponse(request=shown_to(caller(), record))
-
-    @override
-    @answers
-    async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
-        if request.limit < 0:
-            raise invalid_field("limit", "must not be negative")
-        if request.selection not in pb.RequestSelection.values():
-            raise invalid_field("selection", f"must be one of {', '.join(pb.RequestSelection.keys())}")
-        tenant = _tenant_of(request.tenant)
-        found = await self._source.requests(request.limit or DEFAULT_LISTED, tenant, request.selection)
-        return pb.ListRequestsResponse(
-            requests=found.requests,
-            total_count=found.total,
-            history_missing=found.history_missing,
-            unwritten_count=found.unwritten_count,
-        )
-
-    # Coroutines that write end their watch when the call is cancelled; generators would wait for the garbage collector.
-    # grpc.aio accepts both, but the generated types only have the latter.
-    @override
-    @answers
-    async def WatchRequests(  # type: ignore[override]
-        self, request: pb.WatchRequestsRequest, context: Context
-    ) -> None:
-        if request.ended_limit < 0:
-            raise invalid_field("ended_limit", "must not be negative")
-        tenant = _tenant_of(request.tenant)
-        async with aclosing(self._source.watch(tenant, request.ended_limit)) as responses:
-            async for response in responses:
-                await context.write(response)
-
-    @override
-    @answers
-    async def CancelRequest(self, request: pb.CancelRequestRequest, context: Context) -> pb.CancelRequestResponse:
-        request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
-        if len(request.requested_by) > MAX_CANCELLER_CHARS:
-            raise invalid_field("requested_by", f"must have at most {MAX_CANCELLER_CHARS} characters")
-        known = caller()
-        cancelled_by = request.requested_by if known.names_tenants and request.requested_by else known.name
-        record = await self._source.cancel(request_id, _tenant_of(request.tenant), cancelled_by)
-        return pb.CancelRequestResponse(request=shown_to(known, record))
-
-    @override
-    @answers
-    async def ListClients(
-        self,
-        request: pb.ListClientsRequest,
-        context: Context,
-    ) -> pb.ListClientsResponse:
-        return pb.ListClientsResponse(clients=await self._source.clients())
-
-    @override
-    @answers
-    async def ListLimitUses(self, request: pb.ListLimitUsesRequest, context: Context) -> pb.ListLimitUsesResponse:
-        uses = await self._source.limit_uses(_tenant_of(request.tenant))
-        return pb.ListLimitUsesResponse(uses=uses)
-
-    @override
-    @answers
-    async def GetFigures(self, request: pb.GetFiguresRequest, context: Context) -> pb.GetFiguresResponse:
-        return pb.GetFiguresResponse(figures=await self._source.figures())
-
-    @override
-    @answers
-    async def WatchFigures(  # type: ignore[override]  # see WatchRequests
-        self, request: pb.WatchFiguresRequest, context: Context
-    ) -> None:
-        async with aclosing(self._source.watch_figures()) as steps:
-            async for figures in steps:
-                await context.write(pb.WatchFiguresResponse(figures=figures))
 
 
 def _tenant_of(claimed: str) -> str:

@@ -16,7 +16,7 @@ from router_svc.observer import RouterState, SchedulingObserver
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.relay import Relay
 from router_svc.request_record import RequestHistory
-from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
+from router_svc.request_servicer import JournaledTasks, RequestServicer
 from router_svc.spans import CallSpans
 from router_svc.waker import Waker
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
@@ -125,7 +125,7 @@ class RouterService(Service):
                 active_tenants=lambda: scheduler.active_tenants,
             )
         )
-        self.requests = LocalRequests(
+        self.requests = RequestServicer(
             records.requests,
             records.clients,
             clock,
@@ -229,7 +229,7 @@ class RouterService(Service):
         ).add_to_server(server)
         placement = PlacementServicer(self.placement, journal)
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(placement, server)
-        request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self.requests), server)
+        request_service_pb2_grpc.add_RequestServiceServicer_to_server(self.requests, server)
         if self.relay is not None:
             server.add_generic_rpc_handlers((self.relay.services(),))
 

@@ -22,14 +22,11 @@ from weft.api.gateway.v1.discovery_pb2 import Discovery
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.router.v1.request_service_pb2 import (
-    ListClientsResponse,
-    ListLimitUsesResponse,
-    ListRequestsResponse,
     RequestSelection,
 )
 from weft.dispatch.placement import QueueSource
-from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, UNDER_WAY, RequestSource, Selection, shown_to
 from weft.documents.codec import document_of
+from weft.durable.requests import DEFAULT_LISTED, MAX_LISTED, UNDER_WAY, RequestClient, Selection, shown_to
 from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.field_rules import enum_words
 from weft.kernel.names import (
@@ -69,7 +66,7 @@ class AdminPorts:
 
 
 Admin = Annotated[AdminPorts, collaborator(AdminPorts)]
-Requests = Annotated[RequestSource, collaborator(RequestSource)]
+Requests = Annotated[RequestClient, collaborator(RequestClient)]
 
 
 async def accept_operation(
@@ -192,13 +189,7 @@ async def list_requests(requests: Requests, request: Request) -> Response:
     """Lists requests of the caller's tenant: the running ones, oldest first; with `state`, ended ones, last first."""
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
-    found = await requests.requests(limit, _tenant_of(request, query), _selection(query))
-    listed = ListRequestsResponse(
-        requests=found.requests,
-        total_count=found.total,
-        history_missing=found.history_missing,
-        unwritten_count=found.unwritten_count,
-    )
+    listed = await requests.requests(limit, _tenant_of(request, query), _selection(query))
     return json_response(document_of(listed))
 
 
@@ -220,7 +211,7 @@ def _selection(query: Query) -> Selection:
 async def list_clients(requests: Requests, request: Request) -> Response:
     """Lists recently seen clients: their request patterns, and the pauses imposed on them."""
     begin_change(request, REQUESTS_SURFACE)
-    return json_response(document_of(ListClientsResponse(clients=await requests.clients())))
+    return json_response(document_of(await requests.clients()))
 
 
 LIMIT_PARAMETERS = ("tenant",)
@@ -229,7 +220,7 @@ LIMIT_PARAMETERS = ("tenant",)
 async def list_limit_uses(requests: Requests, request: Request) -> Response:
     """Lists what is used of the limits of a tenant, or of all, as the router counts it."""
     query = begin_read(request, SURFACE, LIMIT_PARAMETERS)
-    return json_response(document_of(ListLimitUsesResponse(uses=await requests.limit_uses(query.text("tenant")))))
+    return json_response(document_of(await requests.limit_uses(query.text("tenant"))))
 
 
 async def get_figures(requests: Requests, request: Request) -> Response:

@@ -16,7 +16,7 @@ from weft.api.router.v1.figures_pb2 import Figures
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.api.router.v1.request_service_pb2 import WatchRequestsResponse
 from weft.api.router.v1.task_pb2 import Task
-from weft.dispatch.remote_router import RequestSource
+from weft.durable.requests import RequestClient
 from weft.durable.tasks import TaskClient
 from weft.kernel.principal import VIEW_REQUESTS, Access, Resource, Role
 
@@ -98,7 +98,7 @@ class RequestsOfTenant(WatchSource):
     kind = "request"
     access = VIEW_REQUESTS
 
-    def __init__(self, requests: RequestSource, max_ended: int = MAX_ENDED) -> None:
+    def __init__(self, requests: RequestClient, max_ended: int = MAX_ENDED) -> None:
         self._requests = requests
         self._max_ended = max_ended
 
@@ -146,7 +146,7 @@ class FiguresOfMesh(WatchSource):
     kind = "figures"
     access = _VIEW_TELEMETRY
 
-    def __init__(self, requests: RequestSource, renewed_after: int = 360) -> None:
+    def __init__(self, requests: RequestClient, renewed_after: int = 360) -> None:
         """`renewed_after`: number of steps after which the hour is sent again, as a `reset`."""
         self._requests = requests
         self._renewed_after = renewed_after

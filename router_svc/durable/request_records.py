@@ -23,7 +23,7 @@ from weft.api.router.v1.request_service_pb2 import (
     REQUEST_SELECTION_COMPLETED,
     REQUEST_SELECTION_FAILED,
 )
-from weft.dispatch.remote_router import Selection
+from weft.durable.requests import Selection
 from weft.kernel.clock import CLOCK_MARGIN_SECONDS, Clock
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason, reason_of

@@ -16,11 +16,12 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.request import Request
 from router_svc.request_log import RequestLogLimits
-from router_svc.request_servicer import LocalRequests
+from router_svc.request_servicer import RequestServicer
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2, request_service_pb2
 from weft.dispatch.fleet import FleetView
+from weft.durable.requests import RequestClient
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -95,8 +96,9 @@ class KeptRouter:
             self.dropped.append,
         )
         loop: Any = NothingRuns()
-        self.requests = LocalRequests(self.records.requests, self.records.clients, self.clock, loop)
-        self.requests.look_back_in(self.service.store)
+        servicer = RequestServicer(self.records.requests, self.records.clients, self.clock, loop)
+        servicer.look_back_in(self.service.store)
+        self.requests = RequestClient(servicer)
         self._keys = iter(range(1, 10**6))
 
     async def start(self) -> "KeptRouter":

@@ -104,10 +104,10 @@ async def test_request_running_at_a_kill_is_reported_lost_with_its_router(databa
     assert "alpha" in found.message
     # Not when it was found: when its router was last known to be there.
     assert found.end_time.ToDatetime() < (NOON + timedelta(seconds=30)).replace(tzinfo=None) or again.database.is_shared
-    assert (await again.requests.requests()).total == 0
+    assert (await again.requests.requests()).total_count == 0
     listed = await again.requests.requests(selection=FAILED)
     assert [(record.request_id, record.reason) for record in listed.requests] == [("r-1", LOST)]
-    assert (await again.requests.requests(selection=COMPLETED)).total == 0
+    assert (await again.requests.requests(selection=COMPLETED)).total_count == 0
     await again.kill()
 
 
@@ -257,13 +257,13 @@ async def test_lists_continue_from_memory_into_the_database_without_duplicates(d
     await router.flush()
     assert await router.ended_ids() == everything
     assert await router.ended_ids(limit=5) == everything[:5]
-    assert (await router.requests.requests(limit=5, selection=ENDED)).total == 10
+    assert (await router.requests.requests(limit=5, selection=ENDED)).total_count == 10
     assert await router.ended_ids(tenant="ann") == [name for name in everything if int(name[2:]) % 2]
     again = await router.restarted(after=5.0)
     assert await again.ended_ids() == everything
     again.chat("r-10")
     assert await again.ended_ids(limit=2) == ["r-10", "r-9"]
-    assert (await again.requests.requests(selection=ENDED)).total == 11
+    assert (await again.requests.requests(selection=ENDED)).total_count == 11
     # One that memory has no more is found, too, and of its tenant alone.
     assert (await again.requests.request("r-0")).tenant == "bob"
     assert await refused(again, "r-0", "ann") is Reason.NOT_FOUND
@@ -431,5 +431,5 @@ async def _chaos(url: str, steps: list[str]) -> None:
             found = await router.requests.requests(limit=1_000, selection=ENDED)
             shown = {record.request_id: record.reason for record in found.requests}
             assert shown == survived
-            assert Counter(record.request_id for record in found.requests).total() == len(survived) == found.total
+            assert Counter(record.request_id for record in found.requests).total() == len(survived) == found.total_count
     await router.kill()

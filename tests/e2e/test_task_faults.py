@@ -13,7 +13,7 @@ from task_mesh import TaskMesh, Tasks, all_over, running_task_mesh, task_service
 
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc, task_pb2
-from weft.dispatch.remote_router import RemoteRequests
+from weft.durable.requests import RequestClient
 from weft.kernel.rpc import open_channel
 from weft_testing.torture.history import Kind, expected_text
 
@@ -128,7 +128,7 @@ async def test_journaled_chat_can_be_cancelled_by_its_request_id_after_the_calle
     (task,) = await tasks.of_request("mine-2")
     assert task.state == task_pb2.TASK_STATE_RUNNING, "it is kept"
     async with open_channel(mesh.address) as channel:
-        requests = RemoteRequests(channel)
+        requests = RequestClient(channel)
         record = await requests.cancel("mine-2", "", "local")
     assert record.cancelled_by
 

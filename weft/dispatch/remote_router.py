@@ -1,10 +1,9 @@
-"""The router over gRPC: placements (one bidirectional Place stream per request), health checks, request records."""
+"""The router over gRPC: placements (one bidirectional Place stream per request) and health checks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import grpc
 from google.protobuf import duration_pb2
@@ -14,15 +13,8 @@ from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
-from weft.api.router.v1 import (
-    figures_pb2,
-    placement_service_pb2,
-    placement_service_pb2_grpc,
-    request_pb2,
-    request_service_pb2,
-    request_service_pb2_grpc,
-)
 from weft.api.router.v1 import placement_service_pb2 as pb
+from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.placement import (
     PLACED_AGAIN,
     Decision,
@@ -40,16 +32,11 @@ from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.pool_queue import PoolQueue
-from weft.kernel.principal import VIEW_RUNNERS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import calling, error_from_call
 from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.telemetry import TRACEPARENT
-
-if TYPE_CHECKING:
-    from weft.api.router.v1.request_service_pb2_grpc import RequestServiceAsyncStub
-
 
 if TYPE_CHECKING:
     from weft.api.router.v1.placement_service_pb2_grpc import PlacementServiceAsyncStub
@@ -292,7 +279,7 @@ log = get_logger("weft.router_watch")
 CHECK_INTERVAL_SECONDS = 1.0
 CHECK_TIMEOUT_SECONDS = 2.0
 """A router that does not answer a health check within this time counts as lost."""
-_PLACEMENT = placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService"].full_name
+_PLACEMENT = pb.DESCRIPTOR.services_by_name["PlacementService"].full_name
 
 
 class RouterSource(Protocol):
@@ -328,12 +315,8 @@ class RouterWatch(RouterSource):
         """See RouterSource.is_there; False before the first answer."""
         return self._is_there
 
-    async def start(self) -> None:
-        """Starts the health checks. Returns immediately."""
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts the health checks from the event loop."""
+    def start(self) -> None:
+        """Starts the health checks."""
         self._task = start_task(self._follow(), name="router-watch")
 
     async def stop(self) -> None:
@@ -370,178 +353,3 @@ class RouterWatch(RouterSource):
             return False
         status = cast("health_pb2.HealthCheckResponse", answer).status
         return bool(status == health_pb2.HealthCheckResponse.SERVING)
-
-
-REQUESTS_TIMEOUT_SECONDS = 5.0
-CANCEL_WAIT_SECONDS = 5.0
-"""How long a cancellation waits for its request to end."""
-DEFAULT_LISTED = 100
-MAX_LISTED = 1_000
-"""Maximum number of requests in a list."""
-MAX_ENDED_WATCHED = 10_000
-"""Maximum number of ended requests at the start of a watch."""
-Selection: TypeAlias = request_service_pb2.RequestSelection.ValueType
-UNDER_WAY = request_service_pb2.REQUEST_SELECTION_UNSPECIFIED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedRequests:
-    """A list of requests that match a selection."""
-
-    requests: Sequence[request_pb2.RequestRecord]
-    """Unfinished requests, oldest first, then ended ones, latest first; without their decisions."""
-    total: int
-    """Number of matching requests, including unlisted ones."""
-    history_missing: bool = False
-    """Whether older requests are missing because a router's database cannot be read."""
-    unwritten_count: int = 0
-    """Ended requests that routers failed to write to their database since they started."""
-
-
-class RequestSource(Protocol):
-    """Source of request records. Raises SERVICE_UNAVAILABLE for a lost router."""
-
-    async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
-        """Returns a request of the tenant (empty: any). Raises NOT_FOUND."""
-        ...
-
-    async def requests(
-        self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
-    ) -> ListedRequests:
-        """Returns at most MAX_LISTED requests of one tenant (empty: all), by default unfinished ones."""
-        ...
-
-    def watch(
-        self, tenant: str = "", ended_limit: int = 0
-    ) -> AsyncGenerator[request_service_pb2.WatchRequestsResponse]:
-        """Yields requests of one tenant (empty: all) including the last ended ones, then each that changes.
-
-        Raises WATCH_LAGGED if the watcher reads too slowly, and SHUTTING_DOWN.
-        """
-        ...
-
-    async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
-        """Cancels the tenant's (empty: any tenant's) running requests with this id; returns the newest after its end.
-
-        Raises NOT_FOUND, and INVALID_ARGUMENT naming `tenant` if several tenants have running requests with this id.
-        """
-        ...
-
-    async def clients(self) -> Sequence[request_pb2.ClientRecord]:
-        """Returns recent clients, sorted by id."""
-        ...
-
-    async def limit_uses(self, tenant: str = "") -> Sequence[request_service_pb2.LimitUse]:
-        """Returns the use of a tenant's (empty: all tenants') limits."""
-        ...
-
-    async def figures(self) -> figures_pb2.Figures:
-        """Returns the figures of the last hour over all tenants."""
-        ...
-
-    def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
-        """Yields the figures of the last hour, then those of each completed step. Raises SHUTTING_DOWN."""
-        ...
-
-
-class RemoteRequests(RequestSource):
-    """A RequestSource for a router behind a channel."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = cast("RequestServiceAsyncStub", request_service_pb2_grpc.RequestServiceStub(channel))
-
-    @override
-    async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
-        wanted = request_service_pb2.GetRequestRequest(request_id=request_id, tenant=tenant)
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            return (await self._stub.GetRequest(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).request
-
-    @override
-    async def requests(
-        self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
-    ) -> ListedRequests:
-        wanted = request_service_pb2.ListRequestsRequest(limit=limit, tenant=tenant, selection=selection)
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            response = await self._stub.ListRequests(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)
-        return ListedRequests(
-            requests=response.requests,
-            total=response.total_count,
-            history_missing=response.history_missing,
-            unwritten_count=response.unwritten_count,
-        )
-
-    @override
-    async def watch(
-        self, tenant: str = "", ended_limit: int = 0
-    ) -> AsyncGenerator[request_service_pb2.WatchRequestsResponse]:
-        wanted = request_service_pb2.WatchRequestsRequest(tenant=tenant, ended_limit=ended_limit)
-        call = self._stub.WatchRequests(wanted)
-        try:
-            with calling(Reason.SERVICE_UNAVAILABLE):
-                async for response in call:
-                    yield response
-        finally:
-            call.cancel()
-
-    @override
-    async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
-        wanted = request_service_pb2.CancelRequestRequest(
-            request_id=request_id, tenant=tenant, requested_by=cancelled_by
-        )
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            limit = CANCEL_WAIT_SECONDS + REQUESTS_TIMEOUT_SECONDS
-            return (await self._stub.CancelRequest(wanted, timeout=limit)).request
-
-    @override
-    async def clients(self) -> Sequence[request_pb2.ClientRecord]:
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            return (
-                await self._stub.ListClients(request_service_pb2.ListClientsRequest(), timeout=REQUESTS_TIMEOUT_SECONDS)
-            ).clients
-
-    @override
-    async def limit_uses(self, tenant: str = "") -> Sequence[request_service_pb2.LimitUse]:
-        wanted = request_service_pb2.ListLimitUsesRequest(tenant=tenant)
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            return (await self._stub.ListLimitUses(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).uses
-
-    @override
-    async def figures(self) -> figures_pb2.Figures:
-        wanted = request_service_pb2.GetFiguresRequest()
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            return (await self._stub.GetFigures(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).figures
-
-    @override
-    async def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
-        call = self._stub.WatchFigures(request_service_pb2.WatchFiguresRequest())
-        try:
-            with calling(Reason.SERVICE_UNAVAILABLE):
-                async for response in call:
-                    yield response.figures
-        finally:
-            call.cancel()
-
-
-def shown_to(caller: Principal, record: request_pb2.RequestRecord) -> request_pb2.RequestRecord:
-    """Returns a record, without engine logs unless the caller may see runners."""
-    if not caller.may(VIEW_RUNNERS):
-        for attempt in record.receipt.attempts:
-            attempt.ClearField("engine_log")
-    return record
-
-
-def not_remembered(request_id: str) -> WeftError:
-    """Returns NOT_FOUND for a request that is unknown or belongs to another tenant."""
-    return WeftError(
-        Reason.NOT_FOUND,
-        f"no request {request_id} is known; routers keep them for `router.records.keep_seconds` after their end, and a "
-        "router that is killed loses those of its last seconds",
-    )
-
-
-def not_cancellable(request_id: str) -> WeftError:
-    """Returns NOT_FOUND for cancelling a request that is unknown or belongs to another tenant."""
-    return WeftError(
-        Reason.NOT_FOUND,
-        f"no request {request_id} is known; `weft get requests` (GET /v1/requests) lists those that run",
-    )

@@ -8,6 +8,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
+from inspect import isasyncgenfunction
 from typing import Any
 
 import grpc
@@ -114,7 +115,9 @@ class DirectCalls(StoreCalls):
 
     @override
     async def read(self, rpc: str, request: object, tenant: str, *, is_timed: bool = True) -> AsyncGenerator[Any]:
-        async with aclosing(getattr(self._servicer, rpc)(request, DirectContext(as_tenant(tenant)))) as messages:
+        serve, context = getattr(self._servicer, rpc), DirectContext(as_tenant(tenant))
+        is_generator = isasyncgenfunction(serve)
+        async with aclosing(serve(request, context) if is_generator else _written(serve, request, context)) as messages:
             while True:
                 with self._explained(), as_caller(LOCAL):
                     async with asyncio.timeout(self._timeout_seconds if is_timed else None):
@@ -122,6 +125,27 @@ class DirectCalls(StoreCalls):
                 if message is None:
                     return
                 yield message
+
+
+async def _written(serve: Callable[..., Any], request: object, context: DirectContext) -> AsyncGenerator[Any]:
+    """Yields the messages that a servicer's coroutine writes."""
+    written: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
+    context.write = written.put
+    serving = asyncio.ensure_future(serve(request, context))
+    try:
+        while True:
+            reading = asyncio.ensure_future(written.get())
+            try:
+                await asyncio.wait({serving, reading}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    await serving
+                    return
+                yield reading.result()
+            finally:
+                reading.cancel()
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 class ChannelCalls(StoreCalls):

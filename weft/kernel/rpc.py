@@ -317,10 +317,12 @@ def error_from_details(status: status_pb2.Status) -> WeftError | None:
 class DirectContext:
     """The context of an in-process call to a servicer. Errors are raised to the caller unchanged."""
 
-    __slots__ = ("_metadata",)
+    __slots__ = ("_metadata", "write")
 
     def __init__(self, metadata: Sequence[tuple[str, str]] = ()) -> None:
         self._metadata = metadata
+        self.write: Callable[[Any], Awaitable[None]]
+        """Sends a message of a streamed answer."""
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
         """Returns the metadata of the call."""

@@ -31,12 +31,12 @@ from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetWatcher
 from weft.dispatch.fleet_health import fleet_check, router_check
-from weft.dispatch.leader_placement import LeaderPlacement
+from weft.dispatch.leader_placement import LeaderPlacement, RouterLinks
 from weft.dispatch.placement import QueueSource
-from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource, RouterSource, RouterWatch
-from weft.dispatch.router_links import RouterLinks
+from weft.dispatch.remote_router import RemotePlacement, RouterSource, RouterWatch
 from weft.durable.batches import BatchClient, FileClient
 from weft.durable.journal_policy import JournalPolicy
+from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
@@ -79,7 +79,7 @@ class GatewayRouters(RouterSource):
         self._fleet = fleet
         self.channel: grpc.aio.Channel = PickedChannel(self._pick)
         self.queues = RemotePlacement(self.channel)
-        self.requests = RemoteRequests(self.channel)
+        self.requests = RequestClient(self.channel)
         self.placement: RouterPort = LeaderPlacement(fleet, self._links, RemotePlacement(self.channel))
 
     @property
@@ -90,7 +90,7 @@ class GatewayRouters(RouterSource):
     async def start(self) -> None:
         """Starts following the mesh's routers. Returns immediately."""
         self._fleet.subscribe(self._links.update_view)
-        await self._watch.start()
+        self._watch.start()
 
     async def stop(self) -> None:
         """Closes the connections. Idempotent, also if never started."""
@@ -155,7 +155,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
     channels: ChannelPool,
     *,
     queues: QueueSource,
-    requests: RequestSource,
+    requests: RequestClient,
     processes: Mapping[str, grpc.aio.Channel],
     clock: Clock,
     names: FleetSource | None = None,

@@ -29,6 +29,7 @@ from weft.dispatch.fleet import (
     FleetView,
     FleetWatcher,
 )
+from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health_monitor import HealthMonitor
@@ -338,7 +339,7 @@ class UpHost:
             channel,
             channels,
             queues=router.placement,
-            requests=router.requests,
+            requests=RequestClient(router.requests),
             processes=dict.fromkeys(PROCESSES, channel),
             clock=self._clock,
             names=router,

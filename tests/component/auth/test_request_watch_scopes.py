@@ -13,7 +13,7 @@ from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.policy.request import Request
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog
-from router_svc.request_servicer import LocalRequests, RequestServicer
+from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.api.router.v1 import request_service_pb2_grpc
@@ -74,9 +74,9 @@ async def served(log: RequestLog) -> AsyncIterator["RequestServiceAsyncStub"]:
     """A RequestService that asks for keys."""
     clock, keys = SystemClock(), ring()
     clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), clock)
-    local = LocalRequests(log, clients, clock, NothingRuns())  # type: ignore[arg-type]  # nothing is cancelled
+    local = RequestServicer(log, clients, clock, NothingRuns())  # type: ignore[arg-type]  # nothing is cancelled
     server = new_server((AuthInterceptor(lambda: keys, clock),))
-    request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(local), server)
+    request_service_pb2_grpc.add_RequestServiceServicer_to_server(local, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

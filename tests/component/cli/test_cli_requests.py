@@ -23,7 +23,7 @@ from router_svc.policy.endpoints.choice import Choice, Considered
 from router_svc.policy.request import Request
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.request_log import RequestLog
-from router_svc.request_servicer import LocalRequests, RequestServicer
+from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
@@ -103,7 +103,7 @@ class Mesh:
         async def serve() -> None:
             server = new_server()
             loop: Any = self
-            servicer = RequestServicer(LocalRequests(self.log, self.clients, self.clock, loop, figures=self.figures))
+            servicer = RequestServicer(self.log, self.clients, self.clock, loop, figures=self.figures)
             request_service_pb2_grpc.add_RequestServiceServicer_to_server(servicer, server)
             port = server.add_insecure_port("127.0.0.1:0")
             (self.home / "run").mkdir(parents=True)

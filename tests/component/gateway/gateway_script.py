@@ -26,9 +26,10 @@ from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.fleet import FleetSource, FleetView, ModelView
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, SpeechPiece
-from weft.dispatch.remote_router import RequestSource, RouterSource
+from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.batches import BatchClient, FileClient
+from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
@@ -302,7 +303,7 @@ async def serving(
     fleet: FleetSource | None = None,
     registry: RegistryClient | None = None,
     admin: AdminPorts | None = None,
-    requests: RequestSource | None = None,
+    requests: RequestClient | None = None,
     keys: KeyRingSource | None = None,
     api_keys: object | None = None,
     secrets: object | None = None,

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,15 @@ from gateway_script import RawResponse, serving
 from weft.api.common.v1 import priority_pb2, receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.api.router.v1.figures_pb2 import Figures
-from weft.api.router.v1.request_service_pb2 import REQUEST_SELECTION_FAILED, LimitUse, WatchRequestsResponse
-from weft.dispatch.remote_router import UNDER_WAY, ListedRequests, Selection, not_remembered
+from weft.api.router.v1.request_service_pb2 import (
+    REQUEST_SELECTION_FAILED,
+    LimitUse,
+    ListClientsResponse,
+    ListLimitUsesResponse,
+    ListRequestsResponse,
+    WatchRequestsResponse,
+)
+from weft.durable.requests import UNDER_WAY, RequestClient, Selection, not_remembered
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
@@ -64,7 +71,7 @@ def figures_of(steps: int, start: str) -> Figures:
 
 
 @dataclass
-class ScriptedRequests:
+class ScriptedRequests(RequestClient):
     """Has `records`, and records its calls."""
 
     records: list[pb.RequestRecord] = field(default_factory=lambda: [waiting(), ended(), waiting("req-3", "b")])
@@ -80,10 +87,12 @@ class ScriptedRequests:
                 return record
         raise not_remembered(request_id)
 
-    async def requests(self, limit: int = 100, tenant: str = "", selection: Selection = UNDER_WAY) -> ListedRequests:
+    async def requests(
+        self, limit: int = 100, tenant: str = "", selection: Selection = UNDER_WAY
+    ) -> ListRequestsResponse:
         self._note(limit, tenant, *((selection,) if selection else ()))
         found = [record for record in self.records if record.tenant == tenant]
-        return ListedRequests(requests=found[:limit], total=len(found))
+        return ListRequestsResponse(requests=found[:limit], total_count=len(found))
 
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> pb.RequestRecord:
         found = pb.RequestRecord()
@@ -114,15 +123,15 @@ class ScriptedRequests:
             assert isinstance(figures, Figures)
             yield figures
 
-    async def limit_uses(self, tenant: str = "") -> Sequence[LimitUse]:
-        return [LimitUse(tenant=tenant or "a", limit=10, used=1)]
+    async def limit_uses(self, tenant: str = "") -> ListLimitUsesResponse:
+        return ListLimitUsesResponse(uses=[LimitUse(tenant=tenant or "a", limit=10, used=1)])
 
-    async def clients(self) -> Sequence[pb.ClientRecord]:
+    async def clients(self) -> ListClientsResponse:
         self._note()
         client = pb.ClientRecord(client_id="batch", has_profile=True, request_count=5, route="drafts")
         client.targets.add(target="qwen", request_count=5)
         client.usual_interval.FromMilliseconds(2_000)
-        return [client]
+        return ListClientsResponse(clients=[client])
 
     def _note(self, *asked: object) -> None:
         self.asked.append(asked)

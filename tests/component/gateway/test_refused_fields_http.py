@@ -16,8 +16,8 @@ from gateway.admin.operations import AdminPorts
 from gateway.operations import OperationsClient
 from gateway.registry_client import RegistryClient
 from weft.api.registry.v1 import join_token_service_pb2_grpc, key_service_pb2_grpc, secret_service_pb2_grpc
-from weft.dispatch.remote_router import RemoteRequests
 from weft.durable.batches import BatchClient, FileClient
+from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
@@ -106,7 +106,7 @@ async def test_rejected_field_has_the_name_the_caller_used(
                 engine_logs=ScriptedEngineLogs(),
                 processes=ScriptedProcesses(),
             ),
-            requests=RemoteRequests(channel),
+            requests=RequestClient(channel),
             keys=Ring() if "/keys" in path else None,
             api_keys=key_service_pb2_grpc.KeyServiceStub(channel),
             secrets=secret_service_pb2_grpc.SecretServiceStub(channel),

@@ -17,10 +17,9 @@ from router_svc.policy.settings import Settings
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, ModelView, RouterView, RunnerView
-from weft.dispatch.leader_placement import LeaderPlacement
+from weft.dispatch.leader_placement import LeaderPlacement, RouterLinks
 from weft.dispatch.placement import Grant
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
-from weft.dispatch.router_links import RouterLinks
 from weft.kernel.clock import SystemClock
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation

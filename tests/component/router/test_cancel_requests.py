@@ -10,7 +10,6 @@ import pytest
 from test_request_log_of_loop import Router, asked, router
 
 from router_svc.placement import PlacementServicer
-from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import (
     placement_service_pb2_grpc,
@@ -20,7 +19,8 @@ from weft.api.router.v1 import (
     task_pb2,
 )
 from weft.dispatch.placement import Grant, Placement, PlacementPort, canceller_of
-from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource
+from weft.dispatch.remote_router import RemotePlacement
+from weft.durable.requests import RequestClient
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
@@ -50,19 +50,19 @@ class Ends:
 @asynccontextmanager
 async def both_ways(
     mesh: Router, folder: Path, *, is_remote: bool
-) -> AsyncIterator[tuple[PlacementPort, RequestSource]]:
+) -> AsyncIterator[tuple[PlacementPort, RequestClient]]:
     if not is_remote:
         yield mesh.placement, mesh.requests
         return
     server = new_server()
     placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(mesh.placement), server)
-    request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(mesh.requests), server)
+    request_service_pb2_grpc.add_RequestServiceServicer_to_server(mesh.servicer, server)
     address = f"unix:{folder / 'router.sock'}"
     server.add_insecure_port(address)
     await server.start()
     channel = open_channel(address)
     try:
-        yield RemotePlacement(channel), RemoteRequests(channel)
+        yield RemotePlacement(channel), RequestClient(channel)
     finally:
         await channel.close(grace=None)
         await server.stop(grace=None)
@@ -214,7 +214,7 @@ async def test_all_requests_of_a_tenant_with_one_id_are_cancelled() -> None:
 
 async def test_request_evicted_from_the_log_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     async with router() as mesh:
-        monkeypatch.setattr(mesh.requests, "_log", type(mesh.requests._log)())
+        monkeypatch.setattr(mesh.servicer, "_log", type(mesh.servicer._log)())
         async with mesh.placement.place(asked("r-1")) as place:
             assert isinstance(await place.next_decision(), Grant)
             ends = Ends(place)
@@ -259,7 +259,7 @@ def a_task(name: str, tenant: str = "a") -> task_pb2.Task:
 async def test_journaled_request_is_cancelled_by_its_request_id(tmp_path: Path, is_remote: bool) -> None:
     async with router() as mesh, both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests):
         journal = Journal(a_task("task-1"))
-        mesh.requests.look_into(journal)
+        mesh.servicer.look_into(journal)
         async with port.place(asked("task-1")) as place:
             place.watch_cancellation(Ends(place))
             assert isinstance(await place.next_decision(), Grant)
@@ -272,7 +272,7 @@ async def test_journaled_request_is_cancelled_by_its_request_id(tmp_path: Path, 
 async def test_journaled_request_without_a_local_attempt_is_cancelled_by_its_request_id() -> None:
     async with router() as mesh:
         journal = Journal(a_task("task-1"), a_task("task-2"))
-        mesh.requests.look_into(journal)
+        mesh.servicer.look_into(journal)
         record = await mesh.requests.cancel("mine", "a", "key:k1")
     assert (record.state, Reason(record.reason), record.cancelled_by) == (ENDED, Reason.CANCELLED, "key:k1")
     assert journal.cancelled == ["task-1", "task-2"]
@@ -281,7 +281,7 @@ async def test_journaled_request_without_a_local_attempt_is_cancelled_by_its_req
 async def test_journaled_request_of_another_tenant_is_not_found_and_ambiguous_tenants_are_rejected() -> None:
     async with router() as mesh:
         journal = Journal(a_task("task-1", "a"), a_task("task-2", "b"))
-        mesh.requests.look_into(journal)
+        mesh.servicer.look_into(journal)
         with pytest.raises(WeftError) as unknown:
             await mesh.requests.cancel("mine", "c", "key:k1")
         with pytest.raises(FieldError) as several:

@@ -200,7 +200,8 @@ async def test_placement_with_an_unsent_first_message_is_lost_with_its_router(tm
     async with running(tmp_path) as there, asyncio.timeout(10):
         link = there.links.leader
         assert link is not None
-        place = LinkedPlace(link, a_request())
+        place = LinkedPlace(there.links, a_request())
+        assert place._place is not None
         place._place._stub = cast("Any", SimpleNamespace(Place=lambda **_: NeverSent()))
         entering = asyncio.create_task(place.__aenter__())
         await asyncio.sleep(0.05)

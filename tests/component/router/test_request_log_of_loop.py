@@ -14,12 +14,13 @@ from router_svc.placement import LocalPlacement
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings
-from router_svc.request_servicer import LocalRequests
+from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
+from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
@@ -44,7 +45,8 @@ class Router:
         self.metrics = metrics
         self.books = books
         self.placement = LocalPlacement(loop)
-        self.requests = LocalRequests(books.requests, books.clients, SystemClock(), loop)
+        self.servicer = RequestServicer(books.requests, books.clients, SystemClock(), loop)
+        self.requests = RequestClient(self.servicer)
 
     async def told(self, request_id: str) -> pb.RequestRecord:
         return await self.requests.request(request_id)
@@ -115,7 +117,7 @@ async def test_request_is_tracked_from_queue_to_receipt() -> None:
             assert waiting.priority == Priority.LOW.wire, "as its client's profile says"
             assert "slot" in waiting.queued.reason
             assert [one.gate != "" for one in waiting.decisions[0].candidates] == [True]
-            assert (await mesh.requests.requests()).total == 2
+            assert (await mesh.requests.requests()).total_count == 2
 
             receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED)
             receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 7, 3
@@ -129,7 +131,7 @@ async def test_request_is_tracked_from_queue_to_receipt() -> None:
         placed = done.decisions[-1]
         assert [(one.model, one.runner, one.chosen) for one in placed.candidates] == [("qwen", "titan", True)]
         assert placed.policy == "least_loaded"
-        (client,) = await mesh.requests.clients()
+        (client,) = (await mesh.requests.clients()).clients
         assert (client.client_id, client.running_count, client.token_count) == ("nightly", 0, 10)
         page = generate_latest(mesh.metrics.page).decode()
         assert 'weft_router_grants_total{model="qwen",priority="low"} 1.0' in page
@@ -190,11 +192,11 @@ async def test_disconnected_caller_is_cancelled_and_nothing_stays_running() -> N
             is_told = asyncio.Event()
             waiting = asyncio.create_task(_wait_for_a_place(mesh, is_told))
             await is_told.wait()
-            assert (await mesh.requests.requests()).total == 2
+            assert (await mesh.requests.requests()).total_count == 2
             waiting.cancel()
             await asyncio.wait({waiting})
         assert (await mesh.told("r-2")).reason == Reason.CANCELLED.value
-        assert (await mesh.requests.requests()).total == 0
+        assert (await mesh.requests.requests()).total_count == 0
 
 
 async def _wait_for_a_place(mesh: Router, is_told: asyncio.Event) -> None:

@@ -17,12 +17,13 @@ from router_svc.policy.decisions import Waits
 from router_svc.policy.request import Request
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog, RequestLogLimits
-from router_svc.request_servicer import LocalRequests, RequestServicer
+from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.placement import Decision, OnCancelled, Placement
-from weft.dispatch.remote_router import RemotePlacement, RemoteRequests
+from weft.dispatch.remote_router import RemotePlacement
+from weft.durable.requests import RequestClient
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
@@ -50,7 +51,8 @@ class Router:
         self.clock = FakeClock()
         self.clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), self.clock)
         loop: Any = NothingRuns()
-        self.local = LocalRequests(self.log, self.clients, self.clock, loop)
+        self.servicer = RequestServicer(self.log, self.clients, self.clock, loop)
+        self.local = RequestClient(self.servicer)
 
     def arrive(self, key: int, request_id: str, tenant: str = "a") -> None:
         request = PlacementRequest(
@@ -62,15 +64,15 @@ class Router:
 
 
 @asynccontextmanager
-async def remote(router: Router, folder: Path) -> AsyncIterator[RemoteRequests]:
+async def remote(router: Router, folder: Path) -> AsyncIterator[RequestClient]:
     server = new_server()
-    request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(router.local), server)
+    request_service_pb2_grpc.add_RequestServiceServicer_to_server(router.servicer, server)
     address = f"unix:{folder / 'router.sock'}"
     server.add_insecure_port(address)
     await server.start()
     channel = open_channel(address)
     try:
-        yield RemoteRequests(channel)
+        yield RequestClient(channel)
     finally:
         await channel.close(grace=None)
         await server.stop(grace=None)
@@ -83,11 +85,11 @@ async def test_remote_reads_equal_local_reads(tmp_path: Path) -> None:
     async with remote(router, tmp_path) as requests:
         assert await requests.request("r-2") == await router.local.request("r-2")
         assert (await requests.request("r-2")).queued.eta.ToMilliseconds() == 2500
-        assert list(await requests.clients()) == list(await router.local.clients())
+        assert await requests.clients() == await router.local.clients()
         for tenant, limit, ids, total in (("", 2, ["r-1", "r-2"], 3), ("a", 5, ["r-1", "r-3"], 2), ("c", 5, [], 0)):
             for source in (requests, router.local):
                 found = await source.requests(limit, tenant)
-                assert ([one.request_id for one in found.requests], found.total) == (ids, total)
+                assert ([one.request_id for one in found.requests], found.total_count) == (ids, total)
                 assert all(not one.decisions for one in found.requests)
 
 
@@ -110,11 +112,11 @@ async def test_ended_requests_are_listed_by_outcome_newest_first(tmp_path: Path)
         for selection, tenant, ids in wanted:
             for source in (requests, router.local):
                 found = await source.requests(100, tenant, selection)
-                assert ([one.request_id for one in found.requests], found.total) == (ids, len(ids))
+                assert ([one.request_id for one in found.requests], found.total_count) == (ids, len(ids))
         few = await requests.requests(2, "", pb.REQUEST_SELECTION_ENDED)
-        assert ([one.request_id for one in few.requests], few.total) == (["r-5", "r-4"], 5)
+        assert ([one.request_id for one in few.requests], few.total_count) == (["r-5", "r-4"], 5)
         await router.clock.advance(RequestLogLimits().keep_seconds + 1)
-        assert (await requests.requests(100, "", pb.REQUEST_SELECTION_ENDED)).total == 0, "they are forgotten"
+        assert (await requests.requests(100, "", pb.REQUEST_SELECTION_ENDED)).total_count == 0, "they are forgotten"
         with pytest.raises(FieldError) as caught:
             await requests.requests(100, "", 99)  # type: ignore[arg-type]  # of a later release
         assert caught.value.field == "selection"
@@ -148,7 +150,7 @@ async def test_invalid_id_or_limit_is_rejected_by_name(tmp_path: Path) -> None:
 
 async def test_unreachable_router_is_unavailable(tmp_path: Path) -> None:
     channel = open_channel(f"unix:{tmp_path / 'nobody.sock'}")
-    requests = RemoteRequests(channel)
+    requests = RequestClient(channel)
     for ask in (requests.request("r-1"), requests.requests(), requests.clients()):
         with pytest.raises(WeftError) as caught:
             await ask

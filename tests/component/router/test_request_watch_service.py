@@ -17,10 +17,10 @@ from router_svc.policy.decisions import Waits
 from router_svc.policy.request import Request
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog
-from router_svc.request_servicer import LocalRequests, RequestServicer
+from router_svc.request_servicer import RequestServicer
 from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
-from weft.dispatch.remote_router import RemoteRequests, RequestSource
+from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.placement_request import PlacementRequest
@@ -52,7 +52,8 @@ class Router:
         self.figures = FiguresRecorder(clock, FigureLimits(step_seconds=1.0, max_steps=3))
         clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), clock)
         loop: Any = NothingRuns()
-        self.local = LocalRequests(self.log, clients, clock, loop, figures=self.figures, watches=watches)
+        self.servicer = RequestServicer(self.log, clients, clock, loop, figures=self.figures, watches=watches)
+        self.local = RequestClient(self.servicer)
 
     def arrive(self, key: int, tenant: str = "a") -> None:
         request = PlacementRequest(request_id=f"r-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT)
@@ -67,15 +68,15 @@ class Router:
 
 
 @asynccontextmanager
-async def remote(router: Router, folder: Path) -> AsyncIterator[RemoteRequests]:
+async def remote(router: Router, folder: Path) -> AsyncIterator[RequestClient]:
     server = new_server()
-    request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(router.local), server)
+    request_service_pb2_grpc.add_RequestServiceServicer_to_server(router.servicer, server)
     address = f"unix:{folder / 'router.sock'}"
     server.add_insecure_port(address)
     await server.start()
     channel = open_channel(address)
     try:
-        yield RemoteRequests(channel)
+        yield RequestClient(channel)
     finally:
         await channel.close(grace=None)
         await server.stop(grace=None)
@@ -105,7 +106,7 @@ async def test_watch_starts_with_existing_requests_and_continues_with_changes(tm
         router.arrive(key)
     router.end(2)
     async with remote(router, tmp_path) as requests:
-        sources: tuple[RequestSource, ...] = (requests, router.local)
+        sources: tuple[RequestClient, ...] = (requests, router.local)
         for number, source in enumerate(sources):
             async with aclosing(source.watch("", 10)) as watch:
                 assert await snapshot(watch) == ["r-1", "r-3", *(["r-10"] if number else []), "r-2"]
@@ -158,7 +159,7 @@ async def test_watch_over_the_limit_is_rejected_until_another_leaves(tmp_path: P
             pass
 
 
-async def has_room(requests: RemoteRequests) -> bool:
+async def has_room(requests: RequestClient) -> bool:
     with suppress(WeftError):
         async with aclosing(requests.watch()) as watch:
             return (await anext(watch)).synced
@@ -176,7 +177,7 @@ async def test_watch_ends_with_the_router(tmp_path: Path) -> None:
     router = Router()
     async with remote(router, tmp_path) as requests, aclosing(requests.watch()) as watch:
         await snapshot(watch)
-        router.local.close()
+        router.servicer.close()
         with pytest.raises(WeftError) as caught:
             await anext(watch)
         assert caught.value.reason is Reason.SHUTTING_DOWN

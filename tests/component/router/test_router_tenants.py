@@ -12,11 +12,12 @@ from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssue
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RateLimitConfig, Settings, TenantSettings
-from router_svc.request_servicer import LocalRequests
+from router_svc.request_servicer import RequestServicer
 from weft.api.registry.v1.tenant_pb2 import REMOTE_PERMISSION_ALWAYS, Tenant, TenantLimit, TenantManifest
 from weft.api.runner.v1.ticket_pb2 import TicketClaims
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import Grant, WaitingInQueue
+from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -28,7 +29,7 @@ class Router:
         self.loop = loop
         self.view = view
         self.placement = LocalPlacement(loop)
-        self.requests = LocalRequests(records.requests, records.clients, SystemClock(), loop)
+        self.requests = RequestClient(RequestServicer(records.requests, records.clients, SystemClock(), loop))
 
     def declare(self, *manifests: TenantManifest, source: "Tenant.Source.ValueType" = Tenant.SOURCE_DECLARED) -> None:
         """What the next view has: these tenants, and no others."""
@@ -146,8 +147,8 @@ async def test_first_decision_has_the_remaining_limits_and_usage_agrees() -> Non
             while not isinstance(later := await second.next_decision(), Grant):
                 pass
             assert later.rate_limits is None, "it was told before"
-        assert [(use.used, use.limit) for use in await mesh.requests.limit_uses("a")] == [(2, 5)]
-        assert await mesh.requests.limit_uses("b") == []
+        assert [(use.used, use.limit) for use in (await mesh.requests.limit_uses("a")).uses] == [(2, 5)]
+        assert not (await mesh.requests.limit_uses("b")).uses
 
 
 async def test_request_of_an_unlimited_tenant_has_no_rate_limits() -> None:
