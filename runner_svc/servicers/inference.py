@@ -23,11 +23,10 @@ from runner_svc.servicers.request_admission import (
     require_abilities,
 )
 from weft.api.common.v1 import event_pb2, receipt_pb2, workflow_pb2
-from weft.api.runner.v1 import generation_service_pb2
+from weft.api.runner.v1 import generation_service_pb2, ticket_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.dispatch.frames import Frame, apart, has_content
 from weft.dispatch.operations import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, TRANSCRIPTION, OperationSpec
-from weft.dispatch.tickets import Permit
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import add_methods, answering
@@ -172,7 +171,7 @@ class DataPlane:
                     raise
 
     def _complete(
-        self, receipt: receipt_pb2.Receipt, permit: Permit, instance: Instance, work: AdmittedRequest
+        self, receipt: receipt_pb2.Receipt, permit: ticket_pb2.TicketClaims, instance: Instance, work: AdmittedRequest
     ) -> None:
         work.record.answered = True
         receipt.left_premises = work.record.left_premises
@@ -242,7 +241,13 @@ class DataPlane:
 
     @contextmanager
     def _working(
-        self, permit: Permit, instance: Instance, request: Any, call: CallInfo, *, takes_slot: bool = True
+        self,
+        permit: ticket_pb2.TicketClaims,
+        instance: Instance,
+        request: Any,
+        call: CallInfo,
+        *,
+        takes_slot: bool = True,
     ) -> Iterator[AdmittedRequest]:
         """Like `RequestAdmission.hold`, but logs each failure."""
         require_abilities(instance, permit.model, request.payload)

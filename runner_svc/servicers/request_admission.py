@@ -15,10 +15,10 @@ from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
 from runner_svc.session.clock_offset import ClockOffset
 from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.api.runner.v1 import serve_options_pb2
+from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.parameter_checks import granted_priority_of, handling_of
 from weft.dispatch.payload_description import Payload, untaken_words_of
-from weft.dispatch.tickets import Permit, TicketGate
+from weft.dispatch.tickets import TicketGate
 from weft.kernel.clock import Clock, clock_off
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import quotes_model
@@ -63,7 +63,7 @@ class RequestAdmission:
 
     def hold(
         self,
-        permit: Permit,
+        permit: ticket_pb2.TicketClaims,
         instance: Instance,
         options: serve_options_pb2.ServeOptions,
         *,
@@ -83,7 +83,7 @@ class RequestAdmission:
             cache=self.caches.of_request(permit.model, permit.tenant, handling),
         )
 
-    def admit(self, ticket: Any) -> tuple[Permit, Instance]:
+    def admit(self, ticket: Any) -> tuple[ticket_pb2.TicketClaims, Instance]:
         """Checks a ticket; returns its permit and its instance.
 
         Raises TICKET_INVALID, TICKET_EXPIRED or MODEL_NOT_FOUND; CLOCK_OFF while this machine's clock is too far off.
@@ -98,7 +98,7 @@ class RequestAdmission:
             raise WeftError(Reason.TICKET_INVALID, "the ticket does not allow this request a remote model")
         return permit, instance
 
-    def started(self, permit: Permit) -> event_pb2.InferenceEvent:
+    def started(self, permit: ticket_pb2.TicketClaims) -> event_pb2.InferenceEvent:
         """Returns the event that names the runner and the model of the attempt."""
         return event_pb2.InferenceEvent(
             started=event_pb2.Started(
@@ -109,7 +109,7 @@ class RequestAdmission:
             )
         )
 
-    def complete(self, receipt: receipt_pb2.Receipt, permit: Permit, instance: Instance) -> None:
+    def complete(self, receipt: receipt_pb2.Receipt, permit: ticket_pb2.TicketClaims, instance: Instance) -> None:
         """Adds the runner's part to a backend's receipt."""
         receipt.request_id = permit.request_id
         receipt.model = permit.model
@@ -152,7 +152,7 @@ def log_failure(call: CallInfo, model: str, error: WeftError) -> None:
 
 
 def call_info(
-    permit: Permit,
+    permit: ticket_pb2.TicketClaims,
     instance: Instance,
     context: grpc.aio.ServicerContext[Any, Any],
     *,

@@ -6,7 +6,7 @@ operations are in `weft.dispatch.operations`.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -62,46 +62,6 @@ SNAPSHOT_CHECK_SECONDS = 0.05
 """Interval of checks for the first snapshot; they end at `ReconnectConfig.router_outage_limit_seconds`."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallDeps:
-    """Dependencies of every call of one dispatcher."""
-
-    placement: PlacementPort
-    channels: ChannelPool
-    clock: Clock
-    steady: ReconnectConfig
-    fleet: FleetSource | None
-    tracing: Tracing
-    service: ServiceName
-    ends: EndReporter | None = None
-    """Reports how requests ended after their router was lost; None: those ends are dropped."""
-    beginnings: PromptBeginnings = field(default_factory=PromptBeginnings)
-    holders: PrefixHolders = field(default_factory=PrefixHolders)
-
-    def view(self) -> FleetView:
-        """Returns the current view of the mesh; empty without a fleet."""
-        return FleetView(revision=1) if self.fleet is None else self.fleet.view
-
-    def may_leave(self, grant: Grant) -> bool:
-        """Whether using a grant may send data to a remote provider; for an unknown model the ticket decides."""
-        known = self.view().models.get(grant.model)
-        if known is None or known.expected:
-            return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
-        return known.remote
-
-    def record(self, trace: RequestTrace, receipt: receipt_pb2.Receipt, ended: float) -> None:
-        """Records the spans of a request that has ended, if its trace is recorded."""
-        sampling = self.tracing.sampling
-        if sampling is None:
-            return
-        context = TraceContext.parse(trace.context.traceparent)
-        has_failed = receipt.outcome in _FAILURES
-        if not sampling.records(context, has_failed=has_failed, seconds=ended - trace.arrived):
-            return
-        epoch = int((self.clock.utc_now().timestamp() - self.clock.monotonic()) * 1e9)
-        self.tracing.record(request_spans(trace, receipt, self.service, ended=ended, epoch=epoch))
-
-
 _FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED})
 """Outcomes whose traces are always recorded. Cancellations are too frequent for that."""
 
@@ -121,9 +81,17 @@ class Dispatcher(RequestDispatcher):
         service: ServiceName = ServiceName.ROUTER,
     ) -> None:
         """`fleet` resolves agents; without it there are none. `service` is the process's name in traces."""
-        clock, steady = clock or SystemClock(), steady or ReconnectConfig()
-        self._deps = CallDeps(placement, channels, clock, steady, fleet, tracing, service)
-        self._run = partial(_chunks, self._deps)
+        self.placement = placement
+        self.channels = channels
+        self.clock = clock or SystemClock()
+        self.steady = steady or ReconnectConfig()
+        self.fleet = fleet
+        self.tracing = tracing
+        self.service = service
+        self.ends: EndReporter | None = None
+        """Reports how requests ended after their router was lost; None: those ends are dropped."""
+        self.beginnings = PromptBeginnings()
+        self.holders = PrefixHolders()
 
     def call(
         self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
@@ -133,8 +101,31 @@ class Dispatcher(RequestDispatcher):
 
     def report_ends_to(self, ends: EndReporter) -> None:
         """Sends the ends of requests whose router was lost to `ends`; the owner of `ends` stops it."""
-        self._deps = replace(self._deps, ends=ends)
-        self._run = partial(_chunks, self._deps)
+        self.ends = ends
+
+    def view(self) -> FleetView:
+        """Returns the current view of the mesh; empty without a fleet."""
+        return FleetView(revision=1) if self.fleet is None else self.fleet.view
+
+    def may_leave(self, grant: Grant) -> bool:
+        """Whether using a grant may send data to a remote provider; for an unknown model the ticket decides."""
+        known = self.view().models.get(grant.model)
+        if known is None or known.expected:
+            return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
+        return known.remote
+
+    def record(self, trace: RequestTrace, receipt: receipt_pb2.Receipt, ended: float) -> None:
+        """Records the spans of a request that has ended, if its trace is recorded."""
+        if self.tracing.sampling is None:
+            return
+        context = TraceContext.parse(trace.context.traceparent)
+        has_failed = receipt.outcome in _FAILURES
+        if self.tracing.records(context, has_failed=has_failed, seconds=ended - trace.arrived):
+            epoch = int((self.clock.utc_now().timestamp() - self.clock.monotonic()) * 1e9)
+            self.tracing.record(request_spans(trace, receipt, self.service, ended=ended, epoch=epoch))
+
+    def _run(self, call: Call[T], /) -> AsyncGenerator[T]:
+        return _RequestRun(self, call).chunks()
 
 
 def placement_request(
@@ -185,14 +176,10 @@ def name_alias(error: Exception, context: RequestContext) -> None:
         error.message = f"{context.asked_model} is an alias of {context.model}: {error.message}"
 
 
-def _chunks(deps: CallDeps, call: Call[T], /) -> AsyncGenerator[T]:
-    return _RequestRun(deps, call).chunks()
-
-
 class _RequestRun(Generic[T]):
     """The run of one call: its trace, placement, attempts and receipt."""
 
-    def __init__(self, deps: CallDeps, call: Call[T]) -> None:
+    def __init__(self, deps: Dispatcher, call: Call[T]) -> None:
         self.deps = deps
         self.call = call
         self.context = call.context
@@ -212,8 +199,7 @@ class _RequestRun(Generic[T]):
         try:
             if "/" in self.context.model:
                 await self._until_names_are_known()
-                self._resolve_agent()
-                self._resolve_workflow()
+                self._resolve_names()
             async with self._place() as placement:
                 try:
                     while call.receipt is None:
@@ -238,8 +224,8 @@ class _RequestRun(Generic[T]):
                     raise
                 except BaseException:
                     # The caller left: report what is known of the request.
-                    self._close_left()
-                    await self._report_left(placement)
+                    receipt = self._close_left()
+                    await placement.report_finished(reason_of(receipt.reason), self.trace.with_engine_logs(receipt))
                     raise
                 await placement.report_finished(Reason.UNSPECIFIED, self.trace.with_engine_logs(call.receipt))
         except Exception as error:
@@ -274,26 +260,20 @@ class _RequestRun(Generic[T]):
         while self.deps.view().revision == 0 and clock.monotonic() < ends_at:
             await clock.sleep(SNAPSHOT_CHECK_SECONDS)
 
-    def _resolve_agent(self) -> None:
-        """Replaces a request for an agent by a request for its model, for every attempt."""
+    def _resolve_names(self) -> None:
+        """Replaces a request for an agent or a workflow by a request for its model, for every attempt."""
         require_chat(self.context)
-        if self.context.operation is not Operation.CHAT:
-            return
-        found = resolve(self.deps.view(), self.context, self.payload)
-        if found is not None:
-            self.context = self.trace.context = found.context
-            self.payload = found.payload
-            self.behaviour = found.behaviour
-
-    def _resolve_workflow(self) -> None:
-        """Replaces a request for a workflow by a request for its model, for every attempt."""
         require_images(self.context)
-        if self.context.operation is not Operation.IMAGE:
-            return
-        found = resolve_workflow(self.deps.view(), self.context, self.payload)
-        if found is not None:
-            self.context = self.trace.context = found.context
-            self.workflow = found.workflow
+        view = self.deps.view()
+        if self.context.operation is Operation.CHAT:
+            if (agent := resolve(view, self.context, self.payload)) is not None:
+                self.context = self.trace.context = agent.context
+                self.payload, self.behaviour = agent.payload, agent.behaviour
+        elif self.context.operation is Operation.IMAGE:
+            workflow = resolve_workflow(view, self.context, self.payload)
+            if workflow is not None:
+                self.context = self.trace.context = workflow.context
+                self.workflow = workflow.workflow
 
     def _place(self) -> ReconnectingPlacement:
         request = placement_request(
@@ -388,17 +368,10 @@ class _RequestRun(Generic[T]):
         lacked_router = isinstance(error, WeftError) and LACKED_ROUTER in error.metadata
         return self.close(_reason_of(error), None, cancelled_by=canceller_of(error), lacked_router=lacked_router)
 
-    async def _report_left(self, placement: ReconnectingPlacement) -> None:
-        """Reports the end of a request whose caller left."""
-        receipt = self.call.receipt
-        assert receipt is not None, "it is closed"
-        await placement.report_finished(reason_of(receipt.reason), self.trace.with_engine_logs(receipt))
-
-    def _close_left(self) -> None:
-        """Writes the receipt, if missing, of a request whose caller left or whose deadline passed."""
-        if self.call.receipt is None:
-            is_late = self._seconds_to_deadline() == 0
-            self.close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
+    def _close_left(self) -> receipt_pb2.Receipt:
+        """Returns the receipt, written now if missing, of a request whose caller left or whose deadline passed."""
+        is_late = self._seconds_to_deadline() == 0
+        return self.call.receipt or self.close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
 
 
 class _Attempt:

@@ -15,7 +15,6 @@ from weft.api.runner.v1 import permit_pb2, ticket_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft.kernel.value import value_class
 
 TICKET_LIFETIME_SECONDS = 30.0
 MAX_REMEMBERED_TICKETS = 65_536
@@ -28,23 +27,11 @@ def sign(claims: bytes, key: bytes) -> bytes:
     return hmac.digest(key, claims, hashlib.sha256)
 
 
-@value_class(kw_only=True)
-class Permit:
-    """The verified claims of a ticket."""
+class _Gate:
+    """Checks tickets or permits for one runner incarnation; each is accepted once, and remembered until it expires."""
 
-    request_id: str
-    tenant: str
-    model: str
-    attempt: int
-    allow_remote: bool
-
-
-class TicketGate:
-    """Checks tickets for one runner incarnation; each is accepted once.
-
-    Used tickets are remembered until they expire, at most MAX_REMEMBERED_TICKETS. Runners have few slots and tickets
-    live for seconds, so only a flood reaches the limit; further tickets are then rejected.
-    """
+    max_remembered: int
+    """Further ones are rejected."""
 
     def __init__(self, *, runner: str, incarnation: str) -> None:
         self._runner = runner
@@ -53,10 +40,28 @@ class TicketGate:
         self._used: OrderedDict[str, float] = OrderedDict()
 
     def use_key(self, key: bytes) -> None:
-        """Accepts only tickets of the session with this key."""
+        """Accepts only those of the session with this key."""
         self._key = key
 
-    def admit(self, ticket: ticket_pb2.Ticket, *, now: float) -> Permit:
+    def _is_own(self, claims: ticket_pb2.TicketClaims | permit_pb2.PermitClaims) -> bool:
+        return claims.runner == self._runner and claims.runner_incarnation == self._incarnation
+
+    def _is_first_use(self, claim_id: str, expires: float, now: float) -> bool:
+        """Remembers an id; returns False if it is known, or if there is no room."""
+        while self._used and next(iter(self._used.values())) <= now:
+            self._used.popitem(last=False)
+        if claim_id in self._used or len(self._used) >= self.max_remembered:
+            return False
+        self._used[claim_id] = expires
+        return True
+
+
+class TicketGate(_Gate):
+    """Checks tickets. Runners have few slots and tickets live for seconds, so only a flood fills the memory."""
+
+    max_remembered = MAX_REMEMBERED_TICKETS
+
+    def admit(self, ticket: ticket_pb2.Ticket, *, now: float) -> ticket_pb2.TicketClaims:
         """Returns the claims of a valid ticket. `now` is in Unix seconds.
 
         Raises TICKET_INVALID or TICKET_EXPIRED; the message does not say which check failed. Raises BACKEND_NOT_READY
@@ -65,14 +70,12 @@ class TicketGate:
         claims = self._verified(ticket)
         if claims is None:
             raise _refused(Reason.TICKET_INVALID)
-        self._use(claims, now)
-        return Permit(
-            request_id=claims.request_id,
-            tenant=claims.tenant,
-            model=claims.model,
-            attempt=claims.attempt,
-            allow_remote=claims.allow_remote,
-        )
+        expires = claims.expire_time.seconds + claims.expire_time.nanos / 1e9
+        if now >= expires:
+            raise _refused(Reason.TICKET_EXPIRED)
+        if not self._is_first_use(claims.ticket_id, expires, now):
+            raise _refused(Reason.TICKET_INVALID)
+        return claims
 
     def _verified(self, ticket: ticket_pb2.Ticket) -> ticket_pb2.TicketClaims | None:
         """Returns the claims of a ticket signed for this runner; None: the signature or runner is wrong."""
@@ -87,22 +90,7 @@ class TicketGate:
         if not hmac.compare_digest(sign(ticket.claims, self._key), ticket.mac):
             return None
         claims = ticket_pb2.TicketClaims.FromString(ticket.claims)
-        is_own = claims.runner == self._runner and claims.runner_incarnation == self._incarnation
-        return claims if is_own else None
-
-    def _use(self, claims: ticket_pb2.TicketClaims, now: float) -> None:
-        expires = _expiry(claims)
-        if now >= expires:
-            raise _refused(Reason.TICKET_EXPIRED)
-        while self._used and next(iter(self._used.values())) <= now:
-            self._used.popitem(last=False)
-        if claims.ticket_id in self._used or len(self._used) >= MAX_REMEMBERED_TICKETS:
-            raise _refused(Reason.TICKET_INVALID)
-        self._used[claims.ticket_id] = expires
-
-
-def _expiry(claims: ticket_pb2.TicketClaims) -> float:
-    return claims.expire_time.seconds + claims.expire_time.nanos / 1e9
+        return claims if self._is_own(claims) else None
 
 
 def _refused(reason: Reason) -> WeftError:
@@ -152,21 +140,10 @@ def make_permit(
     return permit_pb2.OperationPermit(claims=data, mac=_code(data, target.key))
 
 
-class PermitGate:
-    """Checks permits for one runner incarnation; each is accepted once.
+class PermitGate(_Gate):
+    """Checks permits."""
 
-    Used permits are remembered until they expire, at most MAX_REMEMBERED_PERMITS; further ones are rejected.
-    """
-
-    def __init__(self, *, runner: str, incarnation: str) -> None:
-        self._runner = runner
-        self._incarnation = incarnation
-        self._key: bytes | None = None
-        self._used: OrderedDict[str, float] = OrderedDict()
-
-    def use_key(self, key: bytes) -> None:
-        """Accepts only permits of the session with this key."""
-        self._key = key
+    max_remembered = MAX_REMEMBERED_PERMITS
 
     def admit(self, permit: permit_pb2.OperationPermit, action: Action, *, model: str, now: float) -> str:
         """Returns the operation's id. `now` is in Unix seconds.
@@ -177,19 +154,11 @@ class PermitGate:
             raise _permit_refused()
         claims = permit_pb2.PermitClaims.FromString(permit.claims)
         expires = claims.expire_time.ToNanoseconds() / 1e9
-        if (claims.runner, claims.runner_incarnation) != (self._runner, self._incarnation) or now >= expires:
+        if not self._is_own(claims) or now >= expires or (claims.action, claims.model) != (action.value, model):
             raise _permit_refused()
-        if (claims.action, claims.model) != (action.value, model):
+        if not self._is_first_use(claims.permit_id, expires, now):
             raise _permit_refused()
-        self._remember(claims.permit_id, expires, now)
         return claims.operation_id
-
-    def _remember(self, permit_id: str, expires: float, now: float) -> None:
-        while self._used and next(iter(self._used.values())) <= now:
-            self._used.popitem(last=False)
-        if permit_id in self._used or len(self._used) >= MAX_REMEMBERED_PERMITS:
-            raise _permit_refused()
-        self._used[permit_id] = expires
 
 
 def _code(claims: bytes, key: bytes) -> bytes:
