@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from weft.kernel.alias_rules import check_alias
 from weft.kernel.errors import FieldError
-from weft.kernel.names import ascii_name
+from weft.kernel.names import ascii_name, check_alias
 from weft.kernel.settings import (
     PUBLIC,
     SECRET,

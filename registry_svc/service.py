@@ -79,10 +79,9 @@ from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.sql.address import address_of
-from weft.sql.ownership import OwnerBeats, Paired
+from weft.sql.ownership import OwnerBeats, Paired, write_check
 from weft.sql.standby import owner_watch_of
 from weft.sql.store import Store
-from weft.sql.write_check import write_check
 
 if TYPE_CHECKING:
     import asyncio

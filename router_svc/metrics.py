@@ -22,8 +22,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.request_spans import OPERATION_NAMES, PROVIDER
 from weft.kernel.metrics import MetricsPage, exemplar_of
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.tracing import TraceContext, error_type
 

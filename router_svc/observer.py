@@ -9,8 +9,7 @@ from router_svc.policy.request import Request
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.kernel.value import value_class

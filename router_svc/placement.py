@@ -39,8 +39,7 @@ from weft.kernel.names import (
     require_name,
     require_token,
 )
-from weft.kernel.placement_request import PlacementRequest, PrefixHolder
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PlacementRequest, PoolQueue, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import CALLER_BANDS, PREFIX_ENDS, Operation, Priority, Skill
 from weft.kernel.rpc import answering

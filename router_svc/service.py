@@ -32,8 +32,7 @@ from weft.api.router.v1 import (
 from weft.dispatch.aliases import asked_name
 from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
-from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
-from weft.dispatch.fleet_health import look_at_fleet
+from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher, look_at_fleet
 from weft.durable.batches import FileClient
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy

@@ -10,11 +10,11 @@ from enum import IntEnum
 
 from runner_svc.waiting import fresh_copy
 from weft.api.common.v1 import signal_pb2
+from weft.dispatch.rate_windows import SlidingWindow
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.reasons import Reason
-from weft.kernel.sliding_window import SlidingWindow
 
 MAX_ENDED_RECORDS = 100
 """Number of ended requests kept per model, without their output."""

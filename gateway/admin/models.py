@@ -23,7 +23,7 @@ from weft.dispatch.fleet import FleetView, ModelView, abilities_in, file_in
 from weft.dispatch.operations import OPERATIONS
 from weft.documents.codec import document_of, word_of
 from weft.documents.computed import CONTEXT_TOKENS
-from weft.documents.load_checks import require_loadable
+from weft.documents.load_values import require_loadable
 from weft.documents.operation_actions import (
     LoadSettings,
     flush_action,
@@ -35,7 +35,7 @@ from weft.documents.operation_actions import (
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import FieldError, WeftError, invalid_field, renaming_fields
 from weft.kernel.names import require_name
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name

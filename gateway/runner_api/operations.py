@@ -36,7 +36,7 @@ from gateway.runner_api.facts import RunnerFacts
 from weft.api.operations.v1 import operation_pb2
 from weft.documents import operation_actions
 from weft.documents.field_names import operation_field
-from weft.documents.load_checks import require_loadable
+from weft.documents.load_values import require_loadable
 from weft.documents.operation_actions import LoadSettings
 from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.model_source import HubSource, asked_source, is_source

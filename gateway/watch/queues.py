@@ -9,7 +9,7 @@ from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put_m
 from weft.api.gateway.v1 import admin_model_pb2
 from weft.dispatch.placement import QueueSource
 from weft.kernel.clock import Clock
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PoolQueue
 from weft.kernel.principal import Access, Resource, Role
 
 

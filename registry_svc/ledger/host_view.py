@@ -6,8 +6,7 @@ from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseSt
 from registry_svc.ledger.wait_queue import Waiter, WaitQueue
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.gpu.snapshot import DeviceSnapshot
-from weft.gpu.snapshot_messages import bytes_messages, device_message
+from weft.gpu.snapshot import DeviceSnapshot, bytes_messages, device_message
 from weft.kernel.clock import Clock
 from weft.kernel.timestamps import duration_of, optional_stamp, stamp_of
 

@@ -38,8 +38,7 @@ from registry_svc.newest_states import NewestStates
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.gpu.snapshot import HostSnapshot, ProcessId
-from weft.gpu.snapshot_messages import process_id_message, snapshot_from
+from weft.gpu.snapshot import HostSnapshot, ProcessId, process_id_message, snapshot_from
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger

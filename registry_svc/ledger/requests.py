@@ -10,8 +10,7 @@ from registry_svc.wire_values import require_text
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.gpu.snapshot import ProcessId
-from weft.gpu.snapshot_messages import check_processes, process_id_from
+from weft.gpu.snapshot import ProcessId, check_processes, process_id_from
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import MAX_NAME_CHARS, require_name

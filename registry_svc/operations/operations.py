@@ -43,7 +43,7 @@ from weft.api.operations.v1.operation_service_pb2 import (
     CreateOperationRequest,
     GetGovernanceResponse,
 )
-from weft.documents.load_checks import require_loadable
+from weft.documents.load_values import require_loadable
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger

@@ -33,7 +33,7 @@ from router_svc.policy.request import MEDIA_UNITS, UNITS, Request, WorkUnit
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.settings import Settings, TenantSettings
 from weft.kernel.failures import FailureKind, classify, may_be_the_requests, may_follow_prompt
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 

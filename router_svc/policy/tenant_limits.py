@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from weft.kernel.alias_rules import matches
+from weft.kernel.names import matches
 from weft.kernel.units import Rate
 
 

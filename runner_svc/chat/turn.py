@@ -19,7 +19,7 @@ from weft.api.common.v1 import (
     warning_pb2,
 )
 from weft.dispatch.frames import Frame, GenerationPayload, is_content, is_seal
-from weft.dispatch.token_counter import TokenCounter
+from weft.dispatch.payload_description import TokenCounter
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason

@@ -12,8 +12,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from runner_svc.environments.environment import EngineEnvironment, Variant
 from runner_svc.environments.folder import EnvironmentFolder
 from weft.api.runner.v1 import environment_pb2 as pb
-from weft.kernel.file_lock import lock_file
-from weft.kernel.file_replacement import replace_file
+from weft.kernel.file_replacement import lock_file, replace_file
 
 RECEIPT_NAME = "environment.json"
 MAX_RECEIPT_BYTES = 65_536

@@ -19,8 +19,7 @@ from runner_svc.policy.model_sizing import DeviceMemory
 from runner_svc.waiting import event_within, within
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
-from weft.gpu.snapshot_messages import process_id_message, snapshot_message
+from weft.gpu.snapshot import HostSnapshot, ProcessId, Source, process_id_message, snapshot_message
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger

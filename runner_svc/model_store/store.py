@@ -25,8 +25,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from runner_svc.policy.repository_files import FileRole, ModelForm
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
-from weft.kernel.file_lock import lock_file
-from weft.kernel.file_replacement import replace_file
+from weft.kernel.file_replacement import lock_file, replace_file
 from weft.kernel.model_source import ModelSource, shown_source
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words

@@ -31,7 +31,7 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.wake.redaction import redacted
+from weft.wake.recipes import redacted
 
 Model = TypeVar("Model", bound=UpstreamSettings)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from weft.kernel.file_lock import lock_file
+from weft.kernel.file_replacement import lock_file
 from weft.kernel.log import get_logger
 
 log = get_logger("weft.runner")

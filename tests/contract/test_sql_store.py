@@ -16,8 +16,7 @@ from weft.kernel.reasons import Reason
 from weft.sql import postgres
 from weft.sql import store as store_module
 from weft.sql.address import address_of
-from weft.sql.connections import Tx
-from weft.sql.failures import DatabaseError
+from weft.sql.connections import DatabaseError, Tx
 from weft.sql.migrations import Schema
 from weft.sql.owners import OwnerRole, TakenOverError
 from weft.sql.statements import insert, upsert

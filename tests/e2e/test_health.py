@@ -29,8 +29,8 @@ QUICK = within(
             "better_after_checks": 2,
             "better_after_seconds": 0.5,
         },
-        "weft.sql.write_check": {"INTERVAL_SECONDS": 0.2},
-        "weft.dispatch.fleet_health": {"MAX_VIEW_AGE_SECONDS": 0.5},
+        "weft.sql.ownership": {"INTERVAL_SECONDS": 0.2},
+        "weft.dispatch.fleet": {"MAX_VIEW_AGE_SECONDS": 0.5},
     }
 )
 REGISTRY = "weft.api.registry.v1.RegistryService"

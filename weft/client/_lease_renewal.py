@@ -13,8 +13,14 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2
 from weft.client._channel import ServiceClient, registry_failure
 from weft.gpu.observer import HostObserver
 from weft.gpu.process import is_alive, tree_of
-from weft.gpu.snapshot import HostSnapshot, ProcessId
-from weft.gpu.snapshot_messages import MAX_PROCESSES, process_id_from, process_id_message, snapshot_message
+from weft.gpu.snapshot import (
+    MAX_PROCESSES,
+    HostSnapshot,
+    ProcessId,
+    process_id_from,
+    process_id_message,
+    snapshot_message,
+)
 from weft.kernel.errors import WeftError
 from weft.kernel.field_rules import check_message
 

@@ -29,8 +29,7 @@ from weft.client._home import mesh_address
 from weft.client._lease_renewal import LeaseClient, LeaseManager, ProcessTree
 from weft.gpu.observer import HostObserver
 from weft.gpu.process import process_id_of
-from weft.gpu.snapshot import ProcessId, Source
-from weft.gpu.snapshot_messages import MAX_DEVICES, device_from, snapshot_message
+from weft.gpu.snapshot import MAX_DEVICES, ProcessId, Source, device_from, snapshot_message
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import MAX_NAME_CHARS, new_id

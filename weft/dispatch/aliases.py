@@ -6,8 +6,7 @@ from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.dispatch.agents import named
 from weft.dispatch.fleet import FleetView
-from weft.kernel.alias_rules import ANY, matches
-from weft.kernel.names import AUTO_MODEL, KIND_PREFIXES, is_resource_id
+from weft.kernel.names import ANY, AUTO_MODEL, KIND_PREFIXES, is_resource_id, matches
 from weft.kernel.value import value_class
 
 

@@ -23,24 +23,25 @@ from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.agents import (
     agent_name_of,
     require_chat,
+    require_images,
     resolve,
+    resolve_workflow,
     skills_lacking_behind,
     usable_names,
+    workflow_name_of,
 )
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
-from weft.dispatch.payload_description import Payload, affinity_key, describe
+from weft.dispatch.payload_description import Payload, TokenCounter, affinity_key, describe
 from weft.dispatch.placement import Decision, Grant, PlacementPort, canceller_of
 from weft.dispatch.prefix_holders import PrefixHolders
 from weft.dispatch.prompt_beginnings import PromptBeginnings
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
-from weft.dispatch.token_counter import TokenCounter
-from weft.dispatch.workflows import require_images, resolve_workflow, workflow_name_of
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import LACKED_ROUTER, WeftError

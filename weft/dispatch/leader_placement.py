@@ -24,8 +24,7 @@ from weft.dispatch.remote_router import (
 from weft.kernel.clock import Clock, within
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import start_task

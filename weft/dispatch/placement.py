@@ -11,8 +11,7 @@ from typing import Protocol, Self
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

@@ -30,8 +30,7 @@ from weft.kernel.clock import Clock, wait_for_event
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import calling, error_from_call

@@ -8,8 +8,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
+from weft.dispatch.payload_description import TokenCounter
 from weft.dispatch.placement import MAX_ATTEMPT_MESSAGE_CHARS, Grant, LoadingModel, WaitingInQueue
-from weft.dispatch.token_counter import TokenCounter
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger

@@ -16,13 +16,14 @@ from threading import Thread
 from typing import Any
 
 from weft.gpu.process import process_id_of
-from weft.gpu.snapshot import DeviceSnapshot, ProcessId
-from weft.gpu.snapshot_messages import (
+from weft.gpu.snapshot import (
     MAX_DEVICE_BYTES,
     MAX_DEVICE_MILLIJOULES,
     MAX_DEVICE_MILLIWATTS,
     MAX_DEVICE_TEXT_CHARS,
     MAX_DEVICES,
+    DeviceSnapshot,
+    ProcessId,
 )
 
 LOOK_AGAIN_SECONDS = 60.0

@@ -11,8 +11,15 @@ from typing import Protocol
 
 from weft.gpu.nvml import Health, Holder, NvmlReader, NvmlReading
 from weft.gpu.process import is_alive
-from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.gpu.snapshot_messages import MAX_DEVICES, MAX_PROCESSES
+from weft.gpu.snapshot import (
+    MAX_DEVICES,
+    MAX_PROCESSES,
+    DeviceSnapshot,
+    HostSnapshot,
+    ProcessId,
+    ProcessSnapshot,
+    Source,
+)
 
 HANG_SECONDS = 10.0
 """A call that takes longer counts as hung."""

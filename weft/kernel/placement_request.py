@@ -1,5 +1,6 @@
-"""The placement request that a dispatcher sends to a scheduler."""
+"""The placement request that a dispatcher sends to a scheduler, and the load of a scheduler's queues."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.kernel.abilities import ThinkingMode
@@ -66,3 +67,18 @@ class PlacementRequest:
     """The sender: `key:<id>`, `service:<name>` or `local`; empty: unknown."""
     task_id: str = ""
     """The task of this attempt; empty: none. Only set inside the router, never sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolQueue:
+    """The load of a pool or a route."""
+
+    pool: str
+    """The pool's name, or `route/` and the route's name."""
+    waiting: int
+    max_waiting: int
+    """Maximum number of waiting requests."""
+    running: int
+    """Requests running on its models under any name."""
+    average_wait_seconds: float | None = None
+    """Average over recently placed requests; None: there were none."""

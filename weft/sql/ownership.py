@@ -11,6 +11,7 @@ from typing_extensions import override
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import WELL, HealthCheck, Observation, down
+from weft.kernel.health_monitor import paced
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import Context, RpcGuard
@@ -350,3 +351,23 @@ class OwnershipGuard(RpcGuard):
     def check(self, method: str, context: Context) -> None:
         if self._paired is not None:
             self._paired.require_owner()
+
+
+INTERVAL_SECONDS = 60.0
+"""Time between two writes that check a database while they succeed: each is synchronised to disk."""
+
+
+def write_check(
+    name: str, failure: Callable[[], Awaitable[str]], clock: Clock, *, services: tuple[str, ...]
+) -> HealthCheck:
+    """Returns the check of a database that gRPC `services` depend on.
+
+    `failure` writes, and returns the database's error code or "". While it succeeds, it is called every
+    INTERVAL_SECONDS.
+    """
+
+    async def look() -> Observation:
+        code = await failure()
+        return WELL if not code else down("store_not_writable", f"the database cannot be written ({code})")
+
+    return HealthCheck(name=name, look=paced(look, clock, INTERVAL_SECONDS), services=services)

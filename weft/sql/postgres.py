@@ -14,8 +14,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.sql.address import DatabaseAddress
-from weft.sql.connections import Connection, Tx
-from weft.sql.failures import DatabaseError
+from weft.sql.connections import Connection, DatabaseError, Tx
 from weft.sql.owners import OwnerRole
 from weft.sql.statements import Values, postgres_text
 

@@ -10,8 +10,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.sql.address import DatabaseAddress
-from weft.sql.connections import Row, Tx
-from weft.sql.failures import DatabaseError
+from weft.sql.connections import DatabaseError, Row, Tx
 from weft.sql.owners import OwnerRole
 from weft.sql.store import Store
 from weft.sql.takeover import OwnerSigns, SeenSigns, after_reading, is_frozen

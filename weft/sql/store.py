@@ -29,8 +29,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.sql import connections
 from weft.sql.address import DatabaseAddress, address_of
-from weft.sql.connections import Connection, SqliteConnection, Tx
-from weft.sql.failures import DatabaseError, place_of, sentence_of
+from weft.sql.connections import Connection, DatabaseError, SqliteConnection, Tx, place_of, sentence_of
 from weft.sql.migrations import Schema, bring_up_to_date, schema_in
 from weft.sql.owners import OwnerRole
 

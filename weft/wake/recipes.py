@@ -4,6 +4,7 @@ Never print a plan or recipe: URLs, headers and arguments may contain credential
 """
 
 import re
+from collections.abc import Iterable
 
 from weft.api.registry.v1 import wake_pb2
 
@@ -49,3 +50,19 @@ def magic_packet(mac_address: str) -> bytes:
     if not is_mac_address(mac_address):
         raise ValueError("not a hardware address")
     return b"\xff" * 6 + bytes.fromhex(mac_address.replace(":", "").replace("-", "")) * _REPEATS
+
+
+HIDDEN = "[hidden]"
+MIN_SECRET_CHARS = 3
+"""Minimum length of a secret, since redacting shorter words would make any text unreadable."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>)\]]+")
+
+
+def redacted(text: str, secrets: Iterable[str] = ()) -> str:
+    """Returns `text` with URLs and `secrets` replaced by HIDDEN."""
+    text = _URL.sub(HIDDEN, text)
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= MIN_SECRET_CHARS:
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", HIDDEN, text)
+    return text

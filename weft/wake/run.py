@@ -12,8 +12,7 @@ from types import MappingProxyType
 from weft.api.registry.v1 import wake_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import DEFAULT_BROADCAST_ADDRESS, DEFAULT_WAKE_PORT, magic_packet
-from weft.wake.redaction import redacted
+from weft.wake.recipes import DEFAULT_BROADCAST_ADDRESS, DEFAULT_WAKE_PORT, magic_packet, redacted
 
 PACKET_COPIES = 3
 """Copies of the magic packet, since datagrams get lost."""

@@ -20,11 +20,10 @@ from weft.client.tasks import connect_tasks
 from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.durable.tasks import state_name
-from weft.kernel.alias_rules import matches
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
 from weft.kernel.json_objects import plain_object
 from weft.kernel.media_types import audio_type_of, image_type_of
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, require_name, require_name_of_model
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, matches, require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 from weft.kernel.units import wait_words
 from weft.kernel.unknown_names import unknown_target

@@ -19,7 +19,7 @@ from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
 from weft.kernel.clock import Clock, SystemClock
-from weft.sql.write_check import write_check
+from weft.sql.ownership import write_check
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 

@@ -29,8 +29,7 @@ from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
 from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceStub
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter
-from weft.dispatch.fleet import FleetSource, FleetWatcher
-from weft.dispatch.fleet_health import fleet_check, router_check
+from weft.dispatch.fleet import FleetSource, FleetWatcher, fleet_check, router_check
 from weft.dispatch.leader_placement import LeaderPlacement, RouterLinks
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.remote_router import RemotePlacement, RouterSource, RouterWatch
@@ -40,9 +39,9 @@ from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
-from weft.kernel.chosen_channel import PickedChannel
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
+from weft.kernel.failover_channel import PickedChannel
 from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.memory_tuning import settle_memory

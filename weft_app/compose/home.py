@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from weft.kernel.errors import WeftError
-from weft.kernel.file_lock import lock_file
-from weft.kernel.file_replacement import replace_file
+from weft.kernel.file_replacement import lock_file, replace_file
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:

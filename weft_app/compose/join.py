@@ -13,7 +13,7 @@ from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.settings import RunnerSettings
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.file_lock import lock_file
+from weft.kernel.file_replacement import lock_file
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.reasons import Reason

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from weft.kernel.field_docstrings import field_docstrings
+from weft.documents.document_base import field_docstrings
 from weft.kernel.settings import ConstantMark, Public, Secret
 from weft.kernel.units import Rate
 

@@ -18,8 +18,7 @@ from typing import Any
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.placement import Grant, LoadingModel, Placement, RouterPort, WaitingInQueue
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 

@@ -9,7 +9,7 @@ from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.request_class import RequestClass
 from router_svc.policy.request import Request
 from router_svc.policy.settings import Settings, TenantSettings
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PoolQueue
 
 MAX_REMEMBERED_TENANTS = 10_000
 """Maximum idle tenants with stored accounts; the one that left first is dropped first."""

@@ -16,7 +16,7 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.kernel.errors import WeftError
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PoolQueue
 from weft.kernel.request import Operation
 from weft.kernel.unknown_names import RUNNER, unknown_name
 

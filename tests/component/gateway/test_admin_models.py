@@ -19,7 +19,7 @@ from gateway_script import FixedFleet, RawResponse, serving
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PoolQueue
 from weft.kernel.reasons import Reason
 
 QUEUE = PoolQueue(pool="qwen", waiting=3, max_waiting=32, running=1)

@@ -10,7 +10,7 @@ from gateway.watch.queues import QueuesByName
 from gateway.watch.source import WatchCaller
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PoolQueue
 from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

@@ -21,8 +21,16 @@ from weft.api.registry.v1.lease_service_pb2 import (
     RenewLeasesRequest,
     WaitingForMemory,
 )
-from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.gpu.snapshot_messages import process_id_from, process_id_message, snapshot_message
+from weft.gpu.snapshot import (
+    DeviceSnapshot,
+    HostSnapshot,
+    ProcessId,
+    ProcessSnapshot,
+    Source,
+    process_id_from,
+    process_id_message,
+    snapshot_message,
+)
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

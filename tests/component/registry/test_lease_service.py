@@ -16,8 +16,7 @@ from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.ledger.servicer import LeaseServicer
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.gpu.snapshot import HostSnapshot
-from weft.gpu.snapshot_messages import snapshot_message
+from weft.gpu.snapshot import HostSnapshot, snapshot_message
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.api.registry.v1 import lease_service_pb2_grpc
-from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.gpu.snapshot_messages import process_id_message
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source, process_id_message
 from weft.kernel.clock import Clock
 from weft.kernel.request import Priority
 from weft.kernel.rpc import answering, new_server, open_channel

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
+from weft.dispatch.rate_windows import BUCKETS_PER_WINDOW, Claim, RateWindows, TrackedKeys
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.sliding_window import BUCKETS_PER_WINDOW
 from weft.kernel.units import Rate, RateUnit
 from weft_testing.fake_clock import FakeClock
 

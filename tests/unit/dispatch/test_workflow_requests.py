@@ -6,10 +6,9 @@ import pytest
 
 from weft.api.common.v1 import image_pb2
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
-from weft.dispatch.agents import models_behind, name_asked_for, require_model_name
+from weft.dispatch.agents import models_behind, name_asked_for, require_images, require_model_name, resolve_workflow
 from weft.dispatch.fleet import FleetView, expected_model
 from weft.dispatch.request_trace import RequestContext
-from weft.dispatch.workflows import require_images, resolve_workflow
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

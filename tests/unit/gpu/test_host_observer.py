@@ -11,8 +11,7 @@ import pytest
 from weft.gpu.nvml import Health, Holder, NvmlReading
 from weft.gpu.observer import HANG_SECONDS, DeclaredDevice, HostObserver, SingleFlightThread, declared_snapshots
 from weft.gpu.process import process_id_of
-from weft.gpu.snapshot import DeviceSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.gpu.snapshot_messages import MAX_PROCESSES
+from weft.gpu.snapshot import MAX_PROCESSES, DeviceSnapshot, ProcessId, ProcessSnapshot, Source
 
 GIB = 1024**3
 NOBODY = 2**22 + 5

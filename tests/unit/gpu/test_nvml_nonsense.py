@@ -8,8 +8,7 @@ from test_nvml_reader import GIB, Card, Listed, StandIn
 
 from weft.gpu.nvml import NvmlReader
 from weft.gpu.observer import HostObserver
-from weft.gpu.snapshot import HostSnapshot
-from weft.gpu.snapshot_messages import check_processes, snapshot_from, snapshot_message
+from weft.gpu.snapshot import HostSnapshot, check_processes, snapshot_from, snapshot_message
 from weft.kernel.errors import WeftError
 from weft.kernel.field_rules import check_message
 

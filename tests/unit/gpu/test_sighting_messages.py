@@ -7,13 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.api.registry.v1 import lease_pb2
-from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.gpu.snapshot_messages import (
+from weft.gpu.snapshot import (
     MAX_DEVICE_BYTES,
     MAX_DEVICE_MILLIJOULES,
     MAX_DEVICE_MILLIWATTS,
     MAX_DEVICES,
     MAX_PROCESSES,
+    DeviceSnapshot,
+    HostSnapshot,
+    ProcessId,
+    ProcessSnapshot,
+    Source,
     check_processes,
     snapshot_from,
     snapshot_message,

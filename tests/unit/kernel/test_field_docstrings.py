@@ -1,6 +1,6 @@
 """Descriptions of fields, read from the docstrings below them."""
 
-from weft.kernel.field_docstrings import field_docstrings
+from weft.documents.document_base import field_docstrings
 
 
 class Base:

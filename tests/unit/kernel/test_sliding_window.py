@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.kernel.sliding_window import BUCKETS_PER_WINDOW, SlidingWindow
+from weft.dispatch.rate_windows import BUCKETS_PER_WINDOW, SlidingWindow
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK
 
 LENGTHS = st.sampled_from([SECOND, MINUTE, HOUR, DAY, WEEK, MONTH])

@@ -19,8 +19,16 @@ from registry_svc.ledger.requests import (
 )
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICES, snapshot_from
+from weft.gpu.snapshot import (
+    MAX_DEVICE_BYTES,
+    MAX_DEVICES,
+    DeviceSnapshot,
+    HostSnapshot,
+    ProcessId,
+    ProcessSnapshot,
+    Source,
+    snapshot_from,
+)
 from weft.kernel.errors import FieldError
 from weft.kernel.field_rules import check_message
 from weft.kernel.request import Priority

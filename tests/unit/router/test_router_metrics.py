@@ -15,8 +15,7 @@ from weft.dispatch.fleet import FleetView, ModelView
 from weft.kernel.errors import WeftError
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import MetricsPage
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.pool_queue import PoolQueue
+from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.tracing import NO_TRACING

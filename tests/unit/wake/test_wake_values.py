@@ -5,8 +5,7 @@ import pytest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.wake.http_request import substituted
-from weft.wake.recipes import is_mac_address, magic_packet
-from weft.wake.redaction import redacted
+from weft.wake.recipes import is_mac_address, magic_packet, redacted
 
 
 @pytest.mark.parametrize("text", ["00:11:22:aa:BB:cc", "00-11-22-aa-BB-cc"])

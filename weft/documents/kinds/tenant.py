@@ -3,10 +3,9 @@
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantLimit, TenantManifest
 from weft.documents.kind import DeclaredKind
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.alias_rules import ANY
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
-from weft.kernel.names import MAX_NAME_CHARS, ROUTE_PREFIX, is_token
+from weft.kernel.names import ANY, MAX_NAME_CHARS, ROUTE_PREFIX, is_token
 from weft.kernel.principal import Resource
 
 
