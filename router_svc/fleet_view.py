@@ -12,6 +12,7 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import members_of
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView, abilities_in
 from weft.kernel.clock import refused_words
+from weft.kernel.timestamps import optional_seconds
 from weft.wake.recipes import max_wait_seconds, mesh_recipe
 
 _READINESS = {
@@ -79,9 +80,7 @@ def _figures(instance: InstanceState | None) -> EngineFigures | None:
 
 
 def _seconds(instance: InstanceState | None, field: Literal["load_eta", "usual_load"]) -> float | None:
-    if instance is None or not instance.HasField(field):
-        return None
-    return float(getattr(instance, field).ToNanoseconds() / 1e9)
+    return None if instance is None else optional_seconds(instance, field)
 
 
 def _memory_bytes(instance: InstanceState | None) -> int:
@@ -172,7 +171,7 @@ def _route(route: route_pb2.RouteManifest) -> Route:
     return Route(
         name=route.name,
         candidates=tuple(route.candidates),
-        budget_seconds=route.budget.ToNanoseconds() / 1e9 if route.HasField("budget") else None,
-        keep_alive_seconds=route.keep_alive.ToNanoseconds() / 1e9 if route.HasField("keep_alive") else None,
+        budget_seconds=optional_seconds(route, "budget"),
+        keep_alive_seconds=optional_seconds(route, "keep_alive"),
         pin_primary=route.pin_primary,
     )

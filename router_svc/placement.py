@@ -45,6 +45,7 @@ from weft.kernel.request import CALLER_BANDS, PREFIX_ENDS, Operation, Priority, 
 from weft.kernel.rpc import answering
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import carried_traceparent
+from weft.kernel.timestamps import optional_seconds
 
 if TYPE_CHECKING:
     from router_svc.loop import Mailbox
@@ -283,7 +284,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         allow_remote=message.allow_remote,
         age_seconds=age_seconds,
         is_counted=message.is_counted,
-        seconds_left=message.time_left.ToNanoseconds() / 1e9 if message.HasField("time_left") else None,
+        seconds_left=optional_seconds(message, "time_left"),
         attempts_used=message.attempts_used,
         traceparent=traceparent,
         asked_model=require_token(message.asked_model, "open.asked_model", MAX_NAME_CHARS)

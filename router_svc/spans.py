@@ -9,7 +9,7 @@ from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import TRACEPARENT
+from weft.kernel.telemetry import TRACEPARENT, new_span_id, new_trace_id
 from weft.kernel.tracing import (
     NO_TRACING,
     Attribute,
@@ -21,8 +21,6 @@ from weft.kernel.tracing import (
     Tracing,
     begin_trace,
     error_type,
-    new_span_id,
-    new_trace_id,
 )
 
 _FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED})

@@ -14,6 +14,7 @@ from datetime import datetime
 
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from weft.api.operations.v1 import operation_pb2
+from weft.kernel.telemetry import new_span_id
 from weft.kernel.tracing import (
     NO_TRACING,
     Attribute,
@@ -24,7 +25,6 @@ from weft.kernel.tracing import (
     TraceContext,
     Tracing,
     error_type,
-    new_span_id,
     span_id_of,
     trace_id_from,
 )

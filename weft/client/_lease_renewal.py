@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 
 import grpc
-from google.protobuf import duration_pb2
 from typing_extensions import override
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
@@ -23,6 +22,7 @@ from weft.gpu.snapshot import (
 )
 from weft.kernel.errors import WeftError
 from weft.kernel.field_rules import check_message
+from weft.kernel.timestamps import duration_of, optional_seconds, seconds_of
 
 MAX_SEEN_PROCESSES = 4_096
 """Maximum number of tracked processes of a tree; those with the lowest ids are kept."""
@@ -76,7 +76,7 @@ class LeaseClient(ServiceClient):
     def acquire(self, request: pb.AcquireLeaseRequest, wait_seconds: float) -> Iterator[pb.AcquireLeaseResponse]:
         """Yields the ledger's responses up to the grant, for `wait_seconds` at most. Leaving the iterator cancels."""
         request.holder.CopyFrom(self._holder)
-        request.max_wait.CopyFrom(_duration(wait_seconds))
+        request.max_wait.CopyFrom(duration_of(wait_seconds))
         return self._stream(self._stub.AcquireLease(request, timeout=wait_seconds + ANSWER_MARGIN_SECONDS))
 
     def renew(
@@ -111,12 +111,6 @@ def lease_use(lease: lease_pb2.Lease, processes: Iterable[ProcessId]) -> pb.Leas
         processes=[process_id_message(process) for process in list(processes)[:MAX_USE_PROCESSES]],
         priority=lease.priority,
     )
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
-    return duration
 
 
 DEFAULT_RENEW_SECONDS = 5.0
@@ -167,7 +161,7 @@ class LeaseManager:
     def adopt(self, granted: lease_service_pb2.GrantedLease) -> None:
         """Renews this lease now and periodically. A grant without a renewal is void. Raises WeftError."""
         if granted.HasField("renew_interval"):
-            self._renew_seconds = max(MIN_RENEW_SECONDS, granted.renew_interval.ToNanoseconds() / 1e9)
+            self._renew_seconds = max(MIN_RENEW_SECONDS, seconds_of(granted.renew_interval))
         self._lease = granted.lease
         self._renew()
         self.hurry()  # the thread sleeps for the interval without a lease
@@ -237,7 +231,8 @@ class LeaseManager:
             self._ending.set()
             self.lost.set()
             self._on_lost()
-        return min(self._renew_seconds, _seconds(response, self._renew_seconds))
+        wanted = optional_seconds(response, "next_within")
+        return self._renew_seconds if wanted is None else min(self._renew_seconds, max(MIN_RENEW_SECONDS, wanted))
 
     def _look(self, processes: Collection[ProcessId]) -> HostSnapshot:
         return self._observer.look_blocking({*processes, *self._watched}, fresh=True)
@@ -247,12 +242,6 @@ class LeaseManager:
         for process in watched:
             check_message(process, "watched_processes")
         self._watched = tuple(map(process_id_from, watched))
-
-
-def _seconds(response: lease_service_pb2.RenewLeasesResponse, otherwise: float) -> float:
-    """Returns the seconds until the next report is due."""
-    wanted = response.next_within.ToNanoseconds() / 1e9 if response.HasField("next_within") else otherwise
-    return max(MIN_RENEW_SECONDS, wanted)
 
 
 def _most_important(processes: Collection[ProcessId], sight: HostSnapshot) -> list[ProcessId]:

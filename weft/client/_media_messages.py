@@ -60,34 +60,14 @@ class SpeechOptions(HandlingOptions, total=False):
     instructions: str
 
 
-_PLAIN_IMAGE_FIELDS = (
-    "count",
-    "size",
-    "quality",
-    "output_format",
-    "negative_prompt",
-    "steps",
-    "guidance",
-    "seed",
-    "strength",
-    "partial_images",
-)
-_PLAIN_TRANSCRIPTION_FIELDS = (
-    "language",
-    "prompt",
-    "temperature",
-    "translate",
-    "with_segments",
-    "with_words",
-    "voice_detection",
-)
-_PLAIN_SPEECH_FIELDS = ("voice", "format", "speed", "instructions")
+_CONVERTED = frozenset({*HandlingOptions.__annotations__, "images", "mask", "extra_parameters", "media_type"})
+"""Options that are not fields of a payload under the same name and with the same value."""
 
 
 def image_request(model: str, prompt: str, options: ImageOptions) -> pb.StreamImagesRequest:
     """Returns the request for a stream of images. Raises INVALID_ARGUMENT naming an invalid option."""
     payload = image_pb2.ImagePayload(prompt=prompt)
-    _fill(payload, options, _PLAIN_IMAGE_FIELDS)
+    _fill(payload, options, ImageOptions)
     payload.images.extend(map(_image, options.get("images", ())))
     if "mask" in options:
         payload.mask.CopyFrom(_image(options["mask"]))
@@ -104,24 +84,24 @@ def transcription_request(model: str, audio: bytes, options: TranscriptionOption
     """Returns the request for a streamed transcription. Raises INVALID_ARGUMENT naming an invalid option."""
     media_type = options.get("media_type", UNKNOWN_TYPE)
     payload = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=audio, media_type=media_type))
-    _fill(payload, options, _PLAIN_TRANSCRIPTION_FIELDS)
+    _fill(payload, options, TranscriptionOptions)
     return pb.StreamTranscriptionRequest(model=model, payload=payload, options=request_options(options))
 
 
 def speech_request(model: str, text: str, options: SpeechOptions) -> pb.SpeakRequest:
     """Returns the request for speech. Raises INVALID_ARGUMENT naming an invalid option."""
     payload = audio_pb2.SpeechPayload(input=text)
-    _fill(payload, options, _PLAIN_SPEECH_FIELDS)
+    _fill(payload, options, SpeechOptions)
     return pb.SpeakRequest(model=model, payload=payload, options=request_options(options))
 
 
 def _fill(
     payload: image_pb2.ImagePayload | audio_pb2.TranscriptionPayload | audio_pb2.SpeechPayload,
     options: Mapping[str, object],
-    names: Sequence[str],
+    known: type,
 ) -> None:
-    for name in names:
-        if name not in options:
+    for name in known.__annotations__:
+        if name not in options or name in _CONVERTED:
             continue
         try:
             setattr(payload, name, options[name])

@@ -39,6 +39,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import JournalMode, Operation, Skill, journal_in
 from weft.kernel.rpc import calling
 from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.timestamps import seconds_of
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -180,24 +181,26 @@ class FleetView:
         return [model for model in self.models.values() if model.pool == named.pool]
 
 
+def instance_in(view: FleetView, model: ModelView) -> runner_pb2.InstanceState | None:
+    """Returns a model's state as its runner reports it; None: unknown."""
+    runner = view.runners.get(model.runner)
+    return None if runner is None else runner.instances.get(model.name)
+
+
 def abilities_in(view: FleetView, model: ModelView) -> Abilities:
     """Returns a model's abilities: its declaration combined with its runner's report."""
-    runner = view.runners.get(model.runner)
-    instance = None if runner is None else runner.instances.get(model.name)
-    return reported_over(model.skills or frozenset(), instance)
+    return reported_over(model.skills or frozenset(), instance_in(view, model))
 
 
 def base_in(view: FleetView, model: ModelView) -> str:
     """Returns the base model of an adapter as its runner reports it; empty: not an adapter, or unknown."""
-    runner = view.runners.get(model.runner)
-    instance = None if runner is None else runner.instances.get(model.name)
+    instance = instance_in(view, model)
     return "" if instance is None else instance.base_model
 
 
 def file_in(view: FleetView, model: ModelView) -> model_pb2.ModelFile:
     """Returns what a model's files say about themselves, as its runner reports it; empty: unknown. Read-only."""
-    runner = view.runners.get(model.runner)
-    instance = None if runner is None else runner.instances.get(model.name)
+    instance = instance_in(view, model)
     return model_pb2.ModelFile() if instance is None else instance.model_file
 
 
@@ -265,7 +268,7 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         instances=MappingProxyType(instances),
         max_requests=runner.capability.max_requests,
         tool_names=frozenset(runner.capability.tool_names),
-        clock_offset_seconds=runner.capability.clock_offset.ToNanoseconds() / 1e9,
+        clock_offset_seconds=seconds_of(runner.capability.clock_offset),
         clock_refused=runner.capability.clock_refused,
     )
 
@@ -293,20 +296,14 @@ def _model(model: model_pb2.Model) -> ModelView:
         hibernating=model.status == model_pb2.Model.STATUS_HIBERNATING,
         failed=model.status == model_pb2.Model.STATUS_FAILED,
         wake=manifest.wake if manifest.HasField("wake") else None,
-        skills=_skills(manifest),
+        # Skills unknown to this version are dropped, but still count as a declaration.
+        skills=skills_of(manifest.skills) if manifest.skills else None,
         journal=journal_in(manifest.journal),
         digest=manifest.digest,
         # Its runner runs in the mesh itself and starts with the first such model.
         expected=not model.runner and manifest.HasField("provider"),
         id=model.id,
     )
-
-
-def _skills(manifest: model_pb2.ModelManifest) -> frozenset[Skill] | None:
-    """Returns the declared skills; skills unknown to this version are dropped, but still count as a declaration."""
-    if not manifest.skills:
-        return None
-    return skills_of(manifest.skills)
 
 
 def _agent(agent: agent_pb2.Agent) -> agent_pb2.Agent:

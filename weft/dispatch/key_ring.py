@@ -4,7 +4,6 @@ The last key ring stays valid while the registry is down: callers are served, an
 """
 
 import asyncio
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -17,10 +16,9 @@ from weft.kernel.principal import KeyRing, KeyVerifier, kept_access
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import calling
 from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.timestamps import optional_datetime
 
 if TYPE_CHECKING:
-    from google.protobuf.timestamp_pb2 import Timestamp
-
     from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceAsyncStub
 
 log = get_logger("weft.keys")
@@ -114,13 +112,7 @@ def _verifier(message: key_service_pb2.KeyVerifier) -> KeyVerifier:
         tenant=key.tenant,
         access=kept_access(key.scopes),
         digest=message.digest,
-        expires_at=_moment(key.expire_time) if key.HasField("expire_time") else None,
+        expires_at=optional_datetime(key, "expire_time"),
         previous_digest=message.previous_digest,
-        previous_expires_at=(
-            _moment(message.previous_expire_time) if message.HasField("previous_expire_time") else None
-        ),
+        previous_expires_at=optional_datetime(message, "previous_expire_time"),
     )
-
-
-def _moment(stamp: "Timestamp") -> datetime:
-    return stamp.ToDatetime(tzinfo=UTC)

@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import grpc
-from google.protobuf import duration_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from typing_extensions import override
@@ -36,6 +35,7 @@ from weft.kernel.request import Priority
 from weft.kernel.rpc import calling, error_from_call
 from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.telemetry import TRACEPARENT
+from weft.kernel.timestamps import optional_seconds
 
 if TYPE_CHECKING:
     from weft.api.router.v1.placement_service_pb2_grpc import PlacementServiceAsyncStub
@@ -73,7 +73,7 @@ class RemotePlacement(RouterPort):
                 waiting=queue.waiting_count,
                 max_waiting=queue.max_waiting,
                 running=queue.running_count,
-                average_wait_seconds=_seconds(queue.average_wait) if queue.HasField("average_wait") else None,
+                average_wait_seconds=optional_seconds(queue, "average_wait"),
             )
             for queue in response.queues
         ]
@@ -121,7 +121,7 @@ class RemotePlace(Placement):
             # A read that had not started raises this instead of CancelledError.
             was_cut = is_bare and error.code() == grpc.StatusCode.CANCELLED
             if self.is_disconnected or was_cut:
-                raise _no_answer() from error
+                raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from error
             found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
             # A stopping router counts as lost: the request is placed again.
             is_stopping = found.reason is Reason.SHUTTING_DOWN
@@ -131,7 +131,7 @@ class RemotePlace(Placement):
             # The placement was abandoned or its channel was closed; a cancelled request arrives differently.
             if task_is_cancelled():
                 raise
-            raise _no_answer() from None
+            raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from None
         if not isinstance(response, pb.PlaceResponse):
             raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router ended the placement without a decision")
         return _decision_from_proto(response)
@@ -187,10 +187,6 @@ class RemotePlace(Placement):
                 raise
 
 
-def _no_answer() -> WeftError:
-    return WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer")
-
-
 def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
     message = pb.PlaceOpen(
         request_id=request.request_id,
@@ -233,7 +229,7 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
             return WaitingInQueue(
                 position=queued.position,
                 reason=queued.reason,
-                eta_seconds=_seconds(queued.eta) if queued.HasField("eta") else None,
+                eta_seconds=optional_seconds(queued, "eta"),
                 rate_limits=rate_limits,
             )
         case "loading":
@@ -241,7 +237,7 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
             return LoadingModel(
                 stage=loading.stage,
                 progress=loading.progress if loading.HasField("progress") else None,
-                eta_seconds=_seconds(loading.eta) if loading.HasField("eta") else None,
+                eta_seconds=optional_seconds(loading, "eta"),
                 rate_limits=rate_limits,
             )
         case "granted":
@@ -262,15 +258,11 @@ def _grant_of(granted: pb.Granted, rate_limits: RateLimitStatus | None) -> Grant
         host=granted.host,
         model=granted.model,
         attempt=granted.attempt,
-        keep_alive_seconds=_seconds(granted.keep_alive) if granted.HasField("keep_alive") else None,
+        keep_alive_seconds=optional_seconds(granted, "keep_alive"),
         priority=Priority.from_wire(granted.priority) if granted.priority else None,
-        seconds_left=_seconds(granted.time_left) if granted.HasField("time_left") else None,
+        seconds_left=optional_seconds(granted, "time_left"),
         rate_limits=rate_limits,
     )
-
-
-def _seconds(duration: duration_pb2.Duration) -> float:
-    return duration.ToNanoseconds() / 1e9
 
 
 log = get_logger("weft.router_watch")

@@ -11,13 +11,14 @@ The runner's span is made here from its part of the receipt, because a laptop ca
 """
 
 from collections.abc import Iterator
-
-from google.protobuf.duration_pb2 import Duration
+from dataclasses import dataclass
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.request_trace import AttemptRecord, RequestTrace, WaitPeriod
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.kernel.telemetry import new_span_id
+from weft.kernel.timestamps import seconds_of
 from weft.kernel.tracing import (
     Attribute,
     AttributeValue,
@@ -27,7 +28,6 @@ from weft.kernel.tracing import (
     SpanName,
     TraceContext,
     error_type,
-    new_span_id,
 )
 
 PROVIDER = "weft"
@@ -48,20 +48,19 @@ def request_spans(
 
     `ended` and all times in the trace are monotonic seconds; `epoch` is the Unix time of their zero in nanoseconds.
     """
-    return list(_SpansOfRequest(trace, receipt, service, ended, epoch))
+    parent = TraceContext.parse(trace.context.traceparent)
+    return list(_SpansOfRequest(trace, receipt, service, ended, epoch, parent, parent.child(new_span_id())))
 
 
+@dataclass(frozen=True, slots=True)
 class _SpansOfRequest:
-    def __init__(
-        self, trace: RequestTrace, receipt: receipt_pb2.Receipt, service: ServiceName, ended: float, epoch: int
-    ) -> None:
-        self._trace = trace
-        self._receipt = receipt
-        self._service = service
-        self._ended = ended
-        self._epoch = epoch
-        self._parent = TraceContext.parse(trace.context.traceparent)
-        self._own = self._parent.child(new_span_id())
+    _trace: RequestTrace
+    _receipt: receipt_pb2.Receipt
+    _service: ServiceName
+    _ended: float
+    _epoch: int
+    _parent: TraceContext
+    _own: TraceContext
 
     def __iter__(self) -> Iterator[Span]:
         yield self._request()
@@ -71,7 +70,7 @@ class _SpansOfRequest:
             yield self._attempt(number, attempt)
         timings = self._receipt.engine_timings
         if self._trace.attempts and timings.HasField("wall_time"):
-            yield self._generation(self._trace.attempts[-1], _seconds(timings.wall_time))
+            yield self._generation(self._trace.attempts[-1], seconds_of(timings.wall_time))
 
     def _request(self) -> Span:
         context, receipt = self._trace.context, self._receipt
@@ -151,19 +150,19 @@ class _SpansOfRequest:
             Attribute.RUNNER: attempt.grant.runner,
             Attribute.HOST: receipt.host,
             Attribute.END_TO_END: end - self._trace.arrived,
-            Attribute.TIME_IN_QUEUE: _seconds(receipt.queue_wait),
+            Attribute.TIME_IN_QUEUE: seconds_of(receipt.queue_wait),
         }
         if receipt.HasField("time_to_first_token"):
-            found[Attribute.TIME_TO_FIRST_TOKEN] = _seconds(receipt.time_to_first_token)
+            found[Attribute.TIME_TO_FIRST_TOKEN] = seconds_of(receipt.time_to_first_token)
         if timings.HasField("prefill_time"):
-            found[Attribute.TIME_IN_PREFILL] = _seconds(timings.prefill_time)
+            found[Attribute.TIME_IN_PREFILL] = seconds_of(timings.prefill_time)
         if timings.HasField("decode_time"):
-            found[Attribute.TIME_IN_DECODE] = _seconds(timings.decode_time)
+            found[Attribute.TIME_IN_DECODE] = seconds_of(timings.decode_time)
         if timings.HasField("prefill_time") and timings.HasField("decode_time"):
-            found[Attribute.TIME_IN_INFERENCE] = _seconds(timings.prefill_time) + _seconds(timings.decode_time)
+            found[Attribute.TIME_IN_INFERENCE] = seconds_of(timings.prefill_time) + seconds_of(timings.decode_time)
         device = receipt.device_usage
         if device.HasField("device_time"):
-            found[Attribute.DEVICE_TIME] = _seconds(device.device_time)
+            found[Attribute.DEVICE_TIME] = seconds_of(device.device_time)
         if device.HasField("energy_millijoules"):
             found[Attribute.DEVICE_ENERGY] = device.energy_millijoules / 1e3
         return Span(
@@ -195,7 +194,3 @@ def _usage(usage: usage_pb2.Usage) -> dict[str, AttributeValue]:
         Attribute.AUDIO_SECONDS: usage.audio_milliseconds / 1e3,
     }
     return found | {name: value for name, value in media.items() if value}
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9

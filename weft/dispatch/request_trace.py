@@ -15,9 +15,8 @@ from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
-from weft.kernel.telemetry import trace_id_of
+from weft.kernel.telemetry import new_span_id, trace_id_of
 from weft.kernel.timestamps import set_seconds
-from weft.kernel.tracing import new_span_id
 from weft.kernel.value import value_class
 
 log = get_logger("weft.request")
@@ -31,14 +30,6 @@ class WhenLeft(Enum):
     """It continues, and its answer is kept like any task's."""
 
 
-def _ignore_task(task_id: str) -> None:
-    """Does nothing."""
-
-
-def _never_ended() -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
     """Options of a request that runs as a durable task while its caller watches."""
@@ -46,9 +37,9 @@ class Journal:
     when_left: WhenLeft = WhenLeft.CANCEL
     idempotency_key: str = ""
     """See `NewTask`."""
-    on_task: Callable[[str], None] = _ignore_task
+    on_task: Callable[[str], None] = lambda _task_id: None
     """Called with the task's id once it is durable."""
-    is_ended: Callable[[], bool] = _never_ended
+    is_ended: Callable[[], bool] = lambda: False
     """Whether the request was cancelled: then its task is cancelled too, regardless of `when_left`."""
 
 
@@ -204,14 +195,11 @@ class RequestTrace:
         if len(self.waits) < MAX_WAIT_PERIODS:
             self.waits.append(WaitPeriod(now, is_load, reason))
 
-    def _end_wait(self, now: float) -> None:
-        if self.waits and self.waits[-1].ended is None:
-            self.waits[-1].ended = now
-
     def note_grant(self, grant: Grant, now: float, *, remote: bool = False) -> None:
         """Records a new attempt; `remote`: its runner may send the request to a remote provider."""
         self._end_load_wait(now)
-        self._end_wait(now)
+        if self.waits and self.waits[-1].ended is None:
+            self.waits[-1].ended = now
         self.granted, self.usage = now, None
         self._load_wait_at_grant = self.load_wait
         self.attempts.append(AttemptRecord(grant, remote, now))

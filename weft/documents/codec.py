@@ -7,7 +7,7 @@ must not make a whole list unreadable. `weft.documents.reader` is the inverse.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -82,16 +82,6 @@ def word_of(message: Message, field: str) -> str:
     descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
     assert descriptor is not None, "it is a field of an enum"
     return enum_words(descriptor).get(getattr(message, field), UNKNOWN)
-
-
-def moment_of(message: Message, field: str) -> datetime | None:
-    """Returns a message's timestamp; None: unset."""
-    return getattr(message, field).ToDatetime(tzinfo=UTC) if message.HasField(field) else None
-
-
-def seconds_of(message: Message, field: str) -> float | None:
-    """Returns a message's duration; None: unset."""
-    return getattr(message, field).ToNanoseconds() / _NANOSECONDS if message.HasField(field) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +282,7 @@ def _value_encoder(field: FieldDescriptor) -> Encode:
     if options.unit:
         unit = options.unit
         return lambda value: -(-value // unit)
-    return _as_it_is
+    return lambda value: value
 
 
 def _message_encoder(field: FieldDescriptor) -> Encode:
@@ -313,10 +303,6 @@ def value_oneof_of(kind: Descriptor | None) -> OneofDescriptor | None:
     """Returns the oneof whose value documents show instead of the message; None: there is none."""
     oneofs = kind.oneofs if kind is not None else []
     return next((one for one in oneofs if one.GetOptions().Extensions[pb.document_oneof].value), None)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _whole_seconds(length: Any) -> int | float:

@@ -11,9 +11,9 @@ from weft.api.registry.v1.model_pb2 import Model
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
-from weft.documents.codec import moment_of, seconds_of
 from weft.kernel.clock import offset_words, refused_words
 from weft.kernel.reasons import MODEL_NOT_LISTED
+from weft.kernel.timestamps import optional_datetime, seconds_of
 
 READY = "Ready"
 
@@ -59,7 +59,7 @@ def agent_conditions(agent: Agent) -> tuple[Condition, ...]:
     """Returns Target and Ready of an agent."""
     manifest = agent.manifest
     target = f"{manifest.WhichOneof('target') or 'model'}/{manifest.model or manifest.pool}"
-    inactive_since = moment_of(agent, "inactive_time")
+    inactive_since = optional_datetime(agent, "inactive_time")
     if inactive_since is not None:
         gone = f"its runner {agent.runner} is gone since {_time(inactive_since)}"
         unknown = Condition(type="Target", status="Unknown", reason="RunnerGone", message=gone)
@@ -79,14 +79,14 @@ def agent_conditions(agent: Agent) -> tuple[Condition, ...]:
 def runner_conditions(runner: Runner) -> tuple[Condition, ...]:
     """Returns Connected and Ready of a runner, and Served if it serves only some of a server's models."""
     if runner.status != Runner.STATUS_ACTIVE:
-        inactive_since = moment_of(runner, "inactive_time")
+        inactive_since = optional_datetime(runner, "inactive_time")
         since = f" since {_time(inactive_since)}" if inactive_since is not None else ""
         gone = f"it is silent or said good-bye{since}"
         return _holds("Connected", False, "Gone", gone), _holds(READY, False, "Gone", gone)
     connected = _holds("Connected", True, "Heartbeats", "its heartbeats arrive")
     if runner.capability.draining:
         return connected, _holds(READY, False, "Draining", "it finishes what runs and takes nothing new")
-    offset = seconds_of(runner.capability, "clock_offset") or 0.0
+    offset = seconds_of(runner.capability.clock_offset)
     if runner.capability.clock_refused:
         return connected, _holds(READY, False, "ClockOff", refused_words(offset))
     instances = runner.capability.instances
@@ -173,7 +173,7 @@ def _model_ready(model: Model, instance: InstanceState | None) -> Condition:
 def _gone(model: Model) -> str:
     if not model.runner:
         return "no live runner publishes it"
-    inactive_since = moment_of(model, "inactive_time")
+    inactive_since = optional_datetime(model, "inactive_time")
     since = f" since {_time(inactive_since)}" if inactive_since is not None else ""
     return f"its runner {model.runner} is gone{since}"
 

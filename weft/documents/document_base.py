@@ -12,7 +12,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from weft.kernel.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN, MODEL_NAME_WORDS, ascii_name, is_model_name, is_name
+from weft.kernel.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN, is_name
+from weft.kernel.settings import checked_model_name
 
 
 @cache
@@ -66,16 +67,9 @@ Name = Annotated[
 ]
 
 
-def _model_name(text: str) -> str:
-    name = ascii_name(text)
-    if not is_model_name(name):
-        raise ValueError(f"must be {MODEL_NAME_WORDS}")
-    return name
-
-
 ModelName = Annotated[
     str,
-    AfterValidator(_model_name),
+    AfterValidator(checked_model_name),
     Field(json_schema_extra={"pattern": MODEL_NAME_PATTERN, "minLength": 1, "maxLength": MAX_NAME_CHARS}),
 ]
 

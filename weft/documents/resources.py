@@ -7,16 +7,12 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
-from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult, PoolDeclaration, RunnerDeclaration
 from weft.api.registry.v1.model_pb2 import Model, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
-from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
-from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.documents.codec import document_of, leave_out_defaults, without_defaults, word_of
 from weft.documents.conditions import Condition, model_conditions
 from weft.documents.kinds import KINDS, packed
@@ -103,20 +99,6 @@ class ModelDocument(Document[ModelDeclaration, Model]):
         return {"pool": self.pool, **instance}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentDocument(Document[AgentManifest, Agent]):
-    """A named persona over a model or a pool."""
-
-    kind: ResourceKind = ResourceKind.AGENT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerDocument(Document[RunnerDeclaration, Runner]):
-    """A runner. Runners register themselves: `apply` checks that it exists and changes nothing."""
-
-    kind: ResourceKind = ResourceKind.RUNNER
-
-
 MEMBER_FIELDS = ("kind", "state", "runner")
 """Model fields in the document of its pool."""
 
@@ -129,20 +111,6 @@ class PoolDocument(Document[PoolDeclaration, Pool]):
 
     def _computed(self) -> dict[str, Any]:
         return {"members": [_member(model) for model in self.observed.members] if self.observed is not None else []}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteDocument(Document[RouteManifest, Route]):
-    """An ordered list of models for one kind of task."""
-
-    kind: ResourceKind = ResourceKind.ROUTE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AliasDocument(Document[AliasManifest, Alias]):
-    """An alternative name of a model, pool, agent or route."""
-
-    kind: ResourceKind = ResourceKind.ALIAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,24 +132,12 @@ class ProfileDocument(Document[ProfileManifest, Profile]):
         return bool(self.declared.load or self.declared.unload or self.declared.unload_others)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowDocument(Document[WorkflowManifest, RegisteredWorkflow]):
-    """A workflow of ComfyUI over a model or a pool."""
-
-    kind: ResourceKind = ResourceKind.WORKFLOW
-
-
 AnyDocument = Document[Any, Any]
 _TYPES: Mapping[ResourceKind, type[Document[Any, Any]]] = MappingProxyType(
     {
         ResourceKind.MODEL: ModelDocument,
-        ResourceKind.AGENT: AgentDocument,
-        ResourceKind.RUNNER: RunnerDocument,
         ResourceKind.POOL: PoolDocument,
-        ResourceKind.ROUTE: RouteDocument,
-        ResourceKind.ALIAS: AliasDocument,
         ResourceKind.PROFILE: ProfileDocument,
-        ResourceKind.WORKFLOW: WorkflowDocument,
     }
 )
 """Kinds that have their own document class."""
@@ -205,9 +161,9 @@ def instance_of(model: Model, runner: Runner | None) -> InstanceState | None:
     return next((state for state in runner.capability.instances if state.model == model.manifest.name), None)
 
 
-def runner_document(runner: Runner) -> RunnerDocument:
+def runner_document(runner: Runner) -> AnyDocument:
     """Returns the document of a runner."""
-    return RunnerDocument(declared=RunnerDeclaration(name=runner.name), observed=runner)
+    return new_document(ResourceKind.RUNNER, RunnerDeclaration(name=runner.name), runner)
 
 
 def pool_document(pool: Pool) -> PoolDocument:

@@ -144,18 +144,17 @@ class Principal:
     def require(self, access: Access) -> None:
         """Raises PERMISSION_DENIED naming the missing scope."""
         if not self.may(access):
-            raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}")
+            raise _lacks(access)
 
     def require_some(self, access: Access) -> None:
         """Raises PERMISSION_DENIED if it has this access to no name at all."""
         if access not in self.access and not self._limited(access):
-            raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}")
+            raise _lacks(access)
 
     def require_name(self, access: Access, name: str) -> None:
         """Raises PERMISSION_DENIED naming the missing scope, if it lacks the access to a name."""
         if not self.may_name(access, name):
-            missing = replace(access, name=name)
-            raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {missing}", metadata={"name": name})
+            raise _lacks(replace(access, name=name), {"name": name})
 
     def _limited(self, access: Access) -> list[Access]:
         kind = (access.resource, access.role)
@@ -173,6 +172,10 @@ class Principal:
                 Reason.PERMISSION_DENIED, f"{field_name}: the key is of another tenant", metadata={"field": field_name}
             )
         return claimed
+
+
+def _lacks(access: Access, metadata: Mapping[str, str] | None = None) -> WeftError:
+    return WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}", metadata=metadata)
 
 
 LOCAL = Principal(name="local", access=_EVERYTHING, names_tenants=True)

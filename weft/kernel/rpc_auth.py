@@ -136,11 +136,6 @@ def caller() -> Principal:
     return _CALLER.get()
 
 
-def set_caller(principal: Principal) -> None:
-    """Sets the principal for the rest of this task, which handles one call."""
-    _CALLER.set(principal)
-
-
 @contextmanager
 def as_caller(principal: Principal) -> Iterator[None]:
     """Sets the principal for a block, such as an in-process call to a servicer."""
@@ -166,13 +161,12 @@ def access_of(method: str) -> Access | None:
 
     The rpc declares it as an option; see common/v1/access.proto.
     """
-    service, _, name = method.removeprefix("/").partition("/")
+    service = method.removeprefix("/").partition("/")[0]
     if service in _OPEN:
         return None
     if service in _REFLECTION:
         return Access(Resource.TELEMETRY, Role.VIEW)
-    rpc = _rpcs_of(service).get(name)
-    scope = "" if rpc is None else rpc.GetOptions().Extensions[access_pb2.access]
+    scope = _option(method, access_pb2.access) or ""
     resource, _, role = scope.partition(":")
     return Access(Resource(resource), Role(role)) if scope else MESH_ACCESS
 
@@ -180,19 +174,20 @@ def access_of(method: str) -> Access | None:
 @lru_cache(maxsize=_MAX_REMEMBERED)
 def checks_kind(method: str) -> bool:
     """Whether the servicer itself checks access, which depends on the kind of resource in the request."""
-    return _option(method, access_pb2.access_by_kind)
+    return bool(_option(method, access_pb2.access_by_kind))
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED)
 def checks_names(method: str) -> bool:
     """Whether the servicer itself checks the names in a request, so that scopes limited to names suffice."""
-    return _option(method, access_pb2.access_by_name)
+    return bool(_option(method, access_pb2.access_by_name))
 
 
-def _option(method: str, option: Any) -> bool:
+def _option(method: str, option: Any) -> Any:
+    """Returns an option of an rpc; None: it is not in our contract."""
     service, _, name = method.removeprefix("/").partition("/")
     rpc = _rpcs_of(service).get(name)
-    return rpc is not None and bool(rpc.GetOptions().Extensions[option])
+    return None if rpc is None else rpc.GetOptions().Extensions[option]
 
 
 def _rpcs_of(service: str) -> Mapping[str, MethodDescriptor]:
@@ -237,7 +232,8 @@ class AuthInterceptor(RpcGuard):
         if access is not None and not checks_kind(method):
             check = principal.require_some if checks_names(method) else principal.require
             check(access)
-        set_caller(principal)
+        # For the rest of this task, which handles one call.
+        _CALLER.set(principal)
 
     def _principal(self, context: Context) -> Principal:
         metadata = tuple(context.invocation_metadata() or ())

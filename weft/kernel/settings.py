@@ -114,7 +114,8 @@ def _require_name(text: str) -> str:
     return text
 
 
-def _require_model_name(text: str) -> str:
+def checked_model_name(text: str) -> str:
+    """Returns `ascii_name` of `text`. Raises ValueError unless it may name a model or a pool."""
     name = ascii_name(text)
     if not is_model_name(name):
         raise ValueError(f"must be {MODEL_NAME_WORDS}")
@@ -150,7 +151,7 @@ def word_for_flag(value: Any) -> Any:
 
 Name = Annotated[str, Checked(_require_name)]
 """Name of a runner, agent, tool or another resource except models and pools."""
-ModelName = Annotated[str, Checked(_require_model_name)]
+ModelName = Annotated[str, Checked(checked_model_name)]
 """Name of a model or pool."""
 Seconds = Annotated[float, Gt(0), Le(86_400 * 365)]
 Port = Annotated[int, Ge(0), Le(65_535)]

@@ -5,11 +5,10 @@ but requests are not affected.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from threading import Lock
-from typing import Protocol
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
@@ -114,7 +113,7 @@ class SpanExport(Tracing):
             found = self._resources[service] = Resource.create(own)
         return found
 
-    def _sent(self, count: int, *, has_failed: bool) -> None:
+    def _sent(self, count: int, has_failed: bool) -> None:
         """Counts a batch, in the exporter's thread."""
         with self._lock:
             self._queued -= count
@@ -136,14 +135,10 @@ class SpanExport(Tracing):
         self._processor._batch_processor.shutdown(int(CLOSE_SECONDS * 1e3))  # noqa: SLF001
 
 
-class _OnSent(Protocol):
-    def __call__(self, count: int, *, has_failed: bool) -> None: ...
-
-
 class _CountingExporter(SpanExporter):
     """Reports the outcome of each batch."""
 
-    def __init__(self, exporter: SpanExporter, sent: _OnSent) -> None:
+    def __init__(self, exporter: SpanExporter, sent: Callable[[int, bool], None]) -> None:
         self._exporter = exporter
         self._sent = sent
 
@@ -153,7 +148,7 @@ class _CountingExporter(SpanExporter):
         try:
             result = self._exporter.export(spans)
         finally:
-            self._sent(len(spans), has_failed=result is not SpanExportResult.SUCCESS)
+            self._sent(len(spans), result is not SpanExportResult.SUCCESS)
         return result
 
     @override

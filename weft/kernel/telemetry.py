@@ -25,7 +25,6 @@ TRACEPARENT = "traceparent"
 _TRACEPARENT = re.compile(
     "(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<rest>-.{0,256})?"
 )
-_TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
 
 
 class BoundedLogFile:
@@ -172,12 +171,17 @@ def valid_traceparent(header: str | None) -> str | None:
 
 def new_traceparent() -> str:
     """Returns a new sampled traceparent."""
-    return f"00-{_new_id(_TRACE_ID_BITS):032x}-{_new_id(_SPAN_ID_BITS):016x}-01"
+    return f"00-{new_trace_id():032x}-{new_span_id():016x}-01"
 
 
-def _new_id(bits: int) -> int:
-    """Returns a random number other than 0, which is not a valid id."""
-    return getrandbits(bits) or 1
+def new_trace_id() -> int:
+    """Returns a random trace id; 0 is not a valid one."""
+    return getrandbits(128) or 1
+
+
+def new_span_id() -> int:
+    """Returns a random span id; 0 is not a valid one."""
+    return getrandbits(64) or 1
 
 
 def trace_id_of(traceparent: str) -> str:

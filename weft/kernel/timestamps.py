@@ -45,6 +45,11 @@ def optional_duration(seconds: float | None) -> Duration | None:
     return None if seconds is None else duration_of(seconds)
 
 
+def optional_seconds(message: Any, field: str) -> float | None:
+    """Returns a duration field of a message in seconds; None if it is not set."""
+    return seconds_of(getattr(message, field)) if message.HasField(field) else None
+
+
 def set_seconds(duration: Duration, seconds: float) -> None:
     """Sets a duration of at least 0. Protobuf's functions also support negative ones and take five times as long."""
     duration.seconds, duration.nanos = divmod(max(0, int(seconds * NANOSECONDS)), NANOSECONDS)

@@ -5,7 +5,6 @@ one comparison, and failed and slow requests can always be recorded. `weft.kerne
 collector; `docs/observe.md` lists them.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -13,7 +12,7 @@ from hashlib import blake2b
 from typing import Self
 
 from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import traceparent_of, valid_traceparent
+from weft.kernel.telemetry import new_span_id, new_trace_id, traceparent_of, valid_traceparent
 from weft.kernel.value import value_class
 
 AttributeValue = str | bool | int | float
@@ -147,16 +146,6 @@ class Span:
     """`error.type`: the failure reason in lower case; empty: success."""
     links: tuple[TraceContext, ...] = ()
     """Spans of other work that caused it."""
-
-
-def new_trace_id() -> int:
-    """Returns a random trace id."""
-    return random.getrandbits(_TRACE_BITS) or 1
-
-
-def new_span_id() -> int:
-    """Returns a random span id."""
-    return random.getrandbits(_SPAN_BITS) or 1
 
 
 def span_id_of(name: str) -> int:

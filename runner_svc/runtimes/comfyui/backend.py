@@ -42,7 +42,7 @@ from weft.dispatch.workflow_graph import (
     to_canonical_workflow,
     with_seed,
 )
-from weft.documents.resources import WorkflowDocument
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.yaml_documents import read_documents
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -67,9 +67,9 @@ def read_workflow(path: Path, where: str) -> workflow_pb2.Workflow:
         documents = [each.document for each in read_documents(raw.decode(), str(path))]
     except (UnicodeDecodeError, WeftError) as error:
         raise invalid_field(where, str(error)) from None
-    if len(documents) != 1 or not isinstance(documents[0], WorkflowDocument):
+    if len(documents) != 1 or documents[0].kind is not ResourceKind.WORKFLOW:
         raise invalid_field(where, f"{path} must hold one document of kind workflow")
-    workflow = documents[0].declared.workflow
+    workflow: workflow_pb2.Workflow = documents[0].declared.workflow
     to_canonical_workflow(workflow, where)
     return workflow
 

@@ -33,11 +33,9 @@ from weft.dispatch.fleet import FleetView, RunnerView
 from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
-    AgentDocument,
+    Document,
     ModelDocument,
     PoolDocument,
-    RouteDocument,
-    RunnerDocument,
     applied_document,
     plain,
 )
@@ -169,10 +167,10 @@ async def connected(
     ("kind", "document", "name"),
     [
         (ResourceKind.MODEL, ModelDocument, "tiny"),
-        (ResourceKind.AGENT, AgentDocument, "coder"),
-        (ResourceKind.RUNNER, RunnerDocument, "titan"),
+        (ResourceKind.AGENT, Document, "coder"),
+        (ResourceKind.RUNNER, Document, "titan"),
         (ResourceKind.POOL, PoolDocument, "chat"),
-        (ResourceKind.ROUTE, RouteDocument, "summaries"),
+        (ResourceKind.ROUTE, Document, "summaries"),
     ],
 )
 async def test_each_kind_is_listed_and_fetched(tmp_path: Path, kind: ResourceKind, document: type, name: str) -> None:

@@ -35,7 +35,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
-from weft.kernel.rpc_auth import RpcGuard, set_caller
+from weft.kernel.rpc_auth import _CALLER, RpcGuard
 from weft.kernel.timestamps import stamp_of
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock
@@ -400,7 +400,7 @@ class Doorkeeper(RpcGuard):
 
     def check(self, method: str, context: Any) -> None:
         who = dict(context.invocation_metadata()).get("who", "")
-        set_caller({"ann": ANNS_KEY, "gateway": GATEWAY}.get(who, LOCAL))
+        _CALLER.set({"ann": ANNS_KEY, "gateway": GATEWAY}.get(who, LOCAL))
 
 
 async def test_key_is_limited_to_its_tenant_and_cannot_write_results(path: Path) -> None:

@@ -15,12 +15,12 @@ from weft.documents.codec import document_of
 from weft.documents.kinds.alias import check_alias
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
-    AgentDocument,
     AnyDocument,
     declared,
     declared_document,
     instance_of,
     model_document,
+    new_document,
     observed_document,
     plain,
     pool_document,
@@ -84,7 +84,7 @@ def test_unset_fields_are_omitted_from_json() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
 def test_any_text_round_trips_through_yaml(text: str) -> None:
-    document = AgentDocument(declared=agent_pb2.AgentManifest(name="a", model="m", system_prompt=text))
+    document = new_document(ResourceKind.AGENT, agent_pb2.AgentManifest(name="a", model="m", system_prompt=text))
     (read,) = yaml_documents(to_yaml([document]))
     assert read is not None
     assert read.value.get("systemPrompt", "") == text

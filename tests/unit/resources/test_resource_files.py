@@ -6,7 +6,6 @@ import pytest
 
 from weft.documents import yaml_documents
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AgentDocument
 from weft.documents.yaml_documents import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import MAX_REFUSALS, FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -175,7 +174,7 @@ def test_recursive_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_harmless_alias_is_read() -> None:
     text = "kind: agent\nname: &name a\nmodel: *name\n"
     ((sourced),) = read_documents(text, "f.yaml")
-    assert isinstance(sourced.document, AgentDocument)
+    assert sourced.document.kind is ResourceKind.AGENT
     assert sourced.document.declared.model == "a"
 
 
@@ -190,11 +189,11 @@ def test_sizes_are_bounded() -> None:
 
 def test_dates_are_strings_and_json_escapes_are_characters() -> None:
     ((dated),) = read_documents(f"{GOOD}description: 2026-01-01\n", "f.yaml")
-    assert isinstance(dated.document, AgentDocument)
+    assert dated.document.kind is ResourceKind.AGENT
     assert dated.document.declared.description == "2026-01-01"
     escaped = '{"kind": "agent", "name": "a", "model": "m", "description": "\\ud83d\\ude00"}'
     ((smiling),) = read_documents(escaped, "f.json")
-    assert isinstance(smiling.document, AgentDocument)
+    assert smiling.document.kind is ResourceKind.AGENT
     assert smiling.document.declared.description == "😀"
 
 
@@ -228,7 +227,7 @@ def test_body_may_omit_the_kind_implied_by_its_route() -> None:
 def test_logit_bias_keys_may_be_strings_as_in_json() -> None:
     value = {"kind": "agent", "name": "a", "model": "m", "defaultParams": {"logit_bias": {"50256": -100}}}
     document = parse_document(value)
-    assert isinstance(document, AgentDocument)
+    assert document.kind is ResourceKind.AGENT
     assert document.declared.default_params.logit_bias == {50256: -100}
     with pytest.raises(FieldError, match="logit_bias"):
         parse_document(value | {"defaultParams": {"logit_bias": {"eos": -100}}})

@@ -4,23 +4,24 @@ import pytest
 from resource_samples import some_event, some_route
 
 from weft.api.registry.v1 import model_pb2, route_pb2
-from weft.documents.codec import document_of, seconds_of
+from weft.documents.codec import document_of
 from weft.documents.kinds.route import check_route
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
+    AnyDocument,
     ModelDocument,
-    RouteDocument,
     declared,
     model_document,
     observed_document,
     plain,
 )
 from weft.documents.yaml_documents import parse_document, read_documents, to_yaml
+from weft.kernel.timestamps import optional_seconds
 
 
-def read(**fields: object) -> RouteDocument:
+def read(**fields: object) -> AnyDocument:
     found = parse_document({"kind": "Route", "name": "q", "candidates": ["a"], **fields})
-    assert isinstance(found, RouteDocument)
+    assert found.kind is ResourceKind.ROUTE
     return found
 
 
@@ -30,12 +31,12 @@ def read(**fields: object) -> RouteDocument:
 )
 def test_keep_alive_is_written_as_elsewhere(written: object, seconds: float) -> None:
     route = read(keepAlive=written)
-    assert seconds_of(route.declared, "keep_alive") == seconds
+    assert optional_seconds(route.declared, "keep_alive") == seconds
     manifest = route.declared
     assert manifest.keep_alive.ToNanoseconds() == seconds * 1e9
     # And read back from the registry it is the same, with the shortest number that says it.
     told = observed_document(ResourceKind.ROUTE, route_pb2.Route(manifest=manifest))
-    assert seconds_of(told.declared, "keep_alive") == seconds
+    assert optional_seconds(told.declared, "keep_alive") == seconds
     assert str(plain(told)["keepAlive"]) == f"{seconds:g}"
 
 
@@ -44,7 +45,10 @@ def test_budget_of_8_3_s_round_trips_without_rounding_error(seconds: float) -> N
     manifest = read(budgetSeconds=seconds, keepAlive=seconds).declared
     check_route(manifest, "route")
     told = observed_document(ResourceKind.ROUTE, route_pb2.Route(manifest=manifest))
-    assert (seconds_of(told.declared, "budget"), seconds_of(told.declared, "keep_alive")) == (seconds, seconds)
+    assert (optional_seconds(told.declared, "budget"), optional_seconds(told.declared, "keep_alive")) == (
+        seconds,
+        seconds,
+    )
 
 
 def test_budget_below_a_nanosecond_is_not_lost() -> None:
