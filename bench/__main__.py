@@ -149,7 +149,7 @@ def main() -> None:
         },
         packages={contender.name: " ".join(contender.packages) for contender in contenders if contender.packages},
         rows=figures.rows(ORDER),
-        shares=figures.shares(),
+        uses=figures.uses,
         skipped=figures.skipped,
     )
     page = arguments.output / f"{machine.date[:10]}{'-quick' if arguments.quick else ''}.md"

@@ -1,31 +1,6 @@
 """What is measured: names, units and goals, in the order of the table."""
 
 from dataclasses import dataclass
-from enum import Enum
-
-
-class Verdict(Enum):
-    """How a figure stands to its goal."""
-
-    MET = "met"
-    MISSED = "missed"
-    NONE = "-"
-    """There is no goal, or the row is not weft's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A limit and on which side of it to be."""
-
-    limit: float
-    at_most: bool = True
-
-    def __str__(self) -> str:
-        return f"{'<=' if self.at_most else '>='} {self.limit:,g}"
-
-    def verdict(self, value: float) -> Verdict:
-        """Whether `value` meets it; reaching the limit does."""
-        return Verdict.MET if (value <= self.limit if self.at_most else value >= self.limit) else Verdict.MISSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,48 +9,63 @@ class Measure:
 
     title: str
     unit: str
-    goal: Goal | None = None
+    goal: float | None = None
     digits: int = 1
+    at_most: bool = True
+    """The side of the goal to be on; reaching it does."""
+
+    @property
+    def goal_text(self) -> str:
+        """The goal as text."""
+        return "-" if self.goal is None else f"{'<=' if self.at_most else '>='} {self.goal:,g} {self.unit}".rstrip()
+
+    def verdict(self, value: float) -> str:
+        """How a value stands to the goal."""
+        if self.goal is None:
+            return "-"
+        return "met" if (value <= self.goal if self.at_most else value >= self.goal) else "missed"
 
 
-HELP_WALL = Measure("start: weft --help", "s", Goal(0.3), 2)
+HELP_WALL = Measure("start: weft --help", "s", 0.3, 2)
 HELP_CPU = Measure("start: CPU of weft --help", "s", None, 2)
-UP_WALL = Measure("start: weft up until its services listen", "s", Goal(1.5), 2)
+UP_WALL = Measure("start: weft up until its services listen", "s", 1.5, 2)
 UP_CPU = Measure("start: CPU of weft up's host until its services listen", "s", None, 2)
-HOST_MEMORY = Measure("start: memory of weft up's host, idle", "MB", Goal(130), 0)
+HOST_MEMORY = Measure("start: memory of weft up's host, idle", "MB", 130, 0)
 UNARY_CPU = Measure("CPU per unary chat request (16 tokens)", "us", None, 0)
 UNARY_RATE = Measure("unary chat requests", "1/s", None, 0)
-CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", Goal(10))
+CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", 10)
 CHUNK_RATE = Measure("streamed chunks, saturated", "1/s", None, 0)
 UNARY_P50 = Measure("unary latency p50, 1 connection", "ms", None, 2)
 UNARY_P99 = Measure("unary latency p99, 1 connection", "ms", None, 2)
-ADDED_UNARY_P50 = Measure("added unary latency p50, 1 connection", "ms", Goal(3), 2)
+ADDED_UNARY_P50 = Measure("added unary latency p50, 1 connection", "ms", 3, 2)
 ADDED_UNARY_P99 = Measure("added unary latency p99, 1 connection", "ms", None, 2)
 FIRST_P50 = Measure("time to first chunk p50, 1 connection", "ms", None, 2)
 FIRST_P99 = Measure("time to first chunk p99, 1 connection", "ms", None, 2)
-ADDED_FIRST_P50 = Measure("added time to first chunk p50, 1 connection", "ms", Goal(3), 2)
+ADDED_FIRST_P50 = Measure("added time to first chunk p50, 1 connection", "ms", 3, 2)
 ADDED_FIRST_P99 = Measure("added time to first chunk p99, 1 connection", "ms", None, 2)
 REAL_RATIO_ONE = Measure(
-    "real model: tokens/s through the mesh / asked directly, 1 connection", "", Goal(0.97, False), 3
+    "real model: tokens/s through the mesh / asked directly, 1 connection", "", 0.97, 3, at_most=False
 )
 REAL_RATIO_MANY = Measure(
-    "real model: tokens/s through the mesh / asked directly, 4 connections", "", Goal(0.97, False), 3
+    "real model: tokens/s through the mesh / asked directly, 4 connections", "", 0.97, 3, at_most=False
 )
 REAL_TOKENS_ONE = Measure("real model: tokens/s, 1 connection", "1/s")
 REAL_TOKENS_MANY = Measure("real model: tokens/s, 4 connections", "1/s")
-RSS_IDLE = Measure("memory of the host process after start, RSS", "MB", Goal(130))
-RSS_LOADED = Measure("memory of the host process after load, RSS", "MB", Goal(130))
+RSS_IDLE = Measure("memory of the host process after start, RSS", "MB", 130)
+RSS_LOADED = Measure("memory of the host process after load, RSS", "MB", 130)
 TREE_RSS_LOADED = Measure("memory of all its processes but backends after load, RSS", "MB")
-TASK_SUBMITS = Measure("durable tasks: acknowledged submissions, 64 clients, SQLite FULL", "1/s", Goal(1_000, False), 0)
+TASK_SUBMITS = Measure(
+    "durable tasks: acknowledged submissions, 64 clients, SQLite FULL", "1/s", 1_000, 0, at_most=False
+)
 TASK_SUBMIT_P99 = Measure("durable tasks: until an acknowledgement is there, 64 clients, p99", "ms")
 TASK_COMMITS = Measure("plain durable commits of one row, one after another", "1/s", None, 0)
-TASK_START_P50 = Measure("durable tasks: from claim to the engine's start, p50", "ms", Goal(20), 2)
+TASK_START_P50 = Measure("durable tasks: from claim to the engine's start, p50", "ms", 20, 2)
 TASK_START_P99 = Measure("durable tasks: from claim to the engine's start, p99", "ms", None, 2)
 TASK_MEMORY = Measure("durable tasks: growth of the host process with 100,000 waiting", "MB")
 TASK_CLAIM = {
     waiting: Measure(f"durable tasks: finding, claiming and ending one, {waiting:,} waiting", "us", None, 0)
     for waiting in (1_000, 100_000)
 }
-TASK_CLAIM_RATIO = Measure("durable tasks: the same with 100,000 waiting, beside 1,000", "", Goal(1.1), 3)
-PLACEMENT_RATE = Measure("placements on one core, 1,000 runners, 10,000 queued", "1/s", Goal(20_000, False), 0)
+TASK_CLAIM_RATIO = Measure("durable tasks: the same with 100,000 waiting, beside 1,000", "", 1.1, 3)
+PLACEMENT_RATE = Measure("placements on one core, 1,000 runners, 10,000 queued", "1/s", 20_000, 0, at_most=False)
 PLACEMENT_CPU = Measure("one placement of these", "us")

@@ -3,10 +3,11 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bench.contender import WEFT
 from bench.machine import Machine
-from bench.measures import Measure, Verdict
+from bench.measures import Measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,23 +25,19 @@ class Row:
         return statistics.median(self.samples)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> str:
         """Goals are weft's alone."""
-        if self.measure.goal is None or self.contender != WEFT.name:
-            return Verdict.NONE
-        return self.measure.goal.verdict(self.value)
+        return self.measure.verdict(self.value) if self.contender == WEFT.name else "-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Who used how much of a core during one scenario, so that saturation is visible. Medians over repetitions."""
+class Use(NamedTuple):
+    """Who used how much CPU in one repetition."""
 
-    scenario: str
-    contender: str
-    cores: dict[str, float]
+    cpu_seconds: Mapping[str, float]
     """By role; "generator" is the load generator."""
-    per_unit_us: dict[str, float]
-    """CPU microseconds by role per request or chunk, whatever the scenario counts."""
+    wall_seconds: float
+    units: int
+    """Requests or chunks, whatever the scenario counts."""
     failures: int
 
 
@@ -53,7 +50,8 @@ class Report:
     packages: dict[str, str]
     """What each contender that has an environment of its own was installed from."""
     rows: Sequence[Row]
-    shares: Sequence[Share]
+    uses: Mapping[tuple[str, str], Sequence[Use]]
+    """By scenario and contender, so that saturation is visible."""
     skipped: Sequence[str] = ()
     """What was not measured, and why."""
 
@@ -80,7 +78,7 @@ def markdown(report: Report) -> str:
         "\n## In turns\n",
         turn_table(report.rows),
         "\n## Where the CPU time went\n",
-        share_table(report.shares),
+        share_table(report.uses),
     ]
     if report.skipped:
         parts += ["\n## Not measured\n", *(f"- {line}" for line in report.skipped)]
@@ -94,8 +92,8 @@ def goal_table(rows: Iterable[Row]) -> str:
             row.measure.title,
             f"{number(row.value, row.measure)} {row.measure.unit}".rstrip(),
             f"{number(min(row.samples), row.measure)} to {number(max(row.samples), row.measure)} ({len(row.samples)})",
-            "-" if row.measure.goal is None else f"{row.measure.goal} {row.measure.unit}".rstrip(),
-            row.verdict.value,
+            row.measure.goal_text,
+            row.verdict,
             row.note,
         )
         for row in rows
@@ -136,18 +134,19 @@ def turn_table(rows: Sequence[Row]) -> str:
     return table(("measure", "beside", "weft's value over the other's, median", "middle half (turns)"), lines)
 
 
-def share_table(shares: Iterable[Share]) -> str:
-    """One line per scenario and contender: cores in use, and CPU per request or chunk, by role."""
-    lines = [
-        (
-            share.scenario,
-            share.contender,
-            ", ".join(f"{role} {cores:.2f}" for role, cores in sorted(share.cores.items())),
-            ", ".join(f"{role} {cost:,.1f}" for role, cost in sorted(share.per_unit_us.items())),
-            str(share.failures),
-        )
-        for share in shares
-    ]
+def share_table(uses: Mapping[tuple[str, str], Sequence[Use]]) -> str:
+    """One line per scenario and contender: cores in use, and CPU per request or chunk, by role; medians."""
+    lines = []
+    for (scenario, contender), runs in uses.items():
+        cores, costs = list[str](), list[str]()
+        for role in sorted({role for run in runs for role in run.cpu_seconds}):
+            cpu = [run.cpu_seconds.get(role, 0.0) for run in runs]
+            in_use = statistics.median(each / run.wall_seconds for each, run in zip(cpu, runs, strict=True))
+            cost = statistics.median(1e6 * each / run.units for each, run in zip(cpu, runs, strict=True))
+            cores.append(f"{role} {in_use:.2f}")
+            costs.append(f"{role} {cost:,.1f}")
+        failures = str(sum(run.failures for run in runs))
+        lines.append((scenario, contender, ", ".join(cores), ", ".join(costs), failures))
     return table(("scenario", "contender", "cores in use", "CPU us per request or chunk", "failed requests"), lines)
 
 
@@ -168,8 +167,8 @@ class Figures:
     def __init__(self) -> None:
         self._samples: dict[tuple[Measure, str], list[float]] = {}
         self._notes: dict[tuple[Measure, str], str] = {}
-        self._uses: dict[tuple[str, str], list[tuple[Mapping[str, float], float, int]]] = {}
-        self._failures: dict[tuple[str, str], int] = {}
+        self.uses: dict[tuple[str, str], list[Use]] = {}
+        """By scenario and contender."""
         self.skipped: list[str] = []
         """What was not measured, and why."""
 
@@ -178,20 +177,6 @@ class Figures:
         self._samples.setdefault((measure, contender), []).append(value)
         if note:
             self._notes[measure, contender] = note
-
-    def add_use(
-        self,
-        scenario: str,
-        contender: str,
-        *,
-        cpu_seconds: Mapping[str, float],
-        wall_seconds: float,
-        units: int,
-        failures: int,
-    ) -> None:
-        """Who used how much CPU in one repetition that made so many requests or chunks."""
-        self._uses.setdefault((scenario, contender), []).append((dict(cpu_seconds), wall_seconds, units))
-        self._failures[scenario, contender] = self._failures.get((scenario, contender), 0) + failures
 
     def rows(self, order: Sequence[Measure]) -> list[Row]:
         """Return every measure that has figures, in this order."""
@@ -206,25 +191,3 @@ class Figures:
             for (of, contender), samples in self._samples.items()
             if of == measure
         ]
-
-    def shares(self) -> list[Share]:
-        """The medians of who used how much."""
-        return [
-            Share(
-                scenario=scenario,
-                contender=contender,
-                cores=_medians([_divided(used, wall) for used, wall, _ in uses]),
-                per_unit_us=_medians([_divided(used, units / 1e6) for used, _, units in uses]),
-                failures=self._failures[scenario, contender],
-            )
-            for (scenario, contender), uses in self._uses.items()
-        ]
-
-
-def _divided(used: Mapping[str, float], divisor: float) -> dict[str, float]:
-    return {role: seconds / divisor for role, seconds in used.items()}
-
-
-def _medians(repetitions: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    roles = dict.fromkeys(role for repetition in repetitions for role in repetition)
-    return {role: statistics.median(repetition.get(role, 0.0) for repetition in repetitions) for role in roles}

@@ -11,7 +11,7 @@ from bench.cpu import MB, snapshot, tree_megabytes
 from bench.launch import STUB, LaunchError, Target, run_load
 from bench.load import Job, Result
 from bench.measures import Measure
-from bench.report import Figures
+from bench.report import Figures, Use
 
 UNARY_TOKENS = 16
 SETTLE_SECONDS = 2.0
@@ -131,14 +131,8 @@ def _measure_once(options: Options, figures: Figures, scenario: Throughput, targ
     if target.contender is not STUB:
         figures.add(scenario.cpu, name, 1e6 * own / units, note)
     figures.add(scenario.rate, name, units / result.wall_seconds)
-    figures.add_use(
-        scenario.name,
-        name,
-        cpu_seconds={**used, "generator": result.cpu_seconds},
-        wall_seconds=result.wall_seconds,
-        units=units,
-        failures=failures,
-    )
+    use = Use({**used, "generator": result.cpu_seconds}, result.wall_seconds, units, failures)
+    figures.uses.setdefault((scenario.name, name), []).append(use)
 
 
 def _job(options: Options, target: Target, scenario: Throughput, seconds: float | None = None) -> Job:
@@ -150,43 +144,39 @@ def _job(options: Options, target: Target, scenario: Throughput, seconds: float 
     )
 
 
+LATENCIES = {
+    False: (
+        ("latency_p50", measures.UNARY_P50, measures.ADDED_UNARY_P50),
+        ("latency_p99", measures.UNARY_P99, measures.ADDED_UNARY_P99),
+    ),
+    True: (
+        ("first_p50", measures.FIRST_P50, measures.ADDED_FIRST_P50),
+        ("first_p99", measures.FIRST_P99, measures.ADDED_FIRST_P99),
+    ),
+}
+"""For whole and streamed answers: fields of a result, and the measures of it and of what a contender adds."""
+
+
 def _measure_latency(options: Options, figures: Figures, stub: Target, targets: Sequence[Target]) -> None:
-    for body, add in (
-        (chat(UNARY_TOKENS, stream=False), _add_unary_latency),
-        (chat(UNARY_TOKENS, stream=True), _add_first_latency),
-    ):
+    def run(side: Target, body: dict[str, object], requests: int) -> Result:
+        return run_load(side.job(body, seconds=options.seconds, max_requests=requests), options.root)
+
+    for is_stream, fields in LATENCIES.items():
+        body = chat(UNARY_TOKENS, stream=is_stream)
         for side in (stub, *targets):
-            run_load(side.job(body, seconds=options.seconds, max_requests=50), options.root)
+            run(side, body, 50)
         for turn in range(options.repetitions):
             for target in _order(targets, turn):
-                raw, mesh = (
-                    run_load(
-                        side.job(body, seconds=options.seconds, max_requests=options.latency_requests), options.root
-                    )
-                    for side in (stub, target)
-                )
-                add(figures, stub, target, raw, mesh)
+                raw, mesh = (run(side, body, options.latency_requests) for side in (stub, target))
+                for field, measure, added in fields:
+                    figures.add(measure, stub.contender.name, getattr(raw, field))
+                    figures.add(measure, target.contender.name, getattr(mesh, field))
+                    figures.add(added, target.contender.name, getattr(mesh, field) - getattr(raw, field))
 
 
 def _order(targets: Sequence[Target], turn: int) -> Sequence[Target]:
     """Returns the other order in every second turn, so that none is always measured after the same one."""
     return targets if turn % 2 == 0 else targets[::-1]
-
-
-def _add_unary_latency(figures: Figures, stub: Target, target: Target, raw: Result, mesh: Result) -> None:
-    for side, result in ((stub, raw), (target, mesh)):
-        figures.add(measures.UNARY_P50, side.contender.name, result.latency_p50)
-        figures.add(measures.UNARY_P99, side.contender.name, result.latency_p99)
-    figures.add(measures.ADDED_UNARY_P50, target.contender.name, mesh.latency_p50 - raw.latency_p50)
-    figures.add(measures.ADDED_UNARY_P99, target.contender.name, mesh.latency_p99 - raw.latency_p99)
-
-
-def _add_first_latency(figures: Figures, stub: Target, target: Target, raw: Result, mesh: Result) -> None:
-    for side, result in ((stub, raw), (target, mesh)):
-        figures.add(measures.FIRST_P50, side.contender.name, result.first_p50)
-        figures.add(measures.FIRST_P99, side.contender.name, result.first_p99)
-    figures.add(measures.ADDED_FIRST_P50, target.contender.name, mesh.first_p50 - raw.first_p50)
-    figures.add(measures.ADDED_FIRST_P99, target.contender.name, mesh.first_p99 - raw.first_p99)
 
 
 def _measure_memory(figures: Figures, targets: Sequence[Target], *, loaded: bool) -> None:

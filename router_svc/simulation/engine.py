@@ -144,7 +144,8 @@ class Simulation:
         self._targets = Targets(self.world, scenario.routes, cloud_fallback=scenario.cloud_fallback)
         self._cold_waits = ColdWaitTracker(self._targets, self.metrics)
         self._requests = requests_of(scenario)
-        self._open: dict[int, OpenRequest] = {}
+        self.open: dict[int, OpenRequest] = {}
+        """The requests that have arrived and not ended."""
         self._reported_versions: dict[str, int] = {}
         self._wakes: dict[str, Wakes] = {}
         self._ledgers = {host.name: host.memory() for host in self.world.hosts.values() if host.has_ledger}
@@ -161,7 +162,7 @@ class Simulation:
     @property
     def is_over(self) -> bool:
         """Whether every request has ended and none will arrive."""
-        return self.events.next_at is None or (self._all_arrived and not self._open)
+        return self.events.next_at is None or (self._all_arrived and not self.open)
 
     def run(self, progress: Callable[[], None] | None = None, every_events: int = 20_000) -> None:
         """Runs to the end; `progress` is called every `every_events` events.
@@ -174,12 +175,12 @@ class Simulation:
             done += 1
             at_once = at_once + 1 if self.events.now == moment else 0
             moment = self.events.now
-            if at_once > MAX_EVENTS_AT_ONCE + 4 * len(self._open):
+            if at_once > MAX_EVENTS_AT_ONCE + 4 * len(self.open):
                 raise StuckError(f"time stands still at {moment} s: the same decision is repeated without end")
             if progress is not None and done % every_events == 0:
                 progress()
         if self._checker is not None:
-            self._checker.ended(self._scheduler, self.world, self._open)
+            self._checker.ended(self._scheduler, self.world, self.open)
 
     def _begin(self) -> None:
         scenario = self.scenario
@@ -213,18 +214,18 @@ class Simulation:
         now, key = self.events.now, request.arrival.key
         self.metrics.arrived(request)
         self.decision_log.arrived(request)
-        opened = self._open[key] = OpenRequest(request=request)
+        opened = self.open[key] = OpenRequest(request=request)
         if self._checker is not None:
             self._checker.submitted(request, now)
         self._cold_waits.waits(request.arrival, now)
         self._carry_out_decisions(self._scheduler.submit(request.arrival, now))
-        if request.leaves_at is not None and key in self._open:
+        if request.leaves_at is not None and key in self.open:
             self.events.at(request.leaves_at, partial(self._leave, opened))
 
     def _leave(self, opened: OpenRequest) -> None:
         """Ends a request whose caller disconnects."""
         key, attempt = opened.request.arrival.key, opened.attempt
-        if key not in self._open or (attempt is not None and attempt.shows_content):
+        if key not in self.open or (attempt is not None and attempt.shows_content):
             return
         if attempt is not None:
             self._runners.cancel(attempt)
@@ -236,7 +237,7 @@ class Simulation:
 
     def _failed(self, attempt: Attempt, reason: Reason) -> None:
         key = attempt.request.arrival.key
-        opened = self._open.get(key)
+        opened = self.open.get(key)
         if opened is None or opened.attempt is not attempt:
             return
         opened.attempt = None
@@ -248,18 +249,24 @@ class Simulation:
 
     def _ended(self, attempt: Attempt, reason: Reason | None) -> None:
         request, now = attempt.request, self.events.now
-        opened = self._open[request.arrival.key]
+        opened = self.open[request.arrival.key]
         served = attempt.served if reason is None else None
         if reason is None:
             waited = opened.placed_at - request.arrival.arrived_at + attempt.engine_wait_seconds
-            self.metrics.served(request, waited_seconds=waited, cached_tokens=attempt.cached_tokens, now=now)
+            self.metrics.served(
+                request,
+                waited_seconds=waited,
+                first_token_seconds=attempt.content_at - request.arrival.arrived_at,
+                cached_tokens=attempt.cached_tokens,
+                now=now,
+            )
         self._close(opened, reason)
         self._carry_out_decisions(self._scheduler.finish(request.arrival.key, now, served, reason))
 
     def _close(self, opened: OpenRequest, reason: Reason | None) -> None:
         """Closes a request; `reason`: why it was not served, None: it was."""
         arrival = opened.request.arrival
-        del self._open[arrival.key]
+        del self.open[arrival.key]
         self._cold_waits.no_longer_waits(arrival)
         if reason is not None:
             self.metrics.lost(opened.request, reason, self.events.now)
@@ -278,9 +285,9 @@ class Simulation:
                     self._place(decision)
                 case Rejects():
                     self.decision_log.decided(decision.key, self.events.now, decision)
-                    self._close(self._open[decision.key], decision.reason)
+                    self._close(self.open[decision.key], decision.reason)
                 case Waits() | Loads():
-                    opened = self._open[decision.key]
+                    opened = self.open[decision.key]
                     if opened.estimate is None and decision.eta_seconds is not None:
                         opened.estimate = (self.events.now, decision.eta_seconds)
                     self.decision_log.decided(decision.key, self.events.now, decision)
@@ -301,7 +308,7 @@ class Simulation:
             raise StuckError(f"{self._scheduler.waiting} requests of {self.scenario.name} wait without end")
 
     def _place(self, placed: Placed) -> None:
-        opened = self._open[placed.key]
+        opened = self.open[placed.key]
         opened.placed_at = self.events.now
         opened.attempts += 1
         if opened.attempts == 1 and opened.estimate is not None:

@@ -23,6 +23,10 @@ class GroupFigures:
     """Waits of served requests from arrival to start; None: none was served."""
     refusal_waits: Waits | None
     """Waits of unserved requests from arrival to refusal."""
+    first_tokens: Waits | None
+    """Times of served requests from arrival to the first token."""
+    cached_share: float | None
+    """Share of the prompt tokens of served requests that were cached; None: they had none."""
     good_tokens_per_second: float
     """Output tokens of requests served in time, divided by the time in which requests arrived."""
     served_share: float | None = None
@@ -139,6 +143,8 @@ def _group(name: str, tally: GroupMetrics, seconds: float, served_share: float |
         refused={reason.name.lower(): count for reason, count in tally.refusals.most_common()},
         waits=Waits.of(tally.waits),
         refusal_waits=Waits.of(tally.refusal_waits),
+        first_tokens=Waits.of(tally.first_tokens),
+        cached_share=tally.cached_tokens / tally.prompt_tokens if tally.prompt_tokens else None,
         good_tokens_per_second=tally.good_tokens / seconds,
         served_share=served_share,
     )

@@ -1,14 +1,16 @@
 """Actual state of simulated hosts, their model instances, and targets. The router gets delayed reports of it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 from math import inf
 
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Needs, Readiness
 from router_svc.policy.endpoints.engine_load import EngineFigures
 from router_svc.policy.endpoints.routes import Route
-from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario, seeded_random
+from router_svc.simulation.scenario import BLOCK_TOKENS, HostGroup, ModelKind, Scenario, seeded_random
 from weft.kernel.abilities import takes_mode
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.request import Priority
@@ -61,6 +63,10 @@ class Instance:
     keep_alive_seconds: float | None = None
     sessions: dict[int, None] = field(default_factory=dict)
     """Conversations in its cache, least recently used first."""
+    blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """Blocks of prompts in its cache, least recently used first."""
+    prefilled_at: float = 0.0
+    """When its engine has processed all its prompts, if it processes one at a time."""
     figures: EngineFigures | None = None
     """The last sample of its engine's figures; None: none was taken, or it had no request."""
 
@@ -96,6 +102,24 @@ class Instance:
     def draw_load_seconds(self, seed: int) -> float:
         """Returns the duration of its next load."""
         return self.kind.load_seconds.draw(seeded_random(seed, f"loads/{self.name}/{self.loads}"))
+
+    def cached_tokens(self, blocks: Iterable[int]) -> int:
+        """Returns the tokens of a prompt's longest cached prefix."""
+        return BLOCK_TOKENS * sum(1 for _ in takewhile(self.blocks.__contains__, blocks))
+
+    def store(self, blocks: Sequence[int]) -> None:
+        """Adds a prompt to its cache. The ends of prompts are evicted before their beginnings."""
+        for block in reversed(blocks):
+            self.blocks[block] = None
+            self.blocks.move_to_end(block)
+        while len(self.blocks) * BLOCK_TOKENS > self.kind.cache_tokens:
+            self.blocks.popitem(last=False)
+
+    def forget(self) -> None:
+        """Clears its cache, as its engine ended."""
+        self.sessions.clear()
+        self.blocks.clear()
+        self.prefilled_at = 0.0
 
     def remember(self, session: int) -> None:
         """Adds a conversation to its cache."""

@@ -34,6 +34,12 @@ class GroupMetrics:
     refusals: Counter[Reason] = field(default_factory=Counter)
     refusal_waits: "array[float]" = field(default_factory=lambda: array("d"))
     """Other requests: seconds from arrival to refusal or failure."""
+    first_tokens: "array[float]" = field(default_factory=lambda: array("d"))
+    """Served requests: seconds from arrival to the first content."""
+    prompt_tokens: int = 0
+    """Of served requests ..."""
+    cached_tokens: int = 0
+    """... and how many of them were cached."""
     offered_cost: float = 0.0
     """Requested prompt and output tokens; accelerator seconds if the scenario has media."""
     served_cost: float = 0.0
@@ -46,6 +52,9 @@ class GroupMetrics:
         self.requests += other.requests
         self.served += other.served
         self.waits.extend(other.waits)
+        self.first_tokens.extend(other.first_tokens)
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
         self.refusals.update(other.refusals)
         self.refusal_waits.extend(other.refusal_waits)
         self.offered_cost += other.offered_cost
@@ -113,11 +122,22 @@ class RunMetrics:
         self.attempts_in_outage += host_is_failing
         self.first_attempts_in_outage += is_first and host_is_failing
 
-    def served(self, request: SimulatedRequest, *, waited_seconds: float, cached_tokens: int, now: float) -> None:
+    def served(
+        self,
+        request: SimulatedRequest,
+        *,
+        waited_seconds: float,
+        first_token_seconds: float,
+        cached_tokens: int,
+        now: float,
+    ) -> None:
         """Counts a request that was served in time."""
         tally = self._tally(request)
         tally.served += 1
         tally.waits.append(waited_seconds)
+        tally.first_tokens.append(first_token_seconds)
+        tally.prompt_tokens += request.arrival.spec.prompt_tokens
+        tally.cached_tokens += cached_tokens
         tally.good_tokens += request.output_tokens
         if now <= self._horizon_seconds:
             tally.served_cost += self._cost(request, cached_tokens)

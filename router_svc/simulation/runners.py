@@ -131,11 +131,17 @@ class Runners:
         request, instance = attempt.request, attempt.instance
         now, kind, host = self._events.now, instance.kind, instance.host
         attempt.computed_since = now
-        if request.session in instance.sessions:
+        if kind.cache_tokens:
+            attempt.cached_tokens = instance.cached_tokens(request.blocks)
+            instance.store(request.blocks)
+        elif request.session in instance.sessions:
             attempt.cached_tokens = int(request.arrival.spec.prompt_tokens * request.cached_share)
         fresh_tokens = request.arrival.spec.prompt_tokens - attempt.cached_tokens
         work_seconds = kind.answer_seconds(request.output_tokens, request.arrival.spec.work)
         attempt.content_at = now + host.slowness * kind.prefill_seconds(fresh_tokens)
+        if kind.cache_tokens:
+            attempt.content_at += max(0.0, instance.prefilled_at - now)
+            instance.prefilled_at = attempt.content_at
         ends_at = attempt.content_at + host.slowness * work_seconds
         if kind.is_media:
             attempt.content_at = ends_at
@@ -322,7 +328,7 @@ class Loader:
         host.loading = 0
         host.claims.clear()
         for instance in host.instances:
-            instance.sessions.clear()
+            instance.forget()
             self._move(instance, Phase.ASLEEP)
 
     def _promised(self, host: Host) -> int:
@@ -332,7 +338,7 @@ class Loader:
 
     def _unloaded(self, instance: Instance, life: int) -> None:
         if instance.life == life:
-            instance.sessions.clear()
+            instance.forget()
             self._move(instance, Phase.ASLEEP)
             self._grant(instance.host)
 

@@ -55,6 +55,8 @@ class Amount:
 
 
 GIBIBYTE = 1024**3
+BLOCK_TOKENS = 512
+"""Tokens per block of a traced prompt."""
 USUAL_LOAD_SECONDS = Amount(mean=10.0)
 USUAL_PROMPT_TOKENS = Amount(mean=400.0, variation=1.0, lowest=1.0, highest=100_000.0)
 USUAL_OUTPUT_TOKENS = Amount(mean=200.0, variation=1.0, lowest=1.0, highest=100_000.0)
@@ -109,6 +111,9 @@ class ModelKind:
     """Of a model of media: units of work in each slot, while all are busy, such as steps of a megapixel."""
     context_tokens: int = 0
     """0: unknown."""
+    cache_tokens: int = 0
+    """Prompt tokens that the prefix cache of each engine keeps. Such an engine processes one prompt at a time. 0: only
+    `Traffic.sessions` are cached."""
     skills: frozenset[Skill] | None = None
     """None: unknown."""
     remote: bool = False
@@ -172,13 +177,27 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRequest:
+    """A recorded request."""
+
+    at_seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    """One id for every BLOCK_TOKENS of the prompt; equal ids have everything before them in common."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """Requests of one tenant for one target."""
 
     tenant: str
     target: str
     """A model or a pool; or `route/` and a route."""
-    rate: Rate
+    rate: Rate | None = None
+    """None: those of `trace`."""
+    trace: tuple[TracedRequest, ...] = ()
+    """Requests with their prompts' beginnings and lengths, by time."""
     prompt_tokens: Amount = USUAL_PROMPT_TOKENS
     output_tokens: Amount = USUAL_OUTPUT_TOKENS
     work: Amount | None = None
@@ -201,6 +220,12 @@ class Traffic:
     from_seconds: float = 0.0
     until_seconds: float | None = None
     """None: to the end."""
+
+    def at_load(self, factor: float) -> "Traffic":
+        """Returns it with its rate multiplied by `factor`."""
+        rate = None if self.rate is None else replace(self.rate, per_second=self.rate.per_second * factor)
+        trace = tuple(replace(each, at_seconds=each.at_seconds / factor) for each in self.trace)
+        return replace(self, rate=rate, trace=trace)
 
 
 class FailureMode(Enum):
@@ -278,7 +303,4 @@ class Scenario:
 
     def at_load(self, factor: float) -> "Scenario":
         """Returns the scenario with its request rates multiplied by `factor`."""
-        traffic = tuple(
-            replace(each, rate=replace(each.rate, per_second=each.rate.per_second * factor)) for each in self.traffic
-        )
-        return replace(self, traffic=traffic)
+        return replace(self, traffic=tuple(each.at_load(factor) for each in self.traffic))

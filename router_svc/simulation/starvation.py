@@ -207,8 +207,10 @@ def _deadline_order(arrival: Request) -> tuple[float, float, int]:
 def longest_turn(scenario: Scenario) -> float:
     """Returns an upper bound of a turn: running requests end, a model is evicted, another loads and has its turn."""
     slowest = max([1.0, *(each.factor for each in scenario.failures if each.mode is FailureMode.SLOW)])
-    prompt = max(traffic.prompt_tokens.largest_likely for traffic in scenario.traffic)
-    output = max(traffic.output_tokens.largest_likely for traffic in scenario.traffic)
+    traced = [each for traffic in scenario.traffic for each in traffic.trace]
+    drawn = [each for each in scenario.traffic if not each.trace]
+    prompt = max([each.prompt_tokens.largest_likely for each in drawn] + [each.prompt_tokens for each in traced])
+    output = max([each.output_tokens.largest_likely for each in drawn] + [each.output_tokens for each in traced])
     work = max((traffic.work.largest_likely for traffic in scenario.traffic if traffic.work is not None), default=0.0)
     serve = max(kind.prefill_seconds(prompt) + kind.answer_seconds(output, work) for kind in scenario.models)
     load = slowest * max(kind.load_seconds.largest_likely for kind in scenario.models)

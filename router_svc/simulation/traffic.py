@@ -4,15 +4,24 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from random import Random
 from zlib import crc32
 
 from router_svc.policy.endpoints.candidates import Needs, context_class
 from router_svc.policy.request import Request
-from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, seeded_random
+from router_svc.simulation.scenario import (
+    BLOCK_TOKENS,
+    Pattern,
+    Rate,
+    Scenario,
+    Tenant,
+    TracedRequest,
+    seeded_random,
+)
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS, Operation, Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +34,8 @@ class SimulatedRequest:
     """Number of its conversation; 0: none."""
     cached_share: float
     """Cached share of its prompt where its conversation was last served."""
+    blocks: tuple[int, ...]
+    """The full blocks of its prompt; empty: unknown."""
     deadline_at: float | None
     """When its answer becomes useless: its own deadline, or the end of its route's budget."""
     leaves_at: float | None
@@ -53,11 +64,13 @@ class _Stream:
         traffic = scenario.traffic[number]
         self.number = number
         self._traffic = traffic
-        self._times = _times(traffic.rate, seeded_random(scenario.seed, f"times/{number}"))
+        self._next: TracedRequest | None = None
         self._begins = traffic.from_seconds
         until = scenario.duration_seconds if traffic.until_seconds is None else traffic.until_seconds
         self._ends = min(until, scenario.duration_seconds)
         self._facts = seeded_random(scenario.seed, f"requests/{number}")
+        times = seeded_random(scenario.seed, f"times/{number}")
+        self._requests = iter(traffic.trace) if traffic.rate is None else self._drawn(_times(traffic.rate, times))
         settings = scenario.settings.tenant(traffic.tenant)
         self._allow_remote = settings.permits_remote(requested=traffic.allow_remote)
         tenant = next(
@@ -76,15 +89,23 @@ class _Stream:
 
     def next_time(self) -> float | None:
         """Returns the next arrival; None: there is none."""
-        at = self._begins + next(self._times)
+        self._next = next(self._requests, None)
+        at = math.inf if self._next is None else self._begins + self._next.at_seconds
         return at if at < self._ends else None
 
-    def request(self, key: int, at: float) -> SimulatedRequest:
-        """Draws the request that arrives at `at`."""
+    def _drawn(self, times: Iterator[float]) -> Iterator[TracedRequest]:
         traffic, facts = self._traffic, self._facts
         is_text = traffic.work is None
-        prompt_tokens = traffic.prompt_tokens.draw_count(facts) if is_text else 0
-        output_tokens = max(1, traffic.output_tokens.draw_count(facts)) if is_text else 0
+        for at in times:
+            prompt_tokens = traffic.prompt_tokens.draw_count(facts) if is_text else 0
+            output_tokens = max(1, traffic.output_tokens.draw_count(facts)) if is_text else 0
+            yield TracedRequest(at_seconds=at, prompt_tokens=prompt_tokens, output_tokens=output_tokens, blocks=())
+
+    def request(self, key: int, at: float) -> SimulatedRequest:
+        """Returns the request that arrives at `at`, the last that `next_time` returned."""
+        traffic, facts, drawn = self._traffic, self._facts, self._next
+        assert drawn is not None, "a request arrives after its time is known"
+        prompt_tokens, output_tokens = drawn.prompt_tokens, drawn.output_tokens
         if traffic.max_output_tokens is not None:
             output_tokens = min(output_tokens, traffic.max_output_tokens)
         session = 1 + facts.randrange(traffic.sessions) if traffic.sessions else 0
@@ -101,7 +122,9 @@ class _Stream:
             max_output_tokens=traffic.max_output_tokens,
             work=0.0 if traffic.work is None else traffic.work.draw(facts),
             affinity_key=f"{self.number}/{session}".encode() if session and traffic.session_affinity else b"",
-            prefix_digests=(self._salt, (self._salt << 32) + session) if session else (),
+            prefix_digests=(
+                (self._salt, (self._salt << 32) + session) if session else prompt_digests(self._salt, drawn)
+            ),
         )
         own_deadline_at = None if traffic.deadline_seconds is None else at + traffic.deadline_seconds
         return SimulatedRequest(
@@ -109,6 +132,7 @@ class _Stream:
             output_tokens=output_tokens,
             session=(self.number << 32) + session if session else 0,
             cached_share=traffic.session_cached_share,
+            blocks=drawn.blocks[: prompt_tokens // BLOCK_TOKENS],
             deadline_at=None if worth_seconds is None else at + worth_seconds,
             leaves_at=None if traffic.patience_seconds is None else at + traffic.patience_seconds,
         )
@@ -129,6 +153,13 @@ class _Stream:
                 context_tokens=context,
             )
         return known
+
+
+def prompt_digests(salt: int, request: TracedRequest) -> tuple[int, ...]:
+    """Returns the digests of a traced prompt's prefixes; see `PREFIX_ENDS`."""
+    tokens = takewhile(request.prompt_tokens.__ge__, (int(end / CHARS_PER_TOKEN) for end in PREFIX_ENDS))
+    blocks = (request.blocks[(end - 1) // BLOCK_TOKENS] for end in tokens) if request.blocks else ()
+    return tuple((salt << 64) + (block << 8) + number for number, block in enumerate(blocks))
 
 
 def _times(rate: Rate, random: Random) -> Iterator[float]:

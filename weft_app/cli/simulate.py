@@ -4,17 +4,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import StrEnum
 from operator import itemgetter
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
+from router_svc.policy.settings import ChoicePolicy
 from router_svc.simulation.engine import Simulation
-from router_svc.simulation.fifo_baseline import FifoScheduler
+from router_svc.simulation.fifo_baseline import FifoScheduler, OracleScheduler
 from router_svc.simulation.figures import Figures, GroupFigures, HostFigures, figures_of
 from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.metrics import Waits
@@ -29,12 +30,29 @@ PROGRESS_SECONDS = 1.0
 _CLEAR = "\r\x1b[K"
 MAX_REASONS = 3
 """Maximum number of reasons in a table; a document has all."""
-_SCHEDULERS: Mapping[str, Callable[[Scenario], SchedulerPort]] = MappingProxyType(
-    {
-        OURS: lambda scenario: Scheduler(scenario.limits, scenario.settings),
-        "fifo": FifoScheduler,
-    }
-)
+
+
+class Rival(StrEnum):
+    """What the router is compared with."""
+
+    FIFO = "fifo"
+    ORACLE = "oracle"
+    FIRST_TOKEN = ChoicePolicy.FIRST_TOKEN.value
+    LEAST_LOADED = ChoicePolicy.LEAST_LOADED.value
+    ROUND_ROBIN = ChoicePolicy.ROUND_ROBIN.value
+    RANDOM = ChoicePolicy.RANDOM.value
+
+
+def _scheduler(scenario: Scenario, name: str) -> SchedulerPort:
+    if name in {Rival.FIFO, Rival.ORACLE}:
+        return FifoScheduler(scenario) if name == Rival.FIFO else OracleScheduler(scenario)
+    settings = scenario.settings
+    if name != OURS:
+        policy = ChoicePolicy(name)
+        settings = replace(
+            settings, pools={pool: replace(each, policy=policy) for pool, each in settings.pools.items()}
+        )
+    return Scheduler(scenario.limits, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +70,14 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
         int | None, typer.Option(min=1, max=MAX_REQUESTS, help="Maximum number of requests, instead of the file's.")
     ] = None,
     load: Annotated[float, typer.Option(min=0.001, max=1000.0, help="Factor of the request rates.")] = 1.0,
-    against: Annotated[Literal["fifo"] | None, typer.Option(help="Also run this scheduler and compare.")] = None,
+    against: Annotated[
+        list[Rival] | None,
+        typer.Option(
+            metavar="SCHEDULER",
+            help="Also run this one and compare (repeatable): fifo, oracle (sees all caches and prompts in progress), "
+            "or the router with a policy: first_token, least_loaded, round_robin, random.",
+        ),
+    ] = None,
     explain: Annotated[
         list[int] | None,
         typer.Option(min=1, metavar="REQUEST", help="Print every decision about the n-th request (repeatable)."),
@@ -71,7 +96,7 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
         max_requests=scenario.max_requests if requests is None else requests,
     )
     runs: dict[str, _Run] = {}
-    for name in [OURS, *([against] if against is not None else [])]:
+    for name in [OURS, *(against or ())]:
         runs[name] = _run(scenario, name, tuple(explain or ()), check=check and name == OURS)
         if runs[name].was_interrupted:
             note("interrupted; these are the figures until then")
@@ -84,7 +109,10 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
 def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bool) -> _Run:
     begun_at = time.monotonic()
     checker = InvariantChecker(scenario) if check else None
-    simulation = Simulation(scenario, _SCHEDULERS[name](scenario), checker=checker, explained=explained)
+    scheduler = _scheduler(scenario, name)
+    simulation = Simulation(scenario, scheduler, checker=checker, explained=explained)
+    if isinstance(scheduler, OracleScheduler):
+        scheduler.simulation = simulation
     was_interrupted = False
     try:
         simulation.run(_progress(simulation, name))
@@ -166,6 +194,9 @@ def _totals(runs: Sequence[Figures]) -> Iterator[tuple[str, list[str]]]:
     yield "served", [f"{run.total.served:,} of {run.total.requests:,}" for run in runs]
     yield "tokens/s in time", [f"{run.total.good_tokens_per_second:,.1f}" for run in runs]
     yield "wait p50, p95, p99, longest", [_waits_text(run.total.waits) for run in runs]
+    yield "first token p50, p95, p99, longest", [_waits_text(run.total.first_tokens) for run in runs]
+    shares = [run.total.cached_share for run in runs]
+    yield "prompt tokens cached", ["-" if share is None else f"{share:.1%}" for share in shares]
     yield "until refused p50, p95, p99, longest", [_waits_text(run.total.refusal_waits) for run in runs]
     yield "first estimate off by p50, p95, ...", [_waits_text(run.estimate_errors) for run in runs]
     yield "loads, of them swaps", [f"{run.loads:,}, {run.swaps:,}" for run in runs]
@@ -230,6 +261,7 @@ def _reasons_text(group: GroupFigures) -> str:
 _KEYS = {
     "waits": "waitSeconds",
     "refusal_waits": "refusalWaitSeconds",
+    "first_tokens": "firstTokenSeconds",
     "refused": "notServed",
     "cold_waits": "coldWaitSeconds",
     "estimate_errors": "estimateErrorSeconds",

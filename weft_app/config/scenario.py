@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import yaml
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import ValidationError
@@ -14,6 +15,7 @@ from router_svc.policy.endpoints.routes import MAX_SECONDS, Route
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.simulation.scenario import (
+    BLOCK_TOKENS,
     GIBIBYTE,
     Amount,
     Delays,
@@ -23,6 +25,7 @@ from router_svc.simulation.scenario import (
     Rate,
     Scenario,
     Tenant,
+    TracedRequest,
     Traffic,
 )
 from weft.documents.yaml_documents import YamlRefusedError, yaml_documents
@@ -137,6 +140,9 @@ class ModelSection:
     """Speed of one slot while all are busy: steps of a megapixel, seconds of audio, or characters, by the operation."""
     context_tokens: Annotated[int, Ge(0), Le(100_000_000)] = 0
     """Context of a slot. 0: unknown."""
+    cache_tokens: Annotated[int, Ge(0), Le(1_000_000_000)] = 0
+    """Prompt tokens that the prefix cache of each host keeps; its engine then processes one prompt at a time.
+    0: only `sessions` are cached."""
     skills: Annotated[tuple[SkillName, ...], MaxLen(16)] | None = None
     """Its skills. Default: unknown."""
     remote: bool = False
@@ -169,6 +175,7 @@ class ModelSection:
             operation=Operation[self.operation.upper()],
             work_per_second=self.work_per_second,
             context_tokens=self.context_tokens,
+            cache_tokens=self.cache_tokens,
             skills=None if self.skills is None else _skills(self.skills),
             remote=self.remote,
             loaded=self.loaded,
@@ -208,8 +215,11 @@ class ArrivalsSection:
     """The tenant."""
     target: Target
     """A model, or `route/` and a route."""
-    rate: Annotated[float, Gt(0), Le(1_000_000)] | Rate
+    rate: Annotated[float, Gt(0), Le(1_000_000)] | Rate | None = None
     """Requests per second, or a rate with its distribution."""
+    trace: Annotated[str, MaxLen(4096)] = ""
+    """File of recorded requests instead of a rate, relative to this file: JSON lines with `timestamp` in ms,
+    `input_length`, `output_length`, and `hash_ids` of blocks of 512 tokens, as in Mooncake's traces."""
     prompt_tokens: Amounts = AmountSection(mean=400.0, variation=1.0, min=1.0)
     """Length of prompts."""
     output_tokens: Amounts = AmountSection(mean=200.0, variation=1.0, min=1.0)
@@ -237,12 +247,17 @@ class ArrivalsSection:
     until_seconds: Duration | None = None
     """When arrivals end. Default: at the end."""
 
-    def traffic(self) -> Traffic:
-        """Converts the section for the simulation."""
+    def __post_init__(self) -> None:
+        if (self.rate is None) is not bool(self.trace):
+            raise ValueError("either rate or trace is required")
+
+    def traffic(self, folder: Path) -> Traffic:
+        """Converts the section for the simulation. Raises INVALID_ARGUMENT for an invalid trace."""
         return Traffic(
             tenant=self.tenant,
             target=self.target,
-            rate=self.rate if isinstance(self.rate, Rate) else Rate(per_second=self.rate),
+            rate=Rate(per_second=self.rate) if isinstance(self.rate, float | int) else self.rate,
+            trace=_trace(folder / self.trace) if self.trace else (),
             prompt_tokens=_amount(self.prompt_tokens),
             output_tokens=_amount(self.output_tokens),
             work=None if self.work is None else _amount(self.work),
@@ -361,8 +376,8 @@ class ScenarioDocument:
             if not model.remote and not self.hosts:
                 raise ValueError(f"models.{number}.hosts: there are no hosts")
 
-    def scenario(self) -> Scenario:
-        """Converts the file for the simulation."""
+    def scenario(self, folder: Path) -> Scenario:
+        """Converts the file for the simulation. `folder`: the folder that names of traces are relative to."""
         return Scenario(
             name=self.name,
             description=self.description,
@@ -372,7 +387,7 @@ class ScenarioDocument:
             hosts=tuple(host.group() for host in self.hosts),
             models=tuple(model.kind() for model in self.models),
             tenants=tuple(Tenant(name=each.name, bands=_bands(each.priorities)) for each in self.tenants),
-            traffic=tuple(each.traffic() for each in self.arrivals),
+            traffic=tuple(each.traffic(folder) for each in self.arrivals),
             routes={each.name: each for each in self.routes},
             cloud_fallback=self.allow_cloud_fallback,
             failures=self.failures,
@@ -395,6 +410,37 @@ class ScenarioDocument:
                 for each in self.tenants
             },
         )
+
+
+class _Line(msgspec.Struct):
+    timestamp: Annotated[float, msgspec.Meta(ge=0, le=1_000 * MAX_SECONDS)]
+    input_length: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+    output_length: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+    hash_ids: tuple[int, ...]
+
+
+_LINES = msgspec.json.Decoder(_Line)
+
+
+def _trace(path: Path) -> tuple[TracedRequest, ...]:
+    try:
+        lines = sorted(_LINES.decode_lines(path.read_bytes()), key=lambda line: line.timestamp)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise invalid_field("trace", f"{path} cannot be read: {error}") from error
+    for line in lines:
+        if len(line.hash_ids) * BLOCK_TOKENS < line.input_length:
+            raise invalid_field(
+                "trace", f"{path} has an input_length of {line.input_length} with {len(line.hash_ids)} hash_ids"
+            )
+    return tuple(
+        TracedRequest(
+            at_seconds=line.timestamp / 1_000,
+            prompt_tokens=line.input_length,
+            output_tokens=max(1, line.output_length),
+            blocks=line.hash_ids,
+        )
+        for line in lines
+    )
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -421,7 +467,7 @@ def load_scenario(path: Path) -> Scenario:
 def parse_scenario(document: dict[str, Any], source: str) -> Scenario:
     """Parses a scenario document. Raises INVALID_ARGUMENT naming `source` and the field."""
     try:
-        return validate_section(ScenarioDocument, document, Path(source)).scenario()
+        return validate_section(ScenarioDocument, document, Path(source)).scenario(Path(source).parent)
     except ValidationError as error:
         errors = error.errors(include_url=False)
         # Skips the error that a mapping is not a number.

@@ -72,7 +72,7 @@ def test_slow_contender_is_skipped_and_the_others_continue(monkeypatch: pytest.M
     figures = Figures()
     _measure_throughput(Options(root=tmp_path, repetitions=2), figures, unary(), [target(slow), target(STUB)])
     assert figures.skipped == ["slow: unary: the load generator failed: TimeoutError"]
-    assert [share.contender for share in figures.shares()] == [STUB.name]
+    assert list(figures.uses) == [("unary", STUB.name)]
 
 
 def test_weft_process_from_another_tree_does_not_run_this_one(tmp_path: Path) -> None:

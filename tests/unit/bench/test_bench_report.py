@@ -3,8 +3,8 @@ import pytest
 from bench.contender import LITELLM, WEFT, fill
 from bench.load import percentile
 from bench.machine import Machine
-from bench.measures import CHUNK_CPU, REAL_RATIO_ONE, UNARY_CPU, UNARY_RATE, Goal, Verdict
-from bench.report import Figures, Report, Row, markdown
+from bench.measures import CHUNK_CPU, REAL_RATIO_ONE, UNARY_CPU, UNARY_RATE, Measure
+from bench.report import Figures, Report, Row, Use, markdown, share_table
 
 MACHINE = Machine(
     date="2026-11-20T05:00:00+00:00",
@@ -25,33 +25,33 @@ def report(figures: Figures) -> Report:
         settings={"runs": "3"},
         packages={"litellm": "litellm==1"},
         rows=figures.rows((UNARY_CPU, UNARY_RATE, CHUNK_CPU)),
-        shares=figures.shares(),
+        uses=figures.uses,
         skipped=["other: no such | package"],
     )
 
 
 @pytest.mark.parametrize(
-    ("goal", "value", "verdict"),
+    ("measure", "value", "verdict"),
     [
-        (Goal(30), 30.0, Verdict.MET),
-        (Goal(30), 30.1, Verdict.MISSED),
-        (Goal(0.97, at_most=False), 0.97, Verdict.MET),
-        (Goal(0.97, at_most=False), 0.96, Verdict.MISSED),
+        (Measure("x", "ms", 30), 30.0, "met"),
+        (Measure("x", "ms", 30), 30.1, "missed"),
+        (Measure("x", "", 0.97, at_most=False), 0.97, "met"),
+        (Measure("x", "", 0.97, at_most=False), 0.96, "missed"),
     ],
 )
-def test_goal_is_met_at_its_limit(goal: Goal, value: float, verdict: Verdict) -> None:
-    assert goal.verdict(value) is verdict
+def test_goal_is_met_at_its_limit(measure: Measure, value: float, verdict: str) -> None:
+    assert measure.verdict(value) == verdict
 
 
 def test_row_value_is_the_median_and_decides_the_verdict() -> None:
     row = Row(measure=CHUNK_CPU, contender="weft", samples=(90.0, 8.8, 8.6))
     assert row.value == 8.8
-    assert row.verdict is Verdict.MET
+    assert row.verdict == "met"
 
 
 def test_goals_apply_only_to_weft() -> None:
-    assert Row(measure=CHUNK_CPU, contender="litellm", samples=(9000.0,)).verdict is Verdict.NONE
-    assert Row(measure=REAL_RATIO_ONE, contender="weft", samples=(0.5,)).verdict is Verdict.MISSED
+    assert Row(measure=CHUNK_CPU, contender="litellm", samples=(9000.0,)).verdict == "-"
+    assert Row(measure=REAL_RATIO_ONE, contender="weft", samples=(0.5,)).verdict == "missed"
 
 
 def test_report_shows_goals_spread_and_skipped_contenders() -> None:
@@ -59,7 +59,7 @@ def test_report_shows_goals_spread_and_skipped_contenders() -> None:
     for value in (12.5, 11.9, 13.0):
         figures.add(CHUNK_CPU, "weft", value)
     figures.add(UNARY_RATE, "stub (direct)", 4000.0)
-    figures.add_use("unary", "weft", cpu_seconds={"host": 1.0}, wall_seconds=2.0, units=1000, failures=3)
+    figures.uses["unary", "weft"] = [Use({"host": 1.0}, 2.0, 1000, 3)]
     page = markdown(report(figures))
     title = CHUNK_CPU.title
     assert f"| {title} | 12.5 us | 11.9 to 13.0 (3) | <= 10 us | missed |  |" in page
@@ -70,10 +70,8 @@ def test_report_shows_goals_spread_and_skipped_contenders() -> None:
 
 
 def test_role_missing_from_a_run_counts_as_zero() -> None:
-    figures = Figures()
-    for cpu in ({"host": 1.0}, {"host": 1.0, "runner": 1.0}, {"host": 1.0, "runner": 3.0}):
-        figures.add_use("unary", "weft", cpu_seconds=cpu, wall_seconds=1.0, units=1, failures=0)
-    assert figures.shares()[0].cores == {"host": 1.0, "runner": 1.0}
+    runs = [Use(cpu, 1.0, 1, 0) for cpu in ({"host": 1.0}, {"host": 1.0, "runner": 1.0}, {"host": 1.0, "runner": 3.0})]
+    assert "| host 1.00, runner 1.00 |" in share_table({("unary", "weft"): runs})
 
 
 def test_templates_replace_names_and_keep_other_braces() -> None:

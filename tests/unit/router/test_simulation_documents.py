@@ -98,6 +98,8 @@ def test_priorities_map_to_priority_classes() -> None:
         ({"seed": -1}, "seed"),
         ({"requests": 10**9}, "requests"),
         ({"hosts": [{"name": "gpu"}, {"name": "gpu"}]}, "hosts"),
+        ({"arrivals": [{"tenant": "t", "target": "m"}]}, "arrivals.0"),
+        ({"arrivals": [{"tenant": "t", "target": "m", "rate": 1.0, "trace": "x"}]}, "arrivals.0"),
     ],
 )
 def test_invalid_field_error_names_it(changes: dict[str, Any], field: str) -> None:
@@ -134,6 +136,42 @@ def test_invalid_scenario_file_is_refused(tmp_path: Path, text: str, why: str) -
     path.write_text(text)
     with pytest.raises(FieldError, match=why):
         load_scenario(path)
+
+
+def traced(tmp_path: Path, **changes: Any) -> Path:
+    line = {"timestamp": 1_500, "input_length": 600, "output_length": 5, "hash_ids": [1, 2], "type": "text"}
+    (tmp_path / "trace.jsonl").write_text(json.dumps(line | changes) + "\n" + json.dumps(line | {"timestamp": 500}))
+    path = tmp_path / "traced.yaml"
+    arrivals = [{"tenant": "t", "target": "m", "trace": "trace.jsonl"}]
+    path.write_text(yaml.safe_dump(document(arrivals=arrivals)))
+    return path
+
+
+def test_trace_is_read_in_the_format_of_mooncake_and_sorted(tmp_path: Path) -> None:
+    (traffic,) = load_scenario(traced(tmp_path)).traffic
+    assert [each.at_seconds for each in traffic.trace] == [0.5, 1.5]
+    assert [each.blocks for each in traffic.trace] == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("changes", [{"hash_ids": [1]}, {"input_length": 0}, {"timestamp": "early"}])
+def test_invalid_trace_is_refused_with_its_name(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(FieldError, match=r"trace\.jsonl"):
+        load_scenario(traced(tmp_path, **changes))
+
+
+def test_missing_trace_is_refused(tmp_path: Path) -> None:
+    path = traced(tmp_path)
+    (tmp_path / "trace.jsonl").unlink()
+    assert "trace.jsonl" in run(str(path)).stderr
+
+
+def test_command_compares_policies_and_an_oracle(tmp_path: Path) -> None:
+    ended = run(str(traced(tmp_path)), "--against", "oracle", "--against", "least_loaded")
+    assert ended.exit_code == 0, ended.output
+    assert "WEFT" in ended.stdout
+    assert "ORACLE" in ended.stdout
+    assert "LEAST_LOADED" in ended.stdout
+    assert "prompt tokens cached" in ended.stdout
 
 
 def test_command_shows_tables_for_both_schedulers(path: Path) -> None:

@@ -12,7 +12,7 @@ from router_svc.policy.port import SchedulerPort
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, figures_of
-from router_svc.simulation.scenario import Failure, FailureMode, Scenario, Traffic
+from router_svc.simulation.scenario import Failure, FailureMode, Rate, Scenario, Traffic
 from weft_app.config.scenario import load_scenario
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
@@ -35,7 +35,9 @@ def run(scenario: Scenario, make: Callable[[Scenario], SchedulerPort] = real_sch
 
 def three_tenants(seconds: float, *, each_its_own_model: bool, seed: int = 1) -> Scenario:
     scenario = replace(load_scenario(SCENARIOS / "three-tenants.yaml"), duration_seconds=seconds, seed=seed)
-    assert {each.tenant: each.rate.per_second for each in scenario.traffic} == PER_SECOND
+    assert {each.tenant: each.rate for each in scenario.traffic} == {
+        tenant: Rate(per_second=rate) for tenant, rate in PER_SECOND.items()
+    }
     if each_its_own_model:
         return scenario
     like = scenario.traffic[0]
@@ -46,8 +48,7 @@ def three_tenants(seconds: float, *, each_its_own_model: bool, seed: int = 1) ->
 
 
 def of_tenant(like: Traffic, tenant: str, model: str) -> Traffic:
-    rate = replace(like.rate, per_second=PER_SECOND[tenant] / len(MODELS))
-    return replace(like, tenant=tenant, target=model, rate=rate)
+    return replace(like, tenant=tenant, target=model, rate=Rate(per_second=PER_SECOND[tenant] / len(MODELS)))
 
 
 @pytest.mark.parametrize("each_its_own_model", [True, False], ids=["a model each", "all models for all"])

@@ -26,6 +26,7 @@ from router_svc.simulation.scenario import (
     Rate,
     Scenario,
     Tenant,
+    TracedRequest,
     Traffic,
     seeded_random,
 )
@@ -215,6 +216,41 @@ def test_conversation_returning_to_its_model_has_a_cached_prompt() -> None:
     cached, fresh = (check_scenario(each).metrics.total() for each in longer)
     assert cached.served_cost < 0.9 * cached.offered_cost
     assert fresh.served_cost > 0.9 * fresh.offered_cost
+
+
+def traced(*requests: tuple[float, int, tuple[int, ...]]) -> Scenario:
+    trace = tuple(
+        TracedRequest(at_seconds=at, prompt_tokens=tokens, output_tokens=1, blocks=blocks)
+        for at, tokens, blocks in requests
+    )
+    kind = ModelKind(name="a", prefill_tokens_per_second=512.0, cache_tokens=3 * 512, loaded=True)
+    return scenario(models=(kind,), traffic=(Traffic(tenant="t", target="a", trace=trace),))
+
+
+def test_prompts_of_a_trace_are_processed_one_at_a_time() -> None:
+    total = check_scenario(traced((1.0, 1024, (1, 2)), (1.5, 512, (3,)))).metrics.total()
+    assert list(total.first_tokens) == [2.0, 2.5]
+
+
+def test_traced_prompts_share_full_blocks_until_the_cache_evicts_them() -> None:
+    run = check_scenario(
+        traced((1.0, 1100, (1, 2, 3)), (20.0, 1536, (1, 2, 4)), (40.0, 512, (5,)), (60.0, 1024, (1, 2)))
+    )
+    total = run.metrics.total()
+    assert list(total.first_tokens) == pytest.approx([1100 / 512, 1.0, 1.0, 0.0])
+    assert total.cached_tokens == 4 * 512
+
+
+def test_prompts_of_a_trace_have_common_digests_as_far_as_they_have_common_blocks() -> None:
+    made = traced((1.0, 2000, (1, 2, 3, 4)), (2.0, 2000, (1, 2, 5, 6)))
+    one, other = (each.arrival.spec.prefix_digests for each in requests_of(made))
+    assert len(one) == len(other) == 7
+    assert [a == b for a, b in zip(one, other, strict=True)] == [True] * 4 + [False] * 3
+
+
+def test_more_load_shortens_the_time_between_traced_requests() -> None:
+    made = traced((10.0, 512, (1,)), (20.0, 512, (2,))).at_load(2.0)
+    assert [each.arrival.arrived_at for each in requests_of(made)] == [5.0, 10.0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,51 @@
+"""Generated traces beside the published figures of those that they imitate."""
+
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+import pytest
+
+from bench.traces import SCENARIO, SHAPES, trace
+from router_svc.policy.scheduler import Scheduler
+from router_svc.simulation.engine import Simulation
+from router_svc.simulation.fifo_baseline import OracleScheduler
+from router_svc.simulation.metrics import Waits
+from weft_app.config.scenario import load_scenario
+
+PUBLISHED = {"conversation": (12_031, 12_035, 343, 0.40), "tool-agents": (23_608, 8_596, 182, 0.59)}
+"""Requests, mean tokens of prompts and of answers, share of blocks in an earlier prompt (FAST '25, table 1)."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_trace_has_the_published_figures(name: str) -> None:
+    lines, seen, known = trace(SHAPES[name]), set[int](), 0
+    for line in lines:
+        known += len(seen.intersection(line.hash_ids))
+        seen.update(line.hash_ids)
+    requests, prompt, answer, share = PUBLISHED[name]
+    assert len(lines) == requests
+    assert fmean(line.input_length for line in lines) == pytest.approx(prompt, rel=0.03)
+    assert fmean(line.output_length for line in lines) == pytest.approx(answer, rel=0.03)
+    assert known / sum(len(line.hash_ids) for line in lines) == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.slow("4,000 requests, placed twice")
+@pytest.mark.parametrize("name", SHAPES)
+def test_first_tokens_of_a_trace_are_about_as_soon_as_an_oracles(name: str, tmp_path: Path) -> None:
+    lines = trace(SHAPES[name])[:4_000]
+    (tmp_path / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    (tmp_path / "x.yaml").write_text(SCENARIO.format(name=name))
+    scenario = load_scenario(tmp_path / "x.yaml")
+    times = []
+    for scheduler in (OracleScheduler(scenario), Scheduler(scenario.limits, scenario.settings)):
+        simulation = Simulation(scenario, scheduler)
+        if isinstance(scheduler, OracleScheduler):
+            scheduler.simulation = simulation
+        simulation.run()
+        times.append(Waits.of(simulation.metrics.total().first_tokens))
+    oracle, found = times
+    assert oracle is not None
+    assert found is not None
+    assert found.p50 <= 1.1 * oracle.p50
+    assert found.p95 <= 1.1 * oracle.p95
