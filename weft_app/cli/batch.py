@@ -66,7 +66,7 @@ def _age(record: Document) -> str:
 _BATCHES = Listing(
     empty="there are no batches; weft batch submit FILE submits one",
     columns=custom_columns(
-        "BATCH:id STATUS:status DONE FAILED:request_counts.failed ENDPOINT:endpoint AGE~ OUTPUT:output_file_id "
+        "BATCH:id STATUS:status DONE FAILED:request_counts.failed ENDPOINT:endpoint? AGE~ OUTPUT:output_file_id "
         "ERRORS:error_file_id",
         DONE=_done_words,
         AGE=_age,

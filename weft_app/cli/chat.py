@@ -32,7 +32,7 @@ from weft_app.cli.explain import has_tokens, receipt_lines, work_parts
 from weft_app.cli.mesh_api import Document, MeshApi
 from weft_app.cli.mesh_api import connect as connect_api
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
-from weft_app.cli.output import safe_text, shown, source_word
+from weft_app.cli.output import safe_text, shortened, shown, source_word
 from weft_app.cli.targets import is_missing
 
 MAX_FILE_BYTES = 20 * 1024 * 1024
@@ -479,18 +479,14 @@ def _notice(event: event_pb2.InferenceEvent) -> str:
             return f"tool {event.tool_call.name}{_arguments(event.tool_call.arguments)}"
         case "tool_result":
             outcome = "failed" if event.tool_result.failed else "answered"
-            return f"tool {outcome}: {_cut(event.tool_result.content)}"
+            return f"tool {outcome}: {shortened(event.tool_result.content, MAX_SHOWN_CHARS)}"
         case _:
             return ""
 
 
 def _arguments(arguments: json_value_pb2.JsonObject) -> str:
     given = plain_object(arguments)
-    return f" {_cut(json.dumps(given, ensure_ascii=False))}" if given else ""
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
+    return f" {shortened(json.dumps(given, ensure_ascii=False), MAX_SHOWN_CHARS)}" if given else ""
 
 
 def _aside(text: str) -> None:

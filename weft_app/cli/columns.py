@@ -100,8 +100,8 @@ USES = "uses"
 _AGE = "AGE:status.createdAt:age~"
 _SHORT, _WHOLE = "DESCRIPTION:description:short", "DESCRIPTION:description"
 _MODEL = custom_columns(
-    "NAME:name POOL:poolName SOURCE:status.kind:source STATUS RUNTIME:status.type TIER:tier RUNNER:status.runner "
-    "OPERATIONS:operations:commas CONTEXT:contextTokens|status.instance.contextTokens",
+    "NAME:name POOL:poolName? SOURCE:status.kind:source? STATUS RUNTIME:status.type TIER:tier? RUNNER:status.runner "
+    "OPERATIONS:operations:commas? CONTEXT:contextTokens|status.instance.contextTokens",
     STATUS=shown_state,
 )
 _MODEL_WIDE = _MODEL + custom_columns(
@@ -121,7 +121,7 @@ _AGENT_WIDE = _AGENT[:-1] + custom_columns(
     f"SIGNALS:signals:commas {_AGE} {_WHOLE}"
 )
 _RUNNER = custom_columns(
-    "NAME:name STATUS:status.state LINK:status.link HOST:status.host RUNTIME:status.runtime MODELS SLOTS "
+    "NAME:name STATUS:status.state LINK:status.link? HOST:status.host RUNTIME:status.runtime? MODELS SLOTS "
     "HEARTBEAT:status.lastHeartbeatAt:ago~",
     MODELS=lambda runner: ",".join(each["model"] for each in runner["status"]["instances"]),
     SLOTS=lambda runner: slots(runner["status"]["instances"]),

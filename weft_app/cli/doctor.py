@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -56,7 +57,7 @@ from weft_app.cli.options import (
     OutputFormat,
     OutputOption,
 )
-from weft_app.cli.output import Listing, custom_columns, say
+from weft_app.cli.output import Listing, custom_columns, safe_text, say
 from weft_app.cli.records import hosts_of, lease_rows, leased_bytes
 from weft_app.cli.secrets import names_of_secrets
 from weft_app.compose.demo import configured_runners
@@ -66,6 +67,8 @@ from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import config_files, load_config
 from weft_app.edge.binary import INSTALL, envoy_binary
 
+FINDING_INDENT = " " * 8
+"""On a terminal: the width of the longest verdict and a space."""
 MIN_FREE_BYTES = 1024**3
 MAX_NAMED_LEASES = 4
 MAX_EXAMINED_REQUESTS = 200
@@ -113,12 +116,21 @@ def _printed(findings: Iterator[Finding], output: OutputFormat) -> list[Finding]
         found = list(findings)
         _FINDINGS.print(found, output)
         return found
-    found, table = [], _FINDINGS.table(output)
-    say(table.text(()))
+    found = []
     for finding in findings:
         found.append(finding)
-        say(table.row(finding))
+        say("".join(f"{line}\n" for line in _finding_lines(finding, shutil.get_terminal_size().columns)))
     return found
+
+
+def _finding_lines(finding: Finding, columns: int) -> Iterator[str]:
+    """Yields a finding as lines of a terminal."""
+    fill = partial(
+        wrap, width=columns, subsequent_indent=FINDING_INDENT, break_long_words=False, break_on_hyphens=False
+    )
+    yield from fill(safe_text(f"{finding.verdict:<8}{finding.check}: {finding.detail}"))
+    if finding.remedy:
+        yield from fill(safe_text(f"fix: {finding.remedy}"), initial_indent=FINDING_INDENT)
 
 
 def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -> Iterator[Finding]:

@@ -232,7 +232,7 @@ def _decisions(decisions: Sequence[Document]) -> Iterator[str]:
         yield safe_text(f"+{decision['ageSeconds']:.3f} s  {kind}: {decision['detail']}")
         candidates = decision.get("candidates", ())
         if candidates:
-            table = TextTable(_CANDIDATES).plain_text(candidates)
+            table = TextTable(_CANDIDATES, is_cut=False).plain_text(candidates)
             yield from (f"{INDENT * 2}{line}" for line in table.splitlines())
             more = decision.get("candidateCount", 0) - len(candidates)
             if more > 0:

@@ -21,7 +21,7 @@ def _seconds(key: str) -> Callable[[Document], str]:
 
 
 _COLUMNS = custom_columns(
-    "MODEL:model COMPLETED FAILED REJECTED CANCELLED TOKENS_IN CACHED OUT FIRST_TOKEN_P50_P95 PER_TOKEN_P50_P95",
+    "MODEL:model COMPLETED FAILED REJECTED? CANCELLED? TOKENS_IN CACHED? OUT FIRST_TOKEN_P50_P95 PER_TOKEN_P50_P95",
     COMPLETED=_summed("completed"),
     FAILED=_summed("failed"),
     REJECTED=_summed("rejected"),

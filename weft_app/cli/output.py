@@ -39,6 +39,8 @@ class Column:
     """Whether the value changes with time only, so that a watch does not print the row again for it."""
     min_chars: int = 0
     """Minimum width, as a watch prints the header before any row."""
+    is_minor: bool = False
+    """Whether a terminal that is too narrow omits it before the others."""
 
     def text(self, record: Any) -> str | None:
         """Returns the text of a record; None prints "-" in a table and no line on a page."""
@@ -50,13 +52,16 @@ class Column:
 def custom_columns(text: str, **functions: Callable[[Any], str | None]) -> tuple[Column, ...]:
     """Parses columns as in kubectl: TITLE:PATH or TITLE:PATH:FORMAT; a TITLE alone uses one of `functions`.
 
-    An underscore in a title is a space, and a tilde at the end marks a column that `ticks`.
+    An underscore in a title is a space. At the end, a tilde marks a column that `ticks`, a question mark one that
+    `is_minor`.
     """
     found = []
     for word in text.split():
-        title, *path = word.removesuffix("~").split(":", 2)
+        ticking = word.removesuffix("?")
+        title, *path = ticking.removesuffix("~").split(":", 2)
         source, form = (*path, "")[:2] if path else (functions[title], "")
-        found.append(Column(title.replace("_", " "), source, form, ticks=word.endswith("~")))
+        ticks, is_minor = ticking.endswith("~"), word.endswith("?")
+        found.append(Column(title.replace("_", " "), source, form, ticks=ticks, is_minor=is_minor))
     return tuple(found)
 
 
@@ -76,15 +81,49 @@ def shown(text: str) -> str:
     return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
 
 
+MIN_COLUMN_CHARS = 20
+"""A column that is cut to fit a terminal keeps at least this width."""
+
+
+def fitted(columns: Sequence[Column], widths: Mapping[int, int], room: int) -> dict[int, int]:
+    """Returns the widths of the columns to show, by their places.
+
+    If they need more than `room` characters, minor columns are omitted first, then others, from right to left, until
+    the rest fits with its widest columns cut to no less than MIN_COLUMN_CHARS. The first column stays whole.
+    """
+    kept = dict(widths)
+    for place in sorted(list(widths)[1:], key=lambda place: (not columns[place].is_minor, -place)):
+        if _chars({place: min(width, MIN_COLUMN_CHARS) if place else width for place, width in kept.items()}) <= room:
+            break
+        del kept[place]
+    return _cut(kept, room)
+
+
+def _cut(widths: Mapping[int, int], room: int) -> dict[int, int]:
+    """Returns widths that fit, if they can without the first column and with MIN_COLUMN_CHARS for the others."""
+    found = dict(widths)
+    while _chars(found) > room:
+        widest = max(found, key=lambda place: found[place] if place else 0)
+        if not widest or found[widest] <= MIN_COLUMN_CHARS:
+            break
+        found[widest] -= 1
+    return found
+
+
+def _chars(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + len(COLUMN_GAP) * (len(widths) - 1)
+
+
 class TextTable:
     """A table in kubectl's style: no frames, columns as wide as the rows seen so far."""
 
-    def __init__(self, columns: Sequence[Column], *, is_cut: bool = True) -> None:
-        """`is_cut`: cut lines at the width of a terminal."""
+    def __init__(self, columns: Sequence[Column], *, is_cut: bool = True, wider: str = "a wider terminal") -> None:
+        """`is_cut`: fit lines into the width of a terminal; `wider` names what shows the omitted columns."""
         self._columns = columns
-        self._is_cut = is_cut
+        self._room = shutil.get_terminal_size().columns if is_cut and sys.stdout.isatty() else None
+        self._wider = wider
         self.titles = [column.title for column in columns]
-        self._widths = [max(column.min_chars, len(column.title)) for column in columns]
+        self._widths = dict(enumerate(max(column.min_chars, len(column.title)) for column in columns))
 
     def cells(self, row: Any) -> list[str]:
         """Returns the row's cells, safe for a terminal; an empty one is "-"."""
@@ -95,10 +134,13 @@ class TextTable:
         return tuple(column.text(row) for column in self._columns if not column.ticks)
 
     def text(self, rows: Iterable[Any]) -> str:
-        """Returns header and rows; the header is bold on a terminal."""
+        """Returns header and rows; on a terminal the header is bold, and a last line names the omitted columns."""
         header, *lines = self.plain_text(rows).splitlines()
         if sys.stdout.isatty():
             header = f"{BOLD}{header}{PLAIN}"
+        omitted = [title for place, title in enumerate(self.titles) if place not in self._widths]
+        if omitted:
+            lines.append(f"({self._wider} also shows {', '.join(omitted)})")
         return "\n".join([header, *lines]) + "\n"
 
     def plain_text(self, rows: Iterable[Any]) -> str:
@@ -106,11 +148,15 @@ class TextTable:
         table = [self.cells(row) for row in rows]
         for cells in table:
             self._widen(cells)
+        if self._room is not None:
+            self._widths = fitted(self._columns, self._widths, self._room)
         return "\n".join(map(self._line, [self.titles, *table])) + "\n"
 
     def line(self, cells: Sequence[str]) -> str:
         """Returns one more row below those already printed."""
         self._widen(cells)
+        if self._room is not None:
+            self._widths = _cut(self._widths, self._room)
         return self._line(cells) + "\n"
 
     def row(self, row: Any) -> str:
@@ -118,13 +164,11 @@ class TextTable:
         return self.line(self.cells(row))
 
     def _widen(self, cells: Sequence[str]) -> None:
-        self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
+        self._widths = {place: max(width, len(cells[place])) for place, width in self._widths.items()}
 
     def _line(self, cells: Sequence[str]) -> str:
-        padded = (cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True))
-        line = COLUMN_GAP.join(padded).rstrip()
-        # Cut to the width of a terminal, never in a pipe.
-        return line[: shutil.get_terminal_size().columns] if self._is_cut and sys.stdout.isatty() else line
+        shown = (shortened(cells[place], width).ljust(width) for place, width in self._widths.items())
+        return COLUMN_GAP.join(shown).rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +194,9 @@ class Listing:
 
     def table(self, output: str) -> TextTable:
         """Returns an empty table with the columns of an output format."""
-        return TextTable(self.wide if output == "wide" else self.columns)
+        if output == "wide":
+            return TextTable(self.wide, is_cut=False)
+        return TextTable(self.columns, wider="-o wide" if self.wide else "a wider terminal")
 
     def text(self, rows: Iterable[Any], output: str, whole: Callable[[], Any] | None = None) -> str:
         """Returns records as text; `whole` returns their document if it is not `{kind, items}`."""
@@ -255,7 +301,7 @@ def block(title: str, lines: Iterable[str], indent: str = INDENT) -> Iterator[st
 
 def table_block(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Iterator[str]:
     """Yields a title and a table; nothing without rows."""
-    return block(title, TextTable(columns).plain_text(rows).splitlines() if rows else ())
+    return block(title, TextTable(columns, is_cut=False).plain_text(rows).splitlines() if rows else ())
 
 
 Show = Callable[[Any], None]
@@ -360,9 +406,9 @@ def _actor(name: str) -> str:
     return actor_words(name)
 
 
-def shortened(text: str) -> str:
-    """Returns a shortened text."""
-    return text if len(text) <= MAX_SHORT_CHARS else f"{text[: MAX_SHORT_CHARS - 1]}…"
+def shortened(text: str, max_chars: int = MAX_SHORT_CHARS) -> str:
+    """Returns a text with … for what exceeds `max_chars`."""
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def span(seconds: float) -> str:

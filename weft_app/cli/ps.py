@@ -28,8 +28,8 @@ from weft_app.cli.output import Listing, custom_columns, document_text, moment_i
 Processes = Mapping[tuple[str, str], Document]
 """Processes of engines (`processId`, `restartCount`) by runner and model."""
 _COLUMNS = custom_columns(
-    "MODEL:model RUNNER:runner HOST:host RUNTIME:runtime STATE:state SLOTS MEMORY EXPIRES:until~ CONTEXT PID "
-    "RESTARTS:restarts",
+    "MODEL:model RUNNER:runner HOST:host? RUNTIME:runtime? STATE:state SLOTS MEMORY EXPIRES:until~ CONTEXT PID? "
+    "RESTARTS:restarts?",
     SLOTS=lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}",
     MEMORY=lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else None,
     CONTEXT=lambda row: str(row["contextTokens"] or "-"),

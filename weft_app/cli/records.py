@@ -84,7 +84,7 @@ def _known(key: str, text: Callable[[Any], str]) -> Callable[[Document], str]:
 
 
 _LEASE = custom_columns(
-    "LEASE:leaseId HOST:host HOLDER:holder PURPOSE:purpose STATE MEMORY DEVICES AGE:createdAt:age~ ENDS",
+    "LEASE:leaseId HOST:host HOLDER:holder? PURPOSE:purpose STATE MEMORY DEVICES AGE:createdAt:age~ ENDS",
     STATE=lambda lease: lease["state"] + (", unowned" if lease.get("unowned") else ""),
     MEMORY=lambda lease: size_words(leased_bytes(lease)),
     DEVICES=lambda lease: ",".join(lease["bytesByDevice"]),
@@ -106,7 +106,7 @@ _ROUTER = custom_columns(
 )
 _SECRET = custom_columns("SECRET:name VERSION:version AGE:updateTime:age~ USED_BY:usedBy:commas")
 _CLIENT = custom_columns(
-    "CLIENT:clientId PROFILE:hasProfile PRIORITY:defaultPriority REQUESTS:requestCount REFUSED:refusedCount "
+    "CLIENT:clientId PROFILE:hasProfile? PRIORITY:defaultPriority? REQUESTS:requestCount REFUSED:refusedCount "
     "RUNNING:runningCount TOKENS:tokenCount INTERVAL:usualIntervalSeconds:{:.3g}s LAST_SEEN:lastSeenAt:ago~ COOLDOWN",
     COOLDOWN=lambda client: "yes" if "cooldownEndsAt" in client else None,
 )
@@ -282,7 +282,7 @@ def _seconds_of(request: Document) -> float:
 
 _WAITS = "WAITS_FOR:queued.reason|loading.stage"
 _REQUEST = custom_columns(
-    "REQUEST:requestId TARGET:target STATE:state TENANT:tenant PRIORITY:priority POSITION:queued.position ETA~ "
+    "REQUEST:requestId TARGET:target STATE:state TENANT:tenant? PRIORITY:priority? POSITION:queued.position ETA~ "
     "AGE:arrivedAt:age~",
     ETA=_eta_of,
 )
@@ -293,7 +293,7 @@ _REQUESTS = Listing(
     name=lambda request: request["requestId"],
 )
 _END = custom_columns(
-    "REQUEST:requestId TARGET:target OUTCOME TENANT:tenant PRIORITY:priority TOKENS TOOK ENDED:endedAt:ago~",
+    "REQUEST:requestId TARGET:target OUTCOME TENANT:tenant? PRIORITY:priority? TOKENS TOOK ENDED:endedAt:ago~",
     OUTCOME=lambda request: request.get("reason", "completed"),
     TOKENS=_token_counts,
     TOOK=lambda request: f"{_seconds_of(request):.3g}s",

@@ -68,7 +68,7 @@ def _why(task: Document) -> str:
 
 
 _TASK = custom_columns(
-    "TASK:id STATE:state MODEL:model ATTEMPT AGE:createdAt:age~ WORKER",
+    "TASK:id STATE:state MODEL:model ATTEMPT? AGE:createdAt:age~ WORKER?",
     ATTEMPT=lambda task: f"{task['attempt']}/{task['maxAttempts']}",
     WORKER=lambda task: process_name(task.get("owner", "")),
 )

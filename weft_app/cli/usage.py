@@ -136,8 +136,8 @@ def _gpu(row: Document) -> str:
 
 _OUTCOMES = ("completed", "failed", "cancelled", "rejected", "unknown")
 _COUNTS = custom_columns(
-    "REQUESTS COMPLETED:completed FAILED:failed CANCELLED:cancelled REJECTED:rejected IN:promptTokens "
-    "CACHED:cachedPromptTokens OUT:completionTokens GPU_SECONDS REMOTE:remote",
+    "REQUESTS COMPLETED:completed FAILED:failed CANCELLED:cancelled? REJECTED:rejected? IN:promptTokens "
+    "CACHED:cachedPromptTokens? OUT:completionTokens GPU_SECONDS REMOTE:remote",
     REQUESTS=lambda row: str(sum(row[name] for name in _OUTCOMES)),
     GPU_SECONDS=_gpu,
 )

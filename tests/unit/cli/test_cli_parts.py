@@ -1,6 +1,7 @@
 """Tables, durations, expectations, targets and the lazy commands, each by itself."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from weft_app.cli.background import arguments_of
 from weft_app.cli.columns import listing_of
 from weft_app.cli.main import ALIASES, COMMANDS, OTHER_WORDS, app, load
 from weft_app.cli.options import EXIT_OK, EXIT_USAGE
-from weft_app.cli.output import Column, TextTable, custom_columns, page, safe_text
+from weft_app.cli.output import Column, TextTable, custom_columns, fitted, page, safe_text
 from weft_app.cli.targets import Target, one_target, parse_targets
 from weft_app.cli.wait import parse_duration, parse_expectation
 
@@ -35,6 +36,43 @@ def test_columns_are_as_wide_as_their_rows() -> None:
         "NAME    WORDS  AGE\na       one    1s\nlonger  -      2s\n"
     )
     assert table.line(["b", "two", "3s"]) == "b       two    3s\n", "a later row keeps the widths"
+
+
+WIDTHS = {0: 30, 1: 10, 2: 60, 3: 8}
+SOME_MINOR = custom_columns("REQUEST:a TENANT:b? MESSAGE:c AGE:d~")
+
+
+@pytest.mark.parametrize(
+    ("room", "shown"),
+    [
+        (120, {0: 30, 1: 10, 2: 60, 3: 8}),
+        (100, {0: 30, 1: 10, 2: 46, 3: 8}),
+        (74, {0: 30, 1: 10, 2: 20, 3: 8}),
+        (70, {0: 30, 2: 28, 3: 8}),
+        (60, {0: 30, 2: 28}),
+        (40, {0: 30}),
+        (10, {0: 30}),
+    ],
+)
+def test_narrow_terminal_cuts_wide_columns_then_omits_minor_ones_then_the_rightmost(
+    room: int, shown: dict[int, int]
+) -> None:
+    assert fitted(SOME_MINOR, WIDTHS, room) == shown
+
+
+def test_table_in_a_narrow_terminal_names_the_omitted_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"a": "req-1", "b": "team", "c": "the engine of the model ended", "d": "9s"}]
+    piped = TextTable(SOME_MINOR).text(rows)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "36")
+    table = TextTable(SOME_MINOR, wider="-o wide")
+    assert table.text(rows) == (
+        "\x1b[1mREQUEST  MESSAGE                 AGE\x1b[0m\n"
+        "req-1    the engine of the mod…  9s\n"
+        "(-o wide also shows TENANT)\n"
+    )
+    assert table.row(rows[0] | {"a": "req-2000"}) == "req-2000  the engine of the mo…  9s\n"
+    assert piped.endswith("\nreq-1    team    the engine of the model ended  9s\n")
 
 
 def test_page_omits_the_line_of_an_empty_text() -> None:
