@@ -235,7 +235,7 @@ class RegistryService:
             LeaseServicer(self.ledger, core.mesh_clock, self._record_release), server
         )
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(
-            OperationServicer(self._operations.operations, core.clock, core.name_of), server
+            OperationServicer(self._operations.operations, core.name_of), server
         )
 
     async def _record_release(self, grant: Grant, requested_by: str) -> None:

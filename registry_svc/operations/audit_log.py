@@ -9,7 +9,6 @@ from registry_svc.operations.actions import action_bytes
 from registry_svc.operations.audit_chain import detail_json, empty_head, entry_draft
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.policy.governance import Refused
-from registry_svc.operations.policy.lifecycle import GovernedOperation
 from registry_svc.operations.policy.refusal_window import SHARE_FOR_REFUSALS, CountedRefusals, RefusalWindow
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
@@ -60,7 +59,7 @@ class AuditLog:
                 metadata={"limit": str(self._max_entries)},
             )
 
-    def drafted(self, event: str, operation: GovernedOperation, actor: str, **detail: object) -> AuditEntry:
+    def drafted(self, event: str, operation: operation_pb2.Operation, actor: str, **detail: object) -> AuditEntry:
         """Returns a draft about an operation."""
         return entry_draft(
             at=self._clock.utc_now(), event=event, actor=actor, operation=operation.name, detail=detail_json(detail)

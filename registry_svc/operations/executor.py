@@ -2,36 +2,27 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from datetime import datetime
 
 from registry_svc.config import OperationLimits
 from registry_svc.operations.actions import action_summary
 from registry_svc.operations.audit_log import AuditLog
 from registry_svc.operations.job import Job, JobCancelled, JobDeps, JobReport
-from registry_svc.operations.live_operations import LiveOperation, OperationTable
+from registry_svc.operations.live_operations import ENDED, LiveOperation, OperationTable, startable
 from registry_svc.operations.operation_spans import OperationSpans
 from registry_svc.operations.operation_store import OperationStore
-from registry_svc.operations.policy.lifecycle import (
-    Ending,
-    GovernedOperation,
-    OperationProgress,
-    OperationState,
-    Unfinished,
-    assigned,
-    ended,
-    seconds_left,
-    startable,
-    started,
-)
 from registry_svc.operations.runner_presence import cancelled
 from registry_svc.wire_values import cleaned_multiline
 from registry_svc.writer import SingleWriter
-from weft.api.operations.v1 import operation_pb2
+from weft.api.common.v1.error_reason_pb2 import ERROR_REASON_CANCELLED
+from weft.api.operations.v1.operation_pb2 import Operation, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry
+from weft.documents.codec import word_of
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.timestamps import datetime_of, stamp_of
 
 log = get_logger("weft.registry.operations")
 
@@ -44,7 +35,8 @@ UNDO_LIMIT_SECONDS = 900.0
 FIRST_SAVE_PAUSE_SECONDS = 1.0
 MAX_SAVE_PAUSE_SECONDS = 30.0
 
-Step = Callable[[GovernedOperation], GovernedOperation]
+Step = Callable[[Operation], None]
+"""Changes a copy of an operation."""
 
 
 class Executor:
@@ -75,76 +67,70 @@ class Executor:
 
     def pump(self) -> None:
         """Starts operations that may run. Called whenever an operation was accepted or has ended."""
-        unfinished = [
-            Unfinished(id=live.operation.id, subjects=live.subjects, running=live.task is not None, after=live.after)
-            for live in self._table
-        ]
-        for operation_id in startable(unfinished, self._settings.max_running):
-            live = self._table.get(operation_id)
-            assert live is not None, "only what is in the book can be chosen"
-            live.task = start_task(self._run(live), name=f"operation-{operation_id}")
+        for live in startable(self._table, self._settings.max_running):
+            live.task = start_task(self._run(live), name=live.operation.name)
 
     async def change(self, live: LiveOperation, step: Step, drafts: Sequence[AuditEntry] = ()) -> None:
         """Applies a step on disk, then in memory, then notifies watchers. Call it in the writer's turn.
 
         Does nothing if the operation has ended meanwhile. Raises SERVICE_UNAVAILABLE; then nothing has changed.
         """
-        if live.operation.ended:
+        if live.operation.state in ENDED:
             return
-        operation = step(live.operation)
+        operation = Operation()
+        operation.CopyFrom(live.operation)
+        step(operation)
         if operation == live.operation:
             return
         self._audit.moved(await self._store.update(operation, drafts))
         live.operation = operation
-        if operation.ended:
-            live.progress = OperationProgress()
+        if operation.state in ENDED:
+            live.progress, live.ends_at = Operation(), None
             self._table.remove(live)
             self._spans.ended(operation, live.trace)
         self._table.publish(live)
 
     async def _run(self, live: LiveOperation) -> None:
-        operation = live.operation
-        log.info("operation begins", operation=operation.name, work=action_summary(live.action), resumed=live.resumed)
-        if operation.state is OperationState.PENDING:
-            now = self._clock.utc_now()
-            await self._surely(live, lambda each: started(each, now), ("operation.started", "", {}))
-        if live.operation.ended:
+        name, summary = live.operation.name, action_summary(live.operation.action)
+        log.info("operation begins", operation=name, work=summary, resumed=live.resumed)
+        if live.operation.state == Operation.STATE_PENDING:
+            begun = Operation(state=Operation.STATE_RUNNING, start_time=stamp_of(self._clock.utc_now()))
+            await self._surely(live, lambda each: each.MergeFrom(begun), ("operation.started", "", {}))
+        if live.operation.state in ENDED:
             self.pump()  # it was cancelled just before its turn
             return
         ending = await self._carried_out(live)
-        log.info(
-            "operation ended", operation=operation.name, state=ending.state.name.lower(), reason=ending.reason.name
-        )
-        now = self._clock.utc_now()
+        state, reason = word_of(ending, "state"), Reason(ending.reason)
+        log.info("operation ended", operation=name, state=state, reason=reason.name)
         detail: dict[str, object] = {"detail": ending.detail}
-        if ending.reason is not Reason.UNSPECIFIED:
-            detail["reason"] = ending.reason.name.lower()
-        event = f"operation.{ending.state.name.lower()}"
-        await self._surely(live, lambda each: ended(each, ending, now), (event, live.operation.runner, detail))
+        if reason is not Reason.UNSPECIFIED:
+            detail["reason"] = reason.name.lower()
+        step = end_step(ending, self._clock.utc_now())
+        await self._surely(live, step, (f"operation.{state}", live.operation.runner, detail))
         self.pump()
 
-    async def _carried_out(self, live: LiveOperation) -> Ending:
+    async def _carried_out(self, live: LiveOperation) -> Operation:
+        """Does the work. Returns the state, reason, detail and result of its end."""
         try:
             return await self._supervised(live)
         except Exception:
             log.exception("operation failed unexpectedly", operation=live.operation.name)
-            return Ending(
-                state=OperationState.FAILED,
-                reason=Reason.INTERNAL,
-                detail="an internal error; the registry's log has the details",
-            )
+            return _failed(Reason.INTERNAL, "an internal error; the registry's log has the details")
 
-    async def _supervised(self, live: LiveOperation) -> Ending:
+    async def _supervised(self, live: LiveOperation) -> Operation:
         """Does the work, and ends it on timeout or cancellation."""
         job = self._job(live)
-        left = seconds_left(live.operation, self._clock.utc_now(), self._settings.timeout_seconds)
+        left = self._seconds_left(live.operation)
         working = asyncio.create_task(job.run(), name="operation-work")
         expiring = asyncio.create_task(self._clock.sleep(left), name="operation-timeout")
         asking = asyncio.create_task(live.cancel_requested.wait(), name="operation-cancel")
         try:
             await asyncio.wait({working, expiring, asking}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done() and asking.done():
-                self._show(live, replace(live.progress, stage="cancelling", ends_at=None))
+                cancelling = Operation()
+                cancelling.CopyFrom(live.progress)
+                cancelling.stage = "cancelling"
+                self._show(live, cancelling, None)
                 job.request_cancel()
                 await asyncio.wait({working, expiring}, return_when=asyncio.FIRST_COMPLETED)
             in_time = working.done()
@@ -157,23 +143,21 @@ class Executor:
         self,
         live: LiveOperation,
         job: Job,
-        working: "asyncio.Task[operation_pb2.OperationResult]",
+        working: "asyncio.Task[OperationResult]",
         *,
         in_time: bool,
-    ) -> Ending:
+    ) -> Operation:
         error = None if working.cancelled() else working.exception()
         if error is None and not working.cancelled():
-            result = working.result().SerializeToString(deterministic=True)
-            return Ending(state=OperationState.SUCCEEDED, result=result)
+            return Operation(state=Operation.STATE_SUCCEEDED, result=working.result())
         if live.cancel_requested.is_set() and isinstance(error, JobCancelled | WeftError | None):
-            return Ending(state=OperationState.CANCELLED, reason=Reason.CANCELLED, detail=await self._undone(job))
+            return cancelled_operation(await self._undone(job))
         if not in_time:
             left_over = await self._undone(job)
             text = f"it took longer than {self._settings.timeout_seconds:g} s"
-            detail = f"{text}; {left_over}" if left_over else text
-            return Ending(state=OperationState.FAILED, reason=Reason.DEADLINE_EXCEEDED, detail=detail)
+            return _failed(Reason.DEADLINE_EXCEEDED, f"{text}; {left_over}" if left_over else text)
         if isinstance(error, WeftError):
-            return Ending(state=OperationState.FAILED, reason=error.reason, detail=_cleaned(error.message))
+            return _failed(error.reason, _cleaned(error.message))
         assert error is not None, "work that was not cancelled has a result or an error"
         raise error
 
@@ -190,13 +174,10 @@ class Executor:
             await cancelled(undoing, expiring)
 
     def _job(self, live: LiveOperation) -> Job:
-        begun = operation_pb2.OperationResult.FromString(live.operation.result).models
         job = Job(
             self._deps,
-            live.operation.id,
-            live.action,
+            live.operation,
             self._report(live),
-            begun=begun,
             patient_until=self._clock.monotonic() + RESUME_PATIENCE_SECONDS if live.resumed else 0.0,
         )
         if live.cancel_requested.is_set():
@@ -227,8 +208,14 @@ class Executor:
         """Applies a step without an audit entry. Raises SERVICE_UNAVAILABLE."""
         await self._writer.run(lambda: self.change(live, step))
 
-    def _show(self, live: LiveOperation, progress: OperationProgress) -> None:
-        live.progress = progress
+    def _seconds_left(self, operation: Operation) -> float:
+        """Returns how long a started operation may still take; at most its timeout even if the clock was set back."""
+        timeout_seconds = self._settings.timeout_seconds
+        spent = (self._clock.utc_now() - datetime_of(operation.start_time)).total_seconds()
+        return min(max(timeout_seconds - spent, 0.0), timeout_seconds)
+
+    def _show(self, live: LiveOperation, progress: Operation, ends_at: float | None) -> None:
+        live.progress, live.ends_at = progress, ends_at
         if live.trace is not None:
             live.trace.note(progress.stage, self._clock.utc_now())
         self._table.publish(live)
@@ -236,22 +223,45 @@ class Executor:
     def _report(self, live: LiveOperation) -> JobReport:
         """Returns callbacks that record a job's reports in the table of operations."""
 
-        def progressed(progress: OperationProgress) -> None:
-            if live.operation.ended:
+        def progressed(progress: Operation, ends_at: float | None) -> None:
+            if live.operation.state in ENDED:
                 return
-            share = progress.share if progress.share is not None and 0.0 <= progress.share <= 1.0 else None
-            stage = "cancelling" if live.cancel_requested.is_set() else _cleaned(progress.stage)[:MAX_STAGE_CHARS]
-            self._show(live, replace(progress, stage=stage, detail=_cleaned(progress.detail), share=share))
+            if not 0.0 <= progress.progress <= 1.0:
+                progress.ClearField("progress")
+            is_cancelled = live.cancel_requested.is_set()
+            progress.stage = "cancelling" if is_cancelled else _cleaned(progress.stage)[:MAX_STAGE_CHARS]
+            progress.detail = _cleaned(progress.detail)
+            self._show(live, progress, ends_at)
 
         def begun(models: Sequence[str]) -> Awaitable[None]:
-            partial = operation_pb2.OperationResult(models=models).SerializeToString(deterministic=True)
-            return self._keep(live, lambda operation: replace(operation, result=partial))
+            partial = OperationResult(models=models)
+            return self._keep(live, lambda operation: operation.result.CopyFrom(partial))
 
-        return JobReport(
-            progress=progressed,
-            assigned=lambda runner: self._keep(live, lambda operation: assigned(operation, runner)),
-            begun=begun,
-        )
+        def assigned(runner: str) -> Awaitable[None]:
+            return self._keep(live, lambda operation: setattr(operation, "runner", runner))
+
+        return JobReport(progress=progressed, assigned=assigned, begun=begun)
+
+
+def end_step(ending: Operation, now: datetime) -> Step:
+    """Returns the step that ends an operation with the state, reason, detail and result of `ending`."""
+
+    def end(operation: Operation) -> None:
+        operation.ClearField("result")
+        operation.MergeFrom(ending)
+        operation.end_time.CopyFrom(stamp_of(now))
+
+    return end
+
+
+def cancelled_operation(detail: str) -> Operation:
+    """Returns the end of a cancelled operation."""
+    return Operation(state=Operation.STATE_CANCELLED, reason=ERROR_REASON_CANCELLED, detail=detail)
+
+
+def _failed(reason: Reason, detail: str) -> Operation:
+    number = reason.value
+    return Operation(state=Operation.STATE_FAILED, reason=number, detail=detail)  # type: ignore[arg-type]  # same numbers
 
 
 def _cleaned(text: str) -> str:

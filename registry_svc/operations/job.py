@@ -11,8 +11,8 @@ from google.protobuf import duration_pb2
 
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.actions import is_single, models_named, models_to_unload
+from registry_svc.operations.live_operations import OPERATION_PREFIX
 from registry_svc.operations.model_sources import SourceTarget, choose_runner, load_target
-from registry_svc.operations.policy.lifecycle import OperationProgress
 from registry_svc.operations.policy.loads import LoadTimes, plan_pool
 from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
 from weft.api.operations.v1 import operation_pb2
@@ -81,7 +81,8 @@ class JobCancelled(Exception):  # noqa: N818 - an outcome, not an error
 class JobReport:
     """Callbacks for a job's reports."""
 
-    progress: Callable[[OperationProgress], None]
+    progress: Callable[[operation_pb2.Operation, float | None], None]
+    """Called with the stage and other fields that are not stored, and the estimated end in monotonic seconds."""
     assigned: Callable[[str], Awaitable[None]]
     """Called with the runner if there is only one; the report is stored when this returns."""
     begun: Callable[[Sequence[str]], Awaitable[None]]
@@ -102,25 +103,18 @@ class JobDeps:
 class Job:
     """The work of one operation.
 
-    `begun` are models that an earlier registry process began to load for it. Calls to unreachable runners are retried
-    until `patient_until`, on the monotonic clock.
+    The result of `operation` has the models that an earlier registry process began to load for it. Calls to unreachable
+    runners are retried until `patient_until`, on the monotonic clock.
     """
 
     def __init__(
-        self,
-        deps: JobDeps,
-        operation_id: str,
-        action: operation_pb2.OperationAction,
-        report: JobReport,
-        *,
-        begun: Sequence[str] = (),
-        patient_until: float = 0.0,
+        self, deps: JobDeps, operation: operation_pb2.Operation, report: JobReport, *, patient_until: float = 0.0
     ) -> None:
         self._deps = deps
-        self._operation_id = operation_id
-        self._action = action
+        self._operation_id = operation.name.removeprefix(OPERATION_PREFIX)
+        self._action = operation.action
         self._report = report
-        self._begun = list(begun)
+        self._begun = list(operation.result.models)
         self._patient_until = patient_until
         self._cancel_requested = False
         self._calling: asyncio.Task[Any] | None = None
@@ -288,17 +282,15 @@ class Job:
         share = said.done_bytes / said.total_bytes if said.total_bytes > 0 else None
         left = (said.total_bytes - said.done_bytes) / said.bytes_per_second if said.bytes_per_second > 0 else None
         ends_at = None if left is None or share is None else self._deps.clock.monotonic() + min(left, MAX_SECONDS)
-        self._report.progress(
-            OperationProgress(
-                stage=PULLING,
-                detail=said.detail or pull_words(said),
-                share=share,
-                ends_at=ends_at,
-                done_bytes=amount(said.done_bytes) if said.total_bytes > 0 else None,
-                total_bytes=amount(said.total_bytes) if said.total_bytes > 0 else None,
-                digest=f"sha256:{said.file_sha256}" if _SHA256.fullmatch(said.file_sha256) else "",
-            )
+        progress = operation_pb2.Operation(
+            stage=PULLING,
+            detail=said.detail or pull_words(said),
+            progress=share,
+            done_bytes=amount(said.done_bytes) if said.total_bytes > 0 else None,
+            total_bytes=amount(said.total_bytes) if said.total_bytes > 0 else None,
+            digest=f"sha256:{said.file_sha256}" if _SHA256.fullmatch(said.file_sha256) else "",
         )
+        self._report.progress(progress, ends_at)
 
     async def _call_cancellably(self, runner: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Returns the result of a call to a runner. Cancellation ends it immediately and raises JobCancelled."""
@@ -374,14 +366,12 @@ class Job:
         eta = None if waits else self._deps.times.eta_seconds(model, now - began)
         if said.HasField("eta"):
             eta = seconds_of(said.eta)
-        self._report.progress(
-            OperationProgress(
-                stage=said.stage,
-                detail=said.detail or f"loading {model}",
-                share=said.progress if said.HasField("progress") else None,
-                ends_at=None if eta is None else now + max(eta, 0.0),
-            )
+        progress = operation_pb2.Operation(
+            stage=said.stage,
+            detail=said.detail or f"loading {model}",
+            progress=said.progress if said.HasField("progress") else None,
         )
+        self._report.progress(progress, None if eta is None else now + max(eta, 0.0))
 
     def _add_load(self, model: str, result: runner_service_pb2.LoadResult) -> None:
         total = self._result
@@ -480,7 +470,7 @@ class Job:
             raise JobCancelled
 
     def _tell(self, stage: str, detail: str = "", *, share: float | None = None) -> None:
-        self._report.progress(OperationProgress(stage=stage, detail=detail, share=share))
+        self._report.progress(operation_pb2.Operation(stage=stage, detail=detail, progress=share), None)
 
 
 def _flush_request(flush: operation_pb2.FlushCache, model: str) -> runner_service_pb2.FlushCacheRequest:

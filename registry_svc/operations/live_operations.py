@@ -1,19 +1,28 @@
-"""Unfinished operations in memory, and their watchers."""
+"""Unfinished operations in memory, their order, and their watchers.
+
+    PENDING ──▶ RUNNING ──▶ SUCCEEDED | FAILED | CANCELLED
+       └───────────────────▶ FAILED | CANCELLED
+
+An ended operation never changes again.
+"""
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from registry_svc.newest_states import NewestStates
 from registry_svc.operations.operation_spans import OperationTrace
-from registry_svc.operations.policy.lifecycle import NO_PROGRESS, GovernedOperation, OperationProgress
-from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_pb2 import Operation
+from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import duration_of
 
+OPERATION_PREFIX = "operations/"
+ENDED = frozenset({Operation.STATE_SUCCEEDED, Operation.STATE_FAILED, Operation.STATE_CANCELLED})
 WATCH_BUFFER = 16
 """Maximum queued changes of a watcher; beyond that the oldest are dropped."""
 MAX_WATCHERS = 1_024
@@ -21,20 +30,12 @@ MAX_WAITING_OPERATIONS = 4_096
 """Maximum operations with unread changes of a watcher of all operations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationView:
-    """An operation at one moment."""
-
-    operation: GovernedOperation
-    progress: OperationProgress = NO_PROGRESS
-
-
 class OperationWatcher:
     """A watcher of one operation. Iterate over it inside `with`; it ends with the operation."""
 
-    def __init__(self, watchers: "set[OperationWatcher]", now: OperationView) -> None:
+    def __init__(self, watchers: "set[OperationWatcher]", now: Operation) -> None:
         self._watchers = watchers
-        self._waiting: deque[OperationView] = deque([now], maxlen=WATCH_BUFFER)
+        self._waiting: deque[Operation] = deque([now], maxlen=WATCH_BUFFER)
         self._changed = asyncio.Event()
         self._error: WeftError | None = None
         self._end_delivered = False
@@ -50,7 +51,7 @@ class OperationWatcher:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> OperationView:
+    async def __anext__(self) -> Operation:
         """Returns the next change. Raises SHUTTING_DOWN after the last one."""
         if self._end_delivered:
             raise StopAsyncIteration
@@ -59,13 +60,13 @@ class OperationWatcher:
                 raise self._error
             self._changed.clear()
             await self._changed.wait()
-        view = self._waiting.popleft()
-        self._end_delivered = view.operation.ended
-        return view
+        operation = self._waiting.popleft()
+        self._end_delivered = operation.state in ENDED
+        return operation
 
-    def offer(self, view: OperationView) -> None:
+    def offer(self, operation: Operation) -> None:
         """Queues a change. Drops the oldest one if there are too many."""
-        self._waiting.append(view)
+        self._waiting.append(operation)
         self._changed.set()
 
     def end(self, error: WeftError) -> None:
@@ -78,13 +79,17 @@ class OperationWatcher:
 class LiveOperation:
     """An unfinished operation."""
 
-    operation: GovernedOperation
-    """As stored on disk."""
-    action: operation_pb2.OperationAction
+    operation: Operation
+    """As stored on disk, without progress. Until the end its result has the models with a load that was begun, so that
+    a cancellation after a restart undoes them."""
     subjects: frozenset[str]
+    """Names that it changes; empty: it conflicts with no other."""
     after: frozenset[str] = frozenset()
-    """Ids of operations that it waits for."""
-    progress: OperationProgress = NO_PROGRESS
+    """Names of operations that it waits for; ended ones are ignored."""
+    progress: Operation = field(default_factory=Operation)
+    """Stage and other fields that are not stored."""
+    ends_at: float | None = None
+    """Estimated end, in seconds of the process's monotonic clock; None: unknown."""
     resumed: bool = False
     """Whether an earlier registry process accepted it."""
     cancel_requested: asyncio.Event = field(default_factory=asyncio.Event)
@@ -94,19 +99,55 @@ class LiveOperation:
     """The task that executes it; None while it waits."""
     watchers: set[OperationWatcher] = field(default_factory=set)
 
-    @property
-    def view(self) -> OperationView:
-        """The current state."""
-        return OperationView(operation=self.operation, progress=self.progress)
+    def shown(self, now: float) -> Operation:
+        """Returns the operation with its progress at `now`, in monotonic seconds."""
+        operation = shown(self.operation)
+        operation.MergeFrom(self.progress)
+        # An operation that takes longer than expected has no known end.
+        if self.ends_at is not None and self.ends_at > now:
+            operation.eta.CopyFrom(duration_of(self.ends_at - now))
+        return operation
+
+
+def shown(stored: Operation) -> Operation:
+    """Returns a copy of a stored operation, with a result only if it succeeded."""
+    operation = Operation()
+    operation.CopyFrom(stored)
+    if operation.state == Operation.STATE_SUCCEEDED:
+        operation.progress = 1.0
+    else:
+        operation.ClearField("result")
+    return operation
+
+
+def startable(unfinished: Iterable[LiveOperation], max_running: int) -> list[LiveOperation]:
+    """Returns the operations that may start now. `unfinished` is in order of acceptance.
+
+    A waiting operation also holds its subjects, so that later ones cannot overtake it and make it starve.
+    """
+    waiting_or_running = list(unfinished)
+    room = max_running - sum(each.task is not None for each in waiting_or_running)
+    names = {each.operation.name for each in waiting_or_running}
+    held: set[str] = set()
+    chosen: list[LiveOperation] = []
+    for each in waiting_or_running:
+        if room <= 0:
+            break
+        if each.task is None and held.isdisjoint(each.subjects) and names.isdisjoint(each.after):
+            chosen.append(each)
+            room -= 1
+        held |= each.subjects
+    return chosen
 
 
 class OperationTable:
     """Unfinished operations, in order of acceptance."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._live: dict[str, LiveOperation] = {}
         self._by_request: dict[str, LiveOperation] = {}
-        self.watched = NewestStates[OperationView](max_watchers=MAX_WATCHERS, max_waiting=MAX_WAITING_OPERATIONS)
+        self.watched = NewestStates[Operation](max_watchers=MAX_WATCHERS, max_waiting=MAX_WAITING_OPERATIONS)
         """Watchers of all operations."""
 
     def __len__(self) -> int:
@@ -115,9 +156,9 @@ class OperationTable:
     def __iter__(self) -> Iterator[LiveOperation]:
         return iter(list(self._live.values()))
 
-    def get(self, operation_id: str) -> LiveOperation | None:
-        """Returns the operation with this id, or None."""
-        return self._live.get(operation_id)
+    def get(self, name: str) -> LiveOperation | None:
+        """Returns the operation with this name, or None."""
+        return self._live.get(name)
 
     def of_request(self, request_id: str) -> LiveOperation | None:
         """Returns the operation that a request created, or None."""
@@ -125,20 +166,25 @@ class OperationTable:
 
     def add(self, live: LiveOperation) -> None:
         """Adds a newly accepted operation."""
-        self._live[live.operation.id] = live
+        self._live[live.operation.name] = live
         self._by_request[live.operation.request_id] = live
 
     def remove(self, live: LiveOperation) -> None:
         """Removes an ended operation."""
-        self._live.pop(live.operation.id, None)
+        self._live.pop(live.operation.name, None)
         self._by_request.pop(live.operation.request_id, None)
+
+    def shown(self, stored: Operation) -> Operation:
+        """Returns an operation for callers: as it is now if it is unfinished, otherwise as stored."""
+        live = self._live.get(stored.name)
+        return shown(stored) if live is None else live.shown(self._clock.monotonic())
 
     def publish(self, live: LiveOperation) -> None:
         """Sends the current state of an operation to all its watchers, also after it has ended."""
-        view = live.view
+        operation = live.shown(self._clock.monotonic())
         for watcher in live.watchers:
-            watcher.offer(view)
-        self.watched.publish(live.operation.id, view)
+            watcher.offer(operation)
+        self.watched.publish(operation.name, operation)
 
     def watch(self, live: LiveOperation) -> OperationWatcher:
         """Returns a watcher that starts with the current state. Raises TOO_MANY_RESOURCES."""
@@ -148,7 +194,7 @@ class OperationTable:
                 f"{MAX_WATCHERS} callers follow operations already; ask for the operation's state instead",
                 metadata={"limit": str(MAX_WATCHERS)},
             )
-        watcher = OperationWatcher(live.watchers, live.view)
+        watcher = OperationWatcher(live.watchers, live.shown(self._clock.monotonic()))
         live.watchers.add(watcher)
         return watcher
 

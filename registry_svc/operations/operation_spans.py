@@ -12,9 +12,11 @@ trace with the stages since then.
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
-from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_pb2 import Operation
+from weft.documents.codec import word_of
+from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_span_id
+from weft.kernel.timestamps import stamp_of
 from weft.kernel.tracing import (
     NO_TRACING,
     Attribute,
@@ -38,7 +40,8 @@ class Stage:
     """A stage of an operation, and when it began."""
 
     name: str
-    began: datetime
+    began: int
+    """Nanoseconds since the epoch."""
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class OperationTrace:
         """Records the operation's current stage."""
         is_new = not self.stages or self.stages[-1].name != stage
         if stage and is_new and len(self.stages) < MAX_STAGES:
-            self.stages.append(Stage(stage, now))
+            self.stages.append(Stage(stage, stamp_of(now).ToNanoseconds()))
 
 
 class OperationSpans:
@@ -74,32 +77,31 @@ class OperationSpans:
         trace_id = trace_id_from(operation_id)
         return OperationTrace(TraceContext(trace_id, span_id_of(operation_id), sampling.chooses(trace_id)), None)
 
-    def ended(self, operation: GovernedOperation, trace: OperationTrace | None) -> None:
+    def ended(self, operation: Operation, trace: OperationTrace | None) -> None:
         """Records the spans of an ended operation, if its trace is recorded."""
         if trace is None:
             return
-        assert operation.ended_at is not None, "it has ended"
-        seconds = (operation.ended_at - operation.created_at).total_seconds()
-        has_failed = operation.state is OperationState.FAILED
+        seconds = (operation.end_time.ToNanoseconds() - operation.create_time.ToNanoseconds()) / 1e9
+        has_failed = operation.state == Operation.STATE_FAILED
         if self._tracing.records(trace.context, has_failed=has_failed, seconds=seconds):
             self._tracing.record(operation_spans(operation, trace))
 
 
-def operation_spans(operation: GovernedOperation, trace: OperationTrace) -> list[Span]:
+def operation_spans(operation: Operation, trace: OperationTrace) -> list[Span]:
     """Returns the spans of an ended operation."""
-    created, ended = operation.created_at, operation.ended_at
-    assert ended is not None, "it has ended"
+    created, ended = operation.create_time.ToNanoseconds(), operation.end_time.ToNanoseconds()
+    begun = operation.start_time.ToNanoseconds() if operation.HasField("start_time") else ended
     whole = Span(
         name=SpanName.OPERATION,
         service=ServiceName.REGISTRY,
         context=trace.context,
         parent_id=None if trace.caller is None else trace.caller.span_id,
-        start=_nanoseconds(created),
-        end=_nanoseconds(ended),
+        start=created,
+        end=ended,
         attributes=_attributes(operation),
-        error=error_type(operation.reason),
+        error=error_type(Reason(operation.reason)),
     )
-    queue = _part(trace, SpanName.QUEUE, created, operation.started_at or ended, {})
+    queue = _part(trace, SpanName.QUEUE, created, begun, {})
     stages = []
     for number, stage in enumerate(trace.stages, 1):
         end = trace.stages[number].began if number < len(trace.stages) else ended
@@ -107,44 +109,30 @@ def operation_spans(operation: GovernedOperation, trace: OperationTrace) -> list
     return [whole, queue, *stages]
 
 
-def _part(
-    trace: OperationTrace, name: SpanName, began: datetime, ended: datetime, attributes: dict[str, AttributeValue]
-) -> Span:
+def _part(trace: OperationTrace, name: SpanName, began: int, ended: int, attributes: dict[str, AttributeValue]) -> Span:
     above = trace.context
     return Span(
         name=name,
         service=ServiceName.REGISTRY,
         context=above.child(new_span_id()),
         parent_id=above.span_id,
-        start=_nanoseconds(began),
-        end=_nanoseconds(ended),
+        start=began,
+        end=ended,
         attributes=attributes,
     )
 
 
-def _attributes(operation: GovernedOperation) -> dict[str, AttributeValue]:
-    action = operation_pb2.OperationAction.FromString(operation.action)
-    kind = action.WhichOneof("kind") or ""
+def _attributes(operation: Operation) -> dict[str, AttributeValue]:
+    kind = operation.action.WhichOneof("kind") or ""
+    # The name in the mesh, also of a load by source.
+    model = getattr(getattr(operation.action, kind, None), "model", "")
     named = {
-        Attribute.OPERATION_ID: operation.id,
+        Attribute.OPERATION_ID: operation.name.rpartition("/")[2],
         Attribute.REQUEST_ID: operation.request_id,
         Attribute.ACTION: kind.partition("_")[0],
-        Attribute.REQUEST_MODEL: _model(action, operation),
+        Attribute.REQUEST_MODEL: model or (operation.result.added.name if kind == "load_model" else ""),
         Attribute.RUNNER: operation.runner,
         Attribute.CALLER: operation.requested_by,
-        Attribute.OUTCOME: operation.state.name.lower(),
+        Attribute.OUTCOME: word_of(operation, "state"),
     }
     return {name: text for name, text in named.items() if text}
-
-
-def _model(action: operation_pb2.OperationAction, operation: GovernedOperation) -> str:
-    """Returns the model's name in the mesh, also for a load by source."""
-    kind = action.WhichOneof("kind") or ""
-    model: str = getattr(getattr(action, kind, None), "model", "")
-    if kind == "load_model" and not model and operation.state is OperationState.SUCCEEDED:
-        return operation_pb2.OperationResult.FromString(operation.result).added.name
-    return model
-
-
-def _nanoseconds(moment: datetime) -> int:
-    return int(moment.timestamp() * 1e6) * 1_000

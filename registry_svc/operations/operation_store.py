@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from registry_svc.operations.actions import action_bytes
 from registry_svc.operations.audit_chain import chained, empty_head, head_of
 from registry_svc.operations.governance import Admission, GovernanceMarks
-from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
+from registry_svc.operations.live_operations import OPERATION_PREFIX
+from weft.api.operations.v1.operation_pb2 import Operation, OperationAction, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import optional_datetime, optional_stamp
 from weft.sql.connections import Row, Tx
 from weft.sql.store import Store
 
@@ -21,22 +24,11 @@ _BY_ID = "SELECT * FROM operations WHERE id = :key"
 _BY_REQUEST = "SELECT * FROM operations WHERE request_id = :key"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewOperation:
-    """Everything that is stored for an accepted operation."""
-
-    operation: GovernedOperation
-    """The store assigns its `number`."""
-    audit: tuple[AuditEntry, ...]
-    admission: Admission
-    """Its nonce is stored, and its mark raises the mark of issue times."""
-
-
 @dataclass(frozen=True, slots=True)
 class Saved:
     """The operation was stored."""
 
-    operation: GovernedOperation
+    operation: Operation
     head: AuditHead
 
 
@@ -44,7 +36,7 @@ class Saved:
 class RequestKnown:
     """Nothing was written: an earlier operation has the request id."""
 
-    earlier: GovernedOperation
+    earlier: Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +67,20 @@ class OperationStore:
         """Returns the marks of earlier runs. The first call creates the audience."""
         return await self._database.run(_marks)
 
-    async def load_unfinished(self) -> list[GovernedOperation]:
+    async def load_unfinished(self) -> list[Operation]:
         """Returns unfinished operations, in order of acceptance."""
         statement = "SELECT * FROM operations WHERE ended_at IS NULL ORDER BY number"
         return [_operation_of(row) for row in await self._database.read(lambda tx: tx.rows(statement))]
 
-    async def get(self, operation_id: str) -> GovernedOperation | None:
+    async def get(self, name: str) -> Operation | None:
         """Returns an operation, or None."""
-        return await self._database.read(lambda tx: _found(tx, _BY_ID, operation_id))
+        return await self._database.read(lambda tx: _found(tx, _BY_ID, name.removeprefix(OPERATION_PREFIX)))
 
-    async def of_request(self, request_id: str) -> GovernedOperation | None:
+    async def of_request(self, request_id: str) -> Operation | None:
         """Returns the operation that a request created, or None."""
         return await self._database.read(lambda tx: _found(tx, _BY_REQUEST, request_id))
 
-    async def page(
-        self, *, before_number: int | None, size: int, unfinished_only: bool = False
-    ) -> list[GovernedOperation]:
+    async def page(self, *, before_number: int | None, size: int, unfinished_only: bool = False) -> list[Operation]:
         """Returns at most `size` operations, newest first; with `before_number`, only those accepted before it."""
         before = "number < :before" if before_number is not None else "true"
         unfinished = "ended_at IS NULL" if unfinished_only else "true"
@@ -98,23 +88,45 @@ class OperationStore:
         rows = await self._database.read(lambda tx: tx.rows(statement, before=before_number, size=size))
         return [_operation_of(row) for row in rows]
 
-    async def save_new(self, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
-        """Stores an operation with its audit entries, nonce and mark atomically."""
-        return await self._database.run(lambda tx: _save_new(tx, new))
+    async def save_new(
+        self, operation: Operation, audit: Sequence[AuditEntry], admission: Admission
+    ) -> Saved | RequestKnown | NonceUsed:
+        """Stores an operation with a new number, its audit entries, and its nonce and mark, atomically."""
 
-    async def update(self, operation: GovernedOperation, audit: Sequence[AuditEntry]) -> AuditHead:
+        def work(tx: Tx) -> Saved | RequestKnown | NonceUsed:
+            earlier = _found(tx, _BY_REQUEST, operation.request_id)
+            if earlier is not None:
+                return RequestKnown(earlier)
+            nonce = admission.nonce
+            if nonce and tx.row("SELECT nonce FROM used_nonces WHERE nonce = :nonce", nonce=nonce) is not None:
+                return NonceUsed()
+            saved = Operation()
+            saved.CopyFrom(operation)
+            saved.number = (tx.value("SELECT max(number) FROM operations") or 0) + 1
+            row = _operation_row(saved)
+            tx.insert("operations", row)
+            if nonce:
+                kept_until = admission.nonce_kept_until
+                tx.insert("used_nonces", {"nonce": nonce, "operation_id": row["id"], "kept_until": kept_until})
+            _raise_mark(tx, admission.mark)
+            return Saved(saved, _append(tx, audit))
+
+        return await self._database.run(work)
+
+    async def update(self, operation: Operation, audit: Sequence[AuditEntry]) -> AuditHead:
         """Replaces a stored operation and writes audit entries. Raises NOT_FOUND if it was never stored.
 
         Writes nothing if the operation is unchanged, so that a call without an acknowledgement can be repeated.
         """
 
         def work(tx: Tx) -> AuditHead:
-            stored = _found(tx, _BY_ID, operation.id)
+            row = _operation_row(operation)
+            stored = _found(tx, _BY_ID, row["id"])
             if stored is None:
                 raise WeftError(Reason.NOT_FOUND, "no operation of this name is known")
-            if stored == operation:
+            if _operation_row(stored) == row:
                 return _head(tx)
-            tx.update("operations", "id", _operation_row(operation))
+            tx.update("operations", "id", row)
             return _append(tx, audit)
 
         return await self._database.run(work)
@@ -162,25 +174,7 @@ def _marks(tx: Tx) -> GovernanceMarks:
     return GovernanceMarks(audience=audience)
 
 
-def _save_new(tx: Tx, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
-    earlier = _found(tx, _BY_REQUEST, new.operation.request_id)
-    if earlier is not None:
-        return RequestKnown(earlier)
-    nonce, kept_until = new.admission.nonce, new.admission.nonce_kept_until
-    if nonce and tx.row("SELECT nonce FROM used_nonces WHERE nonce = :nonce", nonce=nonce) is not None:
-        return NonceUsed()
-    newest = tx.value("SELECT max(number) FROM operations")
-    tx.insert("operations", _operation_row(new.operation) | {"number": (newest or 0) + 1})
-    if nonce:
-        tx.insert("used_nonces", {"nonce": nonce, "operation_id": new.operation.id, "kept_until": kept_until})
-    _raise_mark(tx, new.admission.mark)
-    head = _append(tx, new.audit)
-    saved = _found(tx, _BY_ID, new.operation.id)
-    assert saved is not None, "what was inserted can be read in the same transaction"
-    return Saved(saved, head)
-
-
-def _found(tx: Tx, statement: str, key: str) -> GovernedOperation | None:
+def _found(tx: Tx, statement: str, key: str) -> Operation | None:
     row = tx.row(statement, key=key)
     return None if row is None else _operation_of(row)
 
@@ -209,24 +203,46 @@ def _append(tx: Tx, drafts: Sequence[AuditEntry]) -> AuditHead:
     return head_of(entries[-1])
 
 
-def _operation_row(operation: GovernedOperation) -> dict[str, Any]:
-    """Returns the columns, which are named like the fields."""
-    values = {each.name: getattr(operation, each.name) for each in fields(operation)}
-    return values | {
-        "state": operation.state.name.lower(),
-        "signers": json.dumps(operation.signers),
-        "reason": operation.reason.name.lower(),
+def _operation_row(operation: Operation) -> dict[str, Any]:
+    return {
+        "number": operation.number,
+        "id": operation.name.removeprefix(OPERATION_PREFIX),
+        "request_id": operation.request_id,
+        "action": action_bytes(operation.action),
+        "state": Operation.State.Name(operation.state).removeprefix("STATE_").lower(),
+        "requested_by": operation.requested_by,
+        "signers": json.dumps(list(operation.signers)),
+        "runner": operation.runner,
+        "reason": Reason(operation.reason).name.lower(),
+        "detail": operation.detail,
+        "result": operation.result.SerializeToString(deterministic=True),
+        "cancel_requested": operation.cancel_requested,
+        "created_at": optional_datetime(operation, "create_time"),
+        "started_at": optional_datetime(operation, "start_time"),
+        "ended_at": optional_datetime(operation, "end_time"),
     }
 
 
-def _operation_of(row: Row) -> GovernedOperation:
-    values = row._asdict() | {
-        "state": OperationState[row.state.upper()],
-        "signers": tuple(json.loads(row.signers)),
-        # A newer release may have unknown reasons.
-        "reason": Reason.__members__.get(row.reason.upper(), Reason.INTERNAL),
-    }
-    return GovernedOperation(**values)
+def _operation_of(row: Row) -> Operation:
+    # A newer release may have unknown reasons.
+    reason = Reason.__members__.get(row.reason.upper(), Reason.INTERNAL)
+    return Operation(
+        number=row.number,
+        name=OPERATION_PREFIX + row.id,
+        request_id=row.request_id,
+        action=OperationAction.FromString(bytes(row.action)),
+        state=Operation.State.Value(f"STATE_{row.state.upper()}"),
+        requested_by=row.requested_by,
+        signers=json.loads(row.signers),
+        runner=row.runner,
+        reason=reason.value,  # type: ignore[arg-type]  # same numbers
+        detail=row.detail,
+        result=OperationResult.FromString(bytes(row.result)),
+        cancel_requested=row.cancel_requested,
+        create_time=optional_stamp(row.created_at),
+        start_time=optional_stamp(row.started_at),
+        end_time=optional_stamp(row.ended_at),
+    )
 
 
 def _entry_row(entry: AuditEntry) -> dict[str, Any]:

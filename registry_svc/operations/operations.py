@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
 
 from registry_svc.config import OperationLimits
 from registry_svc.mesh.core import RegistryCore
@@ -9,34 +10,30 @@ from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.newest_states import StateWatcher
 from registry_svc.operations.actions import action_bytes, action_summary, check_action, require_known, subjects_of
 from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
-from registry_svc.operations.executor import Executor
+from registry_svc.operations.executor import Executor, cancelled_operation, end_step
 from registry_svc.operations.governance import Admission, Gatekeeper
 from registry_svc.operations.job import JobDeps
-from registry_svc.operations.live_operations import LiveOperation, OperationTable, OperationView, OperationWatcher
+from registry_svc.operations.live_operations import (
+    ENDED,
+    OPERATION_PREFIX,
+    LiveOperation,
+    OperationTable,
+    OperationWatcher,
+)
 from registry_svc.operations.model_sources import load_target
 from registry_svc.operations.operation_spans import OperationSpans
-from registry_svc.operations.operation_store import (
-    NewOperation,
-    NonceUsed,
-    OperationStore,
-    RequestKnown,
-    Saved,
-)
+from registry_svc.operations.operation_store import NonceUsed, OperationStore, RequestKnown, Saved
 from registry_svc.operations.policy.governance import Refused
-from registry_svc.operations.policy.lifecycle import (
-    Ending,
-    GovernedOperation,
-    OperationState,
-    cancel_requested,
-    ended,
-    forgotten_before,
-    require_place,
-    require_same_action,
-)
 from registry_svc.operations.policy.loads import LoadTimes
 from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
 from registry_svc.writer import SingleWriter
-from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_pb2 import (
+    LoadModel,
+    Operation,
+    OperationAction,
+    RemoveModel,
+    UnloadModel,
+)
 from weft.api.operations.v1.operation_service_pb2 import (
     AuditEntry,
     AuditHead,
@@ -51,6 +48,7 @@ from weft.kernel.model_source import server_source
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.timestamps import stamp_of
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.sql.store import Store
 
@@ -85,7 +83,7 @@ class Operations:
         self._clock = deps.clock
         self._gatekeeper = gatekeeper
         self._settings = settings
-        self._table = OperationTable()
+        self._table = OperationTable(deps.clock)
         self._writer = SingleWriter()
         self.audit = AuditLog(store, deps.clock, settings.max_audit_entries)
         self._spans = OperationSpans(tracing)
@@ -123,10 +121,10 @@ class Operations:
 
     async def create(
         self, request: CreateOperationRequest, traceparent: str = "", *, after: frozenset[str] = frozenset()
-    ) -> tuple[OperationView, bool]:
+    ) -> tuple[Operation, bool]:
         """Accepts an operation. Returns it, and whether an earlier call with the same request id created it.
 
-        `traceparent` is the caller's valid one, or "". `after` are ids of operations that it waits for, however they
+        `traceparent` is the caller's valid one, or "". `after` are names of operations that it waits for, however they
         end; a restart of the registry forgets them. Acceptance completes even if the caller is gone.
 
         Raises ALREADY_EXISTS, OPERATION_REFUSED, TOO_MANY_RESOURCES, QUEUE_FULL and SERVICE_UNAVAILABLE, and what
@@ -137,58 +135,55 @@ class Operations:
         await self._require_options(request.action.load_model)
         return await self._writer.run(lambda: self._accept(request, traceparent, after))
 
-    async def get(self, operation_id: str) -> OperationView:
+    async def get(self, name: str) -> Operation:
         """Returns an operation. Raises NOT_FOUND."""
         self._require_open()
-        live = self._table.get(operation_id)
-        if live is not None:
-            return live.view
-        operation = await self._store.get(operation_id)
+        live = self._table.get(name)
+        operation = await self._store.get(name) if live is None else live.operation
         if operation is None:
-            raise _unknown()
-        return OperationView(operation=operation)
+            raise WeftError(
+                Reason.NOT_FOUND, "no operation of this name is known; they are kept for a while once they ended"
+            )
+        return self._table.shown(operation)
 
-    async def page(self, *, before_number: int | None, size: int, unfinished_only: bool) -> list[OperationView]:
+    async def page(self, *, before_number: int | None, size: int, unfinished_only: bool) -> list[Operation]:
         """Returns at most `size` operations, newest first, accepted before `before_number`."""
         self._require_open()
         found = await self._store.page(before_number=before_number, size=size, unfinished_only=unfinished_only)
-        return [
-            live.view if (live := self._table.get(operation.id)) is not None else OperationView(operation=operation)
-            for operation in found
-        ]
+        return [self._table.shown(operation) for operation in found]
 
-    async def watch(self, operation_id: str) -> OperationView | OperationWatcher:
+    async def watch(self, name: str) -> Operation | OperationWatcher:
         """Returns a watcher, or the final state of an ended operation. Raises NOT_FOUND and TOO_MANY_RESOURCES."""
-        view = await self.get(operation_id)
-        live = self._table.get(operation_id)
+        operation = await self.get(name)
+        live = self._table.get(name)
         if live is not None:
             return self._table.watch(live)
         # It may have ended during the lookup.
-        return view if view.operation.ended else await self.get(operation_id)
+        return operation if operation.state in ENDED else await self.get(name)
 
-    def watch_all(self) -> StateWatcher[OperationView]:
+    def watch_all(self) -> StateWatcher[Operation]:
         """Returns a watcher for changes of all operations from now on. Raises TOO_MANY_RESOURCES."""
         self._require_open()
         return self._table.watched.subscribe()
 
-    async def present(self, past_count: int) -> list[OperationView]:
+    async def present(self, past_count: int) -> list[Operation]:
         """Returns unfinished operations and the newest `past_count` ended ones, oldest first."""
         unfinished = await self.page(before_number=None, size=self._settings.max_unfinished, unfinished_only=True)
         newest = await self.page(before_number=None, size=past_count + len(unfinished), unfinished_only=False)
-        ended = [view for view in newest if view.operation.ended][:past_count]
-        found = {view.operation.id: view for view in (*unfinished, *ended)}
-        return sorted(found.values(), key=lambda view: view.operation.number)
+        ended = [each for each in newest if each.state in ENDED][:past_count]
+        found = {each.name: each for each in (*unfinished, *ended)}
+        return sorted(found.values(), key=lambda each: each.number)
 
-    async def cancel(self, operation_id: str, requested_by: str) -> OperationView:
+    async def cancel(self, name: str, requested_by: str) -> Operation:
         """Requests the cancellation of an operation, which becomes CANCELLED later.
 
         Raises NOT_FOUND, QUEUE_FULL and SERVICE_UNAVAILABLE.
         """
-        view = await self.get(operation_id)
-        if view.operation.ended or view.operation.cancel_requested:
-            return view
+        operation = await self.get(name)
+        if operation.state in ENDED or operation.cancel_requested:
+            return operation
         self._require_turn()
-        return await self._writer.run(lambda: self._cancel(operation_id, requested_by))
+        return await self._writer.run(lambda: self._cancel(name, requested_by))
 
     async def record_cancellation(self, request_id: str, tenant: str, cancelled_by: str) -> None:
         """Records the cancellation of a request in the audit log. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
@@ -243,41 +238,43 @@ class Operations:
         if not self._may_expire:
             return
         now = self._clock.utc_now()
-        ended_before = forgotten_before(now, self._settings.keep_seconds)
+        ended_before = now - timedelta(seconds=self._settings.keep_seconds)
         expired = await self._store.delete_expired(ended_before=ended_before, now=now)
         self._may_expire = expired.is_any_left
 
     async def _accept(
         self, request: CreateOperationRequest, traceparent: str, after: frozenset[str]
-    ) -> tuple[OperationView, bool]:
+    ) -> tuple[Operation, bool]:
         self._require_open()
         live = self._table.of_request(request.request_id)
         earlier = live.operation if live is not None else await self._store.of_request(request.request_id)
         if earlier is not None:
-            require_same_action(earlier, action_bytes(request.action))
-            return self._adopted(earlier), True
+            return self._adopted(earlier, request), True
         # Checked after repeats, which are answered even if the model is gone.
         require_known(request.action, self._deps.directory)
         admission = await self._admitted(request)
-        require_place(len(self._table), self._settings.max_unfinished)
+        if len(self._table) >= self._settings.max_unfinished:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"{self._settings.max_unfinished} operations wait or run already; try again when some have ended",
+                metadata={"limit": str(self._settings.max_unfinished)},
+            )
         self.audit.require_room(len(self._table))
         self._may_expire = True
-        match await self._store.save_new(self._new(request, admission)):
+        match await self._store.save_new(*self._new(request, admission), admission):
             case Saved(operation, head):
                 self.audit.moved(head)
                 live = self._take(operation, resumed=False, traceparent=traceparent)
                 live.after = after
-                view = live.view
                 self._executor.pump()
-                return view, False
+                return self._table.shown(operation), False
             case RequestKnown(earlier):
-                require_same_action(earlier, action_bytes(request.action))
-                return self._adopted(earlier), True
+                return self._adopted(earlier, request), True
             case NonceUsed():
                 refused = Refused("its nonce was used before", actors=admission.signers)
                 raise await self._refusal(refused, request)
 
-    async def _require_options(self, load: operation_pb2.LoadModel) -> None:
+    async def _require_options(self, load: LoadModel) -> None:
         """Raises INVALID_ARGUMENT naming a parameter that no engine for the load's source is known to have."""
         if not (load.source and load.options.parameters) or server_source(load.source, "source") is not None:
             return
@@ -301,79 +298,79 @@ class Operations:
         await self.audit.refused(refused, request.action, request.requested_by)
         return WeftError(Reason.OPERATION_REFUSED, "refused")
 
-    def _new(self, request: CreateOperationRequest, admission: Admission) -> NewOperation:
-        now = self._clock.utc_now()
-        operation = GovernedOperation(
-            id=new_id("op"),
+    def _new(self, request: CreateOperationRequest, admission: Admission) -> tuple[Operation, list[AuditEntry]]:
+        operation = Operation(
+            name=OPERATION_PREFIX + new_id("op"),
+            state=Operation.STATE_PENDING,
             request_id=request.request_id,
-            action=action_bytes(request.action),
+            action=request.action,
             requested_by=request.requested_by,
             signers=admission.signers,
-            created_at=now,
+            create_time=stamp_of(self._clock.utc_now()),
         )
         detail: dict[str, object] = {
             "action": action_detail(request.action),
-            "action_sha256": action_hash(operation.action),
+            "action_sha256": action_hash(action_bytes(request.action)),
             "request_id": request.request_id,
             "signers": list(admission.signers),
         }
         if admission.issued_at is not None:
             detail["issued_at"] = admission.issued_at.isoformat()
-        accepted = self.audit.drafted("operation.accepted", operation, request.requested_by, **detail)
-        return NewOperation(operation=operation, audit=(accepted,), admission=admission)
+        return operation, [self.audit.drafted("operation.accepted", operation, request.requested_by, **detail)]
 
-    async def _cancel(self, operation_id: str, requested_by: str) -> OperationView:
+    async def _cancel(self, name: str, requested_by: str) -> Operation:
         self._require_open()
-        live = self._table.get(operation_id)
+        live = self._table.get(name)
         if live is None:
-            return await self.get(operation_id)
+            return await self.get(name)
         if live.operation.cancel_requested:
-            return live.view
+            return self._table.shown(live.operation)
         drafts = [self.audit.drafted("operation.cancel_requested", live.operation, requested_by)]
-        if live.task is None and live.operation.state is OperationState.PENDING:
-            await self._cancel_before_it_begins(live, drafts)
-        else:
-            await self._executor.change(live, cancel_requested, drafts)
-            live.cancel_requested.set()
-        return live.view
-
-    async def _cancel_before_it_begins(self, live: LiveOperation, drafts: list[AuditEntry]) -> None:
-        now = self._clock.utc_now()
-        ending = Ending(state=OperationState.CANCELLED, reason=Reason.CANCELLED, detail="it had not begun")
-        drafts.append(self.audit.drafted("operation.cancelled", live.operation, "", detail=ending.detail))
-        await self._executor.change(live, lambda each: ended(cancel_requested(each), ending, now), drafts)
-        self._executor.pump()
-
-    def _adopted(self, earlier: GovernedOperation) -> OperationView:
-        """Returns an earlier operation. Resumes it if its acceptance was stored but reported as failed."""
-        live = self._table.get(earlier.id)
-        if live is None and not earlier.ended:
-            live = self._take(earlier, resumed=True)
+        if live.task is None and live.operation.state == Operation.STATE_PENDING:
+            ending = cancelled_operation("it had not begun")
+            ending.cancel_requested = True
+            drafts.append(self.audit.drafted("operation.cancelled", live.operation, "", detail=ending.detail))
+            await self._executor.change(live, end_step(ending, self._clock.utc_now()), drafts)
             self._executor.pump()
-        return OperationView(operation=earlier) if live is None else live.view
+        else:
+            await self._executor.change(live, lambda each: each.MergeFrom(Operation(cancel_requested=True)), drafts)
+            live.cancel_requested.set()
+        return self._table.shown(live.operation)
 
-    def _take(self, operation: GovernedOperation, *, resumed: bool, traceparent: str = "") -> LiveOperation:
-        action = operation_pb2.OperationAction.FromString(operation.action)
+    def _adopted(self, earlier: Operation, request: CreateOperationRequest) -> Operation:
+        """Returns an earlier operation. Resumes it if its acceptance was stored but reported as failed.
+
+        Raises ALREADY_EXISTS if its request id is used for another action.
+        """
+        if action_bytes(earlier.action) != action_bytes(request.action):
+            raise WeftError(
+                Reason.ALREADY_EXISTS,
+                "this request_id was used for another operation; use a different one for each",
+                metadata={"operation": earlier.name},
+            )
+        if self._table.get(earlier.name) is None and earlier.state not in ENDED:
+            self._take(earlier, resumed=True)
+            self._executor.pump()
+        return self._table.shown(earlier)
+
+    def _take(self, operation: Operation, *, resumed: bool, traceparent: str = "") -> LiveOperation:
         live = LiveOperation(
             operation=operation,
-            action=action,
-            subjects=subjects_of(action, self._deps.directory),
+            subjects=subjects_of(operation.action, self._deps.directory),
             resumed=resumed,
-            trace=self._spans.begin(operation.id, traceparent),
+            trace=self._spans.begin(operation.name.removeprefix(OPERATION_PREFIX), traceparent),
         )
         if operation.cancel_requested:
             live.cancel_requested.set()
         self._table.add(live)
         self._table.publish(live)
-        log.info("operation accepted", operation=operation.name, work=action_summary(action), resumed=resumed)
+        log.info("operation accepted", operation=operation.name, work=action_summary(operation.action), resumed=resumed)
         return live
 
-    def _learn(self, operation: GovernedOperation) -> None:
+    def _learn(self, operation: Operation) -> None:
         """Learns the duration of a stored load. Call it in the order of acceptance."""
-        if operation.state is not OperationState.SUCCEEDED:
-            return
-        result = operation_pb2.OperationResult.FromString(operation.result)
-        if len(result.models) == 1 and result.HasField("load_time"):
+        result = operation.result
+        if operation.state == Operation.STATE_SUCCEEDED and len(result.models) == 1 and result.HasField("load_time"):
             self._deps.times.learn(result.models[0], result.load_time.ToNanoseconds() / 1e9)
 
     def _require_turn(self) -> None:
@@ -406,7 +403,7 @@ class OperationUnloader:
                 f"(`weft unload {model} --token FILE`), then delete it",
                 metadata={"model": model},
             )
-        action = operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model=model))
+        action = OperationAction(unload_model=UnloadModel(model=model))
         await self._carry_out(action, model, requested_by)
 
     async def remove(self, model: str, requested_by: str) -> None:
@@ -417,40 +414,37 @@ class OperationUnloader:
                 f"governance is on: remove {model} with an authorization (POST /v1/admin/models/{model}/remove)",
                 metadata={"model": model},
             )
-        action = operation_pb2.OperationAction(remove_model=operation_pb2.RemoveModel(model=model))
+        action = OperationAction(remove_model=RemoveModel(model=model))
         await self._carry_out(action, model, requested_by)
 
-    async def _carry_out(self, action: operation_pb2.OperationAction, model: str, requested_by: str) -> None:
+    async def _carry_out(self, action: OperationAction, model: str, requested_by: str) -> None:
         check_action(action)
         request = CreateOperationRequest(request_id=new_id("del"), action=action, requested_by=requested_by)
-        view, _ = await self._operations.create(request)
+        operation, _ = await self._operations.create(request)
         try:
             async with asyncio.timeout(MAX_UNLOAD_WAIT_SECONDS):
-                operation = await self._ended(view.operation)
+                operation = await self._ended(operation)
         except TimeoutError:
             raise WeftError(
                 Reason.DEADLINE_EXCEEDED,
-                f"{model} did not unload within {MAX_UNLOAD_WAIT_SECONDS:.0f} s; {view.operation.name} continues, and "
+                f"{model} did not unload within {MAX_UNLOAD_WAIT_SECONDS:.0f} s; {operation.name} continues, and "
                 "nothing was deleted: delete it again when that has ended",
-                metadata={"model": model, "operation": view.operation.name},
+                metadata={"model": model, "operation": operation.name},
             ) from None
-        if operation.state is OperationState.SUCCEEDED or operation.reason in _NOTHING_TO_UNLOAD:
+        if operation.state == Operation.STATE_SUCCEEDED or Reason(operation.reason) in _NOTHING_TO_UNLOAD:
             return
-        reason = Reason.CANCELLED if operation.state is OperationState.CANCELLED else operation.reason
         raise WeftError(
-            reason,
+            Reason.CANCELLED if operation.state == Operation.STATE_CANCELLED else Reason(operation.reason),
             f"{model} was not unloaded, and nothing was deleted: {operation.detail or 'the unload was cancelled'}",
             metadata={"model": model, "operation": operation.name},
         )
 
-    async def _ended(self, operation: GovernedOperation) -> GovernedOperation:
-        followed = await self._operations.watch(operation.id)
-        if isinstance(followed, OperationView):
-            return followed.operation
+    async def _ended(self, operation: Operation) -> Operation:
+        followed = await self._operations.watch(operation.name)
+        if isinstance(followed, Operation):
+            return followed
         with followed:
-            async for view in followed:
-                operation = view.operation
-        return operation
+            return [each async for each in followed][-1]
 
 
 class Housekeeper:
@@ -524,7 +518,3 @@ class OperationService:
         """Leaves operations unfinished. Safe to call twice, or when never started."""
         await self._housekeeper.stop()
         await self.operations.stop(grace_seconds)
-
-
-def _unknown() -> WeftError:
-    return WeftError(Reason.NOT_FOUND, "no operation of this name is known; they are kept for a while once they ended")

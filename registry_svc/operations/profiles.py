@@ -67,7 +67,7 @@ class _Switch:
 
 @dataclass(slots=True)
 class _Begun:
-    """The steps of a switch so far, including failed ones, and the ids of its unload operations."""
+    """The steps of a switch so far, including failed ones, and the names of its unload operations."""
 
     steps: list[ProfileStep] = field(default_factory=list)
     unloads: set[str] = field(default_factory=set)
@@ -262,13 +262,13 @@ class Profiles:
         request = CreateOperationRequest(request_id=new_id("prf"), action=action, requested_by=requested_by)
         after = frozenset(begun.unloads) if step.kind is StepKind.LOAD else frozenset[str]()
         try:
-            view, _ = await self._operations.create(request, after=after)
+            operation, _ = await self._operations.create(request, after=after)
         except WeftError as error:
             shown.problem = error.message
             return
-        shown.operation = view.operation.name
+        shown.operation = operation.name
         if step.kind is StepKind.UNLOAD:
-            begun.unloads.add(view.operation.id)
+            begun.unloads.add(operation.name)
 
     def _runners_of(self, models: Iterable[str]) -> set[str]:
         found = (self._core.mesh.model(name) for name in models)

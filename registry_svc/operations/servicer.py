@@ -4,22 +4,19 @@ import base64
 import binascii
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any
 
 import grpc
-from google.protobuf import timestamp_pb2
 from typing_extensions import override
 
 from registry_svc.operations.actions import check_action
-from registry_svc.operations.live_operations import OperationView
+from registry_svc.operations.live_operations import OPERATION_PREFIX
 from registry_svc.operations.model_sources import needed_access
 from registry_svc.operations.operations import Operations
-from registry_svc.operations.policy.lifecycle import OPERATION_PREFIX, OperationState
 from registry_svc.wire_values import require_count, to_actor
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.documents.rights import require_operable
-from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import (
     MAX_NAME_CHARS,
@@ -32,7 +29,6 @@ from weft.kernel.names import (
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import carried_traceparent
-from weft.kernel.timestamps import duration_of
 
 MAX_AUTHORIZATION_CHARS = 16 * 1024
 DEFAULT_PAGE_SIZE = 100
@@ -54,12 +50,12 @@ def valid_creation(
     return request
 
 
-def to_operation_id(name: str) -> str:
-    """Returns the id in "operations/<id>". Raises INVALID_ARGUMENT."""
+def require_operation_name(name: str) -> str:
+    """Returns a valid name, "operations/<id>". Raises INVALID_ARGUMENT."""
     operation_id = name.removeprefix(OPERATION_PREFIX)
     if operation_id == name or not is_name(operation_id):
         raise invalid_field("name", f"must be {OPERATION_PREFIX}<id>, at most {MAX_NAME_CHARS} characters of id")
-    return operation_id
+    return name
 
 
 def to_page(request: operation_service_pb2.ListOperationsRequest) -> tuple[int | None, int]:
@@ -86,48 +82,6 @@ def page_size_of(page_size: int) -> int:
     return min(require_count(page_size, "page_size") or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
 
 
-def operation_message(view: OperationView, now: float) -> operation_pb2.Operation:
-    """Returns an operation as a message; `now` is in seconds of the process's monotonic clock."""
-    operation, progress = view.operation, view.progress
-    message = operation_pb2.Operation(
-        name=operation.name,
-        state=operation.state.value,  # type: ignore[arg-type]  # same numbers
-        reason=operation.reason.value,  # type: ignore[arg-type]  # same numbers
-        detail=operation.detail or progress.detail,
-        create_time=_timestamp(operation.created_at),
-        action=operation_pb2.OperationAction.FromString(operation.action),
-        stage=progress.stage,
-        runner=operation.runner,
-        requested_by=operation.requested_by,
-        signers=operation.signers,
-        request_id=operation.request_id,
-    )
-    if operation.started_at is not None:
-        message.start_time.CopyFrom(_timestamp(operation.started_at))
-    if operation.ended_at is not None:
-        message.end_time.CopyFrom(_timestamp(operation.ended_at))
-    if operation.state is OperationState.SUCCEEDED:
-        message.result.CopyFrom(operation_pb2.OperationResult.FromString(operation.result))
-        message.progress = 1.0
-    elif progress.share is not None:
-        message.progress = progress.share
-    if progress.done_bytes is not None:
-        message.done_bytes = progress.done_bytes
-    if progress.total_bytes is not None:
-        message.total_bytes = progress.total_bytes
-    message.digest = progress.digest
-    # An operation that takes longer than expected has no known end.
-    if progress.ends_at is not None and progress.ends_at > now:
-        message.eta.CopyFrom(duration_of(progress.ends_at - now))
-    return message
-
-
-def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
-    message = timestamp_pb2.Timestamp()
-    message.FromDatetime(moment)
-    return message
-
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -148,10 +102,9 @@ def _name_models(action: operation_pb2.OperationAction, name_of: Callable[[str],
 class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
     """See OperationService in the contract."""
 
-    def __init__(self, operations: Operations, clock: Clock, name_of: Callable[[str], str] = str) -> None:
+    def __init__(self, operations: Operations, name_of: Callable[[str], str] = str) -> None:
         """`name_of` returns the name for a model id, and any other text unchanged."""
         self._operations = operations
-        self._clock = clock
         self._name_of = name_of
 
     @override
@@ -164,16 +117,17 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
             for needed in needed_access(wanted.action):
                 caller().require(needed)
             require_operable(caller(), wanted.action)
-            view, existed = await self._operations.create(wanted, carried_traceparent(context.invocation_metadata()))
-            return operation_service_pb2.CreateOperationResponse(operation=self._message(view), existed=existed)
+            traceparent = carried_traceparent(context.invocation_metadata())
+            operation, existed = await self._operations.create(wanted, traceparent)
+            return operation_service_pb2.CreateOperationResponse(operation=operation, existed=existed)
 
     @override
     async def GetOperation(
         self, request: operation_service_pb2.GetOperationRequest, context: Context
     ) -> operation_service_pb2.GetOperationResponse:
         async with answering(context):
-            view = await self._operations.get(to_operation_id(request.name))
-            return operation_service_pb2.GetOperationResponse(operation=self._message(view))
+            operation = await self._operations.get(require_operation_name(request.name))
+            return operation_service_pb2.GetOperationResponse(operation=operation)
 
     @override
     async def ListOperations(
@@ -181,13 +135,12 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
     ) -> operation_service_pb2.ListOperationsResponse:
         async with answering(context):
             before, size = to_page(request)
-            views = await self._operations.page(
+            found = await self._operations.page(
                 before_number=before, size=size + 1, unfinished_only=request.unfinished_only
             )
-            more = len(views) > size
             return operation_service_pb2.ListOperationsResponse(
-                operations=[self._message(view) for view in views[:size]],
-                next_page_token=page_token(views[size - 1].operation.number) if more else "",
+                operations=found[:size],
+                next_page_token=page_token(found[size - 1].number) if len(found) > size else "",
             )
 
     # A coroutine closes its watcher as soon as the call is cancelled, see RegistryServicer.Watch.
@@ -196,13 +149,13 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         self, request: operation_service_pb2.WatchOperationRequest, context: Context
     ) -> None:
         async with answering(context):
-            followed = await self._operations.watch(to_operation_id(request.name))
-            if isinstance(followed, OperationView):
-                await self._write(context, followed)
+            followed = await self._operations.watch(require_operation_name(request.name))
+            if isinstance(followed, operation_pb2.Operation):
+                await context.write(operation_service_pb2.WatchOperationResponse(operation=followed))
                 return
             with followed:
-                async for view in followed:
-                    await self._write(context, view)
+                async for operation in followed:
+                    await context.write(operation_service_pb2.WatchOperationResponse(operation=operation))
 
     @override
     async def WatchOperations(  # type: ignore[override]  # see WatchOperation
@@ -211,20 +164,20 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         async with answering(context):
             past_count = page_size_of(request.past_count)
             with self._operations.watch_all() as watcher:
-                for view in await self._operations.present(past_count):
-                    await context.write(operation_service_pb2.WatchOperationsResponse(operation=self._message(view)))
+                for operation in await self._operations.present(past_count):
+                    await context.write(operation_service_pb2.WatchOperationsResponse(operation=operation))
                 await context.write(operation_service_pb2.WatchOperationsResponse(synced=True))
-                async for _, view in watcher:
-                    await context.write(operation_service_pb2.WatchOperationsResponse(operation=self._message(view)))
+                async for _, operation in watcher:
+                    await context.write(operation_service_pb2.WatchOperationsResponse(operation=operation))
 
     @override
     async def CancelOperation(
         self, request: operation_service_pb2.CancelOperationRequest, context: Context
     ) -> operation_service_pb2.CancelOperationResponse:
         async with answering(context):
-            operation_id = to_operation_id(request.name)
-            view = await self._operations.cancel(operation_id, to_actor(request.requested_by))
-            return operation_service_pb2.CancelOperationResponse(operation=self._message(view))
+            name = require_operation_name(request.name)
+            cancelled = await self._operations.cancel(name, to_actor(request.requested_by))
+            return operation_service_pb2.CancelOperationResponse(operation=cancelled)
 
     @override
     async def GetGovernance(
@@ -266,9 +219,3 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
             after = require_count(request.after_sequence, "after_sequence")
             entries, head = await self._operations.audit_page(after, page_size_of(request.page_size))
             return operation_service_pb2.ListAuditEntriesResponse(entries=entries, head=head)
-
-    async def _write(self, context: Context, view: OperationView) -> None:
-        await context.write(operation_service_pb2.WatchOperationResponse(operation=self._message(view)))
-
-    def _message(self, view: OperationView) -> operation_pb2.Operation:
-        return operation_message(view, self._clock.monotonic())

@@ -1,9 +1,9 @@
 """One suite that every OperationStore passes, on each kind of database."""
 
 import asyncio
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import product
+from typing import Any
 
 import pytest
 from stored_values import ELSEWHERE, NOW, WORDS, stored
@@ -11,17 +11,12 @@ from stored_values import ELSEWHERE, NOW, WORDS, stored
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault, empty_head, entry_draft
 from registry_svc.operations.governance import Admission
-from registry_svc.operations.operation_store import (
-    NewOperation,
-    NonceUsed,
-    OperationStore,
-    RequestKnown,
-    Saved,
-)
-from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
+from registry_svc.operations.operation_store import NonceUsed, OperationStore, RequestKnown, Saved
+from weft.api.operations.v1.operation_pb2 import LoadModel, Operation, OperationAction, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import stamp_of
 
 pytest_plugins = ("database_fixtures",)
 
@@ -31,20 +26,28 @@ def operations(store: SqlStore) -> OperationStore:
     return OperationStore(store)
 
 
-def operation(number: int = 1, **changes: object) -> GovernedOperation:
+def changed(earlier: Operation, **changes: Any) -> Operation:
+    made = Operation()
+    made.CopyFrom(earlier)
+    made.MergeFrom(Operation(**changes))
+    return made
+
+
+def operation(number: int = 1, **changes: Any) -> Operation:
     """With every field set to something that a careless store would lose."""
-    made = GovernedOperation(
-        id=f"op-{number}",
+    made = Operation(
+        name=f"operations/op-{number}",
+        state=Operation.STATE_PENDING,
         request_id=f"request-{number}",
-        action=b"\x00\xff\x10",
+        action=OperationAction(load_model=LoadModel(model="m1", evict_model="m2")),
         requested_by=WORDS,
         signers=("alice-2026", "bob-2026"),
         runner="gpu-1",
         detail=WORDS,
-        result=b"\x00\x01",
-        created_at=NOW.astimezone(ELSEWHERE),
+        result=OperationResult(models=["m1"]),
+        create_time=stamp_of(NOW.astimezone(ELSEWHERE)),
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return changed(made, **changes)
 
 
 def entry(event: str = "operation.accepted", at: timedelta = timedelta(0)) -> AuditEntry:
@@ -53,56 +56,60 @@ def entry(event: str = "operation.accepted", at: timedelta = timedelta(0)) -> Au
     )
 
 
-def new(number: int = 1, nonce: str = "", mark: datetime | None = None, **changes: object) -> NewOperation:
+New = tuple[Operation, list[AuditEntry], Admission]
+
+
+def new(number: int = 1, nonce: str = "", mark: datetime | None = None, **changes: Any) -> New:
     kept_until = NOW + timedelta(minutes=6) if nonce else None
     admission = Admission(nonce=nonce, nonce_kept_until=kept_until, mark=mark)
-    return NewOperation(operation=operation(number, **changes), audit=(entry(),), admission=admission)
+    return operation(number, **changes), [entry()], admission
 
 
-async def saved(operations: OperationStore, number: int = 1, nonce: str = "") -> GovernedOperation:
-    outcome = await operations.save_new(new(number, nonce))
+async def saved(operations: OperationStore, number: int = 1, nonce: str = "") -> Operation:
+    outcome = await operations.save_new(*new(number, nonce))
     assert isinstance(outcome, Saved)
     return outcome.operation
 
 
 async def test_operation_round_trips_with_its_number(operations: OperationStore) -> None:
     first, second = await saved(operations), await saved(operations, 2)
-    assert first == replace(operation(), number=1)
-    assert (first.created_at.utcoffset(), second.number) == (timedelta(0), 2)
-    assert await operations.get("op-1") == first
+    assert first == changed(operation(), number=1)
+    assert second.number == 2
+    assert await operations.get("operations/op-1") == first
     assert await operations.of_request("request-2") == second
-    assert await operations.get("op-3") is None
+    assert await operations.get("operations/op-3") is None
     assert await operations.of_request("op-1") is None
 
 
 @pytest.mark.slow("writes every pair of a state and a reason")
 async def test_every_state_and_reason_round_trips(operations: OperationStore) -> None:
     first = await saved(operations)
-    for state, reason in product(OperationState, Reason):
-        changed = replace(first, state=state, reason=reason)
-        await operations.update(changed, [])
-        assert await operations.get("op-1") == changed
+    for state, reason in product(Operation.State.values()[1:], Reason):
+        later = changed(first, state=state)
+        later.reason = reason.value  # type: ignore[assignment]  # same numbers
+        await operations.update(later, [])
+        assert await operations.get("operations/op-1") == later
 
 
 async def test_request_id_creates_one_operation_and_a_repeat_writes_nothing(operations: OperationStore) -> None:
     first = await saved(operations)
     other = new(2, request_id="request-1")
-    assert await operations.save_new(other) == RequestKnown(first)
-    assert await operations.get("op-2") is None
+    assert await operations.save_new(*other) == RequestKnown(first)
+    assert await operations.get("operations/op-2") is None
     assert (await operations.audit_head()).sequence == 1
 
 
 async def test_used_nonce_writes_nothing(operations: OperationStore) -> None:
     await saved(operations, 1, nonce="n1")
     head = await operations.audit_head()
-    assert await operations.save_new(new(2, nonce="n1")) == NonceUsed()
-    assert await operations.get("op-2") is None
+    assert await operations.save_new(*new(2, nonce="n1")) == NonceUsed()
+    assert await operations.get("operations/op-2") is None
     assert await operations.audit_head() == head
-    assert isinstance(await operations.save_new(new(2, nonce="n2")), Saved)
+    assert isinstance(await operations.save_new(*new(2, nonce="n2")), Saved)
 
 
 async def test_exactly_one_of_100_concurrent_uses_of_a_nonce_wins(operations: OperationStore) -> None:
-    outcomes = await asyncio.gather(*(operations.save_new(new(number, nonce="n1")) for number in range(1, 101)))
+    outcomes = await asyncio.gather(*(operations.save_new(*new(number, nonce="n1")) for number in range(1, 101)))
     assert sum(isinstance(outcome, Saved) for outcome in outcomes) == 1
     assert outcomes.count(NonceUsed()) == 99
     assert len(await operations.page(before_number=None, size=1000)) == 1
@@ -116,7 +123,7 @@ async def test_nonce_remains_used_for_the_next_database_owner(
     await store.close()
     again = SqlStore(database_url)
     await again.open()
-    assert await OperationStore(again).save_new(new(2, nonce="n1")) == NonceUsed()
+    assert await OperationStore(again).save_new(*new(2, nonce="n1")) == NonceUsed()
     await again.close()
 
 
@@ -128,47 +135,45 @@ async def test_nonce_is_stored_until_its_expiry(operations: OperationStore) -> N
     await saved(operations, 1, nonce="n1")
     assert await purged_nonces(operations, NOW + timedelta(minutes=6)) == 0
     assert await purged_nonces(operations, NOW + timedelta(minutes=6, seconds=1)) == 1
-    assert isinstance(await operations.save_new(new(2, nonce="n1")), Saved)
+    assert isinstance(await operations.save_new(*new(2, nonce="n1")), Saved)
 
 
 async def test_nonce_is_stored_until_a_later_token_proves_its_expiry(
     operations: OperationStore,
 ) -> None:
     await operations.load_marks()
-    await operations.save_new(new(1, nonce="n1", mark=NOW))
+    await operations.save_new(*new(1, nonce="n1", mark=NOW))
     long_after = NOW + timedelta(days=300)
     assert await purged_nonces(operations, long_after) == 0
-    await operations.save_new(new(2, nonce="n2", mark=NOW + timedelta(minutes=7)))
+    await operations.save_new(*new(2, nonce="n2", mark=NOW + timedelta(minutes=7)))
     assert await purged_nonces(operations, long_after) == 2
-    assert isinstance(await operations.save_new(new(3, nonce="n1")), Saved)
+    assert isinstance(await operations.save_new(*new(3, nonce="n1")), Saved)
 
 
 async def test_rejected_operation_leaves_neither_nonce_nor_audit_entry(
     store: SqlStore, operations: OperationStore
 ) -> None:
     await store.run(lambda tx: tx.execute("ALTER TABLE audit_entries RENAME TO away"))
-    wanted = NewOperation(
-        operation=operation(1), audit=(entry(), entry()), admission=Admission(nonce="n1", nonce_kept_until=NOW)
-    )
+    admission = Admission(nonce="n1", nonce_kept_until=NOW)
     with pytest.raises(WeftError) as failure:
-        await operations.save_new(wanted)
+        await operations.save_new(operation(1), [entry(), entry()], admission)
     await store.run(lambda tx: tx.execute("ALTER TABLE away RENAME TO audit_entries"))
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    assert await operations.get("op-1") is None
+    assert await operations.get("operations/op-1") is None
     assert await operations.audit_head() == empty_head()
-    assert isinstance(await operations.save_new(new(1, nonce="n1")), Saved)
+    assert isinstance(await operations.save_new(*new(1, nonce="n1")), Saved)
 
 
 async def test_pages_are_newest_first_without_gaps_or_duplicates(operations: OperationStore) -> None:
     for number in range(1, 8):
         await saved(operations, number)
-    await operations.update(replace(operation(4, ended_at=NOW), number=4), [])
+    await operations.update(changed(operation(4), end_time=stamp_of(NOW), number=4), [])
     seen: list[str] = []
     before: int | None = None
     while page := await operations.page(before_number=before, size=3):
-        seen += [each.id for each in page]
+        seen += [each.name for each in page]
         before = page[-1].number
-    assert seen == [f"op-{number}" for number in range(7, 0, -1)]
+    assert seen == [f"operations/op-{number}" for number in range(7, 0, -1)]
     unfinished = await operations.page(before_number=None, size=10, unfinished_only=True)
     assert [each.number for each in unfinished] == [7, 6, 5, 3, 2, 1]
     assert [each.number for each in await operations.load_unfinished()] == [1, 2, 3, 5, 6, 7]
@@ -177,17 +182,17 @@ async def test_pages_are_newest_first_without_gaps_or_duplicates(operations: Ope
 async def test_only_ended_operations_are_purged(operations: OperationStore) -> None:
     for number in (1, 2, 3):
         await saved(operations, number)
-    await operations.update(replace(operation(1, ended_at=NOW), number=1), [])
-    await operations.update(replace(operation(2, ended_at=NOW + timedelta(seconds=1)), number=2), [])
+    await operations.update(changed(operation(1), end_time=stamp_of(NOW), number=1), [])
+    await operations.update(changed(operation(2), end_time=stamp_of(NOW + timedelta(seconds=1)), number=2), [])
     expired = await operations.delete_expired(ended_before=NOW + timedelta(seconds=1), now=NOW)
     assert expired.operations == 1
-    assert [each.id for each in await operations.page(before_number=None, size=10)] == ["op-3", "op-2"]
-    assert isinstance(await operations.save_new(new(9, request_id="request-1")), Saved)
+    assert [each.number for each in await operations.page(before_number=None, size=10)] == [3, 2]
+    assert isinstance(await operations.save_new(*new(9, request_id="request-1")), Saved)
 
 
 async def test_repeated_update_writes_no_second_entry(operations: OperationStore) -> None:
     first = await saved(operations)
-    running = replace(first, state=OperationState.RUNNING, started_at=NOW)
+    running = changed(first, state=Operation.STATE_RUNNING, start_time=stamp_of(NOW))
     head = await operations.update(running, [entry("operation.started")])
     assert await operations.update(running, [entry("operation.started")]) == head
     assert head.sequence == 2
@@ -204,12 +209,12 @@ async def test_audit_entries_are_numbered_without_gaps_and_chained_in_any_write_
     operations: OperationStore,
 ) -> None:
     first = await saved(operations)
-    running = replace(first, state=OperationState.RUNNING)
+    running = changed(first, state=Operation.STATE_RUNNING)
     # Others write at the same time.
     await asyncio.gather(
         *(operations.append_audit([entry(f"event-{number}"), entry("second")]) for number in range(20)),
         operations.update(running, [entry("operation.started")]),
-        *(operations.save_new(new(number)) for number in range(2, 12)),
+        *(operations.save_new(*new(number)) for number in range(2, 12)),
     )
     entries = await operations.page_audit(after_sequence=0, size=1000)
     assert [each.sequence for each in entries] == list(range(1, 53))
@@ -239,9 +244,9 @@ async def test_audience_is_created_once_and_the_issue_time_mark_never_decreases(
     assert marks.audience.startswith("reg-")
     assert marks.newest_issued_at is None
     for number, mark in enumerate((NOW, NOW - timedelta(seconds=1), None), start=1):
-        await operations.save_new(new(number, mark=mark))
+        await operations.save_new(*new(number, mark=mark))
         assert (await operations.load_marks()).newest_issued_at == NOW
-    await operations.save_new(new(9, mark=NOW + timedelta(seconds=1)))
+    await operations.save_new(*new(9, mark=NOW + timedelta(seconds=1)))
     await store.close()
     again = SqlStore(database_url)
     await again.open()
@@ -254,7 +259,7 @@ async def test_transactions_of_different_stores_are_serialized(store: SqlStore, 
     """Without a turn SQLite ends one that reads, then writes, after another one has written in between."""
     await asyncio.gather(
         *(store.save_session(stored(f"s{number}", f"r{number}", (f"m{number}",))) for number in range(20)),
-        *(operations.save_new(new(number)) for number in range(1, 21)),
+        *(operations.save_new(*new(number)) for number in range(1, 21)),
     )
     assert len((await store.load()).sessions) == 20
     assert len(await operations.load_unfinished()) == 20

@@ -11,13 +11,12 @@ from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, Runn
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.governance import Gatekeeper, OpenGate
 from registry_svc.operations.job import JobDeps
-from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
-from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
 from registry_svc.operations.runner_presence import AddedModelView, RunnerDirectory, RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, CreateOperationRequest
 from weft.api.runner.v1 import added_model_pb2, load_pb2, runner_service_pb2
 from weft.api.runner.v1.model_store_pb2 import PullProgress, StoredModel
@@ -255,6 +254,11 @@ class FakeDirectory(RunnerDirectory):
         self.runners[runner] = RunnerSnapshot(name=runner, incarnation=incarnation, active=True)
 
 
+def id_of(operation: str) -> str:
+    """The id in the name of an operation."""
+    return operation.removeprefix("operations/")
+
+
 @dataclass
 class Stage:
     """Operations on a database in memory that outlives them."""
@@ -298,27 +302,27 @@ class Stage:
         )
 
     async def create(self, action: Action, request_id: str = "", **more: str) -> str:
-        """The id of the operation."""
+        """The name of the operation."""
         view, _ = await self.operations.create(self.asked(action, request_id, **more))
-        return view.operation.id
+        return view.name
 
-    async def state(self, operation_id: str) -> OperationState:
-        return (await self.operations.get(operation_id)).operation.state
+    async def state(self, operation_id: str) -> Operation.State.ValueType:
+        return (await self.operations.get(operation_id)).state
 
-    async def views(self, operation_id: str) -> list[OperationView]:
+    async def views(self, operation_id: str) -> list[Operation]:
         """Every view until the end, as one hears them who follows from now on."""
         followed = await self.operations.watch(operation_id)
-        if isinstance(followed, OperationView):
+        if isinstance(followed, Operation):
             return [followed]
         async with asyncio.timeout(WAIT_LIMIT_SECONDS):
             with followed:
                 return [view async for view in followed]
 
-    async def end(self, operation_id: str) -> OperationView:
+    async def end(self, operation_id: str) -> Operation:
         """How it ends."""
         return (await self.views(operation_id))[-1]
 
-    async def end_as_time_passes(self, operation_id: str, step_seconds: float) -> OperationView:
+    async def end_as_time_passes(self, operation_id: str, step_seconds: float) -> Operation:
         """How it ends when that takes time on the clock."""
         ending = asyncio.create_task(self.end(operation_id))
         while not ending.done():
@@ -334,14 +338,14 @@ class Stage:
                 assert self.calls.heard == list(calls)[: len(self.calls.heard)], self.calls.heard
                 await asyncio.sleep(0.001)
 
-    async def until_stage(self, operation_id: str, stage: str) -> OperationView:
+    async def until_stage(self, operation_id: str, stage: str) -> Operation:
         """How it is once it is at this stage."""
         followed = await self.operations.watch(operation_id)
-        assert not isinstance(followed, OperationView), "it has ended"
+        assert not isinstance(followed, Operation), "it has ended"
         async with asyncio.timeout(WAIT_LIMIT_SECONDS):
             with followed:
                 async for view in followed:
-                    if view.progress.stage == stage:
+                    if view.stage == stage:
                         return view
         raise AssertionError("it ended without that stage")
 

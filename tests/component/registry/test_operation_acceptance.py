@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from operation_stage import Action, Stage, load, loaded, running_stage, said, unload
@@ -18,16 +19,16 @@ from registry_svc.operations.audit_chain import AuditCheck
 from registry_svc.operations.audit_log import ENTRIES_PER_OPERATION
 from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
 from registry_svc.operations.governance import Admission, GovernanceMarks
-from registry_svc.operations.live_operations import MAX_WATCHERS, OperationView
+from registry_svc.operations.live_operations import ENDED, MAX_WATCHERS
 from registry_svc.operations.operation_store import Expired, OperationStore
 from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
 from registry_svc.operations.policy.governance import Refused
-from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from registry_svc.operations.policy.refusal_window import (
     MAX_ENTRIES_PER_WINDOW,
     SHARE_FOR_REFUSALS,
     WINDOW_SECONDS,
 )
+from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead, GetGovernanceResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -111,9 +112,9 @@ async def test_repeated_request_returns_the_same_operation_in_any_state(stage: S
     assert not existed
     for _ in range(2):
         again, existed = await stage.operations.create(stage.asked(load(), "r1"))
-        assert (again.operation.id, existed) == (first.operation.id, True)
+        assert (again.name, existed) == (first.name, True)
         stage.calls.answer("m1", loaded())
-        await stage.end(first.operation.id)
+        await stage.end(first.name)
     assert (await stage.events()).count("accepted") == 1
     assert stage.calls.heard == ["load m1 on r1"]
 
@@ -130,7 +131,7 @@ async def test_repeat_is_answered_after_its_model_was_deleted(stage: Stage) -> N
 
 async def test_100_calls_with_one_request_id_create_one_operation(stage: Stage) -> None:
     answers = await asyncio.gather(*(stage.operations.create(stage.asked(load(), "r1")) for _ in range(100)))
-    assert len({view.operation.id for view, _ in answers}) == 1
+    assert len({view.name for view, _ in answers}) == 1
     assert [existed for _, existed in answers].count(False) == 1
 
 
@@ -143,7 +144,7 @@ async def test_caller_cancellation_does_not_undo_an_accepted_operation(stage: St
         await calling
     view, _ = await stage.operations.create(stage.asked(load(), "r1"))
     stage.calls.answer("m1", loaded())
-    assert (await stage.end(view.operation.id)).operation.state is OperationState.SUCCEEDED
+    assert (await stage.end(view.name)).state == Operation.STATE_SUCCEEDED
     assert stage.calls.heard == ["load m1 on r1"]
 
 
@@ -160,7 +161,7 @@ async def test_caller_sees_only_refused_and_the_audit_log_has_the_reason(guarded
 
 async def test_admitted_operation_is_stored_with_its_signers_and_mark(guarded: Stage) -> None:
     operation = await guarded.create(load(), authorization="nonce:n1")
-    assert (await guarded.operations.get(operation)).operation.signers == ("alice-2026", "bob-2026")
+    assert list((await guarded.operations.get(operation)).signers) == ["alice-2026", "bob-2026"]
     await guarded.restart()
     gate = guarded.gatekeeper
     assert isinstance(gate, ScriptedGate)
@@ -234,8 +235,8 @@ async def test_restart_resumes_unfinished_operations_in_order(stage: Stage) -> N
     await stage.restart()
     assert stage.calls.heard == ["load m1 on r1", "load m1 stopped"]
     stage.calls.answer("m1", loaded())
-    assert (await stage.end(first)).operation.state is OperationState.SUCCEEDED
-    assert (await stage.end(second)).operation.state is OperationState.SUCCEEDED
+    assert (await stage.end(first)).state == Operation.STATE_SUCCEEDED
+    assert (await stage.end(second)).state == Operation.STATE_SUCCEEDED
     assert stage.calls.heard[2:] == ["load m1 on r1", "unload m1 on r1"]
     assert (await stage.events()).count("started") == 2
 
@@ -248,7 +249,7 @@ async def test_cancel_requested_before_a_restart_is_executed_after_it(stage: Sta
     await stage.until_heard("load m1 on r1", "load m1 stopped", "unload m1 on r1")
     await stage.restart()
     stage.calls.held["m1"].set()
-    assert (await stage.end(operation)).operation.state is OperationState.CANCELLED
+    assert (await stage.end(operation)).state == Operation.STATE_CANCELLED
     assert stage.calls.heard[3:] == ["unload m1 on r1"]
 
 
@@ -263,10 +264,10 @@ async def test_runner_has_limited_time_to_reconnect_after_a_restart(stage: Stage
     await stage.clock.wait_for_sleepers(4)
     stage.directory.restart("r1")
     stage.calls.answer("m1", loaded())
-    end = (await stage.end_as_time_passes(second, step_seconds=2.0)).operation
-    assert (end.state, end.reason) == (OperationState.FAILED, Reason.NO_RUNNER_AVAILABLE)
+    end = await stage.end_as_time_passes(second, step_seconds=2.0)
+    assert (end.state, Reason(end.reason)) == (Operation.STATE_FAILED, Reason.NO_RUNNER_AVAILABLE)
     assert stage.clock.monotonic() - restarted_at >= RESUME_PATIENCE_SECONDS
-    assert (await stage.end(first)).operation.state is OperationState.SUCCEEDED
+    assert (await stage.end(first)).state == Operation.STATE_SUCCEEDED
 
 
 async def test_time_elapsed_before_a_restart_counts() -> None:
@@ -277,7 +278,7 @@ async def test_time_elapsed_before_a_restart_counts() -> None:
         await stage.restart()
         await stage.until_heard("load m1 on r1", "load m1 stopped", "load m1 on r1")
         await stage.clock.advance(10.0)
-        assert (await stage.end(operation)).operation.reason is Reason.DEADLINE_EXCEEDED
+        assert Reason((await stage.end(operation)).reason) is Reason.DEADLINE_EXCEEDED
 
 
 async def test_operation_end_is_published_only_after_it_is_stored(
@@ -291,13 +292,13 @@ async def test_operation_end_is_published_only_after_it_is_stored(
         nonlocal failing
         if failing:
             failing -= 1
-            assert await stage.state(operation) is OperationState.RUNNING
+            assert await stage.state(operation) == Operation.STATE_RUNNING
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
         return await update(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stage.store, "update", failing_update)
     stage.calls.answer("m1", loaded())
-    assert (await stage.end_as_time_passes(operation, step_seconds=1.0)).operation.state is OperationState.SUCCEEDED
+    assert (await stage.end_as_time_passes(operation, step_seconds=1.0)).state == Operation.STATE_SUCCEEDED
     assert failing == 0
     assert await stage.events() == ["accepted", "started", "succeeded"]
 
@@ -309,8 +310,8 @@ async def test_operation_cancelled_as_its_turn_comes_does_not_start(
     await stage.until_heard("load m1 on r1")
     update, ending, gate = stage.store.update, asyncio.Event(), asyncio.Event()
 
-    async def held_update(operation: GovernedOperation, audit: Sequence[AuditEntry]) -> AuditHead:
-        if operation.id == first:
+    async def held_update(operation: Operation, audit: Sequence[AuditEntry]) -> AuditHead:
+        if operation.name == first:
             ending.set()
             await gate.wait()
         else:
@@ -324,8 +325,8 @@ async def test_operation_cancelled_as_its_turn_comes_does_not_start(
         cancelling = asyncio.create_task(stage.operations.cancel(second, "bob"))
         await asyncio.sleep(0)
         gate.set()
-        assert (await cancelling).operation.state is OperationState.CANCELLED
-        assert (await stage.end(first)).operation.state is OperationState.SUCCEEDED
+        assert (await cancelling).state == Operation.STATE_CANCELLED
+        assert (await stage.end(first)).state == Operation.STATE_SUCCEEDED
         third = await stage.create(load("m3"))
         await stage.until_heard("load m1 on r1", "load m3 on r2")
         await stage.operations.cancel(third, "bob")
@@ -344,11 +345,11 @@ async def test_retry_finds_the_operation_after_kill_9_at_any_commit_and_it_ends_
     assert process.returncode == -signal.SIGKILL
     async with running_stage(url=url) as stage:
         (kept,) = await stage.store.page(before_number=None, size=10)
-        assert kept.ended == (commits == COMMITS)
+        assert (kept.state in ENDED) == (commits == COMMITS)
         view, existed = await stage.operations.create(stage.asked(load(), "the-request"))
-        assert (view.operation.id, existed) == (kept.id, True)
+        assert (view.name, existed) == (kept.name, True)
         stage.calls.answer("m1", loaded())
-        assert (await stage.end(kept.id)).operation.state is OperationState.SUCCEEDED
+        assert (await stage.end(kept.name)).state == Operation.STATE_SUCCEEDED
         assert await stage.events() == ["accepted", "started", "succeeded"]
         check = AuditCheck(kept=stage.operations.audit.head)
         check.read(await stage.audit())
@@ -360,8 +361,8 @@ async def test_acceptance_with_a_lost_database_response_is_found_by_the_retry(
 ) -> None:
     save_new = stage.store.save_new
 
-    async def saved_and_lost(new: object) -> object:
-        await save_new(new)  # type: ignore[arg-type]
+    async def saved_and_lost(*new: Any) -> object:
+        await save_new(*new)
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
 
     monkeypatch.setattr(stage.store, "save_new", saved_and_lost)
@@ -371,7 +372,7 @@ async def test_acceptance_with_a_lost_database_response_is_found_by_the_retry(
     view, existed = await stage.operations.create(stage.asked(load(), "r1"))
     assert existed
     stage.calls.answer("m1", loaded())
-    assert (await stage.end(view.operation.id)).operation.state is OperationState.SUCCEEDED
+    assert (await stage.end(view.name)).state == Operation.STATE_SUCCEEDED
 
 
 async def test_calls_outside_start_and_stop_fail_and_watchers_end_with_shutting_down(stage: Stage) -> None:
@@ -398,7 +399,7 @@ async def test_watcher_over_the_limit_is_rejected_until_another_leaves(stage: St
     followed = [await stage.operations.watch(operation) for _ in range(MAX_WATCHERS)]
     with refused(Reason.TOO_MANY_RESOURCES):
         await stage.operations.watch(operation)
-    assert not isinstance(followed[0], OperationView)
+    assert not isinstance(followed[0], Operation)
     with followed[0]:
         pass
     await stage.operations.watch(operation)
@@ -432,12 +433,12 @@ async def test_old_operations_are_purged_and_their_audit_entries_remain() -> Non
         waiting = await stage.create(load("m3"))
         await stage.clock.advance(3599.0)
         await stage.operations.housekeep()
-        assert await stage.state(ended) is OperationState.SUCCEEDED
+        assert await stage.state(ended) == Operation.STATE_SUCCEEDED
         await stage.clock.advance(2.0)
         await stage.operations.housekeep()
         with refused(Reason.NOT_FOUND):
             await stage.operations.get(ended)
-        assert await stage.state(waiting) is OperationState.RUNNING
+        assert await stage.state(waiting) == Operation.STATE_RUNNING
         assert len(await stage.audit()) == 5
 
 

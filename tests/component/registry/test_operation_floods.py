@@ -9,8 +9,8 @@ from operation_stage import Stage, load, loaded, running_stage
 
 from registry_svc.operations import operations
 from registry_svc.operations.policy.governance import Refused
-from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.refusal_window import MAX_ENTRIES_PER_WINDOW
+from weft.api.operations.v1.operation_pb2 import Operation
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -34,7 +34,7 @@ async def test_cancel_storm_on_one_operation_waits_in_a_bounded_queue(
     refused = [answer.reason for answer in answers if isinstance(answer, WeftError)]
     assert set(refused) == {Reason.QUEUE_FULL}
     assert len(refused) >= STORM - 20
-    assert (await stage.end(running)).operation.state is OperationState.CANCELLED
+    assert (await stage.end(running)).state == Operation.STATE_CANCELLED
     assert (await stage.events()).count("cancel_requested") == 1
 
 
@@ -47,12 +47,12 @@ async def test_no_op_cancel_does_not_wait_behind_other_cancels(stage: Stage, mon
     await stage.until_heard("load m1 on r1", "load m2 on r1")
     await stage.operations.cancel(undone, "alice")
     monkeypatch.setattr(operations, "MAX_WAITING_WRITES", 0)
-    assert (await stage.operations.cancel(over, "storm")).operation.state is OperationState.SUCCEEDED
-    assert (await stage.operations.cancel(undone, "storm")).operation.cancel_requested
+    assert (await stage.operations.cancel(over, "storm")).state == Operation.STATE_SUCCEEDED
+    assert (await stage.operations.cancel(undone, "storm")).cancel_requested
     with pytest.raises(WeftError, match="wait to be accepted or cancelled"):
         await stage.create(load("m3"))
     stage.calls.held["m2"].set()
-    assert (await stage.end(undone)).operation.state is OperationState.CANCELLED
+    assert (await stage.end(undone)).state == Operation.STATE_CANCELLED
 
 
 async def test_cancelled_requests_are_logged_individually_up_to_a_limit(stage: Stage) -> None:

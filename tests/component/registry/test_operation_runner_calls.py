@@ -11,7 +11,7 @@ import grpc
 import pytest
 from gated_store import GatedStore
 from kit.messages import changed
-from operation_stage import Stage, load
+from operation_stage import Stage, id_of, load
 from registry_harness import refused
 from roster_harness import BareRegistry
 
@@ -21,11 +21,10 @@ from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, Runn
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import OperationService
-from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import PoolMember
 from registry_svc.operations.runner_presence import RunnerDirectory, RunnerSnapshot
 from weft.api.common.v1 import priority_pb2
-from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
@@ -332,10 +331,10 @@ async def operating(stage: RunnerStage) -> AsyncIterator[Stage]:
 
 async def test_operation_runs_end_to_end_on_a_runner(stage: RunnerStage) -> None:
     async with operating(stage) as operations:
-        end = (await operations.end(await operations.create(load(context=4096)))).operation
-        assert (end.state, end.runner) == (OperationState.SUCCEEDED, "r1")
-        assert operation_pb2.OperationResult.FromString(end.result).memory_bytes == 4096
-        assert stage.runner.heard == [f"load m1 of {end.id}"]
+        end = await operations.end(await operations.create(load(context=4096)))
+        assert (end.state, end.runner) == (Operation.STATE_SUCCEEDED, "r1")
+        assert end.result.memory_bytes == 4096
+        assert stage.runner.heard == [f"load m1 of {id_of(end.name)}"]
 
 
 async def test_cancel_runs_end_to_end_and_is_followed_by_an_unload(stage: RunnerStage) -> None:
@@ -344,6 +343,6 @@ async def test_cancel_runs_end_to_end_and_is_followed_by_an_unload(stage: Runner
         operation = await operations.create(load())
         await stage.runner.loading.wait()
         await operations.operations.cancel(operation, "bob")
-        assert (await operations.end(operation)).operation.state is OperationState.CANCELLED
+        assert (await operations.end(operation)).state == Operation.STATE_CANCELLED
         assert stage.runner.stopped.is_set()
-        assert stage.runner.heard == [f"load m1 of {operation}", f"unload m1 of {operation}"]
+        assert stage.runner.heard == [f"load m1 of {id_of(operation)}", f"unload m1 of {id_of(operation)}"]

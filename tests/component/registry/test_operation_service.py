@@ -54,7 +54,7 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     async with running_stage(OpenGate()) as stage:
         server, address = new_server(), f"unix:{tmp_path}/registry.sock"
-        servicer = OperationServicer(stage.operations, stage.clock)
+        servicer = OperationServicer(stage.operations)
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(servicer, server)
         server.add_insecure_port(address)
         await server.start()
@@ -71,7 +71,7 @@ async def test_operation_is_watched_from_acceptance_to_result(desk: Desk) -> Non
     assert made.HasField("create_time")
     following = asyncio.create_task(desk.watched(made.name))
     desk.stage.calls.answer("m1", said("loading", 0.25, eta_seconds=9))
-    await desk.stage.until_stage(made.name.removeprefix("operations/"), "loading")
+    await desk.stage.until_stage(made.name, "loading")
     now = (await desk.stub.GetOperation(pb.GetOperationRequest(name=made.name))).operation
     assert (now.state, now.stage, now.progress, now.eta.seconds) == (Operation.STATE_RUNNING, "loading", 0.25, 9)
     assert not now.HasField("result")
@@ -122,7 +122,7 @@ async def test_disconnected_watcher_is_removed(desk: Desk) -> None:
     made = await desk.create(load())
     call = desk.stub.WatchOperation(pb.WatchOperationRequest(name=made.name))
     await cast("Any", call).read()
-    live = desk.stage.operations._table.get(made.name.removeprefix("operations/"))
+    live = desk.stage.operations._table.get(made.name)
     assert live is not None
     assert len(live.watchers) == 1
     call.cancel()
@@ -143,7 +143,7 @@ async def test_lists_are_newest_first_in_pages(desk: Desk) -> None:
             break
     assert seen == ["r4", "r3", "r2", "r1", "r0"]
     desk.stage.calls.answer("m3", loaded())
-    await desk.stage.end((await desk.create(load("m3"), "r0")).name.removeprefix("operations/"))
+    await desk.stage.end((await desk.create(load("m3"), "r0")).name)
     unfinished = await desk.stub.ListOperations(pb.ListOperationsRequest(unfinished_only=True))
     assert [operation.request_id for operation in unfinished.operations] == ["r4", "r3", "r2", "r1"]
     assert unfinished.next_page_token == ""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from kit.traces import Collected, collected
-from operation_stage import Stage, load, loaded, running_stage, said, unload
+from operation_stage import Stage, id_of, load, loaded, running_stage, said, unload
 
 from registry_svc.operations.operation_spans import MAX_STAGES
-from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.servicer import OperationServicer
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
+from weft.api.operations.v1.operation_pb2 import Operation
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
@@ -30,14 +30,14 @@ async def traced(sampling: Sampling = NO_SHARE) -> AsyncIterator[tuple[Stage, Co
             yield stage, spans
 
 
-def span_of(spans: Collected, operation_id: str) -> ReceivedSpan:
-    (found,) = [span for span in spans.all() if span.attributes.get("weft.operation.id") == operation_id]
+def span_of(spans: Collected, operation: str) -> ReceivedSpan:
+    (found,) = [span for span in spans.all() if span.attributes.get("weft.operation.id") == id_of(operation)]
     return found
 
 
 async def created(stage: Stage, traceparent: str = "") -> str:
     view, _ = await stage.operations.create(stage.asked(load()), traceparent)
-    return view.operation.id
+    return view.name
 
 
 async def ended_after(stage: Stage, operation_id: str, seconds: float) -> None:
@@ -114,10 +114,10 @@ async def test_operation_cancelled_before_its_turn_has_a_wait_span_until_its_end
         first = await created(stage)
         view, _ = await stage.operations.create(stage.asked(unload()))
         await stage.clock.advance(3.0)
-        await stage.operations.cancel(view.operation.id, "bob")
+        await stage.operations.cancel(view.name, "bob")
         stage.calls.answer("m1", loaded())
         await stage.end(first)
-        span = span_of(spans, view.operation.id)
+        span = span_of(spans, view.name)
         (queue,) = spans.below(span)
         assert (span.attributes["error.type"], span.attributes["weft.outcome"]) == ("cancelled", "cancelled")
         assert (queue.name, queue.start, queue.end) == ("weft.queue", span.start, span.end)
@@ -131,7 +131,7 @@ async def test_operation_resumed_after_a_restart_starts_a_new_trace() -> None:
         await stage.clock.advance(4.0)
         await stage.restart()
         stage.calls.answer("m1", loaded())
-        assert (await stage.end(operation_id)).operation.state is OperationState.SUCCEEDED
+        assert (await stage.end(operation_id)).state == Operation.STATE_SUCCEEDED
         span = span_of(spans, operation_id)
         assert span.parent_id == ""
         assert span.trace_id != f"{CALLER.trace_id:032x}"
@@ -150,7 +150,7 @@ async def test_number_of_stage_spans_is_limited() -> None:
 async def test_caller_span_is_read_from_the_call_metadata(tmp_path: Path) -> None:
     async with traced() as (stage, spans):
         server, address = new_server(), f"unix:{tmp_path}/registry.sock"
-        servicer = OperationServicer(stage.operations, stage.clock)
+        servicer = OperationServicer(stage.operations)
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(servicer, server)
         server.add_insecure_port(address)
         await server.start()
@@ -165,11 +165,11 @@ async def test_caller_span_is_read_from_the_call_metadata(tmp_path: Path) -> Non
                 wrong = await stub.CreateOperation(  # type: ignore[misc]
                     stage.asked(load("m2")), metadata=(("traceparent", "nonsense"),)
                 )
-            ids = [each.operation.name.removeprefix("operations/") for each in (answer, wrong)]
+            ids = [each.operation.name for each in (answer, wrong)]
             for operation_id in ids:
                 await stage.end(operation_id)
         finally:
             await server.stop(None)
         assert isinstance(answer, operation_service_pb2.CreateOperationResponse)
         assert span_of(spans, ids[0]).parent_id == f"{CALLER.span_id:016x}"
-        assert [each for each in spans.all() if each.attributes.get("weft.operation.id") == ids[1]] == []
+        assert [each for each in spans.all() if each.attributes.get("weft.operation.id") == id_of(ids[1])] == []

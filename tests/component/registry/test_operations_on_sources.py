@@ -9,9 +9,9 @@ from registry_harness import refused
 
 from registry_svc.operations.actions import check_action
 from registry_svc.operations.model_sources import load_target, needed_access
-from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.runner_presence import AddedModelView
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.runner.v1 import load_pb2
 from weft.api.runner.v1.model_store_pb2 import PULL_STAGE_LOADING, PullProgress, StoredModel
 from weft.api.runner.v1.runner_service_pb2 import InstanceDescription
@@ -40,10 +40,6 @@ def remove(model: str) -> Action:
     return Action(remove_model=operation_pb2.RemoveModel(model=model))
 
 
-def result_of(result: bytes) -> operation_pb2.OperationResult:
-    return operation_pb2.OperationResult.FromString(result)
-
-
 async def test_load_by_source_adds_and_loads_the_model(stage: Stage) -> None:
     stage.calls.add_progress = [PullProgress(stage=PULL_STAGE_LOADING, done_bytes=1024, total_bytes=4096)]
     operation = await stage.create(load_source())
@@ -52,19 +48,23 @@ async def test_load_by_source_adds_and_loads_the_model(stage: Stage) -> None:
     stage.directory.models["tiny-q4_0"] = "r1"
     stage.calls.answer("tiny-q4_0", said("loading"), loaded(100, 30))
     views = await following
-    pulling = next(view.progress for view in views if view.progress.stage == "pulling")
-    assert (pulling.share, pulling.detail) == (0.25, "pulling 1 KiB of 4 KiB")
-    end = views[-1].operation
-    result = result_of(end.result)
-    assert (end.state, end.runner, list(result.models)) == (OperationState.SUCCEEDED, "r1", ["tiny-q4_0"])
+    pulling = next(view for view in views if view.stage == "pulling")
+    assert (pulling.progress, pulling.detail) == (0.25, "pulling 1 KiB of 4 KiB")
+    end = views[-1]
+    result = end.result
+    assert (end.state, end.runner, list(result.models)) == (Operation.STATE_SUCCEEDED, "r1", ["tiny-q4_0"])
     assert (result.added.name, list(result.added.reasons)) == ("tiny-q4_0", ["so"])
 
 
 async def test_failed_load_leaves_no_model_behind(stage: Stage) -> None:
     operation = await stage.create(load_source())
     stage.calls.answer("tiny-q4_0", WeftError(Reason.BACKEND_ERROR, "no such layer"))
-    end = (await stage.end(operation)).operation
-    assert (end.state, end.reason, end.detail) == (OperationState.FAILED, Reason.BACKEND_ERROR, "no such layer")
+    end = await stage.end(operation)
+    assert (end.state, Reason(end.reason), end.detail) == (
+        Operation.STATE_FAILED,
+        Reason.BACKEND_ERROR,
+        "no such layer",
+    )
     assert stage.calls.heard[-1] == "remove tiny-q4_0 on r1"
 
 
@@ -72,7 +72,7 @@ async def test_cancelled_load_leaves_no_model_behind(stage: Stage) -> None:
     operation = await stage.create(load_source())
     await stage.until_heard(f"add {SOURCE} as tiny-q4_0 on r1", "load tiny-q4_0 on r1")
     await stage.operations.cancel(operation, "alice")
-    assert (await stage.end(operation)).operation.state is OperationState.CANCELLED
+    assert (await stage.end(operation)).state == Operation.STATE_CANCELLED
     assert stage.calls.heard[-2:] == ["load tiny-q4_0 stopped", "remove tiny-q4_0 on r1"]
 
 
@@ -171,19 +171,19 @@ async def test_pull_reports_progress_and_what_is_stored(stage: Stage) -> None:
     )
     stage.calls.pulls.put_nowait(StoredModel(source=SOURCE, size_bytes=1024))
     views = await following
-    half = next(view.progress for view in views if view.progress.share == 0.5)
-    assert (half.stage, half.ends_at) == ("pulling", stage.clock.monotonic() + 2)
+    half = next(view for view in views if view.progress == 0.5)
+    assert (half.stage, half.eta.seconds) == ("pulling", 2)
     assert (half.done_bytes, half.total_bytes, half.digest) == (512, 1024, f"sha256:{'ab' * 32}")
-    end = views[-1].operation
-    assert (end.state, end.runner) == (OperationState.SUCCEEDED, "r1")
-    assert result_of(end.result).pulled.size_bytes == 1024
+    end = views[-1]
+    assert (end.state, end.runner) == (Operation.STATE_SUCCEEDED, "r1")
+    assert end.result.pulled.size_bytes == 1024
 
 
 async def test_pull_ends_with_the_error_of_its_runner(stage: Stage) -> None:
     stage.calls.pulls.put_nowait(WeftError(Reason.PERMISSION_DENIED, "hf:acme/tiny is gated"))
-    end = (await stage.end(await stage.create(pull()))).operation
-    assert (end.state, end.reason, end.detail) == (
-        OperationState.FAILED,
+    end = await stage.end(await stage.create(pull()))
+    assert (end.state, Reason(end.reason), end.detail) == (
+        Operation.STATE_FAILED,
         Reason.PERMISSION_DENIED,
         "hf:acme/tiny is gated",
     )
@@ -193,15 +193,15 @@ async def test_cancelled_pull_is_stopped_on_its_runner(stage: Stage) -> None:
     operation = await stage.create(pull())
     await stage.until_heard(f"pull {SOURCE} on r1")
     await stage.operations.cancel(operation, "alice")
-    assert (await stage.end(operation)).operation.state is OperationState.CANCELLED
+    assert (await stage.end(operation)).state == Operation.STATE_CANCELLED
     assert stage.calls.heard[-1] == f"pull {SOURCE} stopped"
 
 
 async def test_added_model_can_be_removed_and_a_configured_one_cannot(stage: Stage) -> None:
     stage.directory.models["mine"] = "r1"
     stage.directory.added = [AddedModelView(model="mine", source=SOURCE, runner="r1")]
-    end = (await stage.end(await stage.create(remove("mine")))).operation
-    result = result_of(end.result)
+    end = await stage.end(await stage.create(remove("mine")))
+    result = end.result
     assert (list(result.models), result.memory_freed_bytes) == (["mine"], 9)
     for name, reason in (("m1", Reason.INVALID_ARGUMENT), ("nothing", Reason.MODEL_NOT_FOUND)):
         with refused(reason):

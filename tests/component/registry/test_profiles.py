@@ -17,9 +17,8 @@ from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.policy.ownership import Author
 from registry_svc.operations.governance import OpenGate
-from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.profiles import Profiles
+from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult
 from weft.api.registry.v1.profile_pb2 import (
     Profile,
@@ -301,7 +300,7 @@ async def test_step_that_cannot_start_reports_why_and_the_profile_stays_active(t
         await mesh.profile(loading("m1", "m2"))
         done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "test")
         first, second = done.steps
-        assert first.operation
+        assert first
         assert not first.problem
         assert not second.operation
         assert "1 operations wait or run already" in second.problem
@@ -343,8 +342,8 @@ async def test_operations_of_a_switch_can_be_watched_to_their_end(mesh: Mesh) ->
     await mesh.profile(loading("m1"))
     mesh.calls.answer("m1", LoadResponse(result=LoadResult()))
     done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "cli:ann")
-    followed = await mesh.desk.operations.watch(done.steps[0].operation.removeprefix("operations/"))
+    followed = await mesh.desk.operations.watch(done.steps[0].operation)
     async with asyncio.timeout(LIMIT_SECONDS):
-        views = [followed] if isinstance(followed, OperationView) else [view async for view in followed]
-    assert views[-1].operation.state is OperationState.SUCCEEDED
-    assert views[-1].operation.requested_by == "cli:ann"
+        views = [followed] if isinstance(followed, Operation) else [view async for view in followed]
+    assert views[-1].state == Operation.STATE_SUCCEEDED
+    assert views[-1].requested_by == "cli:ann"

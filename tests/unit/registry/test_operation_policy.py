@@ -1,30 +1,14 @@
-"""The life of operations, their order, pools, times and refusals: pure decisions."""
+"""The order of operations, pools, times and refusals: pure decisions."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.policy.lifecycle import (
-    Ending,
-    GovernedOperation,
-    OperationProgress,
-    OperationState,
-    Unfinished,
-    WrongStepError,
-    assigned,
-    cancel_requested,
-    ended,
-    require_place,
-    require_same_action,
-    seconds_left,
-    startable,
-    started,
-)
+from registry_svc.operations.live_operations import LiveOperation, startable
 from registry_svc.operations.policy.loads import LAST_LOADS, MAX_MODELS, LoadTimes, PoolMember, PoolPlan, plan_pool
 from registry_svc.operations.policy.refusal_window import (
     MAX_COUNTED_REASONS,
@@ -33,119 +17,48 @@ from registry_svc.operations.policy.refusal_window import (
     WINDOW_SECONDS,
     RefusalWindow,
 )
-from registry_svc.operations.servicer import operation_message
-from weft.api.operations.v1 import operation_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.api.operations.v1.operation_pb2 import Operation
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=10)
-ENDS = (OperationState.SUCCEEDED, OperationState.FAILED, OperationState.CANCELLED)
-PENDING = GovernedOperation(id="op-1", request_id="r1", action=b"a", requested_by="", created_at=NOW)
-RUNNING = started(PENDING, NOW)
 
 
-def test_states_have_the_contract_numbers() -> None:
-    names = {state.value: f"STATE_{state.name}" for state in OperationState}
-    numbers = operation_pb2.Operation.State
-    assert {numbers.Value(name): name for name in names.values()} == names
-    assert len(numbers.values()) == len(names) + 1
+def unfinished(name: str, *subjects: str, running: bool = False, after: frozenset[str] = frozenset()) -> LiveOperation:
+    task: Any = object() if running else None
+    return LiveOperation(operation=Operation(name=name), subjects=frozenset(subjects), task=task, after=after)
 
 
-def test_operation_starts_once_and_a_restart_keeps_its_start_time() -> None:
-    assert (RUNNING.state, RUNNING.started_at) == (OperationState.RUNNING, NOW)
-    assert started(RUNNING, LATER) == RUNNING
-
-
-@pytest.mark.parametrize(("state", "before"), list(product(ENDS, (PENDING, RUNNING))))
-def test_operation_ends_once(state: OperationState, before: GovernedOperation) -> None:
-    if (state, before) == (OperationState.SUCCEEDED, PENDING):
-        with pytest.raises(WrongStepError):
-            ended(before, Ending(state=state), LATER)
-        return
-    over = ended(before, Ending(state=state, reason=Reason.CANCELLED, detail="d", result=b"r"), LATER)
-    assert (over.state, over.reason, over.detail, over.result, over.ended_at) == (
-        state,
-        Reason.CANCELLED,
-        "d",
-        b"r",
-        LATER,
-    )
-    assert over.ended
-    for again in ENDS:
-        with pytest.raises(WrongStepError):
-            ended(over, Ending(state=again), LATER)
-    with pytest.raises(WrongStepError):
-        started(over, LATER)
-    with pytest.raises(WrongStepError):
-        assigned(over, "gpu-1")
-    assert cancel_requested(over) == over
-
-
-def test_pending_and_running_are_not_terminal() -> None:
-    for state in (OperationState.PENDING, OperationState.RUNNING):
-        with pytest.raises(WrongStepError):
-            ended(RUNNING, Ending(state=state), LATER)
-
-
-def test_cancel_request_is_recorded_without_other_changes() -> None:
-    assert cancel_requested(RUNNING) == replace(RUNNING, cancel_requested=True)
-    assert cancel_requested(cancel_requested(RUNNING)) == cancel_requested(RUNNING)
-
-
-def test_request_id_is_bound_to_one_action() -> None:
-    require_same_action(PENDING, b"a")
-    with pytest.raises(WeftError) as refusal:
-        require_same_action(PENDING, b"b")
-    assert refusal.value.reason is Reason.ALREADY_EXISTS
-    assert refusal.value.metadata == {"operation": "operations/op-1"}
-
-
-def test_operation_beyond_the_limit_is_refused() -> None:
-    require_place(9, 10)
-    with pytest.raises(WeftError) as refusal:
-        require_place(10, 10)
-    assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
-
-
-def test_time_before_a_restart_counts_and_a_clock_set_back_grants_at_most_the_full_time() -> None:
-    assert seconds_left(PENDING, LATER, 60.0) == 60.0
-    assert seconds_left(RUNNING, LATER, 60.0) == 50.0
-    assert seconds_left(RUNNING, NOW + timedelta(hours=1), 60.0) == 0.0
-    assert seconds_left(RUNNING, NOW - timedelta(hours=1), 60.0) == 60.0
-
-
-def unfinished(name: str, *subjects: str, running: bool = False) -> Unfinished:
-    return Unfinished(id=name, subjects=frozenset(subjects), running=running)
+def started(unfinished: Sequence[LiveOperation], max_running: int) -> list[str]:
+    return [each.operation.name for each in startable(unfinished, max_running)]
 
 
 def test_operations_on_one_model_run_in_order_of_acceptance() -> None:
     first, second, third = unfinished("1", "m"), unfinished("2", "m"), unfinished("3", "n")
-    assert startable([first, second, third], 10) == ["1", "3"]
-    assert startable([replace(first, running=True), second, third], 10) == ["3"]
-    assert startable([second, third], 10) == ["2", "3"]
+    assert started([first, second, third], 10) == ["1", "3"]
+    assert started([unfinished("1", "m", running=True), second, third], 10) == ["3"]
+    assert started([second, third], 10) == ["2", "3"]
 
 
 def test_operation_is_not_overtaken_by_a_later_one_on_its_models() -> None:
     running = unfinished("1", "m", running=True)
-    assert startable([running, unfinished("2", "m", "n"), unfinished("3", "n")], 10) == []
+    assert started([running, unfinished("2", "m", "n"), unfinished("3", "n")], 10) == []
 
 
 def test_running_operations_are_limited() -> None:
     running = [unfinished(str(number), f"m{number}", running=True) for number in range(3)]
-    assert startable([*running, unfinished("3", "x"), unfinished("4", "y")], 4) == ["3"]
-    assert startable([*running, unfinished("3", "x")], 3) == []
+    assert started([*running, unfinished("3", "x"), unfinished("4", "y")], 4) == ["3"]
+    assert started([*running, unfinished("3", "x")], 3) == []
 
 
 def test_operation_with_dependencies_waits_for_them_to_end() -> None:
-    unload, load = unfinished("1", "m"), replace(unfinished("2", "n"), after=frozenset({"1", "0"}))
-    assert startable([unload, load], 10) == ["1"]
-    assert startable([replace(unload, running=True), load], 10) == []
-    assert startable([load], 10) == ["2"]
+    unload, load = unfinished("1", "m"), unfinished("2", "n", after=frozenset({"1", "0"}))
+    assert started([unload, load], 10) == ["1"]
+    assert started([unfinished("1", "m", running=True), load], 10) == []
+    assert started([load], 10) == ["2"]
 
 
 def test_operation_without_subjects_blocks_no_other() -> None:
-    assert startable([unfinished("1", "m", running=True), unfinished("2"), unfinished("3")], 10) == ["2", "3"]
+    assert started([unfinished("1", "m", running=True), unfinished("2"), unfinished("3")], 10) == ["2", "3"]
 
 
 @given(
@@ -159,11 +72,11 @@ def test_running_operations_share_no_model_and_one_can_always_start(
     wanted: list[tuple[frozenset[str], bool]], max_running: int
 ) -> None:
     # Only what the rule itself would have started counts as running.
-    queue = [Unfinished(id=str(at), subjects=subjects, running=False) for at, (subjects, _) in enumerate(wanted)]
-    chosen = set(startable(queue, max_running))
-    queue = [replace(each, running=each.id in chosen) for each in queue]
+    queue = [unfinished(str(at), *subjects) for at, (subjects, _) in enumerate(wanted)]
+    chosen = set(started(queue, max_running))
+    queue = [unfinished(each.operation.name, *each.subjects, running=each.operation.name in chosen) for each in queue]
     assert startable(queue, max_running) == [] or len(chosen) < max_running
-    subjects = [name for each in queue if each.running for name in each.subjects]
+    subjects = [name for each in queue if each.task is not None for name in each.subjects]
     assert len(subjects) == len(set(subjects))
     assert len(chosen) <= max_running
     assert chosen or not queue
@@ -262,8 +175,6 @@ def test_clock_set_back_closes_a_refusal_window() -> None:
 
 @pytest.mark.parametrize(("ends_at", "told"), [(12.5, 2.5), (10.0, None), (9.0, None), (None, None)])
 def test_overdue_eta_is_unknown_and_not_zero(ends_at: float | None, told: float | None) -> None:
-    view = OperationView(
-        operation=replace(RUNNING, action=b""), progress=OperationProgress(stage="loading", ends_at=ends_at)
-    )
-    message = operation_message(view, 10.0)
+    live = LiveOperation(operation=Operation(), subjects=frozenset(), ends_at=ends_at)
+    message = live.shown(10.0)
     assert (message.eta.ToNanoseconds() / 1e9 if message.HasField("eta") else None) == told

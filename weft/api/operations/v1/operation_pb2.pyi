@@ -88,6 +88,8 @@ class Operation(google.protobuf.message.Message):
     DONE_BYTES_FIELD_NUMBER: builtins.int
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    CANCEL_REQUESTED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name, "operations/<id>"."""
     state: global___Operation.State.ValueType
@@ -112,6 +114,10 @@ class Operation(google.protobuf.message.Message):
     """Of a pull: bytes of all files. Absent: unknown, or it pulls nothing."""
     digest: builtins.str
     """Of a pull: SHA-256 of the file that is loaded now, "sha256:" and hex. Empty: unknown, or it pulls nothing."""
+    number: builtins.int
+    """Its number in order of acceptance, from 1."""
+    cancel_requested: builtins.bool
+    """Whether its cancellation was requested."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -162,9 +168,11 @@ class Operation(google.protobuf.message.Message):
         done_bytes: builtins.int | None = ...,
         total_bytes: builtins.int | None = ...,
         digest: builtins.str = ...,
+        number: builtins.int = ...,
+        cancel_requested: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_done_bytes", b"_done_bytes", "_progress", b"_progress", "_total_bytes", b"_total_bytes", "action", b"action", "create_time", b"create_time", "done_bytes", b"done_bytes", "end_time", b"end_time", "eta", b"eta", "progress", b"progress", "result", b"result", "start_time", b"start_time", "total_bytes", b"total_bytes"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_done_bytes", b"_done_bytes", "_progress", b"_progress", "_total_bytes", b"_total_bytes", "action", b"action", "create_time", b"create_time", "detail", b"detail", "digest", b"digest", "done_bytes", b"done_bytes", "end_time", b"end_time", "eta", b"eta", "name", b"name", "progress", b"progress", "reason", b"reason", "request_id", b"request_id", "requested_by", b"requested_by", "result", b"result", "runner", b"runner", "signers", b"signers", "stage", b"stage", "start_time", b"start_time", "state", b"state", "total_bytes", b"total_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_done_bytes", b"_done_bytes", "_progress", b"_progress", "_total_bytes", b"_total_bytes", "action", b"action", "cancel_requested", b"cancel_requested", "create_time", b"create_time", "detail", b"detail", "digest", b"digest", "done_bytes", b"done_bytes", "end_time", b"end_time", "eta", b"eta", "name", b"name", "number", b"number", "progress", b"progress", "reason", b"reason", "request_id", b"request_id", "requested_by", b"requested_by", "result", b"result", "runner", b"runner", "signers", b"signers", "stage", b"stage", "start_time", b"start_time", "state", b"state", "total_bytes", b"total_bytes"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_done_bytes", b"_done_bytes"]) -> typing.Literal["done_bytes"] | None: ...
     @typing.overload
