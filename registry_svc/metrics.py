@@ -1,13 +1,12 @@
 """Prometheus metrics of the registry: devices, leases, sessions and watches."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from registry_svc.figures import RegistryFigures
+from registry_svc.service import RegistryFigures
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.kernel.metrics import MetricsPage
@@ -17,21 +16,13 @@ _LEASE_STATES = {
 }
 
 
-class HasFigures(Protocol):
-    """A registry."""
-
-    def figures(self) -> RegistryFigures | None:
-        """Returns its state; None if it is not running."""
-        ...
+def add_registry_metrics(figures: Callable[[], RegistryFigures | None], page: MetricsPage) -> None:
+    """Adds the metrics of a registry to a page. `figures` returns None if it is not running."""
+    page.add(partial(_registry_metrics, figures, page))
 
 
-def add_registry_metrics(registry: HasFigures, page: MetricsPage) -> None:
-    """Adds the metrics of a registry to a page."""
-    page.add(partial(_registry_metrics, registry, page))
-
-
-def _registry_metrics(registry: HasFigures, page: MetricsPage) -> Iterator[Metric]:
-    found = registry.figures()
+def _registry_metrics(figures: Callable[[], RegistryFigures | None], page: MetricsPage) -> Iterator[Metric]:
+    found = figures()
     if found is None:
         return
     hosts = list(found.hosts)

@@ -1,12 +1,12 @@
 """The registry as a service: composes the features, and starts and stops them in order."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 
 from registry_svc.config import RegistryConfig
-from registry_svc.figures import RegistryFigures
 from registry_svc.keys.api_keys import ApiKeys
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import SqlKeyStore
@@ -37,9 +37,7 @@ from registry_svc.operations.operations import OperationService
 from registry_svc.operations.profile_servicer import ProfileServicer
 from registry_svc.operations.profiles import Profiles
 from registry_svc.operations.servicer import OperationServicer
-from registry_svc.routers.router_sessions import RouterSessions
-from registry_svc.routers.router_store import SqlRouterStore
-from registry_svc.routers.servicer import RouterSessionServicer
+from registry_svc.routers.router_sessions import RouterSessions, RouterSessionServicer
 from registry_svc.secrets.secret_store import SqlSecretStore
 from registry_svc.secrets.secrets import Secrets
 from registry_svc.secrets.servicer import SecretServicer
@@ -148,6 +146,22 @@ _SERVICE_NAMES = tuple(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryFigures:
+    """The state of a running registry."""
+
+    hosts: Iterable[lease_service_pb2.HostMemory]
+    active_sessions: int
+    inactive_sessions: int
+    revision: int
+    """Number of the last change sent to watchers."""
+    watchers: int
+    evictions: Mapping[str, int]
+    """Evictions requested from runners since the start, by their answer."""
+    has_standby: bool = False
+    """Whether a standby is connected."""
+
+
 class RegistryService:
     """See weft.kernel.service.Service. Calls before start or after stop fail with SHUTTING_DOWN."""
 
@@ -159,7 +173,7 @@ class RegistryService:
         self._expiry = Expiry(core)
         self._keys = ApiKeys(core, SqlKeyStore(database))
         self._tokens = JoinTokens(core)
-        self._routers = RouterSessions(core, SqlRouterStore(database))
+        self._routers = RouterSessions(core, database)
         self._bell = Bell()
         self._secrets = Secrets(core, SqlSecretStore(database), self._bell)
         self._central = CentralModels(core, self._bell, self._secrets.value)
@@ -216,7 +230,7 @@ class RegistryService:
             RunnerSessionServicer(SessionManager(core, self._calls.incarnation_at), self._retirements, core), server
         )
         router_session_service_pb2_grpc.add_RouterSessionServiceServicer_to_server(
-            RouterSessionServicer(self._routers, core.config), server
+            RouterSessionServicer(self._routers), server
         )
         declarations = Declarations(core, self._operations.unloader, self._secrets.has, self._bell)
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(

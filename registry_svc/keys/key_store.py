@@ -1,8 +1,8 @@
-"""API keys: record, messages, and SQL store."""
+"""API keys: record, messages, and SQL store. The columns of `api_keys` are named like the fields."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -164,32 +164,8 @@ class SqlKeyStore:
 
 
 def _row_of(key: ApiKey) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "description": key.description,
-        "tenant": key.tenant,
-        "scopes": json.dumps(list(key.scopes)),
-        "digest": key.digest,
-        "previous_digest": key.previous_digest,
-        "previous_expires_at": key.previous_expires_at,
-        "created_at": key.created_at,
-        "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at,
-        "rotated_at": key.rotated_at,
-    }
+    return asdict(key) | {"scopes": json.dumps(list(key.scopes))}
 
 
 def _key_of(row: Row) -> ApiKey:
-    return ApiKey(
-        id=row.id,
-        description=row.description,
-        tenant=row.tenant,
-        scopes=tuple(json.loads(row.scopes)),
-        digest=row.digest,
-        previous_digest=row.previous_digest,
-        previous_expires_at=row.previous_expires_at,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        rotated_at=row.rotated_at,
-    )
+    return ApiKey(**row._asdict() | {"scopes": tuple(json.loads(row.scopes))})

@@ -9,9 +9,8 @@ from registry_svc.mesh.domain import EventDraft, JoinToken
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.records import Held
-from registry_svc.mesh.rows import StoredSession
 from registry_svc.mesh.session_state import SessionState
-from registry_svc.mesh.store import SqlStore
+from registry_svc.mesh.store import SqlStore, StoredSession
 from registry_svc.mesh.watch import Broadcaster, EventLog, Snapshot, Watcher
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import alias_pb2, registry_service_pb2, settings_pb2, tenant_pb2

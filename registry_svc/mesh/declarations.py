@@ -13,6 +13,7 @@ from registry_svc.mesh.central import Bell
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Outcome
+from registry_svc.mesh.events import events_for
 from registry_svc.mesh.manifests import Batch
 from registry_svc.mesh.mesh_state import ResourceIndex
 from registry_svc.mesh.overlay import says_the_same
@@ -24,7 +25,6 @@ from registry_svc.mesh.policy.declarations import (
     require_free_scope,
     still_loaded,
 )
-from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.policy.ownership import Author, settled_owner

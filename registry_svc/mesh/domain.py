@@ -11,19 +11,6 @@ from enum import Enum, IntEnum
 from weft.documents.resource_kinds import ResourceKind
 
 
-class Phase(IntEnum):
-    """Phase of an instance; numbers as in `registry.v1.InstanceState.Phase`."""
-
-    IDLE = 1
-    LOADING = 2
-    READY = 3
-    DRAINING = 4
-    STOPPING = 5
-    CRASH_LOOP = 6
-    FAILED = 7
-    HIBERNATING = 8
-
-
 class Status(IntEnum):
     """Whether a model, agent or route can answer; numbers as in the `Status` of their messages."""
 

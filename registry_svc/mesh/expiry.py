@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventReason, Standing
-from registry_svc.mesh.policy.events import events_for
+from registry_svc.mesh.events import events_for
 from registry_svc.mesh.policy.heartbeat import LivenessLimits, Retirement, Verdict, decide_retirement, judge
 from registry_svc.mesh.session_state import SessionState
 from weft.documents.resource_kinds import ResourceKind

@@ -1,15 +1,15 @@
 """The registry's calls to runners: load, unload, pull, flush, evict."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, NamedTuple
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.session_state import SessionState
 from weft.api.operations.v1 import operation_pb2
-from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
+from weft.api.runner.v1 import load_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.api.runner.v1 import runner_service_pb2_grpc as pb_grpc
 from weft.dispatch.tickets import Action, PermitTarget, make_permit
 from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError
@@ -17,11 +17,6 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import ChannelPool, calling
-
-if TYPE_CHECKING:
-    import grpc
-
-    from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
 
 class EvictionAnswer(Enum):
@@ -57,8 +52,14 @@ DESCRIBE_TIMEOUT_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 5.0
 _NO_LONGER_THERE = frozenset({Reason.WORKER_LOST, Reason.NO_RUNNER_AVAILABLE, Reason.DEADLINE_EXCEEDED})
 
-T = TypeVar("T")
-Metadata = tuple[tuple[str, str], ...]
+
+class Permission(NamedTuple):
+    """What a call may do."""
+
+    action: Action
+    model: str
+    """The model, or its source."""
+    operation_id: str = ""
 
 
 class RunnerCalls:
@@ -76,124 +77,115 @@ class RunnerCalls:
         self._core = core
         self._channels = channels
 
-    async def load(
+    def load(
         self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
-    ) -> AsyncGenerator[runner_service_pb2.LoadResponse]:
+    ) -> AsyncGenerator[pb.LoadResponse]:
         """Loads a model. The last response is the result."""
-        state = await self._member(runner)
-        request = runner_service_pb2.LoadRequest(
-            model=model,
-            permit=self._permit(state, Action.LOAD, model=model, operation_id=operation_id),
-            options=options,
-        )
-        stub, metadata = await self._reach(state)
-        async with aclosing(_responses(stub.Load(request, metadata=metadata))) as responses:
-            async for response in responses:
-                yield response
+        request = pb.LoadRequest(model=model, options=options)
+        return self._responses(runner, "Load", request, Permission(Action.LOAD, model, operation_id))
 
-    async def pull(
+    def pull(
         self, runner: str, request: operation_pb2.PullModel, *, operation_id: str
-    ) -> AsyncGenerator[runner_service_pb2.PullModelResponse]:
+    ) -> AsyncGenerator[pb.PullModelResponse]:
         """Pulls the files of a model. The last response has what is stored."""
-        state = await self._member(runner)
-        permit = self._permit(state, Action.PULL, model=request.source, operation_id=operation_id)
-        asked = runner_service_pb2.PullModelRequest(source=request.source, form=request.form, permit=permit)
-        stub, metadata = await self._reach(state)
-        async with aclosing(_responses(stub.PullModel(asked, metadata=metadata))) as responses:
-            async for response in responses:
-                yield response
+        asked = pb.PullModelRequest(source=request.source, form=request.form)
+        return self._responses(runner, "PullModel", asked, Permission(Action.PULL, request.source, operation_id))
 
-    async def add_model(
+    def add_model(
         self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str
-    ) -> AsyncGenerator[runner_service_pb2.AddModelResponse]:
+    ) -> AsyncGenerator[pb.AddModelResponse]:
         """Serves a model by its source under a name. The last response has the model."""
-        state = await self._member(runner)
-        asked = runner_service_pb2.AddModelRequest(
-            source=request.source,
-            name=name,
-            permit=self._permit(state, Action.ADD, model=request.source, operation_id=operation_id),
-            options=request.options,
-        )
-        stub, metadata = await self._reach(state)
-        async with aclosing(_responses(stub.AddModel(asked, metadata=metadata))) as responses:
-            async for response in responses:
-                yield response
+        asked = pb.AddModelRequest(source=request.source, name=name, options=request.options)
+        return self._responses(runner, "AddModel", asked, Permission(Action.ADD, request.source, operation_id))
 
-    async def remove_model(
-        self, runner: str, model: str, *, operation_id: str
-    ) -> runner_service_pb2.RemoveModelResponse:
+    async def remove_model(self, runner: str, model: str, *, operation_id: str) -> pb.RemoveModelResponse:
         """Removes an added model."""
-        state = await self._member(runner)
-        request = runner_service_pb2.RemoveModelRequest(
-            model=model, permit=self._permit(state, Action.REMOVE, model=model, operation_id=operation_id)
-        )
-        stub, metadata = await self._reach(state)
-        return await _answer(stub.RemoveModel(request, metadata=metadata))
+        request, permission = pb.RemoveModelRequest(model=model), Permission(Action.REMOVE, model, operation_id)
+        answer: pb.RemoveModelResponse = await self._answer(runner, "RemoveModel", request, permission)
+        return answer
 
-    async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
+    async def unload(self, runner: str, model: str, *, operation_id: str) -> pb.UnloadResponse:
         """Unloads a model."""
-        state = await self._member(runner)
-        request = runner_service_pb2.UnloadRequest(
-            model=model, permit=self._permit(state, Action.UNLOAD, model=model, operation_id=operation_id)
-        )
-        stub, metadata = await self._reach(state)
-        return await _answer(stub.Unload(request, metadata=metadata))
+        request, permission = pb.UnloadRequest(model=model), Permission(Action.UNLOAD, model, operation_id)
+        answer: pb.UnloadResponse = await self._answer(runner, "Unload", request, permission)
+        return answer
 
     async def flush_cache(
-        self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
-    ) -> runner_service_pb2.FlushCacheResponse:
+        self, runner: str, request: pb.FlushCacheRequest, *, operation_id: str
+    ) -> pb.FlushCacheResponse:
         """Deletes cached prefixes."""
-        state = await self._member(runner)
-        permitted = runner_service_pb2.FlushCacheRequest()
-        permitted.CopyFrom(request)
-        permitted.permit.CopyFrom(self._permit(state, Action.FLUSH, model=request.model, operation_id=operation_id))
-        stub, metadata = await self._reach(state)
-        return await _answer(stub.FlushCache(permitted, metadata=metadata))
+        permission = Permission(Action.FLUSH, request.model, operation_id)
+        answer: pb.FlushCacheResponse = await self._answer(runner, "FlushCache", request, permission)
+        return answer
 
     async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
         """Returns the options with which a runner has loaded or would load each model. Needs no permit."""
-        stub, metadata = await self._reach(await self._member(runner))
-        request = runner_service_pb2.DescribeRequest()
-        found = await _answer(stub.Describe(request, timeout=DESCRIBE_TIMEOUT_SECONDS, metadata=metadata))
+        found: pb.DescribeResponse = await self._answer(
+            runner, "Describe", pb.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_SECONDS
+        )
         return {each.model: each.load_options for each in found.instances}
 
-    async def source_engines(self, runner: str, source: str) -> Sequence[runner_service_pb2.InstanceDescription]:
+    async def source_engines(self, runner: str, source: str) -> Sequence[pb.InstanceDescription]:
         """Returns the engines of a runner that may serve a source; empty if unknown."""
-        state = await self._member(runner)
-        permit = self._permit(state, Action.ADD, model=source, operation_id="")
-        stub, metadata = await self._reach(state)
-        request = runner_service_pb2.DescribeRequest(source=source, permit=permit)
-        call = stub.Describe(request, timeout=DESCRIBE_TIMEOUT_SECONDS, metadata=metadata)
-        return (await _answer(call)).source_engines
+        found: pb.DescribeResponse = await self._answer(
+            runner,
+            "Describe",
+            pb.DescribeRequest(source=source),
+            Permission(Action.ADD, source),
+            timeout=DESCRIBE_TIMEOUT_SECONDS,
+        )
+        return found.source_engines
 
     async def incarnation_at(self, address: str) -> str:
         """Returns the incarnation of the runner at an address; empty if none answers. Never raises a WeftError."""
         try:
-            stub, metadata = await self._at(address)
-            call = stub.Describe(runner_service_pb2.DescribeRequest(), timeout=PROBE_TIMEOUT_SECONDS, metadata=metadata)
-            return str((await _answer(call)).runner.incarnation)
+            call = await self._call(address, "Describe", pb.DescribeRequest(), timeout=PROBE_TIMEOUT_SECONDS)
+            return str((await _answered(call)).runner.incarnation)
         except WeftError:
             return ""
 
     async def evict(self, request: EvictionRequest) -> EvictionAnswer:
         """Asks a runner to give up the memory of an idle model. Returns once it sleeps. Never raises a WeftError."""
+        message = pb.YieldMemoryRequest(
+            model=request.model,
+            lease_id=request.lease_id,
+            priority=request.priority.wire,  # type: ignore[arg-type]  # same numbers
+            wanted_by=request.wanted_by,
+        )
+        permission = Permission(Action.YIELD, request.model)
         try:
-            state = await self._member(request.runner)
-            message = runner_service_pb2.YieldMemoryRequest(
-                model=request.model,
-                permit=self._permit(state, Action.YIELD, model=request.model, operation_id=""),
-                lease_id=request.lease_id,
-                priority=request.priority.wire,  # type: ignore[arg-type]  # same numbers
-                wanted_by=request.wanted_by,
-            )
-            stub, metadata = await self._reach(state)
-            await _answer(stub.YieldMemory(message, timeout=YIELD_TIMEOUT_SECONDS, metadata=metadata))
+            await self._answer(request.runner, "YieldMemory", message, permission, timeout=YIELD_TIMEOUT_SECONDS)
         except WeftError as error:
             log.info("memory not given up", runner=request.runner, model=request.model, reason=error.reason.name)
             return EvictionAnswer.UNREACHABLE if error.reason in _NO_LONGER_THERE else EvictionAnswer.REFUSED
         return EvictionAnswer.GIVEN_UP
 
-    async def _member(self, runner: str) -> SessionState:
+    async def _answer(
+        self,
+        runner: str,
+        method: str,
+        request: Any,
+        permission: Permission | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        address = await self._permitted(runner, request, permission)
+        return await _answered(await self._call(address, method, request, timeout=timeout))
+
+    async def _responses(self, runner: str, method: str, request: Any, permission: Permission) -> AsyncGenerator[Any]:
+        """Yields the responses of a call; closing the generator cancels it."""
+        call = await self._call(await self._permitted(runner, request, permission), method, request)
+        try:
+            with calling(Reason.WORKER_LOST):
+                async for response in call:
+                    yield response
+        except WeftError as error:
+            raise _failure(error) from error
+        finally:
+            call.cancel()
+
+    async def _permitted(self, runner: str, request: Any, permission: Permission | None) -> str:
+        """Sets the permit in a request. Returns the runner's address."""
         await self._until_owner()
         state = self._core.mesh.of_runner(runner)
         if state is None or not state.pulse.active:
@@ -203,43 +195,25 @@ class RunnerCalls:
                 metadata={"runner": runner},
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
-        return state
+        profile = state.profile
+        if permission is not None:
+            target = PermitTarget(runner=profile.name, incarnation=profile.incarnation, key=state.session.ticket_key)
+            action, model, operation_id = permission
+            now = self._core.mesh_clock.utc_now().timestamp()
+            permit = make_permit(target, action, model=model, operation_id=operation_id, now=now)
+            request.permit.CopyFrom(permit)
+        return profile.address
 
-    def _permit(
-        self, state: SessionState, action: Action, *, model: str, operation_id: str
-    ) -> permit_pb2.OperationPermit:
-        target = PermitTarget(
-            runner=state.profile.name, incarnation=state.profile.incarnation, key=state.session.ticket_key
-        )
-        now = self._core.mesh_clock.utc_now().timestamp()
-        return make_permit(target, action, model=model, operation_id=operation_id, now=now)
-
-    async def _reach(self, state: SessionState) -> tuple["RunnerServiceAsyncStub", Metadata | None]:
-        return await self._at(state.profile.address)
-
-    async def _at(self, address: str) -> tuple["RunnerServiceAsyncStub", Metadata | None]:
-        channel = await self._channels.get(address)
-        stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
-        return stub, metadata_of(address) or None
+    async def _call(self, address: str, method: str, request: Any, *, timeout: float | None = None) -> Any:
+        stub = pb_grpc.RunnerServiceStub(await self._channels.get(address))
+        return getattr(stub, method)(request, timeout=timeout, metadata=metadata_of(address) or None)
 
 
 async def _at_once() -> None:
     """Returns immediately: there is no other registry."""
 
 
-async def _responses(call: "grpc.aio.UnaryStreamCall[Any, T]") -> AsyncGenerator[T]:
-    """Yields the responses of a call; closing the generator cancels it."""
-    try:
-        with calling(Reason.WORKER_LOST):
-            async for response in call:
-                yield response
-    except WeftError as error:
-        raise _failure(error) from error
-    finally:
-        call.cancel()
-
-
-async def _answer(call: Awaitable[T]) -> T:
+async def _answered(call: Awaitable[Any]) -> Any:
     try:
         with calling(Reason.WORKER_LOST):
             return await call

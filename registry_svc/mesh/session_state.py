@@ -8,7 +8,7 @@ from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.overlay import Publisher, watched_runner
 from registry_svc.mesh.policy.heartbeat import Holder, Pulse, heard, lost, share_of
 from registry_svc.mesh.records import Held, detail_bytes, is_loaded
-from registry_svc.mesh.rows import StoredPulse, StoredSession
+from registry_svc.mesh.store import StoredPulse, StoredSession
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.documents.conditions import UNUSABLE
 from weft.documents.resource_kinds import ResourceKind
@@ -21,7 +21,7 @@ class SessionState:
 
     session: Session
     profile: runner_pb2.Runner
-    """Immutable facts of this incarnation; see `profile_of`."""
+    """Immutable facts of this incarnation; see `registry_svc.mesh.store.profile_of`."""
     pulse: Pulse
     last_heartbeat_at: datetime
     inactive_since: datetime | None = None
@@ -143,16 +143,3 @@ def _in_phase(capability: runner_pb2.Capability, *phases: int) -> frozenset[str]
 
 def _runtimes(capability: runner_pb2.Capability) -> dict[str, str]:
     return {instance.model: instance.runtime for instance in capability.instances if instance.runtime}
-
-
-def profile_of(runner: runner_pb2.Runner) -> runner_pb2.Runner:
-    """Returns the facts of a runner's incarnation, without report and state."""
-    return runner_pb2.Runner(
-        name=runner.name,
-        incarnation=runner.incarnation,
-        address=runner.address,
-        host=runner.host,
-        runtime=runner.runtime,
-        version=runner.version,
-        dial_out=runner.dial_out,
-    )

@@ -7,8 +7,8 @@ from datetime import datetime
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Session, Standing
+from registry_svc.mesh.events import events_for, opening_events, report_events, waking_after
 from registry_svc.mesh.policy.declarations import absent, exists
-from registry_svc.mesh.policy.events import events_for, opening_events, report_events, waking_after
 from registry_svc.mesh.policy.heartbeat import (
     Admitted,
     HeartbeatKind,
@@ -23,7 +23,8 @@ from registry_svc.mesh.policy.heartbeat import (
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import Claim
 from registry_svc.mesh.records import Held, compact, kept, pool_name_of, unowned_in
-from registry_svc.mesh.session_state import SessionState, profile_of
+from registry_svc.mesh.session_state import SessionState
+from registry_svc.mesh.store import profile_of
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.documents.kinds import DECLARED_KINDS

@@ -2,32 +2,60 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from registry_svc.mesh.domain import JoinToken
-from registry_svc.mesh.rows import (
-    StoredMesh,
-    StoredPulse,
-    StoredSession,
-    join_token_of,
-    join_token_row,
-    owner_of,
-    pulse_row,
-    record_row,
-    runner_row,
-    session_row,
-    stored_session_of,
-)
+from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.store.database import RegistryDatabase
-from weft.api.registry.v1 import event_pb2, settings_pb2
-from weft.documents.kinds import DECLARED_KINDS, Key
+from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, runner_pb2, settings_pb2
+from weft.documents.kinds import DECLARED_KINDS, Key, key_of
 from weft.kernel.log import get_logger
 from weft.sql.connections import Row, Tx
 
 log = get_logger("weft.registry.store")
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPulse:
+    """A runner's stored liveness, which may be older than in memory."""
+
+    runner: str
+    standing: Standing
+    last_heartbeat_at: datetime
+    inactive_since: datetime | None
+    """None while active."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSession:
+    """A session with all its resources."""
+
+    session: Session
+    profile: runner_pb2.Runner
+    pulse: StoredPulse
+    publications: tuple[model_pb2.Model, ...]
+    agents: tuple[agent_pb2.Agent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMesh:
+    """Everything that is stored. Sessions are sorted by name, documents by kind and name."""
+
+    sessions: tuple[StoredSession, ...] = ()
+    documents: tuple[Message, ...] = ()
+    """Declared documents: Model, Agent, Alias and so on."""
+    settings: settings_pb2.MeshSettings | None = None
+    """None: never saved."""
+    join_tokens: tuple[JoinToken, ...] = ()
+    events: tuple[event_pb2.Event, ...] = ()
+    """Oldest first."""
+
+
+_PROFILE = ("name", "incarnation", "address", "host", "runtime", "version", "dial_out")
+"""Fields of a runner that are constant for an incarnation, which are columns of `runners`."""
 _PULSE = """
     UPDATE runners SET standing = :standing, last_heartbeat_at = :last_heartbeat_at, inactive_since = :inactive_since
     WHERE name = :runner
@@ -64,12 +92,12 @@ class SqlStore(RegistryDatabase):
         settings = next((row for row in found["documents"] if row.kind == _SETTINGS["kind"]), None)
         return StoredMesh(
             sessions=tuple(
-                stored_session_of(row, published[row.name]["model"], published[row.name]["agent"])
+                _session_of(row, published[row.name]["model"], published[row.name]["agent"])
                 for row in _in_order(found["runners"], "name")
             ),
             documents=tuple(record for _, record in _records(found["documents"])),
             settings=None if settings is None else settings_pb2.MeshSettings.FromString(settings.document),
-            join_tokens=tuple(map(join_token_of, _in_order(found["join_tokens"], "id"))),
+            join_tokens=tuple(JoinToken(**row._asdict()) for row in _in_order(found["join_tokens"], "id")),
             events=tuple(event_pb2.Event.FromString(row.event) for row in found["events"]),
         )
 
@@ -79,18 +107,20 @@ class SqlStore(RegistryDatabase):
         Its models and agents are withdrawn from other publishers. The sessions `evicted` (by id) are deleted, and any
         other with its runner's name. Declarations are unchanged.
         """
-        runner = stored.profile.name
-        rows = [{**record_row(record), "runner": runner} for record in (*stored.publications, *stored.agents)]
+        runner, session = stored.profile.name, stored.session
+        rows = [{**_record_row(record), "runner": runner} for record in (*stored.publications, *stored.agents)]
 
         def work(tx: Tx) -> None:
             # Deletes cascade from sessions to runners, and from runners to publications.
-            tx.delete("sessions", "id", [stored.session.id, *evicted])
+            tx.delete("sessions", "id", [session.id, *evicted])
             # The caller does not know a session that was committed without an acknowledgement.
             tx.execute(
                 "DELETE FROM sessions WHERE id IN (SELECT session_id FROM runners WHERE name = :runner)", runner=runner
             )
-            tx.insert("sessions", session_row(stored.session))
-            tx.insert("runners", runner_row(stored))
+            row = {"id": session.id, "request_id": session.request_id, "ticket_key": session.ticket_key}
+            tx.insert("sessions", row)
+            profile = {name: getattr(stored.profile, name) for name in _PROFILE}
+            tx.insert("runners", {**profile, "session_id": session.id, **_pulse_row(stored.pulse)})
             tx.many("DELETE FROM publications WHERE kind = :kind AND name = :name", map(_key, rows))
             tx.insert("publications", *rows)
 
@@ -99,7 +129,7 @@ class SqlStore(RegistryDatabase):
     async def save_pulses(self, pulses: Sequence[StoredPulse]) -> None:
         """Updates the liveness of runners. Ignores unknown names."""
         if pulses:
-            rows = [{"runner": pulse.runner, **pulse_row(pulse)} for pulse in pulses]
+            rows = [{"runner": pulse.runner, **_pulse_row(pulse)} for pulse in pulses]
             await self.run(lambda tx: tx.many(_PULSE, rows))
 
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
@@ -108,7 +138,7 @@ class SqlStore(RegistryDatabase):
 
     async def save_documents(self, records: Sequence[Message], gone: Collection[Key] = ()) -> None:
         """Adds or replaces declarations, and deletes `gone`, all or none."""
-        rows = [{**record_row(record), "owner": owner_of(record)} for record in records]
+        rows = [{**_record_row(record), "owner": _owner_of(record)} for record in records]
 
         def work(tx: Tx) -> None:
             _delete(tx, "documents", gone)
@@ -132,7 +162,7 @@ class SqlStore(RegistryDatabase):
 
     async def save_join_token(self, token: JoinToken) -> None:
         """Adds or replaces a token."""
-        await self.run(lambda tx: tx.replace("join_tokens", "id", join_token_row(token)))
+        await self.run(lambda tx: tx.replace("join_tokens", "id", asdict(token)))
 
     async def delete_join_token(self, token_id: str) -> None:
         """Deletes a token. Ignores an unknown id."""
@@ -177,3 +207,49 @@ def _delete(tx: Tx, table: str, keys: Collection[Key]) -> None:
 
 def _key(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"kind": row["kind"], "name": row["name"]}
+
+
+def _record_row(record: Any) -> dict[str, Any]:
+    kind, name = key_of(record)
+    return {"kind": kind.value, "name": name, "document": record.SerializeToString(deterministic=True)}
+
+
+def _owner_of(record: Any) -> str:
+    """Returns the owner in a record's tags; empty: none, or its kind has no tags."""
+    tags = getattr(record.manifest, "tags", None)
+    return "" if tags is None else str(tags.owner)
+
+
+def _pulse_row(pulse: StoredPulse) -> dict[str, Any]:
+    return {
+        "standing": pulse.standing.value,
+        "last_heartbeat_at": pulse.last_heartbeat_at,
+        "inactive_since": pulse.inactive_since,
+    }
+
+
+def profile_of(runner: Any) -> runner_pb2.Runner:
+    """Returns the facts of a runner's incarnation, without report and state, from a message or a row."""
+    return runner_pb2.Runner(**{name: getattr(runner, name) for name in _PROFILE})
+
+
+def _session_of(row: Row, publications: Sequence[model_pb2.Model], agents: Sequence[agent_pb2.Agent]) -> StoredSession:
+    """Reads a row of `runners` joined with its row of `sessions`."""
+    return StoredSession(
+        session=Session(
+            id=row.session_id,
+            request_id=row.request_id,
+            runner=row.name,
+            incarnation=row.incarnation,
+            ticket_key=row.ticket_key,
+        ),
+        profile=profile_of(row),
+        pulse=StoredPulse(
+            runner=row.name,
+            standing=Standing(row.standing),
+            last_heartbeat_at=row.last_heartbeat_at,
+            inactive_since=row.inactive_since,
+        ),
+        publications=tuple(publications),
+        agents=tuple(agents),
+    )

@@ -3,18 +3,27 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
-from registry_svc.routers.router_store import SqlRouterStore
 from weft.api.registry.v1 import router_session_service_pb2 as pb
+from weft.api.registry.v1 import router_session_service_pb2_grpc
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.api.registry.v1.router_pb2 import Router
 from weft.kernel.errors import WeftError
+from weft.kernel.field_rules import check_message
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering
 from weft.kernel.service import start_critical, stop_tasks
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.timestamps import datetime_of, duration_of, stamp_of
+from weft.sql.store import Store
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 log = get_logger("weft.registry")
 
@@ -30,12 +39,12 @@ class RouterSessions:
     Sessions survive a restart of the registry, which starts a new lifetime. The core's `routers` has the known routers.
     """
 
-    def __init__(self, core: RegistryCore, store: SqlRouterStore) -> None:
+    def __init__(self, core: RegistryCore, database: Store) -> None:
         self._core = core
-        self._store = store
+        self._database = database
         self._clock = core.clock
-        self._lifetime_seconds = core.config.router_session_seconds
-        self._interval_seconds = core.config.router_beat_interval_seconds
+        self.lifetime_seconds = core.config.router_session_seconds
+        self.interval_seconds = core.config.router_beat_interval_seconds
         self._heard: dict[str, float] = {}
         """Time of each router's last heartbeat, in monotonic seconds."""
         self._replaced: dict[str, deque[str]] = {}
@@ -44,8 +53,18 @@ class RouterSessions:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Loads the routers. Raises SERVICE_UNAVAILABLE if the database fails."""
-        self._core.routers = {router.name: router for router in await self._store.load()}
+        """Loads the routers, none of which leads until it reports so again. Raises SERVICE_UNAVAILABLE."""
+        rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM routers"))
+        self._core.routers = {
+            row.name: Router(
+                name=row.name,
+                incarnation=row.incarnation,
+                address=row.address,
+                version=row.version,
+                register_time=stamp_of(row.registered_at),
+            )
+            for row in sorted(rows, key=lambda row: str(row.name))
+        }
         self._hear_all()
         self._task = start_critical(self._run(), name="registry-routers")
 
@@ -91,7 +110,7 @@ class RouterSessions:
     async def sweep(self) -> None:
         """Deletes silent routers."""
         now = self._clock.monotonic()
-        silent = [name for name, heard in self._heard.items() if now - heard >= self._lifetime_seconds]
+        silent = [name for name, heard in self._heard.items() if now - heard >= self.lifetime_seconds]
         if silent:
             await self._delete(silent)
             log.warning("routers are silent", routers=", ".join(sorted(silent)))
@@ -129,7 +148,14 @@ class RouterSessions:
             leading=request.leading,
             register_time=stamp_of(self._clock.utc_now()),
         )
-        await self._store.save(router)
+        row = {
+            "name": router.name,
+            "incarnation": router.incarnation,
+            "address": router.address,
+            "version": router.version,
+            "registered_at": datetime_of(router.register_time),
+        }
+        await self._database.run(lambda tx: tx.replace("routers", "name", row))
         if known is not None and known.incarnation != router.incarnation:
             self._replaced.setdefault(router.name, deque(maxlen=MAX_REPLACED)).append(known.incarnation)
         self._heard[router.name] = self._clock.monotonic()
@@ -153,7 +179,7 @@ class RouterSessions:
 
     async def _delete(self, names: Iterable[str]) -> None:
         gone = sorted(names)
-        await self._store.delete(gone)
+        await self._database.run(lambda tx: tx.delete("routers", "name", gone))
         for name in gone:
             self._heard.pop(name, None)
             self._core.routers.pop(name, None)
@@ -177,8 +203,8 @@ class RouterSessions:
             if not self._core.routers:
                 await self._has_routers.wait()
             slept_at = self._clock.monotonic()
-            await self._clock.sleep(self._interval_seconds)
-            if self._clock.monotonic() - slept_at > FROZEN_AFTER_INTERVALS * self._interval_seconds:
+            await self._clock.sleep(self.interval_seconds)
+            if self._clock.monotonic() - slept_at > FROZEN_AFTER_INTERVALS * self.interval_seconds:
                 log.warning("registry was away", seconds=round(self._clock.monotonic() - slept_at, 1))
                 self._hear_all()
                 continue
@@ -192,3 +218,35 @@ class RouterSessions:
             log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
         except Exception:
             log.exception("sweep failed unexpectedly")
+
+
+class RouterSessionServicer(router_session_service_pb2_grpc.RouterSessionServiceServicer):
+    """See RouterSessionService in the contract."""
+
+    def __init__(self, sessions: RouterSessions) -> None:
+        self._sessions = sessions
+
+    @override
+    async def RegisterRouter(self, request: pb.RegisterRouterRequest, context: Context) -> pb.RegisterRouterResponse:
+        async with answering(context):
+            check_message(request)
+            await self._sessions.register(request)
+            return pb.RegisterRouterResponse(
+                beat_interval=duration_of(self._sessions.interval_seconds),
+                session_lifetime=duration_of(self._sessions.lifetime_seconds),
+            )
+
+    @override
+    async def BeatRouter(self, request: pb.BeatRouterRequest, context: Context) -> pb.BeatRouterResponse:
+        async with answering(context):
+            check_message(request)
+            await self._sessions.beat(request)
+            return pb.BeatRouterResponse()
+
+    @override
+    async def UnregisterRouter(
+        self, request: pb.UnregisterRouterRequest, context: Context
+    ) -> pb.UnregisterRouterResponse:
+        async with answering(context):
+            await self._sessions.unregister(request.name, request.incarnation)
+            return pb.UnregisterRouterResponse()

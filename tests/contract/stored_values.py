@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta, timezone
 
 from registry_svc.mesh.domain import JoinToken, Session, Standing
-from registry_svc.mesh.rows import StoredPulse, StoredSession
+from registry_svc.mesh.store import StoredPulse, StoredSession
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, journal_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, tags_pb2
 from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeRecipe

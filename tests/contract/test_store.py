@@ -30,8 +30,7 @@ from stored_values import (
 
 from registry_svc.mesh import store as mesh_store
 from registry_svc.mesh.domain import Standing
-from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
-from registry_svc.mesh.store import SqlStore
+from registry_svc.mesh.store import SqlStore, StoredMesh, StoredPulse, StoredSession
 from weft.api.registry.v1 import event_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from stored_values import declared_model, publication, stored
 
-from registry_svc.mesh.rows import StoredMesh
-from registry_svc.mesh.store import SqlStore
+from registry_svc.mesh.store import SqlStore, StoredMesh
 from weft.api.registry.v1.wake_pb2 import HttpAction, Wake, WakeRecipe
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -10,8 +10,7 @@ import pytest
 from kit.messages import changed
 from stored_values import declared_model, stored
 
-from registry_svc.mesh.rows import StoredMesh
-from registry_svc.mesh.store import SqlStore
+from registry_svc.mesh.store import SqlStore, StoredMesh
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.sql import postgres as postgres_store

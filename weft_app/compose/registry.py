@@ -116,7 +116,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     if page is not None:
         from registry_svc.metrics import add_registry_metrics  # noqa: PLC0415 - only where there is a page
 
-        add_registry_metrics(service, page)
+        add_registry_metrics(service.figures, page)
         page.add_spans(tracing)
     companions = [
         ProcessService(

@@ -274,7 +274,7 @@ class UpHost:
         if keys is not None:
             keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
-        add_registry_metrics(registry, self._page)
+        add_registry_metrics(registry.figures, self._page)
         stores = router_stores(self._config, self._home, router, address, self._page)
         database, leading = stores.database, stores.leading(router, self._clock)
         listeners = join_listeners(self._config, self._home, router)

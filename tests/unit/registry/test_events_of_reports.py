@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from registry_svc.mesh.domain import EventReason, Phase
-from registry_svc.mesh.policy.events import report_events, waking_after
+from registry_svc.mesh.domain import EventReason
+from registry_svc.mesh.events import report_events, waking_after
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceFault, InstanceState
 from weft.kernel.reasons import Reason
 
@@ -17,10 +17,12 @@ def _fault(reason: Reason, detail: str) -> InstanceFault:
 KILLED = _fault(Reason.SERVER_DIED, "signal SIGKILL")
 
 
-def _report(phase: Phase, fault_count: int = 0, last_fault: InstanceFault | None = None) -> Capability:
+def _report(
+    phase: InstanceState.Phase.ValueType, fault_count: int = 0, last_fault: InstanceFault | None = None
+) -> Capability:
     instance = InstanceState(
         model="m",
-        phase=InstanceState.Phase.ValueType(phase),
+        phase=phase,
         slots_total=1,
         fault_count=fault_count,
         last_fault=last_fault,
@@ -45,20 +47,24 @@ DIED = (EventReason.DIED, "signal SIGKILL (restart 1)")
 
 
 def test_failure_is_reported_before_the_following_ready() -> None:
-    reports = (_report(Phase.READY), _report(Phase.STOPPING, 1, KILLED), _report(Phase.READY, 1, KILLED))
+    reports = (
+        _report(InstanceState.PHASE_READY),
+        _report(InstanceState.PHASE_STOPPING, 1, KILLED),
+        _report(InstanceState.PHASE_READY, 1, KILLED),
+    )
     assert _events(*reports) == [DIED, READY]
 
 
 def test_failure_and_ready_between_two_reports_are_both_reported() -> None:
-    assert _events(_report(Phase.READY), _report(Phase.READY, 1, KILLED)) == [DIED, READY]
+    assert _events(_report(InstanceState.PHASE_READY), _report(InstanceState.PHASE_READY, 1, KILLED)) == [DIED, READY]
 
 
 def test_report_without_a_new_fault_emits_no_failure() -> None:
-    assert _events(_report(Phase.READY, 1, KILLED), _report(Phase.READY, 1, KILLED)) == []
+    assert _events(_report(InstanceState.PHASE_READY, 1, KILLED), _report(InstanceState.PHASE_READY, 1, KILLED)) == []
 
 
 def test_several_failures_between_two_reports_are_counted() -> None:
-    events = _events(_report(Phase.READY, 1, KILLED), _report(Phase.LOADING, 4, KILLED))
+    events = _events(_report(InstanceState.PHASE_READY, 1, KILLED), _report(InstanceState.PHASE_LOADING, 4, KILLED))
     assert events == [(EventReason.DIED, "signal SIGKILL (restarts 2 to 4, the last one)")]
 
 
@@ -82,40 +88,45 @@ def test_several_failures_between_two_reports_are_counted() -> None:
     ids=["out of memory", "killed for memory", "stalled", "without words"],
 )
 def test_failure_event_has_the_exit_reason(fault: InstanceFault, event: tuple[EventReason, str]) -> None:
-    assert _events(_report(Phase.READY), _report(Phase.LOADING, 1, fault)) == [event]
+    assert _events(_report(InstanceState.PHASE_READY), _report(InstanceState.PHASE_LOADING, 1, fault)) == [event]
 
 
 WOKE = (EventReason.WOKE, "it woke up")
 HIBERNATED = (EventReason.HIBERNATED, "it went to sleep")
-ASLEEP, LOADING = _report(Phase.HIBERNATING), _report(Phase.LOADING)
+ASLEEP, LOADING = _report(InstanceState.PHASE_HIBERNATING), _report(InstanceState.PHASE_LOADING)
 
 
-@pytest.mark.parametrize("between", [(), (LOADING,), (LOADING, _report(Phase.STOPPING), LOADING)])
+@pytest.mark.parametrize("between", [(), (LOADING,), (LOADING, _report(InstanceState.PHASE_STOPPING), LOADING)])
 def test_model_wakes_when_it_accepts_requests(between: tuple[Capability, ...]) -> None:
-    assert _events(ASLEEP, *between, _report(Phase.READY), ASLEEP) == [WOKE, READY, HIBERNATED]
+    assert _events(ASLEEP, *between, _report(InstanceState.PHASE_READY), ASLEEP) == [WOKE, READY, HIBERNATED]
 
 
 def test_failure_is_reported_once_until_the_model_wakes() -> None:
-    phases = (Phase.CRASH_LOOP, Phase.FAILED, Phase.READY, Phase.READY)
+    phases = (
+        InstanceState.PHASE_CRASH_LOOP,
+        InstanceState.PHASE_FAILED,
+        InstanceState.PHASE_READY,
+        InstanceState.PHASE_READY,
+    )
     failed = (EventReason.FAILED, "its engine is in a crash loop")
     assert _events(ASLEEP, LOADING, *map(_report, phases)) == [failed, WOKE, READY]
 
 
 def test_failed_load_is_not_a_wake() -> None:
     """It was told as a model that woke up and went to sleep."""
-    assert _events(ASLEEP, LOADING, ASLEEP, LOADING, _report(Phase.STOPPING), ASLEEP) == []
-    assert _events(ASLEEP, LOADING, ASLEEP, LOADING, _report(Phase.READY)) == [WOKE, READY]
+    assert _events(ASLEEP, LOADING, ASLEEP, LOADING, _report(InstanceState.PHASE_STOPPING), ASLEEP) == []
+    assert _events(ASLEEP, LOADING, ASLEEP, LOADING, _report(InstanceState.PHASE_READY)) == [WOKE, READY]
 
 
 def test_model_that_never_hibernated_is_ready_without_a_wake() -> None:
-    assert _events(_report(Phase.IDLE), LOADING, _report(Phase.READY)) == [READY]
+    assert _events(_report(InstanceState.PHASE_IDLE), LOADING, _report(InstanceState.PHASE_READY)) == [READY]
 
 
 def test_model_that_never_ran_has_no_failure() -> None:
     fault = _fault(Reason.TEMPLATE_FAILED, "bad template")
-    events = _events(_report(Phase.LOADING), _report(Phase.FAILED, 1, fault))
+    events = _events(_report(InstanceState.PHASE_LOADING), _report(InstanceState.PHASE_FAILED, 1, fault))
     assert [reason for reason, _ in events] == [EventReason.FAILED]
 
 
 def test_faults_from_before_a_registry_restart_are_not_reported() -> None:
-    assert _events(Capability(), _report(Phase.READY, 3, KILLED), reported_before=False) == []
+    assert _events(Capability(), _report(InstanceState.PHASE_READY, 3, KILLED), reported_before=False) == []

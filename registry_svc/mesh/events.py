@@ -1,64 +1,17 @@
 """Decides which events a step produces."""
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Literal, Protocol
 
-from registry_svc.mesh.domain import EventDraft, EventReason, Phase
+from registry_svc.mesh.domain import EventDraft, EventReason
+from weft.api.registry.v1.runner_pb2 import InstanceFault, InstanceState
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.reasons import Reason
 
-_BROKEN = frozenset({Phase.CRASH_LOOP, Phase.FAILED})
+_BROKEN = frozenset({InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED})
 _DEATHS = frozenset({Reason.SERVER_DIED, Reason.OUT_OF_MEMORY})
 """The backend died; for any other reason its runner stopped it."""
 _NEVER_RAN = frozenset({Reason.INVALID_ARGUMENT, Reason.TEMPLATE_FAILED})
 """The backend never started; the FAILED event has the reason."""
-
-
-class Fault(Protocol):
-    """The unexpected end of a backend: `registry.v1.InstanceFault`."""
-
-    @property
-    def reason(self) -> int:
-        """Number of a Reason."""
-        ...
-
-    @property
-    def detail(self) -> str:
-        """The signal or exit code, and the likely cause if known."""
-        ...
-
-
-class Instance(Protocol):
-    """The report about a model on a runner: `registry.v1.InstanceState`."""
-
-    @property
-    def model(self) -> str:
-        """Name of the model."""
-        ...
-
-    @property
-    def phase(self) -> int:
-        """Number of a Phase."""
-        ...
-
-    @property
-    def detail(self) -> str:
-        """Reason for the phase."""
-        ...
-
-    @property
-    def fault_count(self) -> int:
-        """Number of faults since its runner started."""
-        ...
-
-    @property
-    def last_fault(self) -> Fault:
-        """The last fault."""
-        ...
-
-    def HasField(self, field_name: Literal["last_fault"], /) -> bool:  # noqa: N802 - the method of messages
-        """Whether the last fault is reported."""
-        ...
 
 
 def events_for(rows: Iterable[tuple[ResourceKind, str]], reason: EventReason, message: str) -> Iterator[EventDraft]:
@@ -83,8 +36,8 @@ def opening_events(
 
 
 def report_events(
-    earlier: Iterable[Instance],
-    report: Iterable[Instance],
+    earlier: Iterable[InstanceState],
+    report: Iterable[InstanceState],
     models: Collection[str],
     *,
     waking: Collection[str] = (),
@@ -105,21 +58,23 @@ def report_events(
     ]
 
 
-def waking_after(earlier: Iterable[Instance], report: Iterable[Instance], waking: Collection[str]) -> frozenset[str]:
+def waking_after(
+    earlier: Iterable[InstanceState], report: Iterable[InstanceState], waking: Collection[str]
+) -> frozenset[str]:
     """Returns the models that hibernated before this report, and have not accepted requests since.
 
     `waking` are those before this report. A model that hibernates again did not wake.
     """
-    asleep = {instance.model for instance in earlier if instance.phase == Phase.HIBERNATING}
+    asleep = {instance.model for instance in earlier if instance.phase == InstanceState.PHASE_HIBERNATING}
     return frozenset(
         instance.model
         for instance in report
         if (instance.model in asleep or instance.model in waking)
-        and instance.phase not in (Phase.READY, Phase.HIBERNATING)
+        and instance.phase not in (InstanceState.PHASE_READY, InstanceState.PHASE_HIBERNATING)
     )
 
 
-def _of_instance(instance: Instance, before: Instance | None, *, was_waking: bool) -> Iterator[EventDraft]:
+def _of_instance(instance: InstanceState, before: InstanceState | None, *, was_waking: bool) -> Iterator[EventDraft]:
     """Yields the faults since the last report, then a changed phase.
 
     A backend may have died and be ready again between two reports. A model wakes when it accepts requests again: if its
@@ -130,27 +85,27 @@ def _of_instance(instance: Instance, before: Instance | None, *, was_waking: boo
         return EventDraft(kind=ResourceKind.MODEL, name=instance.model, reason=reason, message=message)
 
     faults = instance.fault_count - (0 if before is None else before.fault_count)
-    if faults > 0 and instance.HasField("last_fault") and instance.last_fault.reason not in _NEVER_RAN:
+    if faults > 0 and instance.HasField("last_fault") and int(instance.last_fault.reason) not in _NEVER_RAN:
         yield draft(*_of_fault(instance.last_fault, instance.fault_count, faults))
     earlier = None if before is None else before.phase
-    if instance.phase == earlier and not (faults > 0 and earlier == Phase.READY):
+    if instance.phase == earlier and not (faults > 0 and earlier == InstanceState.PHASE_READY):
         return
-    if instance.phase == Phase.HIBERNATING and not was_waking:
+    if instance.phase == InstanceState.PHASE_HIBERNATING and not was_waking:
         yield draft(EventReason.HIBERNATED, "it went to sleep")
-    if instance.phase == Phase.READY:
-        if was_waking or earlier == Phase.HIBERNATING:
+    if instance.phase == InstanceState.PHASE_READY:
+        if was_waking or earlier == InstanceState.PHASE_HIBERNATING:
             yield draft(EventReason.WOKE, "it woke up")
         yield draft(EventReason.READY, "its engine takes requests")
     elif instance.phase in _BROKEN and earlier not in _BROKEN:
-        what = "is in a crash loop" if instance.phase == Phase.CRASH_LOOP else "failed"
+        what = "is in a crash loop" if instance.phase == InstanceState.PHASE_CRASH_LOOP else "failed"
         yield draft(EventReason.FAILED, f"its engine {what}" + (f": {instance.detail}" if instance.detail else ""))
 
 
-def _of_fault(fault: Fault, total: int, new: int) -> tuple[EventReason, str]:
+def _of_fault(fault: InstanceFault, total: int, new: int) -> tuple[EventReason, str]:
     """Returns the event for the last of `new` faults, with the number `total`."""
     number = f"restart {total}" if new == 1 else f"restarts {total - new + 1} to {total}, the last one"
-    died = fault.reason in _DEATHS
-    how = fault.detail or Reason(fault.reason).name.lower()
-    if fault.reason == Reason.OUT_OF_MEMORY and "memory" not in how:
+    reason = Reason(fault.reason)
+    how = fault.detail or reason.name.lower()
+    if reason is Reason.OUT_OF_MEMORY and "memory" not in how:
         how = f"out of memory: {how}"
-    return EventReason.DIED if died else EventReason.RESTARTED, f"{how} ({number})"
+    return EventReason.DIED if reason in _DEATHS else EventReason.RESTARTED, f"{how} ({number})"
