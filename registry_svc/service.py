@@ -277,7 +277,7 @@ class RegistryService:
             active_sessions=active,
             inactive_sessions=len(core.mesh) - active,
             revision=core.revision,
-            watchers=core.watchers.watchers,
+            watchers=len(core.watchers),
             evictions=self.ledger.evictions,
             has_standby=self.beats.sees_standby,
         )

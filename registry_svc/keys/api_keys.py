@@ -15,8 +15,8 @@ from pathlib import Path
 from registry_svc.keys.key_store import ApiKey, SqlKeyStore, StoredKeys, verifier_message, verifier_of
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
-from registry_svc.mesh.watch import Broadcaster, Watcher
 from registry_svc.store.owner_file import read_owner_file, write_owner_file
+from registry_svc.watchers import Watcher, Watchers
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -60,7 +60,7 @@ class ApiKeys:
         self._good: set[str] = set()
         """Ids of the valid keys, as known to watchers."""
         self._pepper = b""
-        self._watchers = Broadcaster[pb.WatchKeysResponse](core.config.watch_buffer_responses)
+        self._watchers = Watchers[pb.WatchKeysResponse](core.config.watch_buffer_responses)
         self._ring: KeyRing | None = None
 
     async def start(self) -> None:

@@ -34,7 +34,7 @@ from registry_svc.ledger.requests import holder_from, memory_request_from, proce
 from registry_svc.ledger.wait_queue import Waiter, WaitQueue, require_place, require_possible
 from registry_svc.mesh.policy.unowned import UnownedModel
 from registry_svc.mesh.runner_calls import RunnerCalls
-from registry_svc.newest_states import NewestStates
+from registry_svc.watchers import Watchers
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
@@ -86,7 +86,7 @@ class Ledger:
         """Set if there may be something to do now."""
         self._active = asyncio.Event()
         """Set if something depends on the passing of time."""
-        self._changed_hosts = NewestStates[None](max_watchers=MAX_WATCHERS, max_waiting=MAX_HOSTS)
+        self._changed_hosts = Watchers[str](MAX_HOSTS, MAX_WATCHERS)
         self._table = LeaseTable(
             config.device_margin_bytes, config.orphan_keep_seconds, is_dial_out, on_change=self._note_change
         )
@@ -269,7 +269,7 @@ class Ledger:
                 shown.add(host.host)
                 yield pb.WatchHostMemoryResponse(host=host)
             yield pb.WatchHostMemoryResponse(synced=True)
-            async for name, _ in changed:
+            async for name in changed:
                 found = self._view.host(name)
                 if found is not None:
                     shown.add(name)
@@ -279,7 +279,7 @@ class Ledger:
                     yield pb.WatchHostMemoryResponse(deleted_host=name)
 
     def _note_change(self, host: str) -> None:
-        self._changed_hosts.publish(host, None)
+        self._changed_hosts.publish_state(host, host)
 
     @property
     def is_running(self) -> bool:
@@ -412,7 +412,7 @@ class Ledger:
         while True:
             # Watchers also learn of hosts that were not observed for too long.
             is_idle = not (len(self._table) or len(self._queue) or self._evictor.attempts())
-            if is_idle and not self._changed_hosts.watchers:
+            if is_idle and not self._changed_hosts:
                 self._active.clear()
                 await self._active.wait()
             before = self._clock.monotonic()

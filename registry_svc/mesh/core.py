@@ -11,7 +11,8 @@ from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.records import Held
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import SqlStore, StoredSession
-from registry_svc.mesh.watch import Broadcaster, EventLog, Snapshot, Watcher
+from registry_svc.mesh.watch import EventLog, Snapshot
+from registry_svc.watchers import Watcher, Watchers
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import alias_pb2, registry_service_pb2, settings_pb2, tenant_pb2
 from weft.documents.resource_kinds import ResourceKind
@@ -48,7 +49,7 @@ class RegistryCore:
         self.settings = settings_pb2.MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
         self.writer = SingleWriter()
         self.events = EventLog(clock, config.max_events, config.watch_buffer_responses)
-        self.watchers = Broadcaster[registry_service_pb2.WatchResponse](config.watch_buffer_responses)
+        self.watchers = Watchers[registry_service_pb2.WatchResponse](config.watch_buffer_responses)
         self._open = False
         # Revision 0 is a watcher's state before its first snapshot.
         self._revision = 1
@@ -85,7 +86,7 @@ class RegistryCore:
             # The last heartbeat times and events are not essential: ignore failures.
             with suppress(WeftError):
                 await self.store.save_pulses([state.stored_pulse() for state in self.mesh])
-                await self.events.save(self.store)
+                await self.events.save(self.store.save_events)
             self.mesh = Mesh()
             self.join_tokens = {}
             await self.store.close()

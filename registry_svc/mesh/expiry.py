@@ -63,7 +63,7 @@ class Expiry:
         self._silence([state for state, verdict in verdicts if verdict is Verdict.SILENCE], now)
         await self._forget([state for state, verdict in verdicts if verdict is Verdict.FORGET])
         await self._save_due_pulses()
-        await self._core.events.save(self._core.store)
+        await self._core.events.save(self._core.store.save_events)
 
     def _judge(self, state: SessionState, now: float) -> Verdict:
         verdict = judge(state.pulse, self._limits, now, share=state.share)

@@ -114,8 +114,9 @@ class RunnerCalls:
         self, runner: str, request: pb.FlushCacheRequest, *, operation_id: str
     ) -> pb.FlushCacheResponse:
         """Deletes cached prefixes."""
-        permission = Permission(Action.FLUSH, request.model, operation_id)
-        answer: pb.FlushCacheResponse = await self._answer(runner, "FlushCache", request, permission)
+        permitted, permission = pb.FlushCacheRequest(), Permission(Action.FLUSH, request.model, operation_id)
+        permitted.CopyFrom(request)
+        answer: pb.FlushCacheResponse = await self._answer(runner, "FlushCache", permitted, permission)
         return answer
 
     async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:

@@ -27,8 +27,9 @@ from registry_svc.mesh.requests import (
     valid_opening,
 )
 from registry_svc.mesh.sessions import SessionManager
-from registry_svc.mesh.watch import Snapshot, Watcher, change_message, concerns
+from registry_svc.mesh.watch import Snapshot, change_message, concerns
 from registry_svc.mesh.watching import WatchingProcesses
+from registry_svc.watchers import Watcher
 from registry_svc.wire_values import require_at_most, to_actor
 from weft.api.registry.v1 import (
     declaration_service_pb2,

@@ -10,11 +10,11 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
-from registry_svc.newest_states import NewestStates
+from typing_extensions import override
+
 from registry_svc.operations.operation_spans import OperationTrace
+from registry_svc.watchers import Watcher, Watchers, shutting_down
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -30,48 +30,25 @@ MAX_WAITING_OPERATIONS = 4_096
 """Maximum operations with unread changes of a watcher of all operations."""
 
 
-class OperationWatcher:
-    """A watcher of one operation. Iterate over it inside `with`; it ends with the operation."""
+class OperationWatcher(Watcher[Operation]):
+    """A watcher of one operation, which ends with it. Beyond WATCH_BUFFER, the oldest changes are dropped."""
 
     def __init__(self, watchers: "set[OperationWatcher]", now: Operation) -> None:
-        self._watchers = watchers
-        self._waiting: deque[Operation] = deque([now], maxlen=WATCH_BUFFER)
-        self._changed = asyncio.Event()
-        self._error: WeftError | None = None
+        super().__init__(WATCH_BUFFER, watchers.discard)
+        self._waiting = deque([now], maxlen=WATCH_BUFFER)
         self._end_delivered = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watchers.discard(self)
-
-    def __aiter__(self) -> Self:
-        return self
-
+    @override
     async def __anext__(self) -> Operation:
-        """Returns the next change. Raises SHUTTING_DOWN after the last one."""
         if self._end_delivered:
             raise StopAsyncIteration
-        while not self._waiting:
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
-        operation = self._waiting.popleft()
+        operation = await super().__anext__()
         self._end_delivered = operation.state in ENDED
         return operation
 
-    def offer(self, operation: Operation) -> None:
+    def offer_newest(self, operation: Operation) -> None:
         """Queues a change. Drops the oldest one if there are too many."""
         self._waiting.append(operation)
-        self._changed.set()
-
-    def end(self, error: WeftError) -> None:
-        """Raises `error` once the queue was read."""
-        self._error = error
         self._changed.set()
 
 
@@ -147,7 +124,7 @@ class OperationTable:
         self._clock = clock
         self._live: dict[str, LiveOperation] = {}
         self._by_request: dict[str, LiveOperation] = {}
-        self.watched = NewestStates[Operation](max_watchers=MAX_WATCHERS, max_waiting=MAX_WAITING_OPERATIONS)
+        self.watched = Watchers[Operation](MAX_WAITING_OPERATIONS, MAX_WATCHERS)
         """Watchers of all operations."""
 
     def __len__(self) -> int:
@@ -183,8 +160,8 @@ class OperationTable:
         """Sends the current state of an operation to all its watchers, also after it has ended."""
         operation = live.shown(self._clock.monotonic())
         for watcher in live.watchers:
-            watcher.offer(operation)
-        self.watched.publish(operation.name, operation)
+            watcher.offer_newest(operation)
+        self.watched.publish_state(operation.name, operation)
 
     def watch(self, live: LiveOperation) -> OperationWatcher:
         """Returns a watcher that starts with the current state. Raises TOO_MANY_RESOURCES."""
@@ -202,7 +179,7 @@ class OperationTable:
         """Removes all operations; watchers get SHUTTING_DOWN."""
         for live in self._live.values():
             for watcher in live.watchers:
-                watcher.end(WeftError(Reason.SHUTTING_DOWN, "the registry is shutting down; watch again"))
+                watcher.end(shutting_down())
         self.watched.close()
         self._live.clear()
         self._by_request.clear()

@@ -7,7 +7,6 @@ from datetime import timedelta
 from registry_svc.config import OperationLimits
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
-from registry_svc.newest_states import StateWatcher
 from registry_svc.operations.actions import action_bytes, action_summary, check_action, require_known, subjects_of
 from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
 from registry_svc.operations.executor import Executor, cancelled_operation, end_step
@@ -26,6 +25,7 @@ from registry_svc.operations.operation_store import NonceUsed, OperationStore, R
 from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.loads import LoadTimes
 from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
+from registry_svc.watchers import Watcher
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1.operation_pb2 import (
     LoadModel,
@@ -161,7 +161,7 @@ class Operations:
         # It may have ended during the lookup.
         return operation if operation.state in ENDED else await self.get(name)
 
-    def watch_all(self) -> StateWatcher[Operation]:
+    def watch_all(self) -> Watcher[Operation]:
         """Returns a watcher for changes of all operations from now on. Raises TOO_MANY_RESOURCES."""
         self._require_open()
         return self._table.watched.subscribe()

@@ -167,7 +167,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
                 for operation in await self._operations.present(past_count):
                     await context.write(operation_service_pb2.WatchOperationsResponse(operation=operation))
                 await context.write(operation_service_pb2.WatchOperationsResponse(synced=True))
-                async for _, operation in watcher:
+                async for operation in watcher:
                     await context.write(operation_service_pb2.WatchOperationsResponse(operation=operation))
 
     @override

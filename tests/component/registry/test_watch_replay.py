@@ -279,7 +279,7 @@ def test_check_detects_an_unpublished_change() -> None:
         world = World()
         await world.start()
         await world.take(Open("r1", frozenset({"m1"}), Identity.NONE))
-        world.registry.core.watchers.forget(world.watcher)
+        world.watcher.__exit__(None, None, None)
         before, _ = world.registry.catalogue.watch()
         await replay(world, before.revision)
         await world.take(Close("r1"))

@@ -3,7 +3,7 @@
 import pytest
 from kit.resources import gone
 
-from registry_svc.mesh.watch import Broadcaster
+from registry_svc.watchers import Watchers
 from weft.api.registry.v1.registry_service_pb2 import WatchResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -14,60 +14,60 @@ def batch(first: int, last: int) -> list[WatchResponse]:
 
 
 async def test_watcher_receives_everything_after_its_subscription_and_nothing_before() -> None:
-    broadcaster = Broadcaster[WatchResponse](max_waiting=10)
-    broadcaster.publish(batch(1, 2))
-    with broadcaster.subscribe() as watcher:
-        broadcaster.publish(batch(3, 4))
-        broadcaster.publish(batch(5, 5))
+    watchers = Watchers[WatchResponse](max_waiting=10)
+    watchers.publish(batch(1, 2))
+    with watchers.subscribe() as watcher:
+        watchers.publish(batch(3, 4))
+        watchers.publish(batch(5, 5))
         assert [(await anext(watcher)).revision for _ in range(3)] == [3, 4, 5]
 
 
 async def test_full_buffer_ends_the_watcher_with_a_reason_and_frees_the_buffer() -> None:
-    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
-    slow, quick = broadcaster.subscribe(), broadcaster.subscribe()
+    watchers = Watchers[WatchResponse](max_waiting=3)
+    slow, quick = watchers.subscribe(), watchers.subscribe()
     for number in range(1, 5):
-        broadcaster.publish(batch(number, number))
+        watchers.publish(batch(number, number))
         assert (await anext(quick)).revision == number
     with pytest.raises(WeftError) as lagged:
         await anext(slow)
     assert lagged.value.reason is Reason.WATCH_LAGGED
-    assert broadcaster.watchers == 1
+    assert len(watchers) == 1
 
 
 async def test_exactly_full_buffer_is_still_complete() -> None:
-    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
-    watcher = broadcaster.subscribe()
-    broadcaster.publish(batch(1, 1))
-    broadcaster.publish(batch(2, 3))
+    watchers = Watchers[WatchResponse](max_waiting=3)
+    watcher = watchers.subscribe()
+    watchers.publish(batch(1, 1))
+    watchers.publish(batch(2, 3))
     assert [(await anext(watcher)).revision for _ in range(3)] == [1, 2, 3]
 
 
 async def test_large_batch_ends_only_lagging_watchers() -> None:
-    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
-    behind = broadcaster.subscribe()
-    broadcaster.publish(batch(1, 1))
-    current = broadcaster.subscribe()
-    broadcaster.publish(batch(2, 50))
+    watchers = Watchers[WatchResponse](max_waiting=3)
+    behind = watchers.subscribe()
+    watchers.publish(batch(1, 1))
+    current = watchers.subscribe()
+    watchers.publish(batch(2, 50))
     assert (await anext(current)).revision == 2
     with pytest.raises(WeftError):
         await anext(behind)
 
 
 async def test_lagged_watcher_stays_ended() -> None:
-    broadcaster = Broadcaster[WatchResponse](max_waiting=1)
-    watcher = broadcaster.subscribe()
+    watchers = Watchers[WatchResponse](max_waiting=1)
+    watcher = watchers.subscribe()
     for number in (1, 2, 3):
-        broadcaster.publish(batch(number, number))
+        watchers.publish(batch(number, number))
     for _ in range(2):
         with pytest.raises(WeftError):
             await anext(watcher)
 
 
 async def test_closing_drains_watchers_and_then_reports_the_reason() -> None:
-    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
-    watcher = broadcaster.subscribe()
-    broadcaster.publish(batch(1, 1))
-    broadcaster.close()
+    watchers = Watchers[WatchResponse](max_waiting=3)
+    watcher = watchers.subscribe()
+    watchers.publish(batch(1, 1))
+    watchers.close()
     assert (await anext(watcher)).revision == 1
     with pytest.raises(WeftError) as ended:
         await anext(watcher)
@@ -75,7 +75,7 @@ async def test_closing_drains_watchers_and_then_reports_the_reason() -> None:
 
 
 async def test_unsubscribing_ends_a_watcher() -> None:
-    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
-    with broadcaster.subscribe():
-        assert broadcaster.watchers == 1
-    assert broadcaster.watchers == 0
+    watchers = Watchers[WatchResponse](max_waiting=3)
+    with watchers.subscribe():
+        assert len(watchers) == 1
+    assert len(watchers) == 0
