@@ -138,7 +138,7 @@ class SqlStore(RegistryDatabase):
 
     async def save_documents(self, records: Sequence[Message], gone: Collection[Key] = ()) -> None:
         """Adds or replaces declarations, and deletes `gone`, all or none."""
-        rows = [{**_record_row(record), "owner": _owner_of(record)} for record in records]
+        rows = [{**_record_row(record), "owner": owner_of(record)} for record in records]
 
         def work(tx: Tx) -> None:
             _delete(tx, "documents", gone)
@@ -214,7 +214,7 @@ def _record_row(record: Any) -> dict[str, Any]:
     return {"kind": kind.value, "name": name, "document": record.SerializeToString(deterministic=True)}
 
 
-def _owner_of(record: Any) -> str:
+def owner_of(record: Any) -> str:
     """Returns the owner in a record's tags; empty: none, or its kind has no tags."""
     tags = getattr(record.manifest, "tags", None)
     return "" if tags is None else str(tags.owner)
