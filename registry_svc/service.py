@@ -1,7 +1,9 @@
 """The registry as a service: composes the features, and starts and stops them in order."""
 
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import grpc
@@ -12,7 +14,7 @@ from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import SqlKeyStore
 from registry_svc.keys.servicer import JoinTokenServicer, KeyServicer
 from registry_svc.ledger.lease_store import LeaseStore
-from registry_svc.ledger.lease_table import dial_out_lookup, owner_lookup, session_lookup
+from registry_svc.ledger.lease_table import runner_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant
 from registry_svc.ledger.servicer import LeaseServicer
@@ -42,32 +44,8 @@ from registry_svc.secrets.secret_store import SqlSecretStore
 from registry_svc.secrets.secrets import Secrets
 from registry_svc.secrets.servicer import SecretServicer
 from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase
-from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
-from weft.api.registry.v1 import (
-    central_model_service_pb2,
-    central_model_service_pb2_grpc,
-    declaration_service_pb2,
-    declaration_service_pb2_grpc,
-    join_token_service_pb2,
-    join_token_service_pb2_grpc,
-    key_service_pb2,
-    key_service_pb2_grpc,
-    lease_service_pb2,
-    lease_service_pb2_grpc,
-    profile_service_pb2,
-    profile_service_pb2_grpc,
-    registry_service_pb2,
-    registry_service_pb2_grpc,
-    router_session_service_pb2,
-    router_session_service_pb2_grpc,
-    runner_session_service_pb2,
-    runner_session_service_pb2_grpc,
-    secret_service_pb2,
-    secret_service_pb2_grpc,
-    settings_service_pb2,
-    settings_service_pb2_grpc,
-)
+from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck
@@ -126,31 +104,17 @@ async def _safely(sweep: Sweep) -> None:
         log.exception("sweep failed unexpectedly")
 
 
-_SERVICE_NAMES = tuple(
-    service.full_name
-    for module in (
-        registry_service_pb2,
-        router_session_service_pb2,
-        runner_session_service_pb2,
-        central_model_service_pb2,
-        declaration_service_pb2,
-        join_token_service_pb2,
-        key_service_pb2,
-        lease_service_pb2,
-        operation_service_pb2,
-        profile_service_pb2,
-        secret_service_pb2,
-        settings_service_pb2,
-    )
-    for service in module.DESCRIPTOR.services_by_name.values()
-)
+def _stub_module(servicer: object) -> tuple[ModuleType, str]:
+    """Returns the generated module of a servicer's service, and the service's name in its package."""
+    base = next(each for each in type(servicer).__mro__ if each.__module__.endswith("_pb2_grpc"))
+    return sys.modules[base.__module__], base.__name__.removesuffix("Servicer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryFigures:
     """The state of a running registry."""
 
-    hosts: Iterable[lease_service_pb2.HostMemory]
+    hosts: Iterable[HostMemory]
     active_sessions: int
     inactive_sessions: int
     revision: int
@@ -183,10 +147,7 @@ class RegistryService:
             database, REGISTRY_OWNER, SystemClock(), config.owner_silence_seconds, self._extend_grace
         )
         self._calls = calls = RunnerCalls(core, self._channels, self.beats.until_current)
-        store, sessions = LeaseStore(database), session_lookup(core)
-        self.ledger = Ledger(
-            store, core.clock, config.ledger, calls, sessions, dial_out_lookup(core), owner_lookup(core)
-        )
+        self.ledger = Ledger(LeaseStore(database), core.clock, config.ledger, calls, runner_lookup(core))
         self._retirements = Retirements(core, self.ledger.lease_count)
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationService(core, database, calls, gate, config.operations, tracing)
@@ -196,15 +157,32 @@ class RegistryService:
         self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
         self.watching = WatchingProcesses()
         """The processes that watch this registry."""
+        operations = self._operations.operations
+        declarations = Declarations(core, self._operations.unloader, self._secrets.has, self._bell)
+        self._servicers = (
+            RegistryServicer(Catalogue(core), self.watching),
+            RouterSessionServicer(self._routers),
+            RunnerSessionServicer(SessionManager(core, calls.incarnation_at), self._retirements, core),
+            CentralModelServicer(self._central),
+            DeclarationServicer(declarations, config),
+            JoinTokenServicer(self._tokens),
+            KeyServicer(self._keys),
+            LeaseServicer(self.ledger, core.mesh_clock, self._record_release),
+            OperationServicer(operations, core.name_of),
+            ProfileServicer(Profiles(core, declarations, operations, calls)),
+            SecretServicer(self._secrets),
+            SettingsServicer(SettingsManager(core)),
+        )
 
     @property
-    def service_names(self) -> Sequence[str]:
+    def service_names(self) -> tuple[str, ...]:
         """See Service.service_names."""
-        return _SERVICE_NAMES
+        stubs = map(_stub_module, self._servicers)
+        return tuple(f"{module.__name__.rpartition('.')[0]}.{name}" for module, name in stubs)
 
     def health_checks(self) -> Sequence[HealthCheck]:
         """Returns the check of its store."""
-        return (write_check("store", self._database.write_failure, self._core.clock, services=_SERVICE_NAMES),)
+        return (write_check("store", self._database.write_failure, self._core.clock, services=self.service_names),)
 
     @property
     def known_schema(self) -> DatabaseSchema:
@@ -222,35 +200,9 @@ class RegistryService:
 
     def register(self, server: grpc.aio.Server) -> None:
         """See Service.register."""
-        core = self._core
-        registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(
-            RegistryServicer(Catalogue(core), self.watching), server
-        )
-        runner_session_service_pb2_grpc.add_RunnerSessionServiceServicer_to_server(
-            RunnerSessionServicer(SessionManager(core, self._calls.incarnation_at), self._retirements, core), server
-        )
-        router_session_service_pb2_grpc.add_RouterSessionServiceServicer_to_server(
-            RouterSessionServicer(self._routers), server
-        )
-        declarations = Declarations(core, self._operations.unloader, self._secrets.has, self._bell)
-        declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
-            DeclarationServicer(declarations, core.config), server
-        )
-        profiles = Profiles(core, declarations, self._operations.operations, self._calls)
-        profile_service_pb2_grpc.add_ProfileServiceServicer_to_server(ProfileServicer(profiles), server)
-        join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(self._tokens), server)
-        key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys), server)
-        central_model_service_pb2_grpc.add_CentralModelServiceServicer_to_server(
-            CentralModelServicer(self._central), server
-        )
-        secret_service_pb2_grpc.add_SecretServiceServicer_to_server(SecretServicer(self._secrets), server)
-        settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsManager(core)), server)
-        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(
-            LeaseServicer(self.ledger, core.mesh_clock, self._record_release), server
-        )
-        operation_service_pb2_grpc.add_OperationServiceServicer_to_server(
-            OperationServicer(self._operations.operations, core.name_of), server
-        )
+        for servicer in self._servicers:
+            module, name = _stub_module(servicer)
+            getattr(module, f"add_{name}Servicer_to_server")(servicer, server)
 
     async def _record_release(self, grant: Grant, requested_by: str) -> None:
         lease = {

@@ -1,8 +1,8 @@
 """Messages that show callers the memory and leases of hosts."""
 
-from registry_svc.ledger.lease_table import LeaseTable, OwnsModel
+from registry_svc.ledger.lease_table import LeaseTable
 from registry_svc.ledger.policy.device_memory import DeviceAccount
-from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
+from registry_svc.ledger.policy.leases import Holder, Lease
 from registry_svc.ledger.wait_queue import Waiter, WaitQueue
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
@@ -17,11 +17,10 @@ MAX_WAITS = 64
 class HostMemoryView:
     """Builds messages from the lease table and the wait queue."""
 
-    def __init__(self, table: LeaseTable, queue: WaitQueue, owns_model: OwnsModel, clock: Clock) -> None:
+    def __init__(self, table: LeaseTable, queue: WaitQueue, clock: Clock) -> None:
         self._table = table
         self._clock = clock
         self._queue = queue
-        self._owns_model = owns_model
 
     def host(self, name: str) -> lease_service_pb2.HostMemory | None:
         """Returns a host as last observed; None if it has no observed devices."""
@@ -36,7 +35,7 @@ class HostMemoryView:
             sighting_time=stamp_of(seen.seen_at),
             devices=[_device_memory(device, account.devices[device.index]) for device in seen.snapshot.devices],
             leases=[
-                _lease_message(each, account.seen[each.grant.id], unowned=self.is_unowned(each))
+                _lease_message(each, account.seen[each.grant.id], unowned=self._table.is_unowned(each))
                 for each in self._table.leases_on(name)
             ],
             waiting_count=len(waiting),
@@ -47,14 +46,7 @@ class HostMemoryView:
         """Returns a lease with the observed memory of its processes."""
         account = self._table.open(lease.grant.host)
         seen = None if account is None else account.seen.get(lease.grant.id)
-        return _lease_message(lease, seen, unowned=self.is_unowned(lease))
-
-    def is_unowned(self, lease: Lease) -> bool:
-        """Whether no runner is responsible for a lease: its holder is silent, or no longer publishes the model."""
-        holder = lease.grant.holder
-        if lease.state is LeaseState.HELD and holder.kind is HolderKind.RUNNER:
-            return not self._owns_model(holder.name, lease.grant.purpose)
-        return lease.state is LeaseState.ORPHANED
+        return _lease_message(lease, seen, unowned=self._table.is_unowned(lease))
 
 
 def _lease_message(lease: Lease, seen_bytes: int | None, *, unowned: bool) -> lease_pb2.Lease:

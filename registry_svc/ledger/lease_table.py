@@ -1,4 +1,4 @@
-"""In-memory table of leases and last observations of hosts, and checks of holders' sessions.
+"""In-memory table of leases and last observations of hosts, and checks of their holders.
 
 Durable facts are written to the store before they change here.
 """
@@ -12,6 +12,7 @@ from registry_svc.ledger.policy.leases import (
     Holder,
     HolderKind,
     Lease,
+    LeaseState,
     with_gone,
 )
 from registry_svc.mesh.core import RegistryCore
@@ -19,8 +20,21 @@ from weft.gpu.snapshot import HostSnapshot
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-IsDialOut = Callable[[str], bool]
-"""Whether a runner, by name, is a dial-out runner with an unverified host name."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderRunner:
+    """A runner that may hold leases, active or not."""
+
+    session_id: str
+    incarnation: str
+    publishes: Callable[[str], bool]
+    """Whether it publishes a model, so that the model's memory has an owner."""
+    dial_out: bool = False
+    """Whether its host name is unverified."""
+
+
+RunnerOf = Callable[[str], HolderRunner | None]
+"""Returns a runner by name; None if it is unknown."""
 
 MAX_HOSTS = 10_000
 """Maximum number of remembered hosts, far more than a mesh has. Programs can report a host without a session."""
@@ -31,11 +45,6 @@ DEVICES_KEPT_SECONDS = 60.0
 
 def _ignore_change(_host: str) -> None:
     return
-
-
-def no_dial_out(_: str) -> bool:
-    """Returns False: there are no dial-out runners."""
-    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,7 @@ class LeaseTable:
         self,
         margin: int,
         host_keep_seconds: float,
-        is_dial_out: IsDialOut = no_dial_out,
+        runner_of: RunnerOf,
         on_change: Callable[[str], None] = _ignore_change,
     ) -> None:
         """`host_keep_seconds` is how long an unobserved host without leases is remembered.
@@ -65,7 +74,7 @@ class LeaseTable:
         """
         self._on_change = on_change
         self._margin = margin
-        self._is_dial_out = is_dial_out
+        self._runner_of = runner_of
         self._host_keep_seconds = host_keep_seconds
         self._leases: dict[str, Lease] = {}
         self._on_host: dict[str, dict[str, None]] = {}
@@ -132,7 +141,38 @@ class LeaseTable:
         self._on_change(snapshot.host)
 
     def _is_of_dial_out(self, holder: Holder) -> bool:
-        return holder.kind is HolderKind.RUNNER and self._is_dial_out(holder.name)
+        runner = self._runner_of(holder.name) if holder.kind is HolderKind.RUNNER else None
+        return runner is not None and runner.dial_out
+
+    def is_unowned(self, lease: Lease) -> bool:
+        """Whether no runner is responsible for a lease: its holder is silent, or no longer publishes the model."""
+        holder, model = lease.grant.holder, lease.grant.purpose
+        if lease.state is LeaseState.HELD and holder.kind is HolderKind.RUNNER:
+            runner = self._runner_of(holder.name)
+            return runner is None or not (not model or runner.publishes(model))
+        return lease.state is LeaseState.ORPHANED
+
+    def is_present(self, holder: Holder, session_id: str) -> bool:
+        """Whether a holder has its runner's current incarnation. Raises PERMISSION_DENIED for another session."""
+        if holder.kind is HolderKind.PROGRAM:
+            return True
+        runner = self._runner_of(holder.name)
+        if runner is None or runner.session_id != session_id:
+            raise WeftError(
+                Reason.PERMISSION_DENIED,
+                f"this is not the session of the runner {holder.name!r}; open one first",
+                metadata={"runner": holder.name},
+            )
+        return runner.incarnation == holder.incarnation
+
+    def require_present(self, holder: Holder, session_id: str) -> None:
+        """Raises PERMISSION_DENIED unless the holder has its runner's session and current incarnation."""
+        if not self.is_present(holder, session_id):
+            raise WeftError(
+                Reason.PERMISSION_DENIED,
+                f"the runner {holder.name!r} has another incarnation since; open its session again",
+                metadata={"runner": holder.name},
+            )
 
     def _is_seen_locally(self, host: str, now: float) -> bool:
         """Whether a holder other than a dial-out runner recently observed a host, or holds memory there."""
@@ -155,71 +195,18 @@ class LeaseTable:
         return None if seen is None else host_account(seen.snapshot, self.leases_on(host), self._margin)
 
 
-SessionOf = Callable[[str], tuple[str, str] | None]
-"""Returns the session id and current incarnation of a runner, by name; None if it is unknown."""
-OwnsModel = Callable[[str, str], bool]
-"""Whether a runner publishes a model, by their names, so that the model's memory has an owner."""
+def runner_lookup(core: RegistryCore) -> RunnerOf:
+    """Returns a RunnerOf for all runners."""
 
+    def runner_of(name: str) -> HolderRunner | None:
+        state = core.mesh.of_runner(name)
+        if state is None:
+            return None
+        return HolderRunner(
+            session_id=state.session.id,
+            incarnation=state.session.incarnation,
+            publishes=state.publications.__contains__,
+            dial_out=state.profile.dial_out,
+        )
 
-def owns_all(_runner: str, _model: str) -> bool:
-    """Returns True: every lease has an owner."""
-    return True
-
-
-def owner_lookup(core: RegistryCore) -> OwnsModel:
-    """Returns an OwnsModel for all runners, active or not."""
-
-    def owns_model(runner: str, model: str) -> bool:
-        state = core.mesh.of_runner(runner)
-        return state is not None and (not model or model in state.publications)
-
-    return owns_model
-
-
-def session_lookup(core: RegistryCore) -> SessionOf:
-    """Returns a SessionOf for all runners, active or not."""
-
-    def session_of(runner: str) -> tuple[str, str] | None:
-        state = core.mesh.of_runner(runner)
-        return None if state is None else (state.session.id, state.session.incarnation)
-
-    return session_of
-
-
-def dial_out_lookup(core: RegistryCore) -> IsDialOut:
-    """Returns an IsDialOut for all runners, active or not."""
-
-    def is_dial_out(runner: str) -> bool:
-        state = core.mesh.of_runner(runner)
-        return state is not None and state.profile.dial_out
-
-    return is_dial_out
-
-
-class HolderSessions:
-    """Checks the session and incarnation of lease holders."""
-
-    def __init__(self, session_of: SessionOf) -> None:
-        self._session_of = session_of
-
-    def is_present(self, holder: Holder, session_id: str) -> bool:
-        """Whether a holder has its runner's current incarnation. Raises PERMISSION_DENIED for another session."""
-        if holder.kind is HolderKind.PROGRAM:
-            return True
-        session = self._session_of(holder.name)
-        if session is None or session[0] != session_id:
-            raise WeftError(
-                Reason.PERMISSION_DENIED,
-                f"this is not the session of the runner {holder.name!r}; open one first",
-                metadata={"runner": holder.name},
-            )
-        return session[1] == holder.incarnation
-
-    def require_present(self, holder: Holder, session_id: str) -> None:
-        """Raises PERMISSION_DENIED unless the holder has its runner's session and current incarnation."""
-        if not self.is_present(holder, session_id):
-            raise WeftError(
-                Reason.PERMISSION_DENIED,
-                f"the runner {holder.name!r} has another incarnation since; open its session again",
-                metadata={"runner": holder.name},
-            )
+    return runner_of

@@ -7,16 +7,7 @@ from dataclasses import replace
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.host_view import HostMemoryView
 from registry_svc.ledger.lease_store import LeaseStore
-from registry_svc.ledger.lease_table import (
-    MAX_HOSTS,
-    HolderSessions,
-    IsDialOut,
-    LeaseTable,
-    OwnsModel,
-    SessionOf,
-    no_dial_out,
-    owns_all,
-)
+from registry_svc.ledger.lease_table import MAX_HOSTS, LeaseTable, RunnerOf
 from registry_svc.ledger.policy.leases import (
     Holder,
     HolderKind,
@@ -74,24 +65,21 @@ class Ledger:
         clock: Clock,
         config: LedgerConfig,
         calls: RunnerCalls,
-        session_of: SessionOf,
-        is_dial_out: IsDialOut = no_dial_out,
-        owns_model: OwnsModel = owns_all,
+        runner_of: RunnerOf,
     ) -> None:
         self._store = store
         self._clock = clock
         self._config = config
-        self._holders = HolderSessions(session_of)
         self._wake = asyncio.Event()
         """Set if there may be something to do now."""
         self._active = asyncio.Event()
         """Set if something depends on the passing of time."""
         self._changed_hosts = Watchers[str](MAX_HOSTS, MAX_WATCHERS)
         self._table = LeaseTable(
-            config.device_margin_bytes, config.orphan_keep_seconds, is_dial_out, on_change=self._note_change
+            config.device_margin_bytes, config.orphan_keep_seconds, runner_of, on_change=self._note_change
         )
         self._queue = WaitQueue(config.max_waiting, on_change=self._note_change)
-        self._view = HostMemoryView(self._table, self._queue, owns_model, clock)
+        self._view = HostMemoryView(self._table, self._queue, clock)
         self._evictor = Evictor(calls, clock, self._wake.set)
         self._reconciler = Reconciler(self._table, self._queue, self._evictor, store, clock, config)
         self._writer = SingleWriter()
@@ -133,7 +121,7 @@ class Ledger:
         """
         self._require_running()
         holder, snapshot = holder_from(request.holder), snapshot_from(request.sighting)
-        self._holders.require_present(holder, request.session_id)
+        self._table.require_present(holder, request.session_id)
         self._table.see(holder, snapshot, self._clock.monotonic(), self._clock.utc_now())
         waiter = self._waiter_for(request, snapshot)
         was_delivered = False
@@ -158,7 +146,7 @@ class Ledger:
         """Renews leases, and records their use and the holder's observation. See RenewLeases; `request` is valid."""
         self._require_running()
         holder, snapshot = holder_from(request.holder), snapshot_from(request.sighting)
-        is_present = self._holders.is_present(holder, request.session_id)
+        is_present = self._table.is_present(holder, request.session_id)
         self._table.see(holder, snapshot, self._clock.monotonic(), self._clock.utc_now())
         lost = [use.lease_id for use in request.leases if not (is_present and self._apply_use(holder, use))]
         for use in request.leases:
@@ -179,7 +167,7 @@ class Ledger:
     async def release(self, holder: Holder, session_id: str, lease_id: str, fencing_number: int) -> None:
         """Releases a lease. See ReleaseLease. Raises LEASE_LOST if another holder has it."""
         self._require_running()
-        is_present = self._holders.is_present(holder, session_id)
+        is_present = self._table.is_present(holder, session_id)
         lease = self._table.lease(lease_id)
         if lease is None:
             return
@@ -230,7 +218,7 @@ class Ledger:
     async def release_earlier_lives(self, holder: Holder, session_id: str) -> int:
         """Releases the leases of a holder's earlier incarnations. Returns their number."""
         self._require_running()
-        self._holders.require_present(holder, session_id)
+        self._table.require_present(holder, session_id)
         for host in self._queue.hosts():
             for waiter in self._queue.on(host):
                 if _is_earlier_incarnation(waiter.request.holder, holder):
@@ -293,7 +281,7 @@ class Ledger:
 
     def unowned_models(self) -> list[UnownedModel]:
         """Returns the models with a held lease that their runner no longer publishes."""
-        held = (lease for lease in self._table if lease.state is LeaseState.HELD and self._view.is_unowned(lease))
+        held = (lease for lease in self._table if lease.state is LeaseState.HELD and self._table.is_unowned(lease))
         return [UnownedModel(lease.grant.holder.name, lease.grant.purpose) for lease in held]
 
     def _granted(self, lease: Lease) -> pb.AcquireLeaseResponse:

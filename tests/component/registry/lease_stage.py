@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
+from registry_svc.ledger.lease_table import HolderRunner
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease
 from registry_svc.ledger.requests import check_acquire, check_renewal
@@ -342,14 +343,19 @@ class Stage:
             self.clock,
             self.config,
             self.calls,
-            self._session_of,
-            self.guests.__contains__,
-            lambda runner, model: (runner, model) not in self.withdrawn,
+            self._runner_of,
         )
 
-    def _session_of(self, runner: str) -> tuple[str, str] | None:
+    def _runner_of(self, runner: str) -> HolderRunner | None:
         life = self.sessions.get(runner)
-        return None if life is None else (SESSION + runner, life)
+        if life is None:
+            return None
+        return HolderRunner(
+            session_id=SESSION + runner,
+            incarnation=life,
+            publishes=lambda model: (runner, model) not in self.withdrawn,
+            dial_out=runner in self.guests,
+        )
 
 
 def session_id(holder: Holder) -> str:
