@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -16,8 +16,6 @@ from registry_svc.operations.policy.governance import (
     Marks,
     Quorum,
     Refused,
-    TimeLimits,
-    Verified,
     agreed,
     fault_in_age,
     fault_in_agreement,
@@ -71,12 +69,18 @@ class Admission:
     """Raises `GovernanceMarks.newest_issued_at`, which never falls, in the same transaction; None: unchanged."""
 
 
-class Gatekeeper(Protocol):
-    """Decides whether an operation is allowed. Must not block, since it is called on the event loop."""
+class Gatekeeper:
+    """Decides whether an operation is allowed. This one admits everything: governance is off.
+
+    Must not block, since it is called on the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._audience = ""
 
     def recall(self, marks: GovernanceMarks) -> None:
         """Loads the marks of earlier runs. Called at each start, before anything is admitted."""
-        ...
+        self._audience = marks.audience
 
     def admit(self, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime) -> Admission:
         """Returns the facts of `authorization` for a validated action. Raises Refused.
@@ -84,30 +88,11 @@ class Gatekeeper(Protocol):
         `authorization` has at most MAX_AUTHORIZATION_CHARS, but is otherwise unchecked. The caller has to check that
         the nonce is new.
         """
-        ...
-
-    def describe(self) -> GetGovernanceResponse:
-        """Returns the rules, for GetGovernance."""
-        ...
-
-
-class OpenGate(Gatekeeper):
-    """Admits everything: governance is off."""
-
-    def __init__(self) -> None:
-        self._audience = ""
-
-    @override
-    def recall(self, marks: GovernanceMarks) -> None:
-        self._audience = marks.audience
-
-    @override
-    def admit(self, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime) -> Admission:
         del action, authorization, now_utc
         return Admission()
 
-    @override
     def describe(self) -> GetGovernanceResponse:
+        """Returns the rules, for GetGovernance."""
         return GetGovernanceResponse(mode=GetGovernanceResponse.MODE_OFF, audience=self._audience)
 
 
@@ -160,17 +145,18 @@ class GovernanceGate(Gatekeeper):
         self._guard = guard
         self._clock = clock
         self._quorum = _quorum(config)
-        self._limits = TimeLimits(lifetime=config.token_lifetime_seconds, skew=config.clock_skew_seconds)
+        self._lifetime, self._skew = config.token_lifetime_seconds, config.clock_skew_seconds
         self._audience = config.audience or ""
         self._marks: Marks | None = None
 
+    @override
     def recall(self, marks: GovernanceMarks) -> None:
         """See Gatekeeper.recall. Raises INVALID_ARGUMENT if the witness file cannot be written."""
         self._audience = self._config.audience or marks.audience
         stored = None if marks.newest_issued_at is None else _microseconds(marks.newest_issued_at)
         witnessed = self._guard.read()
         started_at = self._clock.utc_now().timestamp()
-        self._marks = marks_at_start(stored, witnessed, started_at=started_at, skew=self._limits.skew)
+        self._marks = marks_at_start(stored, witnessed, started_at=started_at, skew=self._skew)
         try:
             self._guard.write(self._marks)
         except OSError as error:
@@ -198,15 +184,19 @@ class GovernanceGate(Gatekeeper):
         signers = agreed(verified.signers, self._quorum)
         # A shared key does not prove that a signer agreed.
         proven = signers if self._config.mode is GovernanceMode.SIGNATURES else ()
-        fault = self._fault(verified, self._marks, now_utc.timestamp())
+        fault = (
+            fault_in_agreement(verified.signers, self._quorum)
+            or fault_in_time(verified, now_utc.timestamp(), lifetime=self._lifetime, skew=self._skew)
+            or fault_in_age(verified.issued_at, self._marks, lifetime=self._lifetime, skew=self._skew)
+        )
         if fault is not None:
             raise Refused(fault, actors=proven)
-        mark = self._raised_mark(self._marks, verified.validity.issued_at, proven)
+        mark = self._raised_mark(self._marks, verified.issued_at, proven)
         return Admission(
             signers=signers,
             nonce=verified.nonce,
-            nonce_kept_until=_utc(nonce_kept_until(verified.validity.expires_at, self._limits.skew)),
-            issued_at=_utc(verified.validity.issued_at),
+            nonce_kept_until=_utc(nonce_kept_until(verified.expires_at, self._skew)),
+            issued_at=_utc(verified.issued_at),
             mark=mark,
         )
 
@@ -217,16 +207,8 @@ class GovernanceGate(Gatekeeper):
             required_signers=self._quorum.required,
             signers=sorted(self._quorum.counted),
             audience=self._audience,
-            token_lifetime=duration_of(self._limits.lifetime),
+            token_lifetime=duration_of(self._lifetime),
             policy_version=self._config.policy_version,
-        )
-
-    def _fault(self, verified: Verified, marks: Marks, now: float) -> str | None:
-        limits, validity = self._limits, verified.validity
-        return (
-            fault_in_agreement(verified.signers, self._quorum)
-            or fault_in_time(validity, now, limits)
-            or fault_in_age(validity.issued_at, marks, lifetime=limits.lifetime, skew=limits.skew)
         )
 
     def _raised_mark(self, marks: Marks, issued_at: float, proven: tuple[str, ...]) -> datetime:
@@ -243,7 +225,7 @@ class GovernanceGate(Gatekeeper):
 def build_gate(config: GovernanceConfig, clock: Clock) -> Gatekeeper:
     """Returns the gate for a configuration. Raises INVALID_ARGUMENT if no token could satisfy it."""
     if config.mode is GovernanceMode.OFF:
-        return OpenGate()
+        return Gatekeeper()
     quorum = _quorum(config)
     if not 1 <= quorum.required <= len(quorum.counted):
         raise invalid_field("required_signers", f"must be 1 to {len(quorum.counted)}, as there are signers not revoked")

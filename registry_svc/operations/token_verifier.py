@@ -9,7 +9,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import OctKey, OKPKey
 
 from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
-from registry_svc.operations.policy.governance import Refused, Validity, Verified
+from registry_svc.operations.policy.governance import Refused, Verified
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import invalid_field
 from weft.signing.signatures import (
@@ -68,8 +68,13 @@ class TokenVerifier:
         if not token.allows(action):
             raise Refused(_OTHER_ACTION)
         issued_at = float(token.issued_at)
-        validity = Validity(issued_at=issued_at, not_before=issued_at, expires_at=issued_at + self._lifetime)
-        return Verified(signers=token.signers, nonce=token.nonce, validity=validity)
+        return Verified(
+            signers=token.signers,
+            nonce=token.nonce,
+            issued_at=issued_at,
+            not_before=issued_at,
+            expires_at=issued_at + self._lifetime,
+        )
 
     def _op_token(self, key: OctKey, text: str) -> OpToken:
         if len(text) > MAX_TOKEN_BYTES:
@@ -101,8 +106,13 @@ class TokenVerifier:
             raise Refused("it was made under another version of the policy", actors=signers)
         if not same_action(claims.action, action):
             raise Refused(_OTHER_ACTION, actors=signers)
-        validity = Validity(issued_at=claims.issued_at, not_before=claims.not_before, expires_at=claims.expires_at)
-        return Verified(signers=tuple(sorted(named)), nonce=claims.nonce, validity=validity)
+        return Verified(
+            signers=tuple(sorted(named)),
+            nonce=claims.nonce,
+            issued_at=claims.issued_at,
+            not_before=claims.not_before,
+            expires_at=claims.expires_at,
+        )
 
     def _proven_signers(self, signed: SignedBytes) -> tuple[str, ...]:
         """Returns the valid signers, unique and sorted. The payload must not be parsed before."""

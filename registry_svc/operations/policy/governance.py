@@ -16,15 +16,6 @@ class Quorum:
     required: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validity:
-    """Validity of a token by the clock of its maker, in seconds since the epoch."""
-
-    issued_at: float
-    not_before: float
-    expires_at: float
-
-
 class Refused(Exception):  # noqa: N818 - an outcome, not an error
     """An authorization is not valid. `why` is only for the audit log; callers only learn that it was refused."""
 
@@ -43,15 +34,10 @@ class Verified:
     signers: tuple[str, ...]
     """Unique key ids of the named signers; of those that count, only the proven ones."""
     nonce: str
-    validity: Validity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLimits:
-    """Maximum token lifetime and clock skew, in seconds."""
-
-    lifetime: float
-    skew: float
+    issued_at: float
+    """By the clock of its maker, in seconds since the epoch."""
+    not_before: float
+    expires_at: float
 
 
 def agreed(named: Collection[str], quorum: Quorum) -> tuple[str, ...]:
@@ -74,20 +60,20 @@ def fault_in_agreement(named: Collection[str], quorum: Quorum) -> str | None:
     return "; ".join(parts)
 
 
-def fault_in_time(validity: Validity, now: float, limits: TimeLimits) -> str | None:
-    """Returns why a token is not valid at `now`; None if it is.
+def fault_in_time(token: Verified, now: float, *, lifetime: float, skew: float) -> str | None:
+    """Returns why a token is not valid at `now`; None if it is. `lifetime` is the maximum.
 
-    Signers' clocks may be ahead by the skew. The expiry gets no tolerance, so a clock that is behind shortens validity.
+    Signers' clocks may be ahead by the skew. The expiry gets no tolerance, so a clock that is behind shortens token.
     """
-    if validity.expires_at <= max(validity.not_before, validity.issued_at):
+    if token.expires_at <= max(token.not_before, token.issued_at):
         return "it expires before it is good"
-    if validity.expires_at - validity.issued_at > limits.lifetime:
-        return f"it is good for longer than {limits.lifetime:g} s"
-    if validity.issued_at > now + limits.skew:
+    if token.expires_at - token.issued_at > lifetime:
+        return f"it is good for longer than {lifetime:g} s"
+    if token.issued_at > now + skew:
         return "it was issued in the future"
-    if validity.not_before > now + limits.skew:
+    if token.not_before > now + skew:
         return "it is not good yet"
-    if now >= validity.expires_at:
+    if now >= token.expires_at:
         return "it expired"
     return None
 

@@ -11,7 +11,7 @@ from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.declarations import Declarations
 from registry_svc.mesh.domain import EventReason, Session
 from registry_svc.mesh.store import SqlStore
-from registry_svc.operations.governance import OpenGate
+from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.operations import OperationService
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
@@ -48,7 +48,7 @@ class OperatedRegistry:
         return [f"{each.name} {EventReason(each.reason).name.lower()}" for each in found]
 
 
-class GovernedGate(OpenGate):
+class GovernedGate(Gatekeeper):
     """Operations need tokens."""
 
     def describe(self) -> GetGovernanceResponse:
@@ -72,7 +72,7 @@ async def operated_registry(
     config: RegistryConfig,
     request: OpenSessionRequest,
     *,
-    gate: Callable[[], OpenGate] = OpenGate,
+    gate: Callable[[], Gatekeeper] = Gatekeeper,
     limits: OperationLimits | None = None,
 ) -> AsyncIterator[OperatedRegistry]:
     """A registry that runs, and has answered the runner's request."""

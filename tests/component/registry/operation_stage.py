@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from registry_svc.config import OperationLimits
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from registry_svc.mesh.store import SqlStore
-from registry_svc.operations.governance import Gatekeeper, OpenGate
+from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.job import JobDeps
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
@@ -268,7 +268,7 @@ class Stage:
     clock: FakeClock = field(default_factory=FakeClock)
     calls: ScriptedCalls = field(default_factory=ScriptedCalls)
     directory: FakeDirectory = field(default_factory=FakeDirectory)
-    gatekeeper: Gatekeeper = field(default_factory=OpenGate)
+    gatekeeper: Gatekeeper = field(default_factory=Gatekeeper)
     settings: OperationLimits = field(default_factory=OperationLimits)
     tracing: Tracing = NO_TRACING
     operations: Operations = field(init=False)
@@ -367,7 +367,7 @@ async def running_stage(
     await database.open()
     chosen = OperationLimits(**settings)  # type: ignore[arg-type]
     stage = Stage(
-        database, OperationStore(database), gatekeeper=gatekeeper or OpenGate(), settings=chosen, tracing=tracing
+        database, OperationStore(database), gatekeeper=gatekeeper or Gatekeeper(), settings=chosen, tracing=tracing
     )
     await stage.start()
     try:

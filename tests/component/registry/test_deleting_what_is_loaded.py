@@ -16,7 +16,7 @@ from registry_svc.config import RegistryConfig
 from registry_svc.mesh.declarations import Declarations
 from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
 from registry_svc.mesh.unowned import UnownedModels
-from registry_svc.operations.governance import OpenGate
+from registry_svc.operations.governance import Gatekeeper
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.documents.resource_kinds import ResourceKind
@@ -61,7 +61,7 @@ class Mesh(OperatedRegistry):
 
 @asynccontextmanager
 async def mesh_of(
-    tmp_path: Path, *instances: InstanceState, gate: Callable[[], OpenGate] = OpenGate
+    tmp_path: Path, *instances: InstanceState, gate: Callable[[], Gatekeeper] = Gatekeeper
 ) -> AsyncIterator[Mesh]:
     config = RegistryConfig(database_url=f"sqlite:///{tmp_path / 'registry.db'}")
     async with operated_registry(config, opening(*instances), gate=gate) as operated:

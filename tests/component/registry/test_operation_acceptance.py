@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from registry_svc.operations.audit_chain import AuditCheck
 from registry_svc.operations.audit_log import ENTRIES_PER_OPERATION
 from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
-from registry_svc.operations.governance import Admission, GovernanceMarks
+from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks
 from registry_svc.operations.live_operations import ENDED, MAX_WATCHERS
 from registry_svc.operations.operation_store import Expired, OperationStore
 from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
@@ -62,10 +62,11 @@ asyncio.run(main())
 COMMITS = 5
 
 
-class ScriptedGate:
+class ScriptedGate(Gatekeeper):
     """Admits what is authorized as "nonce:<nonce>"; everything else is refused with the authorization as why."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.marks: list[GovernanceMarks] = []
         self.seen: list[bytes] = []
 

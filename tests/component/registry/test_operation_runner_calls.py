@@ -18,7 +18,7 @@ from roster_harness import BareRegistry
 from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.domain import Session
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
-from registry_svc.operations.governance import OpenGate
+from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import OperationService
 from registry_svc.operations.policy.loads import PoolMember
@@ -320,7 +320,7 @@ async def operating(stage: RunnerStage) -> AsyncIterator[Stage]:
     """Operations on the registry's own database and mesh, as the service puts them together."""
     store = stage.registry.core.store
     assert isinstance(store, GatedStore)
-    desk = OperationService(stage.registry.core, store, stage.calls, OpenGate(), OperationLimits())
+    desk = OperationService(stage.registry.core, store, stage.calls, Gatekeeper(), OperationLimits())
     await desk.start()
     operations = Stage(store, OperationStore(store), clock=stage.runner.clock)
     operations.operations = desk.operations

@@ -14,7 +14,7 @@ from registry_harness import refused
 from registry_svc.load_options import MAX_PARAMETERS
 from registry_svc.operations.actions import MAX_ACTION_BYTES, check_action
 from registry_svc.operations.audit_chain import AuditCheck
-from registry_svc.operations.governance import OpenGate
+from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.policy.loads import PoolMember
 from registry_svc.operations.servicer import MAX_AUTHORIZATION_CHARS, OperationServicer
 from registry_svc.wire_values import MAX_ACTOR_CHARS
@@ -52,7 +52,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    async with running_stage(OpenGate()) as stage:
+    async with running_stage(Gatekeeper()) as stage:
         server, address = new_server(), f"unix:{tmp_path}/registry.sock"
         servicer = OperationServicer(stage.operations)
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(servicer, server)

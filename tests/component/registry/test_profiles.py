@@ -16,7 +16,7 @@ from roster_harness import BareRegistry
 from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.policy.ownership import Author
-from registry_svc.operations.governance import OpenGate
+from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.profiles import Profiles
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult
@@ -104,7 +104,7 @@ class Mesh(OperatedRegistry):
 async def mesh_of(
     tmp_path: Path,
     *,
-    gate: Callable[[], OpenGate] = OpenGate,
+    gate: Callable[[], Gatekeeper] = Gatekeeper,
     config: RegistryConfig | None = None,
     limits: OperationLimits | None = None,
 ) -> AsyncIterator[Mesh]:

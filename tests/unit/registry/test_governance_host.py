@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from registry_svc.config import GovernanceMode, GovernanceSettings
-from registry_svc.operations.governance import GovernanceGate, OpenGate, build_gate
+from registry_svc.operations.governance import Gatekeeper, GovernanceGate, build_gate
 from weft.kernel.errors import FieldError
 from weft.signing.signatures import new_key_file
 from weft_app.compose.environment import KEY_PATH_VARIABLE
@@ -37,7 +37,7 @@ def key_file(tmp_path: Path) -> Path:
 def test_governance_is_off_by_default(tmp_path: Path) -> None:
     config = governance_config(_section(), WeftHome(tmp_path), environment={KEY_PATH_VARIABLE: "/nowhere"})
     assert config.mode is GovernanceMode.OFF
-    assert isinstance(build_gate(config, FakeClock()), OpenGate)
+    assert type(build_gate(config, FakeClock())) is Gatekeeper
 
 
 def test_signers_come_from_the_configuration(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from registry_svc.operations.policy.governance import (
     CLOCK_SET_BACK_SECONDS,
     Marks,
     Quorum,
-    TimeLimits,
-    Validity,
+    Verified,
     agreed,
     fault_in_age,
     fault_in_agreement,
@@ -19,9 +18,8 @@ from registry_svc.operations.policy.governance import (
 )
 
 ROLL = Quorum(counted=frozenset({"alice", "bob", "carol"}), revoked=frozenset({"eve"}), required=2)
-LIMITS = TimeLimits(lifetime=300.0, skew=30.0)
 NOW = 1_800_000_000.0
-LIFETIME, SKEW = LIMITS.lifetime, LIMITS.skew
+LIFETIME, SKEW = 300.0, 30.0
 MARGIN = LIFETIME + 2 * SKEW
 
 
@@ -29,10 +27,10 @@ def _us(seconds: float) -> int:
     return round(seconds * 1_000_000)
 
 
-def _validity(issued: float = 0.0, starts: float | None = None, ends: float = 300.0) -> Validity:
+def _validity(issued: float = 0.0, starts: float | None = None, ends: float = 300.0) -> Verified:
     """Seconds from NOW."""
     begin = issued if starts is None else starts
-    return Validity(issued_at=NOW + issued, not_before=NOW + begin, expires_at=NOW + ends)
+    return Verified(signers=(), nonce="", issued_at=NOW + issued, not_before=NOW + begin, expires_at=NOW + ends)
 
 
 def test_sufficient_signers_are_accepted() -> None:
@@ -59,7 +57,7 @@ def test_unknown_signers_in_a_token_are_not_echoed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("validity", "fault"),
+    ("token", "fault"),
     [
         (_validity(), None),
         (_validity(issued=-299, ends=1), None),
@@ -74,8 +72,8 @@ def test_unknown_signers_in_a_token_are_not_echoed() -> None:
         (_validity(starts=200, ends=100), "it expires before it is good"),
     ],
 )
-def test_token_is_valid_only_within_its_lifetime(validity: Validity, fault: str | None) -> None:
-    assert fault_in_time(validity, NOW, LIMITS) == fault
+def test_token_is_valid_only_within_its_lifetime(token: Verified, fault: str | None) -> None:
+    assert fault_in_time(token, NOW, lifetime=LIFETIME, skew=SKEW) == fault
 
 
 def test_new_registry_refuses_tokens_from_before_its_start() -> None:
