@@ -22,40 +22,36 @@ from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.runner.v1 import load_pb2, model_store_pb2, runner_service_pb2
 from weft.kernel.errors import invalid_field
+from weft.kernel.field_rules import enum_words
 from weft.kernel.names import MAX_NAME_CHARS, is_token
 from weft.signing.strict_json import MalformedToken, canonical_json, from_base64url, read_object, to_base64url
 
-LOAD, UNLOAD, FLUSH = "model-load", "model-unload", "cache-flush"
-PULL, REMOVE = "model-pull", "model-remove"
+FLUSH = "cache-flush"
 CONTEXT_PARAMETER = "context_tokens"
 BYTES_PER_MB = 1024 * 1024
 
-_WORDS: Mapping[str, str] = {
-    "load_model": LOAD,
-    "unload_model": UNLOAD,
-    "flush_cache": FLUSH,
-    "pull_model": PULL,
-    "remove_model": REMOVE,
+_KINDS: Mapping[str, tuple[str, str]] = {
+    "load_model": ("model-load", "load"),
+    "unload_model": ("model-unload", "unload"),
+    "flush_cache": (FLUSH, "flush the cache of"),
+    "pull_model": ("model-pull", "pull"),
+    "remove_model": ("model-remove", "remove"),
 }
-_SCOPES: Mapping[int, str] = {
-    runner_service_pb2.FlushCacheRequest.SCOPE_ALL: "all",
-    runner_service_pb2.FlushCacheRequest.SCOPE_MODEL: "model",
-    runner_service_pb2.FlushCacheRequest.SCOPE_TENANT: "tenant",
-    runner_service_pb2.FlushCacheRequest.SCOPE_TAG: "tag",
-}
-
-_FORMS: Mapping[int, str] = {
-    model_store_pb2.STORED_FORM_GGUF: "gguf",
-    model_store_pb2.STORED_FORM_FOLDER: "folder",
-}
+"""Words of each kind of action: in tokens, and in a headline."""
+_SCOPES = enum_words(runner_service_pb2.FlushCacheRequest.Scope.DESCRIPTOR)
+_FORMS = enum_words(model_store_pb2.StoredForm.DESCRIPTOR)
 
 
 def operation_word(action: operation_pb2.OperationAction) -> str:
-    """Returns the kind of an action: LOAD, UNLOAD, FLUSH, PULL or REMOVE. Raises MalformedToken if it is empty."""
+    """Returns the kind of an action, such as "model-load". Raises MalformedToken if it is empty."""
+    return _words_of(action)[0]
+
+
+def _words_of(action: operation_pb2.OperationAction) -> tuple[str, str]:
     kind = action.WhichOneof("kind")
     if kind is None:
         raise MalformedToken("has an action that does nothing")
-    return _WORDS[kind]
+    return _KINDS[kind]
 
 
 def read_action(data: bytes) -> operation_pb2.OperationAction:
@@ -80,18 +76,28 @@ def same_action(one: operation_pb2.OperationAction, other: operation_pb2.Operati
 
 def token_fields(action: operation_pb2.OperationAction) -> dict[str, Any]:
     """Returns the fields of an opToken for exactly this action: JSON types, only what is set."""
-    word = operation_word(action)
-    if word == LOAD:
-        fields = _load_fields(action.load_model)
-    elif word == UNLOAD:
-        fields = {"modelId": action.unload_model.model}
-    elif word == PULL:
-        fields = _pull_fields(action.pull_model)
-    elif word == REMOVE:
-        fields = {"modelId": action.remove_model.model}
-    else:
-        fields = _flush_fields(action.flush_cache)
-    return {"operation": word, **{name: value for name, value in fields.items() if value not in (None, "", {})}}
+    match action.WhichOneof("kind"):
+        case "load_model":
+            fields = _load_fields(action.load_model)
+        case "unload_model":
+            fields = {"modelId": action.unload_model.model}
+        case "pull_model":
+            pull = action.pull_model
+            form = _FORMS.get(pull.form, pull.form)
+            fields = {"modelId": pull.source, "runner": pull.runner, "form": form or None}
+        case "remove_model":
+            fields = {"modelId": action.remove_model.model}
+        case _:
+            flush = action.flush_cache
+            fields = {
+                "modelId": flush.model,
+                "scope": _SCOPES.get(flush.scope),
+                "tenantId": flush.tenant,
+                "tag": flush.tag,
+                "runner": flush.runner,
+            }
+    set_fields = {name: value for name, value in fields.items() if value not in (None, "", {})}
+    return {"operation": operation_word(action), **set_fields}
 
 
 def _load_fields(load: operation_pb2.LoadModel) -> dict[str, Any]:
@@ -118,21 +124,6 @@ def _load_fields(load: operation_pb2.LoadModel) -> dict[str, Any]:
     }
 
 
-def _pull_fields(pull: operation_pb2.PullModel) -> dict[str, Any]:
-    form = _FORMS.get(pull.form, pull.form)
-    return {"modelId": pull.source, "runner": pull.runner, "form": form or None}
-
-
-def _flush_fields(flush: operation_pb2.FlushCache) -> dict[str, Any]:
-    return {
-        "modelId": flush.model,
-        "scope": _SCOPES.get(flush.scope),
-        "tenantId": flush.tenant,
-        "tag": flush.tag,
-        "runner": flush.runner,
-    }
-
-
 def _plain(value: load_pb2.LoadValue) -> int | float | str | bool | None:
     kind = value.WhichOneof("kind")
     return None if kind is None else getattr(value, kind)
@@ -154,13 +145,6 @@ def _normal(action: operation_pb2.OperationAction) -> operation_pb2.OperationAct
     return normal
 
 
-_VERBS = {
-    LOAD: "load",
-    UNLOAD: "unload",
-    FLUSH: "flush the cache of",
-    PULL: "pull",
-    REMOVE: "remove",
-}
 _EVERYTHING = "every model"
 
 
@@ -169,7 +153,7 @@ def in_words(action: operation_pb2.OperationAction) -> list[str]:
 
     Raises MalformedToken for an empty action.
     """
-    verb = _VERBS[operation_word(action)]
+    verb = _words_of(action)[1]
     work = getattr(action, str(action.WhichOneof("kind")))
     subject = "source" if getattr(work, "source", "") else "model"
     what = getattr(work, subject)
@@ -222,24 +206,7 @@ NONCE_BYTES = 16
 
 _KEPT_APART = frozenset({"issuedAt", "signers", "nonce"})
 _NAMES_OF_ACTIONS = frozenset(
-    {
-        "operation",
-        "modelId",
-        "quantization",
-        "maxContextLength",
-        "gpuMemoryBudgetMB",
-        "evictModel",
-        "parameters",
-        "keepAlive",
-        "pin",
-        "replicas",
-        "scope",
-        "tenantId",
-        "tag",
-        "runner",
-        "name",
-        "form",
-    }
+    {"operation", "form", "scope", "tenantId", "tag", *_load_fields(operation_pb2.LoadModel())}
 )
 # Printable ASCII, which all databases store unchanged.
 _NONCE = re.compile(r"[\x21-\x7e]{1,128}")
