@@ -14,19 +14,17 @@ from weft.documents.codec import document_of
 
 def mesh_routers(view: FleetView) -> list[MeshRouter]:
     """Returns the routers of a view by name."""
-    found = []
-    for name, known in sorted(view.routers.items()):
-        router = MeshRouter(
+    return [
+        MeshRouter(
             name=name,
             incarnation=known.incarnation,
             address=known.address,
             version=known.version,
             leading=known.leading,
+            register_time=known.register_time if known.HasField("register_time") else None,
         )
-        if known.registered:
-            router.register_time.FromNanoseconds(int(known.registered * 1e9))
-        found.append(router)
-    return found
+        for name, known in sorted(view.routers.items())
+    ]
 
 
 async def list_routers(deps: Gateway, request: Request) -> Response:

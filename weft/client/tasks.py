@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Unpack
 
-from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import file_service_pb2, file_service_pb2_grpc, task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.client._channel import ServiceClient
@@ -134,12 +133,8 @@ def text_of(piece: task_pb2.TaskPiece) -> str:
     return "".join(
         event.transcript.text if event.HasField("transcript") else event.delta.text
         for event in piece.output.events
-        if _is_first(event) or event.HasField("transcript")
+        if event.HasField("transcript") or (event.HasField("delta") and event.delta.index == 0)
     )
-
-
-def _is_first(event: event_pb2.InferenceEvent) -> bool:
-    return event.HasField("delta") and event.delta.index == 0
 
 
 def _state(word: str) -> "task_pb2.TaskState.ValueType":

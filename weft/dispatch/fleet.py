@@ -111,22 +111,6 @@ class ModelView:
         return self.active or self.hibernating or self.failed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterView:
-    """A router as the mesh knows it."""
-
-    name: str
-    incarnation: str
-    address: str
-    """Its gRPC target for gateways."""
-    leading: bool = False
-    """Whether it leads, by the latest report of the routers."""
-    version: str = ""
-    """Its weft version; empty: unknown."""
-    registered: float = 0.0
-    """When it registered, in Unix seconds; 0: unknown."""
-
-
 class FleetSource(Protocol):
     """The source of the current FleetView; see `FleetWatcher`."""
 
@@ -153,7 +137,7 @@ class FleetView:
     """Default: nothing is allowed until the registry has answered."""
     aliases: Mapping[str, alias_pb2.Alias] = field(default_factory=dict)
     workflows: Mapping[str, workflow_pb2.RegisteredWorkflow] = field(default_factory=dict)
-    routers: Mapping[str, RouterView] = field(default_factory=dict)
+    routers: Mapping[str, router_pb2.Router] = field(default_factory=dict)
     """Registered routers by name."""
     tenants: Mapping[str, tenant_pb2.Tenant] = field(default_factory=dict)
     """Declared or configured tenants by name."""
@@ -218,7 +202,7 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
         revision=response.revision,
         runners=MappingProxyType({watched.runner.name: _runner(watched) for watched in snapshot.runners}),
         settings=_kept(snapshot.settings),
-        routers=MappingProxyType({router.name: _router(router) for router in snapshot.routers}),
+        routers=MappingProxyType({router.name: _kept(router) for router in snapshot.routers}),
         **{part: MappingProxyType(found) for part, found in parts.items()},
     )
 
@@ -233,7 +217,7 @@ def _changed(view: FleetView, change: registry_service_pb2.Change) -> dict[str, 
         case "runner":
             return {"runners": _with(view.runners, value.runner.name, _runner(value))}
         case "router":
-            return {"routers": _with(view.routers, value.name, _router(value))}
+            return {"routers": _with(view.routers, value.name, _kept(value))}
         case "deleted_runner" | "deleted_router":
             part = f"{word.removeprefix('deleted_')}s"
             return {part: _without(getattr(view, part), value)}
@@ -310,17 +294,6 @@ def _agent(agent: agent_pb2.Agent) -> agent_pb2.Agent:
     """Returns an agent without its last heartbeat, which changes without being sent."""
     agent.ClearField("last_heartbeat_time")
     return agent
-
-
-def _router(router: router_pb2.Router) -> RouterView:
-    return RouterView(
-        name=router.name,
-        incarnation=router.incarnation,
-        address=router.address,
-        leading=router.leading,
-        version=router.version,
-        registered=router.register_time.ToNanoseconds() / 1e9,
-    )
 
 
 def _kept(message: M) -> M:

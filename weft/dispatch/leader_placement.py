@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Self
 from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.fleet import FleetSource, FleetView, RouterView
+from weft.api.registry.v1.router_pb2 import Router
+from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.placement import Decision, OnCancelled, Placement, RouterPort
 from weft.dispatch.remote_router import (
     CHECK_INTERVAL_SECONDS,
@@ -47,7 +48,7 @@ class RouterLink:
 
     def __init__(
         self,
-        router: RouterView,
+        router: Router,
         channel: "grpc.aio.Channel",
         clock: Clock,
         on_change: Callable[["RouterLink"], None],

@@ -42,10 +42,6 @@ class ReconnectConfig:
     """How long a router's view may lag: for this long it may reject a name that this process already knows."""
 
 
-def _knows_nothing(_: str) -> bool:
-    return False
-
-
 class ReconnectingPlacement(Placement):
     """A Placement over any router that answers. Keeps the request's age and used attempts across routers."""
 
@@ -55,7 +51,7 @@ class ReconnectingPlacement(Placement):
         request: PlacementRequest,
         clock: Clock,
         config: ReconnectConfig,
-        knows: Callable[[str], bool] = _knows_nothing,
+        knows: Callable[[str], bool] = lambda _: False,
         ends: EndReporter | None = None,
     ) -> None:
         """`knows`: whether this process's view of the mesh has a name.

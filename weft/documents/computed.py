@@ -17,7 +17,7 @@ from weft.kernel.names import MAX_NAME_CHARS
 if TYPE_CHECKING:
     from weft.api.operations.v1 import operation_pb2
     from weft.api.registry.v1 import key_service_pb2, wake_pb2
-    from weft.api.router.v1 import figures_pb2, task_pb2
+    from weft.api.router.v1 import task_pb2
     from weft.api.runner.v1 import load_pb2
 
 CONTEXT_TOKENS = "context_tokens"
@@ -97,14 +97,14 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "null"}], "default": None}
 
 
-def _percentiles(_: "figures_pb2.Percentiles", document: dict[str, Any]) -> None:
-    for name in ("p50", "p95"):
-        document[name] = _with_gaps(document[name])
+def _gaps_in(*names: str) -> Callable[[Any, dict[str, Any]], None]:
+    """Returns the change of a document with lists of figures under these names."""
 
+    def compute(_: Any, document: dict[str, Any]) -> None:
+        for name in names:
+            document[name] = _with_gaps(document[name])
 
-def _device_figures(_: "figures_pb2.DeviceFigures", document: dict[str, Any]) -> None:
-    for name in ("usedBytes", "utilization"):
-        document[name] = _with_gaps(document[name])
+    return compute
 
 
 def _with_gaps(figures: list[float]) -> list[float | None]:
@@ -198,9 +198,9 @@ COMPUTED: Mapping[str, Computed] = MappingProxyType(
         "weft.api.operations.v1.Operation": Computed(_operation),
         "weft.api.operations.v1.OperationResult": Computed(_as_it_is, left_out=_RESULT_NAMES),
         "weft.api.router.v1.Task": Computed(_task, {"attempts": _ATTEMPTS}, left_out=frozenset({"line"})),
-        "weft.api.router.v1.Percentiles": Computed(_percentiles, {"p50": _WITH_GAPS, "p95": _WITH_GAPS}),
+        "weft.api.router.v1.Percentiles": Computed(_gaps_in("p50", "p95"), {"p50": _WITH_GAPS, "p95": _WITH_GAPS}),
         "weft.api.router.v1.DeviceFigures": Computed(
-            _device_figures, {"usedBytes": _WITH_GAPS, "utilization": _WITH_GAPS}
+            _gaps_in("usedBytes", "utilization"), {"usedBytes": _WITH_GAPS, "utilization": _WITH_GAPS}
         ),
         "weft.api.router.v1.TaskAttempt": Computed(_task_attempt, {"error": _nullable(_ERROR)}),
     }

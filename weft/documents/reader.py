@@ -64,11 +64,10 @@ def read_message(value: Any, kind: type[MessageT]) -> MessageT:
 
 def _overlap(one: tuple[str | int, ...], other: tuple[str | int, ...]) -> bool:
     """Whether one path is a prefix of the other."""
-    return all(map(_is_same_step, one, other))
-
-
-def _is_same_step(one: str | int, other: str | int) -> bool:
-    return one == other or (isinstance(one, str) and isinstance(other, str) and camel(one) == camel(other))
+    return all(
+        step == second or (isinstance(step, str) and isinstance(second, str) and camel(step) == camel(second))
+        for step, second in zip(one, other, strict=False)
+    )
 
 
 def _read(value: Any, message: Any) -> None:

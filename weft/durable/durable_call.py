@@ -24,7 +24,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, with_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Operation
+from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS
 from weft.kernel.rpc import MAX_MESSAGE_BYTES
 
 TASK_ID = "task_id"
@@ -61,10 +61,6 @@ class DurableCallDeps:
     config: DurableCallConfig
     files: FileClient | None = None
     """Stores tasks' images and recordings; None: requests with such do not become tasks."""
-
-    def can_run(self, operation: Operation) -> bool:
-        """Whether a request for an operation can be a task."""
-        return operation in (TEXT_OPERATIONS if self.files is None else TASK_OPERATIONS)
 
 
 def task_spec(
@@ -185,16 +181,14 @@ class WatchedTask:
         submission = self._tools.tasks.submit(context.tenant, request, caller=context.caller)
         self._submitting = asyncio.ensure_future(submission)
         try:
-            self._note_submitted(await asyncio.shield(self._submitting))
+            submitted = await asyncio.shield(self._submitting)
         except WeftError as error:
             self._has_ended = True
             log.info("not journaled", request_id=context.request_id, reason=error.reason.name.lower())
             raise of_request(error) from None
-
-    def _note_submitted(self, submitted: task_service_pb2.SubmitTaskResponse) -> None:
         self.id = submitted.task.id
         self._journal.on_task(self.id)
-        log.info("journaled", request_id=self._context.request_id, task_id=self.id, existed=submitted.existed)
+        log.info("journaled", request_id=context.request_id, task_id=self.id, existed=submitted.existed)
 
     async def _watched(self) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
         """Watches the task, again after each watch that ends early."""
@@ -272,7 +266,8 @@ def durable_calls(
 
     def layer(call: Call[Any], /, proceed: Proceed[Any]) -> AsyncGenerator[Any]:
         journal = call.context.journal
-        if journal is None or not deps.can_run(call.spec.operation):
+        possible = TEXT_OPERATIONS if files is None else TASK_OPERATIONS
+        if journal is None or call.spec.operation not in possible:
             return proceed(call)
         if call.spec is SPEECH:
             return _speech(deps, journal, call)

@@ -37,7 +37,7 @@ _OTHERS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunn
 _POWER, _ENERGY = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"
 _LIST_VERSIONS = ("_v3", "_v2")
 """Suffixes of the list functions, newest first; older drivers know only the second."""
-_DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND = 9, 12
+_ABSENT = (9, 12)
 """NVML's error numbers for a missing driver and library."""
 
 
@@ -111,7 +111,9 @@ class NvmlReader:
         try:
             self._module = self._load()
         except Exception as error:  # noqa: BLE001 - see read
-            self._health = Health.ABSENT if _means_absent(error) else Health.FAILED
+            # Without library or driver there is no card; other errors mean that the library fails.
+            is_absent = isinstance(error, OSError | ImportError) or getattr(error, "value", None) in _ABSENT
+            self._health = Health.ABSENT if is_absent else Health.FAILED
             self._look_again_at = self._now() + LOOK_AGAIN_SECONDS
             return False
         return True
@@ -124,13 +126,6 @@ def read_within(seconds: float) -> NvmlReading | None:
     reading.start()
     reading.join(seconds)
     return found[0] if found else None
-
-
-def _means_absent(error: Exception) -> bool:
-    """Whether an error means that there is no library or driver, not that it fails."""
-    if isinstance(error, OSError | ImportError):
-        return True
-    return getattr(error, "value", None) in (_DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -179,7 +179,10 @@ class HostObserver:
             return self._unknown_use(Source.UNKNOWN, self._known_devices, watched)
         reading = last.reading
         if reading.health is Health.WELL:
-            self._known_devices = tuple(_size_only(device) for device in reading.devices)
+            self._known_devices = tuple(
+                DeviceSnapshot(index=device.index, id=device.id, name=device.name, total_bytes=device.total_bytes)
+                for device in reading.devices
+            )
         elif self._known_devices:
             # The cards are still there: the driver is probably being replaced.
             return self._unknown_use(Source.UNKNOWN, self._known_devices, watched)
@@ -206,10 +209,6 @@ def _from_another_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) 
     return tell
 
 
-def _size_only(device: DeviceSnapshot) -> DeviceSnapshot:
-    return DeviceSnapshot(index=device.index, id=device.id, name=device.name, total_bytes=device.total_bytes)
-
-
 def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[ProcessSnapshot, ...]:
     """Returns the watched processes, then others that hold memory, largest first, up to MAX_PROCESSES."""
     asked = sorted(set(watched))
@@ -222,18 +221,15 @@ def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[Pr
         for holder in reading.holders
         if holder.pid not in told and (reading.names_processes or holder.process is not None)
     ]
+    others.sort(key=lambda holder: -sum(amount for _, amount in holder.bytes_by_device))
     snapshots = [_watched(process, holders[process], reading) for process in asked]
-    return tuple((snapshots + [_held(holder) for holder in _largest_first(others)])[:MAX_PROCESSES])
+    return tuple((snapshots + [_held(holder) for holder in others])[:MAX_PROCESSES])
 
 
 def _holder_of(process: ProcessId, by_pid: Mapping[int, Holder]) -> Holder | None:
     holder = by_pid.get(process.pid)
     # Memory listed under an unused id still belongs to the id's last process.
     return holder if holder is not None and holder.process in (process, None) else None
-
-
-def _largest_first(holders: Iterable[Holder]) -> list[Holder]:
-    return sorted(holders, key=lambda holder: -sum(amount for _, amount in holder.bytes_by_device))
 
 
 def _held(holder: Holder) -> ProcessSnapshot:

@@ -100,14 +100,10 @@ def refused_together(refused: Sequence[FieldError], omitted: int = 0) -> FieldEr
     if len(refused) == 1 and not omitted:
         return refused[0]
     first = refused[0]
-    lines = [_after_field(first), *(each.message for each in refused[1:MAX_REFUSALS])]
+    lines = [first.message.removeprefix(f"{first.field}: "), *(each.message for each in refused[1:MAX_REFUSALS])]
     if omitted:
         lines.append(f"and {omitted} more")
     return FieldError(first.field, "\n  ".join(lines), first.reason)
-
-
-def _after_field(error: FieldError) -> str:
-    return error.message.removeprefix(f"{error.field}: ")
 
 
 async def found_or_none(answer: Awaitable[T]) -> T | None:

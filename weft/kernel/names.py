@@ -178,16 +178,12 @@ def closest_names(name: str, names: Iterable[str], most: int = MAX_CLOSE_NAMES) 
     for each in sorted(names)[:_SEARCHED_NAMES]:
         by_text.setdefault(_compared(each), []).append(each)
     alike = nsmallest(_COMPARED_NAMES, by_text, key=lambda text: abs(len(text) - len(wanted)))
-    found = [*_with_part(wanted, by_text), *get_close_matches(wanted, alike, n=most)]
+    containing = [text for text in by_text if wanted in text] if len(wanted) >= _LEAST_PART_CHARS else []
+    containing.sort(key=lambda text: not text.startswith(wanted))
+    found = [*containing, *get_close_matches(wanted, alike, n=most)]
     if len(found) < most:
         found += _beginning_alike(wanted, alike, most)
     return tuple(dict.fromkeys(each for text in found for each in by_text[text]))[:most]
-
-
-def _with_part(wanted: str, texts: Iterable[str]) -> list[str]:
-    if len(wanted) < _LEAST_PART_CHARS:
-        return []
-    return sorted((text for text in texts if wanted in text), key=lambda text: not text.startswith(wanted))
 
 
 def _beginning_alike(wanted: str, texts: Iterable[str], most: int) -> list[str]:

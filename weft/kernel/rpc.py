@@ -230,7 +230,8 @@ def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
     # A message could not be written; the status of the broken connection had not arrived yet.
     was_unwritten = code == grpc.StatusCode.INTERNAL and details == _UNWRITTEN
     if code == grpc.StatusCode.UNAVAILABLE or was_reset or was_closed or was_removed or was_unwritten:
-        return WeftError(peer_lost, _lost_words(details))
+        words = next((words for said, words in _HANDSHAKE_WORDS if said in details), CONNECTION_LOST)
+        return WeftError(peer_lost, words)
     return WeftError(_BARE_CODES.get(code, Reason.INTERNAL), details or code.name.lower())
 
 
@@ -284,10 +285,6 @@ class calling:  # noqa: N801 - reads as a statement: `with calling(Reason.SERVIC
 
 _CHANNEL_CLOSED = "Channel is closed."
 """gRPC's message (grpcio 1.85) for a call on a closed channel."""
-
-
-def _lost_words(details: str) -> str:
-    return next((words for said, words in _HANDSHAKE_WORDS if said in details), CONNECTION_LOST)
 
 
 def error_from_details(status: status_pb2.Status) -> WeftError | None:

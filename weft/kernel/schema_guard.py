@@ -271,16 +271,12 @@ def require_safe_pattern(pattern: str, field: str) -> None:
     options.log_errors = False
     options.max_mem = _MAX_PATTERN_MEMORY
     try:
-        re2.compile(_CODE_POINT.sub(_as_perl, pattern), options)
+        re2.compile(_CODE_POINT.sub(lambda found: f"\\x{{{found[1]}}}" if found[1] else found[0], pattern), options)
     except (re2.error, UnicodeEncodeError) as error:
         raise invalid_field(field, f"is no pattern that is safe to run: {_words_of(error)}") from None
     if pattern_ways(pattern) > MAX_WAYS:
         words = f"it has more than {MAX_WAYS:,} ways to its next character; repeat no group that may be empty"
         raise invalid_field(field, f"is no pattern that is safe to run: {words}")
-
-
-def _as_perl(found: re.Match[str]) -> str:
-    return f"\\x{{{found[1]}}}" if found[1] else found[0]
 
 
 def _words_of(error: Exception) -> str:

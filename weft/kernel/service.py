@@ -57,7 +57,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
     """
 
     def __init__(self) -> None:
-        self._answers: dict[str, Callable[[], bool]] = dict.fromkeys(LIVENESS, _yes)
+        self._answers: dict[str, Callable[[], bool]] = dict.fromkeys(LIVENESS, lambda: True)
         """Functions that return whether a service serves, by its name."""
         self._changed = asyncio.Event()
         """Set at the next change, then replaced."""
@@ -82,7 +82,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
 
     def set_serving(self, service_names: Iterable[str], *, serving: bool) -> None:
         """Reports the named services and readiness as serving or not; liveness is unchanged."""
-        self._answers.update(dict.fromkeys((*service_names, "readiness"), _yes if serving else _no))
+        self._answers.update(dict.fromkeys((*service_names, "readiness"), lambda: serving))
         self.tell()
 
     def follow(self, service_names: Iterable[str], source: HealthSource) -> None:
@@ -126,14 +126,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
         if answer is None:
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         return health_pb2.HealthCheckResponse.SERVING if answer() else health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def _yes() -> bool:
-    return True
-
-
-def _no() -> bool:
-    return False
 
 
 def _serves(source: HealthSource, service: str) -> bool:

@@ -124,16 +124,13 @@ def _sentence(details: Mapping[str, str]) -> str:
 def _hint(kind: str, details: Mapping[str, str]) -> str:
     if details.get(CLOSE_NAMES):
         return did_you_mean(details[CLOSE_NAMES].split(","))
-    lists = _LISTED.get(kind) or _resources_listed(f"{kind}es" if kind.endswith("s") else f"{kind}s")
+    plural = f"{kind}es" if kind.endswith("s") else f"{kind}s"
+    lists = _LISTED.get(kind) or f"`weft get {plural}` (GET /api/v1/{plural})"
     some = details.get(SOME_NAMES, "").split(",")
     if not some[0]:
         return f"{lists} lists what there is"
     more = f", and those that {lists} lists" if len(some) == MAX_SOME_NAMES else ""
     return f"there {'is' if len(some) == 1 else 'are'} {', '.join(some)}{more}"
-
-
-def _resources_listed(plural: str) -> str:
-    return f"`weft get {plural}` (GET /api/v1/{plural})"
 
 
 def _shown(name: str) -> str:

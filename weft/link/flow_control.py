@@ -65,7 +65,10 @@ class ReceiveHalf:
             return
         if self._inbox is None:
             self._inbox = deque()
-        self._inbox.append((self._with_partial(data), self._partial_cost))
+        if self._partial:
+            self._partial += data
+            data = bytes(self._partial)
+        self._inbox.append((data, self._partial_cost))
         self.buffered_bytes += MESSAGE_OVERHEAD_BYTES
         self._partial, self._partial_cost = b"", 0
 
@@ -100,12 +103,6 @@ class ReceiveHalf:
         self._inbox = None
         self._partial = b""
         self.buffered_bytes = 0
-
-    def _with_partial(self, data: bytes) -> bytes:
-        if not self._partial:
-            return data
-        self._partial += data
-        return bytes(self._partial)
 
     def _credit_partial(self) -> None:
         if not self._inbox:

@@ -240,7 +240,13 @@ class Paired(Service):
         A standby's error has the owner's address if it is known; an owner's says why it does not answer.
         """
         if self._is_owner:
-            self._require_lease()
+            if (lapse := self._service.beats.lapse) is not None:
+                raise WeftError(
+                    self._role.standby_reason,
+                    f"this {self._word} answers no calls: {lapse.message}; call the other {self._word}, as clients "
+                    "with both addresses do",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                )
             return
         address = self._owner_address if self._names_owner else ""
         where = f" and serves at {address}" if address else ""
@@ -250,16 +256,6 @@ class Paired(Service):
             metadata={"address": address} if address else {},
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
-
-    def _require_lease(self) -> None:
-        lapse = self._service.beats.lapse
-        if lapse is not None:
-            raise WeftError(
-                self._role.standby_reason,
-                f"this {self._word} answers no calls: {lapse.message}; call the other {self._word}, as clients "
-                "with both addresses do",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
 
     def health_checks(self) -> Sequence[HealthCheck]:
         """Returns the check of ownership, and the owner's checks, which in a standby report that it is one."""

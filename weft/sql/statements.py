@@ -32,11 +32,8 @@ def postgres_text(statement: str) -> str:
             return f"%({found[2]})s"
         return found[0].replace("%", "%%")
 
-    return _VALUE.sub(placeholder, _IN_LIST.sub(_any_of, statement))
-
-
-def _any_of(found: re.Match[str]) -> str:
-    return f"<> ALL(:{found[2]})" if found[1] else f"= ANY(:{found[2]})"
+    listed = _IN_LIST.sub(lambda found: f"<> ALL(:{found[2]})" if found[1] else f"= ANY(:{found[2]})", statement)
+    return _VALUE.sub(placeholder, listed)
 
 
 def sqlite_values(values: Values) -> Values:

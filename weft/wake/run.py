@@ -84,7 +84,8 @@ async def run_command(argv: Sequence[str], *, timeout_seconds: float, environmen
         finally:
             await _end(process)
         # Redact before cutting: half a secret is a secret, too.
-        last_line = redacted(tail.last_line(), _secrets_of(argv))[:MAX_LAST_LINE_CHARS]
+        secrets = [*argv, *(argument.partition("=")[2] for argument in argv)]
+        last_line = redacted(tail.last_line(), secrets)[:MAX_LAST_LINE_CHARS]
     finally:
         tail.close()
     if return_code != 0:
@@ -96,11 +97,6 @@ def _open_tail() -> "_ErrorTail":
         return _ErrorTail()
     except OSError as error:
         raise _failed(f"the recipe's command cannot be started: {error.strerror}") from None
-
-
-def _secrets_of(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments, and the values of `--option=value` in them."""
-    return [*argv, *(argument.partition("=")[2] for argument in argv)]
 
 
 async def _start(argv: Sequence[str], environment: Mapping[str, str], tail: "_ErrorTail") -> asyncio.subprocess.Process:

@@ -3,14 +3,21 @@
 import json
 
 from gateway_script import FixedFleet, serving
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from weft.dispatch.fleet import FleetView, RouterView
+from weft.api.registry.v1.router_pb2 import Router
+from weft.dispatch.fleet import FleetView
 
 ROUTERS = "/api/v1/routers"
-FIRST = RouterView(
-    name="r1", incarnation="a", address="10.0.0.1:7071", version="0.1.0", registered=1795180000.0, leading=True
+FIRST = Router(
+    name="r1",
+    incarnation="a",
+    address="10.0.0.1:7071",
+    version="0.1.0",
+    register_time=Timestamp(seconds=1795180000),
+    leading=True,
 )
-SECOND = RouterView(name="r2", incarnation="b", address="10.0.0.2:7071")
+SECOND = Router(name="r2", incarnation="b", address="10.0.0.2:7071")
 
 
 async def test_routers_are_listed_by_name_with_the_leader() -> None:

@@ -14,9 +14,10 @@ from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
+from weft.api.registry.v1.router_pb2 import Router as RegisteredRouter
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import placement_service_pb2_grpc
-from weft.dispatch.fleet import FleetView, ModelView, RouterView, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.leader_placement import LeaderPlacement, RouterLinks
 from weft.dispatch.placement import Grant
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
@@ -31,7 +32,7 @@ NAMES = ("r1", "r2", "r3")
 CLOCK = SystemClock()
 
 
-def mesh(slots: int, routers: dict[str, RouterView]) -> FleetView:
+def mesh(slots: int, routers: dict[str, RegisteredRouter]) -> FleetView:
     """One pool with one runner."""
     state = InstanceState(model="m", phase=InstanceState.PHASE_READY, slots_total=slots)
     runner = RunnerView(
@@ -111,7 +112,9 @@ class Mesh:
 
     def show(self, *names: str, slots: int = 1) -> None:
         """Give every router and the gateway a view with these routers."""
-        there = {name: RouterView(name=name, incarnation="1", address=self.routers[name].address) for name in names}
+        there = {
+            name: RegisteredRouter(name=name, incarnation="1", address=self.routers[name].address) for name in names
+        }
         self.view = mesh(slots, there)
         for router in self.routers.values():
             router.loop.update_view(self.view)

@@ -15,7 +15,7 @@ from weft.api.registry.v1 import (
 )
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import target_of
-from weft.dispatch.fleet import FleetView, RouterView, apply_watch
+from weft.dispatch.fleet import FleetView, apply_watch
 from weft.kernel.request import Operation, Skill
 
 
@@ -235,7 +235,7 @@ def test_routers_are_added_changed_and_removed_by_the_watch() -> None:
     first = router_pb2.Router(name="r1", incarnation="a", address="10.0.0.1:7071")
     snapshot = registry_service_pb2.Snapshot(routers=[first])
     view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
-    assert view.routers == {"r1": RouterView(name="r1", incarnation="a", address="10.0.0.1:7071")}
+    assert view.routers == {"r1": router_pb2.Router(name="r1", incarnation="a", address="10.0.0.1:7071")}
 
     second = router_pb2.Router(name="r2", incarnation="b", address="10.0.0.2:7071", leading=True)
     for number, change in enumerate(
@@ -243,5 +243,5 @@ def test_routers_are_added_changed_and_removed_by_the_watch() -> None:
     ):
         view = apply_watch(view, registry_service_pb2.WatchResponse(revision=number, change=change))
     assert view.routers == {
-        "r2": RouterView(name="r2", incarnation="b", address="10.0.0.2:7071", leading=True),
+        "r2": router_pb2.Router(name="r2", incarnation="b", address="10.0.0.2:7071", leading=True),
     }
