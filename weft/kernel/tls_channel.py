@@ -12,7 +12,7 @@ import grpc
 from typing_extensions import override
 
 from weft.kernel.address import needs_tls, without_tls
-from weft.kernel.failover_channel import CallsByKind, ChosenChannel, ChosenSyncChannel
+from weft.kernel.chosen_channel import CallsByKind, ChosenChannel, ChosenSyncChannel
 from weft.kernel.log import get_logger
 from weft.kernel.tls import TlsFiles, TlsMaterial, TlsSource
 

@@ -39,9 +39,9 @@ from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
+from weft.kernel.chosen_channel import PickedChannel
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
-from weft.kernel.failover_channel import PickedChannel
 from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.memory_tuning import settle_memory

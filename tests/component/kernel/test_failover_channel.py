@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from weft.kernel.failover_channel import BlockingFailoverChannel, FailoverChannel, PickedChannel
+from weft.kernel.chosen_channel import PickedChannel
+from weft.kernel.failover_channel import BlockingFailoverChannel, FailoverChannel
 from weft.kernel.rpc import new_server, open_blocking_channel, open_channel
 from weft.kernel.service import Health
 from weft.kernel.tls_channel import ChannelSecurity

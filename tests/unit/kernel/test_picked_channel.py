@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from weft.kernel.chosen_channel import PickedChannel
 from weft.kernel.errors import WeftError
-from weft.kernel.failover_channel import PickedChannel
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
 
