@@ -47,7 +47,7 @@ class FoundServer:
 
     @property
     def title(self) -> str:
-        """Its name and version for people."""
+        """Name and version for people."""
         return f"{TITLES[self.program]} {self.version}".rstrip()
 
 

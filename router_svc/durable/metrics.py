@@ -71,7 +71,7 @@ _SUMS = (
         1e3,
     ),
     _Sum("weft_usage_image_steps", "Steps of denoising, over all images.", "image_steps"),
-    _Sum("weft_usage_image_pixels", "Pixels of the images that were made.", "image_pixels"),
+    _Sum("weft_usage_image_pixels", "Pixels of the generated images.", "image_pixels"),
     _Sum("weft_usage_audio_seconds", "Length of recordings that were heard or spoken.", "audio_milliseconds", 1e3),
     _Sum("weft_usage_remote_requests", "Requests of which bytes left the premises, or may have.", "remote_count"),
 )

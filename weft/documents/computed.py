@@ -127,7 +127,7 @@ _PARAMETERS = {
 _PARAMETER_TYPE = {
     "type": "string",
     "enum": ["integer", "number", "word", "flag"],
-    "description": "What kind of value it takes.",
+    "description": "Type of the value.",
 }
 _KEY_STATE = {
     "type": "string",

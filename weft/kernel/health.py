@@ -155,7 +155,7 @@ class HealthReport:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it should get requests."""
+        """Whether the process is ready for requests."""
         return not self.is_stopping and not any(
             each.name in self.essential and _SEVERITY[each.state] >= _SEVERITY[HealthState.DOWN]
             for each in self.components

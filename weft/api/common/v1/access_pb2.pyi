@@ -14,14 +14,14 @@ ACCESS_FIELD_NUMBER: builtins.int
 ACCESS_BY_NAME_FIELD_NUMBER: builtins.int
 ACCESS_BY_KIND_FIELD_NUMBER: builtins.int
 access: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.MethodOptions, builtins.str]
-"""What a caller with a key must be allowed: a resource and a role, such as "models:view". An rpc without it is for
-services of the mesh: "mesh:create". weft/kernel/rpc_auth.py checks it.
+"""Permission that a caller's key needs: a resource and a role, such as "models:view". An rpc without it is for
+services of the mesh ("mesh:create"). weft/kernel/rpc_auth.py checks it.
 """
 access_by_name: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.MethodOptions, builtins.bool]
-"""Whether a scope that is limited to names suffices to call it: then its servicer checks the names that a request is
-about, or leaves out of the answer what the caller may not see.
+"""Whether a scope that is limited to names suffices to call it. Its servicer then checks the names in the request, or
+omits what the caller may not see from the answer.
 """
 access_by_kind: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.MethodOptions, builtins.bool]
-"""Whether what a caller must be allowed follows from the kind of resource that a request names: then any key may call
-it, and its servicer checks the access.
+"""Whether the required permission depends on the kind of resource in the request. Any key may then call it, and its
+servicer checks the access.
 """

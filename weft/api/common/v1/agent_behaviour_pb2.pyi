@@ -26,30 +26,30 @@ class _RepetitionPolicy:
 class _RepetitionPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RepetitionPolicy.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     REPETITION_POLICY_UNSPECIFIED: _RepetitionPolicy.ValueType  # 0
-    """The model's own setting, else to end it."""
+    """The model's setting; by default, the answer is ended."""
     REPETITION_POLICY_OFF: _RepetitionPolicy.ValueType  # 1
     """Repetition is not checked."""
     REPETITION_POLICY_WARN: _RepetitionPolicy.ValueType  # 2
-    """It continues, with a warning."""
+    """The answer continues, with a warning."""
     REPETITION_POLICY_KILL: _RepetitionPolicy.ValueType  # 3
-    """It ends with ERROR_REASON_REPEATED_LINE_LOOP."""
+    """The answer ends with ERROR_REASON_REPEATED_LINE_LOOP."""
 
 class RepetitionPolicy(_RepetitionPolicy, metaclass=_RepetitionPolicyEnumTypeWrapper):
     """RepetitionPolicy is what happens to an answer that repeats itself over and over."""
 
 REPETITION_POLICY_UNSPECIFIED: RepetitionPolicy.ValueType  # 0
-"""The model's own setting, else to end it."""
+"""The model's setting; by default, the answer is ended."""
 REPETITION_POLICY_OFF: RepetitionPolicy.ValueType  # 1
 """Repetition is not checked."""
 REPETITION_POLICY_WARN: RepetitionPolicy.ValueType  # 2
-"""It continues, with a warning."""
+"""The answer continues, with a warning."""
 REPETITION_POLICY_KILL: RepetitionPolicy.ValueType  # 3
-"""It ends with ERROR_REASON_REPEATED_LINE_LOOP."""
+"""The answer ends with ERROR_REASON_REPEATED_LINE_LOOP."""
 global___RepetitionPolicy = RepetitionPolicy
 
 @typing.final
 class AgentBehaviour(google.protobuf.message.Message):
-    """AgentBehaviour is what the mesh does around a chat for an agent. All of it is off unless the agent asks for it."""
+    """AgentBehaviour is what the mesh adds to a chat for an agent. Everything is off unless the agent sets it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -61,20 +61,20 @@ class AgentBehaviour(google.protobuf.message.Message):
     REPETITION_POLICY_FIELD_NUMBER: builtins.int
     PARSE_TEXT_TOOL_CALLS_FIELD_NUMBER: builtins.int
     platform_prompt: builtins.bool
-    """Whether the conversation begins with the platform's own system prompt: the mesh, date and time, tool budget, and
-    how to signal. It stands before the agent's and the caller's.
+    """Whether the conversation begins with the platform prompt: the mesh, date and time, tool budget, and how to raise
+    signals. It precedes the system prompts of the agent and the caller.
     """
     max_tool_iterations: builtins.int
-    """How many times the model may be asked again with results of tools. Range 0 to 64. Absent: the runner's own limit."""
+    """Maximum number of further turns of the model with tool results. Range 0 to 64. Absent: the runner's limit."""
     stop_on_decision_request: builtins.bool
-    """Whether a signal that asks for a decision ends the answer, so that the application can branch. Absent: yes."""
+    """Whether a signal that asks for a decision ends the answer, so that the application can branch. Absent: true."""
     repetition_policy: global___RepetitionPolicy.ValueType
-    """What happens to an answer that repeats itself."""
+    """What happens if an answer repeats itself."""
     parse_text_tool_calls: builtins.bool
-    """Whether calls that the model writes as text, in a form that many models use, count as calls. Absent: yes."""
+    """Whether tool calls that the model writes as plain text, in one of the usual forms, are recognized. Absent: true."""
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Tools that the mesh runs for the model, by the names of the runner's configuration; at most 64."""
+        """Tools that the runner runs for the model, by their names in the runner's configuration; at most 64."""
 
     @property
     def signals(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:

@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class TranscriptionPayload(google.protobuf.message.Message):
-    """TranscriptionPayload asks for the words of a recording."""
+    """TranscriptionPayload is a request to transcribe a recording."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -28,19 +28,21 @@ class TranscriptionPayload(google.protobuf.message.Message):
     WITH_WORDS_FIELD_NUMBER: builtins.int
     VOICE_DETECTION_FIELD_NUMBER: builtins.int
     language: builtins.str
-    """Language of the recording, as ISO 639-1. Empty: to be found out."""
+    """Language of the recording, as ISO 639-1. Empty: detect it."""
     prompt: builtins.str
     """Words that guide the style or continue an earlier part; at most 4,096 characters."""
     temperature: builtins.float
     """Softmax temperature. Range 0 to 1. Absent: the backend's own."""
     translate: builtins.bool
-    """Whether the words are to be English whatever the recording's language is."""
+    """Whether to translate the text to English."""
     with_segments: builtins.bool
-    """Whether segments with their times are wanted."""
+    """Whether to return segments with their times."""
     with_words: builtins.bool
-    """Whether the times of single words are wanted, in the segments."""
+    """Whether to return the times of single words in the segments."""
     voice_detection: builtins.bool
-    """Whether parts without a voice are left out before the model hears the recording. Absent: as the model is configured."""
+    """Whether parts without speech are removed before transcription (voice activity detection). Absent: as the model is
+    configured.
+    """
     @property
     def audio(self) -> weft.api.common.v1.chat_pb2.MediaPart:
         """The recording."""
@@ -79,12 +81,12 @@ class Transcription(google.protobuf.message.Message):
     text: builtins.str
     """All of them."""
     language: builtins.str
-    """The language that was found. Empty: unknown."""
+    """Detected language. Empty: unknown."""
     duration_seconds: builtins.float
     """Length of the recording in seconds. 0: unknown."""
     @property
     def segments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TranscriptionSegment]:
-        """Its parts, where they were asked for and the engine gives them."""
+        """Segments, if they were requested and the engine returns them."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ global___Transcription = Transcription
 
 @typing.final
 class TranscriptionSegment(google.protobuf.message.Message):
-    """TranscriptionSegment is a part of the words."""
+    """TranscriptionSegment is a part of a transcription."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -113,22 +115,22 @@ class TranscriptionSegment(google.protobuf.message.Message):
     COMPRESSION_RATIO_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     start_seconds: builtins.float
-    """Where it begins, in seconds."""
+    """Start time in seconds."""
     end_seconds: builtins.float
-    """Where it ends, in seconds."""
+    """End time in seconds."""
     text: builtins.str
     """Its words."""
     mean_logprob: builtins.float
-    """Mean natural log probability of its tokens. Absent: unknown."""
+    """Mean natural log probability of the segment's tokens. Absent: unknown."""
     no_speech_probability: builtins.float
-    """Probability that nothing is said in it. Absent: unknown."""
+    """Probability that the segment contains no speech. Absent: unknown."""
     compression_ratio: builtins.float
-    """How well its text can be compressed; a high ratio is a sign of a loop. Absent: unknown."""
+    """Compression ratio of the text; a high ratio suggests repetition. Absent: unknown."""
     temperature: builtins.float
-    """Temperature with which it was decoded. Absent: unknown."""
+    """Temperature used for decoding. Absent: unknown."""
     @property
     def words(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TranscriptionWord]:
-        """Its single words with their times, where they were asked for."""
+        """Words with their times, if they were requested."""
 
     def __init__(
         self,
@@ -166,13 +168,13 @@ class TranscriptionWord(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     PROBABILITY_FIELD_NUMBER: builtins.int
     start_seconds: builtins.float
-    """Where it begins, in seconds."""
+    """Start time in seconds."""
     end_seconds: builtins.float
-    """Where it ends, in seconds."""
+    """End time in seconds."""
     text: builtins.str
     """The word, without the space before it."""
     probability: builtins.float
-    """How sure the engine is of it, 0 to 1. Absent: unknown."""
+    """Probability of the word, 0 to 1. Absent: unknown."""
     def __init__(
         self,
         *,
@@ -189,7 +191,9 @@ global___TranscriptionWord = TranscriptionWord
 
 @typing.final
 class TranscriptPart(google.protobuf.message.Message):
-    """TranscriptPart is a piece of a transcription, in the order of the recording. All pieces together are the transcription."""
+    """TranscriptPart is a chunk of a streamed transcription. The chunks arrive in order and together form the
+    transcription.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -198,14 +202,14 @@ class TranscriptPart(google.protobuf.message.Message):
     LANGUAGE_FIELD_NUMBER: builtins.int
     DURATION_SECONDS_FIELD_NUMBER: builtins.int
     text: builtins.str
-    """Text that continues the transcription, the space between two pieces included."""
+    """Text that continues the transcription, including the space between two chunks."""
     language: builtins.str
-    """The language that was found, as ISO 639-1, in the first piece that has one. Empty: unknown."""
+    """Detected language as ISO 639-1, in the first chunk that has one. Empty: unknown."""
     duration_seconds: builtins.float
-    """Length of the recording in seconds, in the first piece that has one. 0: unknown."""
+    """Length of the recording in seconds, in the first chunk that has one. 0: unknown."""
     @property
     def segment(self) -> global___TranscriptionSegment:
-        """The segment that the text is. Absent: the engine gives no times."""
+        """The segment that the text belongs to. Absent: the engine reports no times."""
 
     def __init__(
         self,
@@ -222,7 +226,7 @@ global___TranscriptPart = TranscriptPart
 
 @typing.final
 class SpeechPart(google.protobuf.message.Message):
-    """SpeechPart is a piece of generated speech."""
+    """SpeechPart is a chunk of generated speech."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -230,11 +234,11 @@ class SpeechPart(google.protobuf.message.Message):
     MEDIA_TYPE_FIELD_NUMBER: builtins.int
     FILE_ID_FIELD_NUMBER: builtins.int
     data: builtins.bytes
-    """Bytes that continue the recording."""
+    """Next bytes of the recording."""
     media_type: builtins.str
-    """Media type of the recording, in the first piece."""
+    """Media type of the recording, in the first chunk."""
     file_id: builtins.str
-    """Id of a file of the caller's tenant that has the whole recording, in place of `data`; of results of tasks alone."""
+    """Id of the file that contains the whole recording, instead of `data`; only in task results."""
     def __init__(
         self,
         *,
@@ -248,7 +252,7 @@ global___SpeechPart = SpeechPart
 
 @typing.final
 class SpeechPayload(google.protobuf.message.Message):
-    """SpeechPayload asks for spoken words."""
+    """SpeechPayload is a request to speak a text."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -260,13 +264,13 @@ class SpeechPayload(google.protobuf.message.Message):
     input: builtins.str
     """What to say; at most 4,096 characters."""
     voice: builtins.str
-    """Who says it, in the model's words. Empty: the model's default voice."""
+    """Name of the voice. Empty: the model's default voice."""
     format: builtins.str
     """"mp3", "opus", "aac", "flac", "wav" or "pcm". Empty: mp3."""
     speed: builtins.float
-    """How fast. Range 0.25 to 4. Absent: 1."""
+    """Speed. Range 0.25 to 4. Absent: 1."""
     instructions: builtins.str
-    """How it is said, in words; at most 4,096 characters."""
+    """Instructions for the voice; at most 4,096 characters."""
     def __init__(
         self,
         *,

@@ -25,11 +25,11 @@ class _CacheModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     CACHE_MODE_UNSPECIFIED: _CacheMode.ValueType  # 0
     """Not set: as CACHE_MODE_AUTO."""
     CACHE_MODE_AUTO: _CacheMode.ValueType  # 1
-    """The engine reuses what it has and keeps what may be of use."""
+    """The engine reuses cached prefixes and caches new ones."""
     CACHE_MODE_PREFIX: _CacheMode.ValueType  # 2
-    """As CACHE_MODE_AUTO, and the request says that its prefix will come again."""
+    """As CACHE_MODE_AUTO, with a hint that the prefix will be reused."""
     CACHE_MODE_NONE: _CacheMode.ValueType  # 3
-    """Nothing that is cached is used for it, and nothing of it is used for others."""
+    """The request neither uses nor fills the cache."""
 
 class CacheMode(_CacheMode, metaclass=_CacheModeEnumTypeWrapper):
     """CacheMode is whether a request uses the prefix cache."""
@@ -37,9 +37,9 @@ class CacheMode(_CacheMode, metaclass=_CacheModeEnumTypeWrapper):
 CACHE_MODE_UNSPECIFIED: CacheMode.ValueType  # 0
 """Not set: as CACHE_MODE_AUTO."""
 CACHE_MODE_AUTO: CacheMode.ValueType  # 1
-"""The engine reuses what it has and keeps what may be of use."""
+"""The engine reuses cached prefixes and caches new ones."""
 CACHE_MODE_PREFIX: CacheMode.ValueType  # 2
-"""As CACHE_MODE_AUTO, and the request says that its prefix will come again."""
+"""As CACHE_MODE_AUTO, with a hint that the prefix will be reused."""
 CACHE_MODE_NONE: CacheMode.ValueType  # 3
-"""Nothing that is cached is used for it, and nothing of it is used for others."""
+"""The request neither uses nor fills the cache."""
 global___CacheMode = CacheMode

@@ -36,7 +36,7 @@ class _ReasoningEffortEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     REASONING_EFFORT_LOW: _ReasoningEffort.ValueType  # 3
     """A little."""
     REASONING_EFFORT_MEDIUM: _ReasoningEffort.ValueType  # 4
-    """A middle amount."""
+    """A medium amount."""
     REASONING_EFFORT_HIGH: _ReasoningEffort.ValueType  # 5
     """A lot."""
     REASONING_EFFORT_XHIGH: _ReasoningEffort.ValueType  # 6
@@ -45,7 +45,7 @@ class _ReasoningEffortEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     """As much as the model can."""
 
 class ReasoningEffort(_ReasoningEffort, metaclass=_ReasoningEffortEnumTypeWrapper):
-    """ReasoningEffort bounds how much a reasoning model thinks."""
+    """ReasoningEffort limits how much a model reasons."""
 
 REASONING_EFFORT_UNSPECIFIED: ReasoningEffort.ValueType  # 0
 """The model's own default."""
@@ -56,7 +56,7 @@ REASONING_EFFORT_MINIMAL: ReasoningEffort.ValueType  # 2
 REASONING_EFFORT_LOW: ReasoningEffort.ValueType  # 3
 """A little."""
 REASONING_EFFORT_MEDIUM: ReasoningEffort.ValueType  # 4
-"""A middle amount."""
+"""A medium amount."""
 REASONING_EFFORT_HIGH: ReasoningEffort.ValueType  # 5
 """A lot."""
 REASONING_EFFORT_XHIGH: ReasoningEffort.ValueType  # 6
@@ -76,25 +76,25 @@ class _RoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     ROLE_SYSTEM: _Role.ValueType  # 1
     """Instructions of the application."""
     ROLE_DEVELOPER: _Role.ValueType  # 2
-    """Instructions of the developer (newer spelling of system)."""
+    """Instructions of the developer (the newer name of system)."""
     ROLE_USER: _Role.ValueType  # 3
-    """The human side."""
+    """The user."""
     ROLE_ASSISTANT: _Role.ValueType  # 4
     """The model."""
     ROLE_TOOL: _Role.ValueType  # 5
     """The result of a tool call."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role says who speaks in a ChatMessage."""
+    """Role is the author of a ChatMessage."""
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
 """Not set; refused."""
 ROLE_SYSTEM: Role.ValueType  # 1
 """Instructions of the application."""
 ROLE_DEVELOPER: Role.ValueType  # 2
-"""Instructions of the developer (newer spelling of system)."""
+"""Instructions of the developer (the newer name of system)."""
 ROLE_USER: Role.ValueType  # 3
-"""The human side."""
+"""The user."""
 ROLE_ASSISTANT: Role.ValueType  # 4
 """The model."""
 ROLE_TOOL: Role.ValueType  # 5
@@ -120,17 +120,17 @@ class ChatPayload(google.protobuf.message.Message):
     THINKING_FIELD_NUMBER: builtins.int
     EXTRA_PARAMETERS_FIELD_NUMBER: builtins.int
     parallel_tool_calls: builtins.bool
-    """Whether several tools may be called in one turn. Absent: the backend's default."""
+    """Whether the model may call several tools in one turn. Absent: the backend's default."""
     choice_count: builtins.int
-    """How many answers to generate. Absent: 1."""
+    """Number of answers to generate. Absent: 1."""
     logprobs: builtins.bool
     """Whether log probabilities of the generated tokens are returned."""
     top_logprobs: builtins.int
-    """How many alternatives per token come with the log probabilities. Range 0 to 20."""
+    """Number of alternatives per token in the log probabilities. Range 0 to 20."""
     reasoning_effort: global___ReasoningEffort.ValueType
-    """How much the model may think before it answers. Unspecified: the model's default."""
+    """Effort of reasoning before the answer. Unspecified: the model's default."""
     thinking: builtins.bool
-    """Whether a model that can think does so before it answers. Absent: the model's default."""
+    """Whether the model thinks before it answers, if it can. Absent: the model's default."""
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]:
         """The conversation, oldest first; at least one message."""
@@ -145,16 +145,16 @@ class ChatPayload(google.protobuf.message.Message):
 
     @property
     def tool_choice(self) -> global___ToolChoice:
-        """Whether and which tool the model must call. Absent: the model decides when there are tools."""
+        """Whether the model must call a tool, and which one. Absent: the model decides if there are tools."""
 
     @property
     def response_format(self) -> global___ResponseFormat:
-        """The form the answer must have. Absent: text."""
+        """Required format of the answer. Absent: text."""
 
     @property
     def extra_parameters(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
-        """Parameters that this list does not know, as the caller named them; at most 64. The backend takes those that it
-        allows and warns about the others (WARNING_CODE_UNSUPPORTED_PARAMETER).
+        """Other parameters, by the caller's names; at most 64. The backend uses those that it allows and warns about the
+        others (WARNING_CODE_UNSUPPORTED_PARAMETER).
         """
 
     def __init__(
@@ -205,34 +205,34 @@ class ChatMessage(google.protobuf.message.Message):
     role: global___Role.ValueType
     """Who speaks."""
     name: builtins.str
-    """Name of the speaker, to distinguish several users."""
+    """Name of the author, to distinguish several users."""
     tool_call_id: builtins.str
-    """For role tool: the call this message answers."""
+    """For role tool: the id of the call that this message answers."""
     reasoning: builtins.str
-    """The assistant's reasoning in this turn, where the client hands it back."""
+    """The assistant's reasoning in this turn, if the client sends it back."""
     refusal: builtins.str
     """The assistant's refusal in this turn."""
     @property
     def content(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ContentPart]:
-        """What is said, in order. Empty for an assistant turn that only calls tools."""
+        """Parts of the message, in order. Empty for an assistant turn that only calls tools."""
 
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCallRecord]:
-        """Calls the assistant made in this turn."""
+        """Tool calls of the assistant in this turn."""
 
     @property
     def cache_mark(self) -> global___CacheMark:
-        """For role tool: whether the prompt is worth caching up to this result."""
+        """For role tool: marks that the prompt should be cached up to this result."""
 
     @property
     def signed_reasoning(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SignedReasoning]:
-        """Pieces of the assistant's reasoning in this turn that a provider has signed or encrypted, in order, as it sent
-        them. Only a provider with Anthropic's API gets them; others get `reasoning`, which has the text of these too.
+        """Reasoning blocks of this turn that a provider has signed or encrypted, in order and unchanged. They are sent only
+        to providers with Anthropic's API; others get `reasoning`, which also has their text.
         """
 
     @property
     def extra_fields(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
-        """Fields of the assistant's turn that this API does not know, as its engine sent them (Delta.extra_fields)."""
+        """Unknown fields of the assistant's turn, as the engine sent them (Delta.extra_fields)."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ global___ChatMessage = ChatMessage
 
 @typing.final
 class SignedReasoning(google.protobuf.message.Message):
-    """SignedReasoning is a piece of reasoning that only the provider which made it can check or read."""
+    """SignedReasoning is a reasoning block that only its provider can verify or read."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -271,11 +271,11 @@ class SignedReasoning(google.protobuf.message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     REDACTED_FIELD_NUMBER: builtins.int
     text: builtins.str
-    """The text, unchanged. Empty: the provider did not show it, or it is encrypted."""
+    """The text, unchanged. Empty: the provider omitted or encrypted it."""
     signature: builtins.str
-    """The provider's signature of the text. Empty: the piece is encrypted."""
+    """The provider's signature of the text. Empty: the block is encrypted."""
     redacted: builtins.str
-    """The encrypted piece. Empty: it is text with a signature."""
+    """The encrypted block. Empty: it is text with a signature."""
     def __init__(
         self,
         *,
@@ -289,15 +289,15 @@ global___SignedReasoning = SignedReasoning
 
 @typing.final
 class CacheMark(google.protobuf.message.Message):
-    """CacheMark says that the prompt up to and including this place is worth caching. A provider whose API has such marks
-    gets it; other engines cache by their own rules.
+    """CacheMark says that the prompt should be cached up to and including this part. It is sent to providers with such an
+    API; other engines cache by their own rules.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TTL_FIELD_NUMBER: builtins.int
     ttl: builtins.str
-    """How long: "5m" or "1h". Empty: as the provider does."""
+    """Lifetime of the cache entry: "5m" or "1h". Empty: the provider's default."""
     def __init__(
         self,
         *,
@@ -309,7 +309,7 @@ global___CacheMark = CacheMark
 
 @typing.final
 class ContentPart(google.protobuf.message.Message):
-    """ContentPart is a piece of a message."""
+    """ContentPart is a part of a message."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -329,7 +329,7 @@ class ContentPart(google.protobuf.message.Message):
 
     @property
     def cache_mark(self) -> global___CacheMark:
-        """Whether the prompt is worth caching up to here."""
+        """Marks that the prompt should be cached up to here."""
 
     def __init__(
         self,
@@ -347,7 +347,7 @@ global___ContentPart = ContentPart
 
 @typing.final
 class MediaPart(google.protobuf.message.Message):
-    """MediaPart is media as bytes; only the gateway ever fetches an address."""
+    """MediaPart is an image or a recording as bytes. Only the gateway fetches URLs."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -360,9 +360,9 @@ class MediaPart(google.protobuf.message.Message):
     media_type: builtins.str
     """Media type such as "image/png" or "audio/wav"."""
     detail: builtins.str
-    """How closely to look, for images: "auto", "low" or "high"; empty means auto."""
+    """Resolution for images: "auto", "low" or "high". Empty: auto."""
     file_id: builtins.str
-    """Id of a file of the caller's tenant that has the data, in place of `data`; of tasks and their results alone."""
+    """Id of the file that contains the data, instead of `data`; only in tasks and their results."""
     def __init__(
         self,
         *,
@@ -377,7 +377,7 @@ global___MediaPart = MediaPart
 
 @typing.final
 class ToolCallRecord(google.protobuf.message.Message):
-    """ToolCallRecord is a finished call in the conversation so far."""
+    """ToolCallRecord is an earlier tool call in the conversation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -387,18 +387,18 @@ class ToolCallRecord(google.protobuf.message.Message):
     CACHE_MARK_FIELD_NUMBER: builtins.int
     EXTRA_FIELDS_FIELD_NUMBER: builtins.int
     id: builtins.str
-    """The call's id, as the assistant gave it."""
+    """Id of the call, set by the assistant."""
     name: builtins.str
     """The function's name."""
     arguments_text: builtins.str
     """The arguments exactly as the model wrote them. Text, because a model may write invalid JSON."""
     @property
     def cache_mark(self) -> global___CacheMark:
-        """Whether the prompt is worth caching up to here."""
+        """Marks that the prompt should be cached up to here."""
 
     @property
     def extra_fields(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
-        """Fields of the call that this API does not know, as its engine sent them (ToolCallDelta.extra_fields)."""
+        """Unknown fields of the call, as the engine sent them (ToolCallDelta.extra_fields)."""
 
     def __init__(
         self,
@@ -447,9 +447,9 @@ class FunctionTool(google.protobuf.message.Message):
     STRICT_FIELD_NUMBER: builtins.int
     CACHE_MARK_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name, at most 128 characters. The runner maps a name that its engine does not take, such as `files/read`."""
+    """Name, at most 128 characters. The runner maps names that its engine does not accept, such as `files/read`."""
     description: builtins.str
-    """What it does, for the model to read."""
+    """Description of the function for the model."""
     strict: builtins.bool
     """Whether arguments must follow the schema exactly. Absent: the backend's default."""
     @property
@@ -458,7 +458,7 @@ class FunctionTool(google.protobuf.message.Message):
 
     @property
     def cache_mark(self) -> global___CacheMark:
-        """Whether the prompt is worth caching up to here."""
+        """Marks that the prompt should be cached up to here."""
 
     def __init__(
         self,
@@ -480,7 +480,7 @@ global___FunctionTool = FunctionTool
 
 @typing.final
 class ToolChoice(google.protobuf.message.Message):
-    """ToolChoice says whether the model must call a tool."""
+    """ToolChoice is whether the model must call a tool."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -497,10 +497,10 @@ class ToolChoice(google.protobuf.message.Message):
         MODE_AUTO: ToolChoice._Mode.ValueType  # 2
         """The model decides."""
         MODE_REQUIRED: ToolChoice._Mode.ValueType  # 3
-        """Some tool must be called."""
+        """The model must call a tool."""
 
     class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
-        """Mode is the choice without a name."""
+        """Mode is a choice without a function name."""
 
     MODE_UNSPECIFIED: ToolChoice.Mode.ValueType  # 0
     """Not set: `function_name` decides, or the backend's default."""
@@ -509,14 +509,14 @@ class ToolChoice(google.protobuf.message.Message):
     MODE_AUTO: ToolChoice.Mode.ValueType  # 2
     """The model decides."""
     MODE_REQUIRED: ToolChoice.Mode.ValueType  # 3
-    """Some tool must be called."""
+    """The model must call a tool."""
 
     MODE_FIELD_NUMBER: builtins.int
     FUNCTION_NAME_FIELD_NUMBER: builtins.int
     mode: global___ToolChoice.Mode.ValueType
     """A mode."""
     function_name: builtins.str
-    """This function must be called."""
+    """The model must call this function."""
     def __init__(
         self,
         *,
@@ -531,7 +531,7 @@ global___ToolChoice = ToolChoice
 
 @typing.final
 class ResponseFormat(google.protobuf.message.Message):
-    """ResponseFormat constrains the form of the answer."""
+    """ResponseFormat is the required format of the answer."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -28,9 +28,9 @@ class CompletionPayload(google.protobuf.message.Message):
     SUFFIX_FIELD_NUMBER: builtins.int
     EXTRA_PARAMETERS_FIELD_NUMBER: builtins.int
     choice_count: builtins.int
-    """How many continuations per prompt. Absent: 1."""
+    """Number of continuations per prompt. Absent: 1."""
     logprobs: builtins.int
-    """How many alternatives per token to return log probabilities for. Absent: no log probabilities. Range 0 to 20."""
+    """Number of alternatives per token in the log probabilities. Range 0 to 20. Absent: no log probabilities."""
     echo: builtins.bool
     """Whether the prompt is repeated before the continuation."""
     suffix: builtins.str

@@ -57,7 +57,7 @@ class _FormatEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     """
 
 class Format(_Format, metaclass=_FormatEnumTypeWrapper):
-    """Format is the form of a text."""
+    """Format is the format of a text."""
 
 FORMAT_UNSPECIFIED: Format.ValueType  # 0
 """Any."""
@@ -153,7 +153,7 @@ class FieldRules(google.protobuf.message.Message):
     maximum: builtins.float
     """Greatest number, or seconds of a duration."""
     above_minimum: builtins.bool
-    """Whether the minimum itself is too little."""
+    """Whether the minimum itself is excluded."""
     defined_only: builtins.bool
     """Whether an enum must have a value that this version knows, and that is not the unspecified one in a list."""
     min_items: builtins.int
@@ -165,10 +165,10 @@ class FieldRules(google.protobuf.message.Message):
     unique_by: builtins.str
     """Field of an entry that no two entries may share."""
     problem: builtins.str
-    """What is wrong with any other value, in words; empty: as the rule says it."""
+    """Error message for other values; empty: derived from the rule."""
     @property
     def words(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The texts there are; empty: any."""
+        """Allowed texts; empty: any."""
 
     @property
     def keys(self) -> global___FieldRules:
@@ -260,11 +260,11 @@ class DocumentField(google.protobuf.message.Message):
     keyed: builtins.bool
     """Whether a list of messages of two fields is written as an object, from the first to the second."""
     unit: builtins.int
-    """A document counts in units of so many, rounded up; 0: as the message does."""
+    """Size of the unit that documents count in, rounded up; 0: the message's unit."""
     default_json: builtins.str
     """Value in documents where the field is not set, as JSON."""
     keep_alive: builtins.bool
-    """Whether a duration may also be written as a text such as "5m", and any negative one means no limit."""
+    """Whether a duration may also be written as a text such as "5m", and a negative one means no limit."""
     @property
     def bool_words(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The words for false and true."""

@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class EmbeddingPayload(google.protobuf.message.Message):
-    """EmbeddingPayload asks for vectors."""
+    """EmbeddingPayload is a request for embeddings."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -48,7 +48,7 @@ class Embedding(google.protobuf.message.Message):
     INDEX_FIELD_NUMBER: builtins.int
     VALUES_FIELD_NUMBER: builtins.int
     index: builtins.int
-    """Which input it belongs to, counted from 0."""
+    """Index of the input, counted from 0."""
     @property
     def values(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
         """The vector."""

@@ -25,7 +25,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
     """No reason: the call succeeded, or the sender is older than this list."""
     ERROR_REASON_INVALID_ARGUMENT: _ErrorReason.ValueType  # 1
-    """A field has a wrong type, range or combination; `field` in the metadata names it."""
+    """A field has an invalid type, value or combination; `field` in the metadata names it."""
     ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 2
     """The request is not valid JSON or not the declared content type."""
     ERROR_REASON_REQUEST_TOO_LARGE: _ErrorReason.ValueType  # 3
@@ -39,23 +39,23 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_METHOD_NOT_ALLOWED: _ErrorReason.ValueType  # 7
     """The route exists, but not with this HTTP method."""
     ERROR_REASON_UNSUPPORTED_OPERATION: _ErrorReason.ValueType  # 8
-    """The model or its runtime does not offer this operation (embeddings, say)."""
+    """The model or its runtime does not support this operation, such as embeddings."""
     ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 9
     """A resource of this name exists and has another owner."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 10
-    """No credentials, or credentials that are not valid."""
+    """The credentials are missing or invalid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 11
-    """The caller is known and may not do this."""
+    """The caller is authenticated but not allowed to do this."""
     ERROR_REASON_RESOURCE_IN_USE: _ErrorReason.ValueType  # 12
     """The resource cannot be deleted or changed while others depend on it."""
     ERROR_REASON_TOO_MANY_RESOURCES: _ErrorReason.ValueType  # 13
-    """As many resources of this kind exist as are allowed."""
+    """The maximum number of resources of this kind exists."""
     ERROR_REASON_IDEMPOTENCY_CONFLICT: _ErrorReason.ValueType  # 14
-    """The idempotency key was used before, for something else."""
+    """The idempotency key was used before for a different request."""
     ERROR_REASON_MODALITY_UNSUPPORTED: _ErrorReason.ValueType  # 15
-    """No model that is asked takes what the request holds: images, audio, tools, this way of thinking, these languages."""
+    """No candidate model supports what the request contains: images, audio, tools, this thinking mode or these languages."""
     ERROR_REASON_RESOURCE_CHANGED: _ErrorReason.ValueType  # 16
-    """The resource is declared otherwise now than the caller expects: read it again."""
+    """The resource has changed since the caller read it. Read it again."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 20
     """The queue of the model's pool is full."""
     ERROR_REASON_QUEUE_TIMEOUT: _ErrorReason.ValueType  # 21
@@ -63,100 +63,102 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_RATE_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 22
     """The tenant exceeded its rate limit."""
     ERROR_REASON_NO_SLOT_AVAILABLE: _ErrorReason.ValueType  # 23
-    """Every slot of the runner is taken; a runner has no hidden queue."""
+    """All slots of the runner are in use."""
     ERROR_REASON_NO_RUNNER_AVAILABLE: _ErrorReason.ValueType  # 24
-    """The model is known, but no runner that serves it is alive."""
+    """The model is known, but no runner that serves it is online."""
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 25
     """The caller's deadline passed."""
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 26
-    """The service drains and takes no new work."""
+    """The service is draining and accepts no new requests."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 27
-    """The caller went away or cancelled."""
+    """The caller disconnected or cancelled the request."""
     ERROR_REASON_DEADLINE_UNREACHABLE: _ErrorReason.ValueType  # 28
-    """By what the mesh has measured, the answer would come after the request's deadline or its route's budget; it was
-    refused immediately and nothing was tried. The metadata's `estimate_seconds` says how long it would take.
+    """The estimated time of the answer exceeds the request's deadline or its route's budget, so the request was refused
+    immediately. `estimate_seconds` in the metadata is the estimate.
     """
     ERROR_REASON_TICKET_INVALID: _ErrorReason.ValueType  # 40
-    """The ticket is missing, forged, used before, or for another runner, model or request."""
+    """The ticket is missing, forged, already used, or for another runner, model or request."""
     ERROR_REASON_TICKET_EXPIRED: _ErrorReason.ValueType  # 41
-    """The ticket was valid and its time has passed."""
+    """The ticket has expired."""
     ERROR_REASON_SESSION_UNKNOWN: _ErrorReason.ValueType  # 42
-    """The runner session is unknown to the registry: open a new one."""
+    """The registry does not know the runner session. Open a new one."""
     ERROR_REASON_STALE_HEARTBEAT: _ErrorReason.ValueType  # 43
-    """A heartbeat is older than one already seen, or from an earlier incarnation."""
+    """The heartbeat is older than the last one, or from an earlier incarnation."""
     ERROR_REASON_WATCH_LAGGED: _ErrorReason.ValueType  # 44
-    """A watcher fell behind its buffer: watch again for a fresh snapshot."""
+    """The watcher fell behind its buffer. Watch again to get a new snapshot."""
     ERROR_REASON_LEASE_LOST: _ErrorReason.ValueType  # 45
-    """The lease is not the caller's any more: what runs under it must be ended immediately."""
+    """The caller no longer holds the lease and must end the processes under it immediately."""
     ERROR_REASON_PERMIT_INVALID: _ErrorReason.ValueType  # 46
-    """The registry's permit for an operation is missing, forged, used before, out of time, or for another runner or model."""
+    """The registry's permit for an operation is missing, forged, already used, expired, or for another runner or model."""
     ERROR_REASON_OPERATION_REFUSED: _ErrorReason.ValueType  # 47
-    """The operation was refused; why is in the audit log, and only there."""
+    """The operation was refused. Only the audit log has the reason."""
     ERROR_REASON_CLOCK_OFF: _ErrorReason.ValueType  # 48
-    """A runner's clock is further from the mesh's than is allowed; the message says how far."""
+    """The runner's clock differs too much from the mesh's; the message contains the difference."""
     ERROR_REASON_BACKEND_NOT_READY: _ErrorReason.ValueType  # 60
-    """The runner's backend is starting, restarting or stopping."""
+    """The engine is starting, restarting or stopping."""
     ERROR_REASON_CONNECT_FAILED: _ErrorReason.ValueType  # 61
-    """No connection to the backend could be made."""
+    """The connection to the engine failed."""
     ERROR_REASON_HEADERS_TIMEOUT: _ErrorReason.ValueType  # 62
-    """The backend accepted the request and sent no response headers in time."""
+    """The engine accepted the request but did not send response headers in time."""
     ERROR_REASON_SERVER_DIED: _ErrorReason.ValueType  # 63
-    """The backend process died while it worked on the request."""
+    """The engine process died while it processed the request."""
     ERROR_REASON_WORKER_RESTARTED: _ErrorReason.ValueType  # 64
-    """The backend was restarted on purpose while it worked on the request."""
+    """The engine was restarted on purpose while it processed the request."""
     ERROR_REASON_WORKER_LOST: _ErrorReason.ValueType  # 65
     """The connection to the runner was lost."""
     ERROR_REASON_STALL_TIMEOUT: _ErrorReason.ValueType  # 66
-    """The backend made no progress for longer than the limit."""
+    """The engine made no progress for longer than the limit."""
     ERROR_REASON_LOAD_STALLED: _ErrorReason.ValueType  # 67
-    """The backend did not become ready in time."""
+    """The engine did not become ready in time."""
     ERROR_REASON_OUT_OF_MEMORY: _ErrorReason.ValueType  # 68
-    """The backend ran out of memory."""
+    """The engine ran out of memory."""
     ERROR_REASON_REPEATED_LINE_LOOP: _ErrorReason.ValueType  # 69
-    """The model repeated one line over and over and was stopped."""
+    """The model repeated a line or passage over and over and was stopped."""
     ERROR_REASON_BACKEND_REJECTED: _ErrorReason.ValueType  # 70
-    """The backend refused what is in the request: its own 4xx, or another status with words that say so (llama.cpp's
-    server answers 500 to an image for a model without a projector).
+    """The engine rejected the request with a 4xx status, or with another status and a message to that effect (llama.cpp's
+    server returns 500 for an image if the model has no projector).
     """
     ERROR_REASON_BACKEND_ERROR: _ErrorReason.ValueType  # 71
-    """The backend failed (its own 5xx, where it does not speak of what is in the request)."""
+    """The engine failed with a 5xx status that is not about the request's content."""
     ERROR_REASON_BACKEND_PROTOCOL_ERROR: _ErrorReason.ValueType  # 72
-    """The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
+    """The engine violated the protocol: malformed events, or an end without a finish reason."""
     ERROR_REASON_WAKE_FAILED: _ErrorReason.ValueType  # 73
-    """A hibernating model could not be woken; the message has the recipe's error."""
+    """A hibernating model could not be woken; the message contains the error of the wake recipe."""
     ERROR_REASON_TOOL_CALL_INVALID: _ErrorReason.ValueType  # 74
-    """The model called a tool of the mesh in a way that cannot be carried out: no JSON, an unknown tool, or arguments
-    that do not fit its schema.
+    """The model's call of a mesh tool is invalid: it is not JSON, the tool is unknown, or the arguments do not match the
+    tool's schema.
     """
     ERROR_REASON_TOOL_UNAVAILABLE: _ErrorReason.ValueType  # 75
     """The agent or the model lists a tool that this runner does not have."""
     ERROR_REASON_TEMPLATE_FAILED: _ErrorReason.ValueType  # 76
-    """The model's chat template failed, ran for too long or wanted too much memory."""
+    """The model's chat template failed, ran too long or used too much memory."""
     ERROR_REASON_INSUFFICIENT_MEMORY: _ErrorReason.ValueType  # 77
-    """The accelerator memory that a model needs is not there, or was not given up in time; the message says who holds it."""
+    """The accelerator memory that the model needs does not exist or was not released in time; the message says what holds
+    it.
+    """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 90
-    """A fault in weft itself."""
+    """An internal error of weft."""
     ERROR_REASON_SERVICE_UNAVAILABLE: _ErrorReason.ValueType  # 91
     """A service of the mesh (registry or router) cannot be reached."""
     ERROR_REASON_ROUTER_STANDBY: _ErrorReason.ValueType  # 92
-    """This router waits for the end of the one that leads; the metadata has the leader's address (`address`) where it is known.
-    Gateways place such a request at the leader. A leader answers so, too, whose database has taken no heartbeat for so long
-    that a standby may lead by now.
+    """This router is a standby; `address` in the metadata is the leader's address, if it is known. Gateways send the
+    request to the leader. A leader also returns this if it could not write its heartbeat for so long that a standby
+    may have taken over.
     """
     ERROR_REASON_REGISTRY_STANDBY: _ErrorReason.ValueType  # 93
-    """This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)
-    where it is known. Services that have the addresses of both use the owner's. An owner answers so, too, whose database
-    has taken no heartbeat for so long that a standby may own it by now; its message says that.
+    """This registry is a standby; `address` in the metadata is the address of the registry that owns the database, if it
+    is known. Services that know both addresses switch to the owner. An owner also returns this, with a message to that
+    effect, if it could not write its heartbeat for so long that a standby may have taken over.
     """
     ERROR_REASON_NO_ROUTER_AVAILABLE: _ErrorReason.ValueType  # 94
-    """No router of the mesh answered while the request waited for one: nothing was decided about it, and no runner worked on it."""
+    """No router answered while the request waited for one. No runner has processed the request."""
     ERROR_REASON_ROUTER_LOST: _ErrorReason.ValueType  # 95
-    """The router that placed the request ended, or lost its database, before it had recorded the request's end. What became of
-    the request is not known to the mesh: its gateway may have completed it. Only in records of requests.
+    """The router ended, or lost its database, before it recorded the end of the request. The outcome is unknown; the
+    gateway may have completed the request. Only in request records.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
-    """ErrorReason is the single list of reasons why a request or call did not succeed.
+    """ErrorReason is the complete list of reasons why a request or call failed.
 
     It travels as `reason` of google.rpc.ErrorInfo (domain "weft") in the details of a non-OK status, without the
     ERROR_REASON_ prefix; in receipts it travels as this enum. One table (weft/kernel/reasons.py) maps every value to a
@@ -167,7 +169,7 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """No reason: the call succeeded, or the sender is older than this list."""
 ERROR_REASON_INVALID_ARGUMENT: ErrorReason.ValueType  # 1
-"""A field has a wrong type, range or combination; `field` in the metadata names it."""
+"""A field has an invalid type, value or combination; `field` in the metadata names it."""
 ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 2
 """The request is not valid JSON or not the declared content type."""
 ERROR_REASON_REQUEST_TOO_LARGE: ErrorReason.ValueType  # 3
@@ -181,23 +183,23 @@ ERROR_REASON_NOT_FOUND: ErrorReason.ValueType  # 6
 ERROR_REASON_METHOD_NOT_ALLOWED: ErrorReason.ValueType  # 7
 """The route exists, but not with this HTTP method."""
 ERROR_REASON_UNSUPPORTED_OPERATION: ErrorReason.ValueType  # 8
-"""The model or its runtime does not offer this operation (embeddings, say)."""
+"""The model or its runtime does not support this operation, such as embeddings."""
 ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 9
 """A resource of this name exists and has another owner."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 10
-"""No credentials, or credentials that are not valid."""
+"""The credentials are missing or invalid."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 11
-"""The caller is known and may not do this."""
+"""The caller is authenticated but not allowed to do this."""
 ERROR_REASON_RESOURCE_IN_USE: ErrorReason.ValueType  # 12
 """The resource cannot be deleted or changed while others depend on it."""
 ERROR_REASON_TOO_MANY_RESOURCES: ErrorReason.ValueType  # 13
-"""As many resources of this kind exist as are allowed."""
+"""The maximum number of resources of this kind exists."""
 ERROR_REASON_IDEMPOTENCY_CONFLICT: ErrorReason.ValueType  # 14
-"""The idempotency key was used before, for something else."""
+"""The idempotency key was used before for a different request."""
 ERROR_REASON_MODALITY_UNSUPPORTED: ErrorReason.ValueType  # 15
-"""No model that is asked takes what the request holds: images, audio, tools, this way of thinking, these languages."""
+"""No candidate model supports what the request contains: images, audio, tools, this thinking mode or these languages."""
 ERROR_REASON_RESOURCE_CHANGED: ErrorReason.ValueType  # 16
-"""The resource is declared otherwise now than the caller expects: read it again."""
+"""The resource has changed since the caller read it. Read it again."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 20
 """The queue of the model's pool is full."""
 ERROR_REASON_QUEUE_TIMEOUT: ErrorReason.ValueType  # 21
@@ -205,95 +207,97 @@ ERROR_REASON_QUEUE_TIMEOUT: ErrorReason.ValueType  # 21
 ERROR_REASON_RATE_LIMIT_EXCEEDED: ErrorReason.ValueType  # 22
 """The tenant exceeded its rate limit."""
 ERROR_REASON_NO_SLOT_AVAILABLE: ErrorReason.ValueType  # 23
-"""Every slot of the runner is taken; a runner has no hidden queue."""
+"""All slots of the runner are in use."""
 ERROR_REASON_NO_RUNNER_AVAILABLE: ErrorReason.ValueType  # 24
-"""The model is known, but no runner that serves it is alive."""
+"""The model is known, but no runner that serves it is online."""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 25
 """The caller's deadline passed."""
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 26
-"""The service drains and takes no new work."""
+"""The service is draining and accepts no new requests."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 27
-"""The caller went away or cancelled."""
+"""The caller disconnected or cancelled the request."""
 ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 28
-"""By what the mesh has measured, the answer would come after the request's deadline or its route's budget; it was
-refused immediately and nothing was tried. The metadata's `estimate_seconds` says how long it would take.
+"""The estimated time of the answer exceeds the request's deadline or its route's budget, so the request was refused
+immediately. `estimate_seconds` in the metadata is the estimate.
 """
 ERROR_REASON_TICKET_INVALID: ErrorReason.ValueType  # 40
-"""The ticket is missing, forged, used before, or for another runner, model or request."""
+"""The ticket is missing, forged, already used, or for another runner, model or request."""
 ERROR_REASON_TICKET_EXPIRED: ErrorReason.ValueType  # 41
-"""The ticket was valid and its time has passed."""
+"""The ticket has expired."""
 ERROR_REASON_SESSION_UNKNOWN: ErrorReason.ValueType  # 42
-"""The runner session is unknown to the registry: open a new one."""
+"""The registry does not know the runner session. Open a new one."""
 ERROR_REASON_STALE_HEARTBEAT: ErrorReason.ValueType  # 43
-"""A heartbeat is older than one already seen, or from an earlier incarnation."""
+"""The heartbeat is older than the last one, or from an earlier incarnation."""
 ERROR_REASON_WATCH_LAGGED: ErrorReason.ValueType  # 44
-"""A watcher fell behind its buffer: watch again for a fresh snapshot."""
+"""The watcher fell behind its buffer. Watch again to get a new snapshot."""
 ERROR_REASON_LEASE_LOST: ErrorReason.ValueType  # 45
-"""The lease is not the caller's any more: what runs under it must be ended immediately."""
+"""The caller no longer holds the lease and must end the processes under it immediately."""
 ERROR_REASON_PERMIT_INVALID: ErrorReason.ValueType  # 46
-"""The registry's permit for an operation is missing, forged, used before, out of time, or for another runner or model."""
+"""The registry's permit for an operation is missing, forged, already used, expired, or for another runner or model."""
 ERROR_REASON_OPERATION_REFUSED: ErrorReason.ValueType  # 47
-"""The operation was refused; why is in the audit log, and only there."""
+"""The operation was refused. Only the audit log has the reason."""
 ERROR_REASON_CLOCK_OFF: ErrorReason.ValueType  # 48
-"""A runner's clock is further from the mesh's than is allowed; the message says how far."""
+"""The runner's clock differs too much from the mesh's; the message contains the difference."""
 ERROR_REASON_BACKEND_NOT_READY: ErrorReason.ValueType  # 60
-"""The runner's backend is starting, restarting or stopping."""
+"""The engine is starting, restarting or stopping."""
 ERROR_REASON_CONNECT_FAILED: ErrorReason.ValueType  # 61
-"""No connection to the backend could be made."""
+"""The connection to the engine failed."""
 ERROR_REASON_HEADERS_TIMEOUT: ErrorReason.ValueType  # 62
-"""The backend accepted the request and sent no response headers in time."""
+"""The engine accepted the request but did not send response headers in time."""
 ERROR_REASON_SERVER_DIED: ErrorReason.ValueType  # 63
-"""The backend process died while it worked on the request."""
+"""The engine process died while it processed the request."""
 ERROR_REASON_WORKER_RESTARTED: ErrorReason.ValueType  # 64
-"""The backend was restarted on purpose while it worked on the request."""
+"""The engine was restarted on purpose while it processed the request."""
 ERROR_REASON_WORKER_LOST: ErrorReason.ValueType  # 65
 """The connection to the runner was lost."""
 ERROR_REASON_STALL_TIMEOUT: ErrorReason.ValueType  # 66
-"""The backend made no progress for longer than the limit."""
+"""The engine made no progress for longer than the limit."""
 ERROR_REASON_LOAD_STALLED: ErrorReason.ValueType  # 67
-"""The backend did not become ready in time."""
+"""The engine did not become ready in time."""
 ERROR_REASON_OUT_OF_MEMORY: ErrorReason.ValueType  # 68
-"""The backend ran out of memory."""
+"""The engine ran out of memory."""
 ERROR_REASON_REPEATED_LINE_LOOP: ErrorReason.ValueType  # 69
-"""The model repeated one line over and over and was stopped."""
+"""The model repeated a line or passage over and over and was stopped."""
 ERROR_REASON_BACKEND_REJECTED: ErrorReason.ValueType  # 70
-"""The backend refused what is in the request: its own 4xx, or another status with words that say so (llama.cpp's
-server answers 500 to an image for a model without a projector).
+"""The engine rejected the request with a 4xx status, or with another status and a message to that effect (llama.cpp's
+server returns 500 for an image if the model has no projector).
 """
 ERROR_REASON_BACKEND_ERROR: ErrorReason.ValueType  # 71
-"""The backend failed (its own 5xx, where it does not speak of what is in the request)."""
+"""The engine failed with a 5xx status that is not about the request's content."""
 ERROR_REASON_BACKEND_PROTOCOL_ERROR: ErrorReason.ValueType  # 72
-"""The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
+"""The engine violated the protocol: malformed events, or an end without a finish reason."""
 ERROR_REASON_WAKE_FAILED: ErrorReason.ValueType  # 73
-"""A hibernating model could not be woken; the message has the recipe's error."""
+"""A hibernating model could not be woken; the message contains the error of the wake recipe."""
 ERROR_REASON_TOOL_CALL_INVALID: ErrorReason.ValueType  # 74
-"""The model called a tool of the mesh in a way that cannot be carried out: no JSON, an unknown tool, or arguments
-that do not fit its schema.
+"""The model's call of a mesh tool is invalid: it is not JSON, the tool is unknown, or the arguments do not match the
+tool's schema.
 """
 ERROR_REASON_TOOL_UNAVAILABLE: ErrorReason.ValueType  # 75
 """The agent or the model lists a tool that this runner does not have."""
 ERROR_REASON_TEMPLATE_FAILED: ErrorReason.ValueType  # 76
-"""The model's chat template failed, ran for too long or wanted too much memory."""
+"""The model's chat template failed, ran too long or used too much memory."""
 ERROR_REASON_INSUFFICIENT_MEMORY: ErrorReason.ValueType  # 77
-"""The accelerator memory that a model needs is not there, or was not given up in time; the message says who holds it."""
+"""The accelerator memory that the model needs does not exist or was not released in time; the message says what holds
+it.
+"""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 90
-"""A fault in weft itself."""
+"""An internal error of weft."""
 ERROR_REASON_SERVICE_UNAVAILABLE: ErrorReason.ValueType  # 91
 """A service of the mesh (registry or router) cannot be reached."""
 ERROR_REASON_ROUTER_STANDBY: ErrorReason.ValueType  # 92
-"""This router waits for the end of the one that leads; the metadata has the leader's address (`address`) where it is known.
-Gateways place such a request at the leader. A leader answers so, too, whose database has taken no heartbeat for so long
-that a standby may lead by now.
+"""This router is a standby; `address` in the metadata is the leader's address, if it is known. Gateways send the
+request to the leader. A leader also returns this if it could not write its heartbeat for so long that a standby
+may have taken over.
 """
 ERROR_REASON_REGISTRY_STANDBY: ErrorReason.ValueType  # 93
-"""This registry waits for the end of the one that owns the database; the metadata has the owner's address (`address`)
-where it is known. Services that have the addresses of both use the owner's. An owner answers so, too, whose database
-has taken no heartbeat for so long that a standby may own it by now; its message says that.
+"""This registry is a standby; `address` in the metadata is the address of the registry that owns the database, if it
+is known. Services that know both addresses switch to the owner. An owner also returns this, with a message to that
+effect, if it could not write its heartbeat for so long that a standby may have taken over.
 """
 ERROR_REASON_NO_ROUTER_AVAILABLE: ErrorReason.ValueType  # 94
-"""No router of the mesh answered while the request waited for one: nothing was decided about it, and no runner worked on it."""
+"""No router answered while the request waited for one. No runner has processed the request."""
 ERROR_REASON_ROUTER_LOST: ErrorReason.ValueType  # 95
-"""The router that placed the request ended, or lost its database, before it had recorded the request's end. What became of
-the request is not known to the mesh: its gateway may have completed it. Only in records of requests.
+"""The router ended, or lost its database, before it recorded the end of the request. The outcome is unknown; the
+gateway may have completed the request. Only in request records.
 """
 global___ErrorReason = ErrorReason

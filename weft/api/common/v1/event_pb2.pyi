@@ -36,23 +36,23 @@ class _WorkUnitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     WORK_UNIT_UNSPECIFIED: _WorkUnit.ValueType  # 0
     """Not known."""
     WORK_UNIT_STEPS: _WorkUnit.ValueType  # 1
-    """Steps of denoising, over all images of the request."""
+    """Denoising steps over all images of the request."""
     WORK_UNIT_AUDIO_SECONDS: _WorkUnit.ValueType  # 2
     """Seconds of the recording."""
     WORK_UNIT_CHARACTERS: _WorkUnit.ValueType  # 3
-    """Characters of the text that is spoken."""
+    """Characters of the spoken text."""
 
 class WorkUnit(_WorkUnit, metaclass=_WorkUnitEnumTypeWrapper):
-    """WorkUnit is what the work on an image or a recording is counted in."""
+    """WorkUnit is the unit of progress on an image or a recording."""
 
 WORK_UNIT_UNSPECIFIED: WorkUnit.ValueType  # 0
 """Not known."""
 WORK_UNIT_STEPS: WorkUnit.ValueType  # 1
-"""Steps of denoising, over all images of the request."""
+"""Denoising steps over all images of the request."""
 WORK_UNIT_AUDIO_SECONDS: WorkUnit.ValueType  # 2
 """Seconds of the recording."""
 WORK_UNIT_CHARACTERS: WorkUnit.ValueType  # 3
-"""Characters of the text that is spoken."""
+"""Characters of the spoken text."""
 global___WorkUnit = WorkUnit
 
 class _FinishReason:
@@ -64,13 +64,13 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """The choice continues."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """A natural end or a stop string."""
+    """A natural end, or a stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """The token limit or the context was reached."""
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 3
     """The model called tools."""
     FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 4
-    """Content was withheld."""
+    """Content was withheld by a filter."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """FinishReason is why a choice ended."""
@@ -78,13 +78,13 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """The choice continues."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""A natural end or a stop string."""
+"""A natural end, or a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """The token limit or the context was reached."""
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 3
 """The model called tools."""
 FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
-"""Content was withheld."""
+"""Content was withheld by a filter."""
 global___FinishReason = FinishReason
 
 @typing.final
@@ -135,15 +135,15 @@ class InferenceEvent(google.protobuf.message.Message):
 
     @property
     def delta(self) -> global___Delta:
-        """A piece of the answer."""
+        """A chunk of the answer."""
 
     @property
     def tool_call(self) -> global___ToolCall:
-        """The mesh runs a tool the model called."""
+        """The runner runs a tool that the model called."""
 
     @property
     def tool_result(self) -> global___ToolResult:
-        """The tool the mesh ran has answered."""
+        """The result of a tool that the runner ran."""
 
     @property
     def signal(self) -> weft.api.common.v1.signal_pb2.Signal:
@@ -151,7 +151,7 @@ class InferenceEvent(google.protobuf.message.Message):
 
     @property
     def progress(self) -> global___Progress:
-        """Prefill moved on."""
+        """Progress of prefill."""
 
     @property
     def usage(self) -> weft.api.common.v1.usage_pb2.Usage:
@@ -167,7 +167,7 @@ class InferenceEvent(google.protobuf.message.Message):
 
     @property
     def work_progress(self) -> global___WorkProgress:
-        """The engine's work on an image or a recording moved on."""
+        """Progress of the engine on an image or a recording."""
 
     @property
     def partial_image(self) -> weft.api.common.v1.image_pb2.PartialImage:
@@ -179,11 +179,11 @@ class InferenceEvent(google.protobuf.message.Message):
 
     @property
     def transcript(self) -> weft.api.common.v1.audio_pb2.TranscriptPart:
-        """A piece of a transcription."""
+        """A chunk of a transcription."""
 
     @property
     def speech(self) -> weft.api.common.v1.audio_pb2.SpeechPart:
-        """A piece of generated speech."""
+        """A chunk of generated speech."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ global___InferenceEvent = InferenceEvent
 
 @typing.final
 class WorkProgress(google.protobuf.message.Message):
-    """WorkProgress says how far an engine is with an image or a recording; it proves that a silent engine works."""
+    """WorkProgress is the progress of an engine on an image or a recording. It shows that a silent engine is working."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -226,9 +226,9 @@ class WorkProgress(google.protobuf.message.Message):
     done: builtins.float
     """How much is done."""
     total: builtins.float
-    """How much there is. 0: unknown."""
+    """Total amount of work. 0: unknown."""
     stage: builtins.str
-    """What is happening, in words, such as "behind 2 prompts of others". Empty: the work itself."""
+    """Description of the current stage, such as "behind 2 prompts of others". Empty: the work itself."""
     def __init__(
         self,
         *,
@@ -243,7 +243,7 @@ global___WorkProgress = WorkProgress
 
 @typing.final
 class Queued(google.protobuf.message.Message):
-    """Queued says that the request waits, and for what."""
+    """Queued means that the request is waiting."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -251,9 +251,9 @@ class Queued(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     ETA_FIELD_NUMBER: builtins.int
     position: builtins.int
-    """Place in the queue, 1 is next."""
+    """Position in the queue; 1 is next."""
     reason: builtins.str
-    """What is awaited, in words."""
+    """Description of what the request waits for."""
     @property
     def eta(self) -> google.protobuf.duration_pb2.Duration:
         """Estimated wait. Absent: no estimate."""
@@ -272,7 +272,7 @@ global___Queued = Queued
 
 @typing.final
 class Loading(google.protobuf.message.Message):
-    """Loading says that the request waits for a model to load."""
+    """Loading means that the request waits for a model to load."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -280,7 +280,7 @@ class Loading(google.protobuf.message.Message):
     STAGE_FIELD_NUMBER: builtins.int
     ETA_FIELD_NUMBER: builtins.int
     progress: builtins.float
-    """Share done, 0 to 1. Absent: unknown."""
+    """Progress, 0 to 1. Absent: unknown."""
     stage: builtins.str
     """What is happening, in words."""
     @property
@@ -302,7 +302,7 @@ global___Loading = Loading
 
 @typing.final
 class Started(google.protobuf.message.Message):
-    """Started says which runner works on the request."""
+    """Started reports the runner that processes the request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -332,8 +332,8 @@ global___Started = Started
 
 @typing.final
 class Delta(google.protobuf.message.Message):
-    """Delta is a piece of one choice. It is content as soon as it holds text, reasoning or its seal, a refusal or
-    a tool call.
+    """Delta is a chunk of one choice. It counts as content if it contains text, reasoning or its signature, a refusal, or a
+    tool call.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -351,7 +351,7 @@ class Delta(google.protobuf.message.Message):
     EXTRA_FIELDS_FIELD_NUMBER: builtins.int
     STOP_SEQUENCE_FIELD_NUMBER: builtins.int
     index: builtins.int
-    """Which choice, counted from 0."""
+    """Index of the choice, counted from 0."""
     text: builtins.str
     """Text that continues the answer."""
     reasoning: builtins.str
@@ -361,20 +361,20 @@ class Delta(google.protobuf.message.Message):
     finish_reason: global___FinishReason.ValueType
     """Set on the last delta of the choice."""
     reasoning_signature: builtins.str
-    """The provider's signature of the reasoning since the last signature, which ends here. Hand both back with the next
-    request (ChatMessage.signed_reasoning).
+    """The provider's signature of the reasoning since the last signature. Send both back with the next request
+    (ChatMessage.signed_reasoning).
     """
     redacted_reasoning: builtins.str
-    """A piece of reasoning that the provider has encrypted. Hand it back likewise."""
+    """A reasoning block that the provider has encrypted. Send it back in the same way."""
     stop_sequence: builtins.str
-    """The stop string that ended the choice, beside `finish_reason`. Empty: none, or the engine did not report it."""
+    """The stop string that ended the choice. Empty: none, or the engine did not report it."""
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCallDelta]:
         """Pieces of tool calls."""
 
     @property
     def logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenLogprob]:
-        """Log probabilities of the tokens in this delta, when asked for."""
+        """Log probabilities of the tokens in this delta, if requested."""
 
     @property
     def piece_lengths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -386,8 +386,8 @@ class Delta(google.protobuf.message.Message):
 
     @property
     def extra_fields(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
-        """Fields of the engine's message that this API does not know, such as `reasoning_details`. Hand them back with the
-        next request (ChatMessage.extra_fields). Lists continue over several deltas. They are not content.
+        """Unknown fields of the engine's message, such as `reasoning_details`. Send them back with the next request
+        (ChatMessage.extra_fields). Lists continue over several deltas. They do not count as content.
         """
 
     def __init__(
@@ -413,7 +413,7 @@ global___Delta = Delta
 
 @typing.final
 class ToolCallDelta(google.protobuf.message.Message):
-    """ToolCallDelta is a piece of a call that goes to the client."""
+    """ToolCallDelta is a chunk of a tool call for the client."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -423,17 +423,17 @@ class ToolCallDelta(google.protobuf.message.Message):
     ARGUMENTS_TEXT_FIELD_NUMBER: builtins.int
     EXTRA_FIELDS_FIELD_NUMBER: builtins.int
     index: builtins.int
-    """Which call of the turn, counted from 0."""
+    """Index of the call in the turn, counted from 0."""
     id: builtins.str
-    """The call's id, on its first piece only."""
+    """The call's id, in its first chunk only."""
     name: builtins.str
-    """The function's name, on its first piece only."""
+    """The function's name, in its first chunk only."""
     arguments_text: builtins.str
     """Text that continues the arguments."""
     @property
     def extra_fields(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
-        """Fields of the call that this API does not know, such as Gemini's `extra_content`; those of its function are under
-        `function`. Hand them back with the next request (ToolCallRecord.extra_fields).
+        """Unknown fields of the call, such as Gemini's `extra_content`; those of its function are under `function`. Send them
+        back with the next request (ToolCallRecord.extra_fields).
         """
 
     def __init__(
@@ -463,12 +463,12 @@ class TokenLogprob(google.protobuf.message.Message):
     token: builtins.str
     """The token as text."""
     logprob: builtins.float
-    """Its natural log probability."""
+    """Natural log probability of the token."""
     raw_bytes: builtins.bytes
     """The token's bytes. Absent: unknown."""
     @property
     def top(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TopLogprob]:
-        """The most likely tokens at this place."""
+        """The most likely tokens at this position."""
 
     def __init__(
         self,
@@ -486,7 +486,7 @@ global___TokenLogprob = TokenLogprob
 
 @typing.final
 class TopLogprob(google.protobuf.message.Message):
-    """TopLogprob is one alternative at a token's place."""
+    """TopLogprob is one alternative at a token's position."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -496,7 +496,7 @@ class TopLogprob(google.protobuf.message.Message):
     token: builtins.str
     """The token as text."""
     logprob: builtins.float
-    """Its natural log probability."""
+    """Natural log probability of the token."""
     raw_bytes: builtins.bytes
     """The token's bytes. Absent: unknown."""
     def __init__(
@@ -514,7 +514,7 @@ global___TopLogprob = TopLogprob
 
 @typing.final
 class ToolCall(google.protobuf.message.Message):
-    """ToolCall says that the mesh runs a tool on the model's behalf."""
+    """ToolCall means that the runner runs a tool that the model called."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -530,7 +530,7 @@ class ToolCall(google.protobuf.message.Message):
     """Whether the call sends bytes to a remote provider."""
     @property
     def arguments(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
-        """The arguments, already checked against the tool's schema."""
+        """The arguments, validated against the tool's schema."""
 
     def __init__(
         self,
@@ -547,7 +547,7 @@ global___ToolCall = ToolCall
 
 @typing.final
 class ToolResult(google.protobuf.message.Message):
-    """ToolResult is the answer of a tool the mesh ran."""
+    """ToolResult is the result of a tool that the runner ran."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -555,7 +555,7 @@ class ToolResult(google.protobuf.message.Message):
     CONTENT_FIELD_NUMBER: builtins.int
     FAILED_FIELD_NUMBER: builtins.int
     id: builtins.str
-    """The call it answers."""
+    """Id of the call."""
     content: builtins.str
     """The result that the model receives."""
     failed: builtins.bool
@@ -573,7 +573,7 @@ global___ToolResult = ToolResult
 
 @typing.final
 class Progress(google.protobuf.message.Message):
-    """Progress says how far prefill is; it proves that a silent backend works."""
+    """Progress is the progress of prefill. It shows that a silent engine is working."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -583,7 +583,7 @@ class Progress(google.protobuf.message.Message):
     prompt_tokens: builtins.int
     """Tokens of the prompt."""
     processed_tokens: builtins.int
-    """Tokens done, cached ones included."""
+    """Processed tokens, including cached ones."""
     cached_tokens: builtins.int
     """Tokens taken from the prefix cache."""
     def __init__(
@@ -599,7 +599,7 @@ global___Progress = Progress
 
 @typing.final
 class Finished(google.protobuf.message.Message):
-    """Finished is the good end of a stream: nothing follows but status OK."""
+    """Finished is the last event of a successful stream; only status OK follows."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

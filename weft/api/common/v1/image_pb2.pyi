@@ -16,7 +16,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ImagePayload(google.protobuf.message.Message):
-    """ImagePayload asks for images: made from words alone, or from words and images."""
+    """ImagePayload is a request for images, generated from a prompt, or from a prompt and images."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -35,40 +35,40 @@ class ImagePayload(google.protobuf.message.Message):
     STRENGTH_FIELD_NUMBER: builtins.int
     PARTIAL_IMAGES_FIELD_NUMBER: builtins.int
     prompt: builtins.str
-    """What to show; at most 32,000 characters."""
+    """Description of the image; at most 32,000 characters."""
     count: builtins.int
-    """How many. Absent: 1. Range 1 to 10."""
+    """Number of images. Range 1 to 10. Absent: 1."""
     size: builtins.str
-    """Size in pixels, such as "1024x1024". Empty: the model's own."""
+    """Size in pixels, such as "1024x1024". Empty: the model's default."""
     quality: builtins.str
-    """How much effort, in the model's words. Empty: the model's own."""
+    """Quality, by the model's own names. Empty: the model's default."""
     output_format: builtins.str
-    """"png", "jpeg" or "webp". Empty: the model's own."""
+    """"png", "jpeg" or "webp". Empty: the model's default."""
     negative_prompt: builtins.str
-    """What the images must not show; at most 32,000 characters."""
+    """Description of what the images must not show; at most 32,000 characters."""
     steps: builtins.int
-    """Steps of denoising of each image. Range 1 to 1,000. Absent: as the model is configured."""
+    """Denoising steps per image. Range 1 to 1,000. Absent: as the model is configured."""
     guidance: builtins.float
     """How closely the image follows the prompt. Range 0 to 100. Absent: as the model is configured."""
     seed: builtins.int
-    """Seed of the first image, 0 to 2^53 - 1; each further one has the next number. The same seed and model make the same image on the same
-    hardware. Absent: drawn at random; each image says its own.
+    """Seed of the first image, 0 to 2^53 - 1; each further image has the next number. The same seed and model generate
+    the same image on the same hardware. Absent: random; each image reports its seed.
     """
     strength: builtins.float
     """How much of the source image is changed, 0 to 1. Absent: as the model is configured."""
     partial_images: builtins.int
-    """How many previews of each image are sent while it is made. Range 0 to 8; 0: none."""
+    """Number of previews per image while it is generated. Range 0 to 8; 0: none."""
     @property
     def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.chat_pb2.MediaPart]:
-        """Images to work from; none: from words alone. At most 16."""
+        """Source images; none: generate from the prompt alone. At most 16."""
 
     @property
     def mask(self) -> weft.api.common.v1.chat_pb2.MediaPart:
-        """Where the first of them may be changed. Absent: everywhere."""
+        """Mask of the first source image: where it may be changed. Absent: everywhere."""
 
     @property
     def extra_parameters(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
-        """What else the caller set; the backend takes those that it allows."""
+        """Other parameters; the backend uses those that it allows."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class GeneratedImage(google.protobuf.message.Message):
     INDEX_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     revised_prompt: builtins.str
-    """What was shown, where the model rewrote the prompt."""
+    """The prompt that was used, if the model rewrote it."""
     index: builtins.int
-    """Which image of the request it is, counted from 0."""
+    """Index of the image in the request, counted from 0."""
     seed: builtins.int
-    """The seed that makes it again. Absent: unknown."""
+    """Seed that generates the image again. Absent: unknown."""
     @property
     def image(self) -> weft.api.common.v1.chat_pb2.MediaPart:
         """The encoded file."""
@@ -139,7 +139,7 @@ global___GeneratedImage = GeneratedImage
 
 @typing.final
 class PartialImage(google.protobuf.message.Message):
-    """PartialImage is a preview of an image that is being made."""
+    """PartialImage is a preview of an image that is being generated."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -147,9 +147,9 @@ class PartialImage(google.protobuf.message.Message):
     PARTIAL_INDEX_FIELD_NUMBER: builtins.int
     IMAGE_FIELD_NUMBER: builtins.int
     index: builtins.int
-    """Which image of the request it is, counted from 0."""
+    """Index of the image in the request, counted from 0."""
     partial_index: builtins.int
-    """Which preview of that image, counted from 0."""
+    """Index of the preview of that image, counted from 0."""
     @property
     def image(self) -> weft.api.common.v1.chat_pb2.MediaPart:
         """The encoded file."""

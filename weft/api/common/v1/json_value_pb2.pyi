@@ -35,7 +35,7 @@ class JsonValue(google.protobuf.message.Message):
     bool_value: builtins.bool
     """true or false."""
     integer_value: builtins.int
-    """A number written without fraction or exponent that fits 64 bits."""
+    """A number without fraction or exponent that fits into 64 bits."""
     number_value: builtins.float
     """Any other finite number."""
     string_value: builtins.str

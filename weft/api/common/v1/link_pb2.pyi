@@ -27,9 +27,9 @@ class LinkFrame(google.protobuf.message.Message):
     CANCEL_FIELD_NUMBER: builtins.int
     CREDIT_FIELD_NUMBER: builtins.int
     call_id: builtins.int
-    """The call: even numbers for calls to the runner, odd ones for calls of the runner; never used twice on a link."""
+    """Id of the call: even for calls to the runner, odd for calls by the runner; never reused on a link."""
     credit: builtins.int
-    """The receiver has used up this many bytes of parts: as many more may be sent."""
+    """Number of bytes that the receiver has consumed; as many more may be sent."""
     @property
     def start(self) -> global___CallStart:
         """A call begins. Its first messages may follow immediately, within the first credit."""
@@ -48,7 +48,7 @@ class LinkFrame(google.protobuf.message.Message):
 
     @property
     def cancel(self) -> global___CallCancel:
-        """The caller gives the call up; nothing follows from it."""
+        """The caller cancels the call and sends nothing more."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class CallStart(google.protobuf.message.Message):
 
     @property
     def timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """Time left to its deadline. Not set: none."""
+        """Time left until the deadline. Not set: no deadline."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ global___CallEnd = CallEnd
 
 @typing.final
 class CallCancel(google.protobuf.message.Message):
-    """CallCancel gives a call up."""
+    """CallCancel cancels a call."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

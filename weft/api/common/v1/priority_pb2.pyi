@@ -25,17 +25,17 @@ class _PriorityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
     """Not set: normal."""
     PRIORITY_HIGH: _Priority.ValueType  # 1
-    """Before everything else that callers ask for."""
+    """Before all other requests of callers."""
     PRIORITY_NORMAL: _Priority.ValueType  # 2
     """The default."""
     PRIORITY_LOW: _Priority.ValueType  # 3
-    """After everything else."""
+    """After all other requests of callers."""
     PRIORITY_SYSTEM: _Priority.ValueType  # 4
-    """The mesh's own work, above all others. Only services of the mesh may send it; a caller's request with it is
-    refused.
+    """Requests of the mesh itself, before all others. Only services of the mesh may use it; requests of callers with it
+    are refused.
     """
     PRIORITY_DURABLE: _Priority.ValueType  # 5
-    """Durable tasks: below all interactive requests, with their own share. Only services of the mesh may send it."""
+    """Durable tasks, after all interactive requests but with their own share. Only services of the mesh may use it."""
 
 class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
     """Priority is the priority class of a request in the queue."""
@@ -43,15 +43,15 @@ class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
 PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
 """Not set: normal."""
 PRIORITY_HIGH: Priority.ValueType  # 1
-"""Before everything else that callers ask for."""
+"""Before all other requests of callers."""
 PRIORITY_NORMAL: Priority.ValueType  # 2
 """The default."""
 PRIORITY_LOW: Priority.ValueType  # 3
-"""After everything else."""
+"""After all other requests of callers."""
 PRIORITY_SYSTEM: Priority.ValueType  # 4
-"""The mesh's own work, above all others. Only services of the mesh may send it; a caller's request with it is
-refused.
+"""Requests of the mesh itself, before all others. Only services of the mesh may use it; requests of callers with it
+are refused.
 """
 PRIORITY_DURABLE: Priority.ValueType  # 5
-"""Durable tasks: below all interactive requests, with their own share. Only services of the mesh may send it."""
+"""Durable tasks, after all interactive requests but with their own share. Only services of the mesh may use it."""
 global___Priority = Priority

@@ -13,8 +13,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RateLimitStatus(google.protobuf.message.Message):
-    """RateLimitStatus is how much more a caller may ask for, by the tightest of the windows that count its request: of
-    requests, and of tokens.
+    """RateLimitStatus is the state of the tightest rate limit windows that apply to a request: one for requests and one for
+    tokens.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -23,11 +23,11 @@ class RateLimitStatus(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     @property
     def requests(self) -> global___RateLimitWindow:
-        """Of the windows that count requests the one with the fewest left. Not set: none counts them."""
+        """The request window with the fewest requests left. Not set: no limit on requests."""
 
     @property
     def tokens(self) -> global___RateLimitWindow:
-        """Of the windows that count tokens the one with the fewest left. Not set: none counts them."""
+        """The token window with the fewest tokens left. Not set: no limit on tokens."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ global___RateLimitStatus = RateLimitStatus
 
 @typing.final
 class RateLimitWindow(google.protobuf.message.Message):
-    """RateLimitWindow is one window, as it was when the request was admitted or refused."""
+    """RateLimitWindow is the state of one window when the request was admitted or refused."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -51,12 +51,12 @@ class RateLimitWindow(google.protobuf.message.Message):
     RESET_FIELD_NUMBER: builtins.int
     WINDOW_FIELD_NUMBER: builtins.int
     limit: builtins.int
-    """The most that it admits."""
+    """Limit of the window."""
     remaining: builtins.int
-    """How much of that is left."""
+    """What is left of the limit."""
     @property
     def reset(self) -> google.protobuf.duration_pb2.Duration:
-        """How long until all of it is, if nothing else is asked for meanwhile."""
+        """Time until the full limit is available again, if no other requests are sent."""
 
     @property
     def window(self) -> google.protobuf.duration_pb2.Duration:

@@ -36,30 +36,30 @@ class _OutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     OUTCOME_COMPLETED: _Outcome.ValueType  # 1
     """Every choice has a finish reason."""
     OUTCOME_REJECTED: _Outcome.ValueType  # 2
-    """Refused before any runner worked on it."""
+    """Refused before a runner processed it."""
     OUTCOME_FAILED: _Outcome.ValueType  # 3
-    """A runner worked on it and it did not complete."""
+    """A runner processed it, but it did not complete."""
     OUTCOME_CANCELLED: _Outcome.ValueType  # 4
-    """The caller cancelled or went away."""
+    """The caller cancelled it or disconnected."""
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
-    """Outcome is how a request ended, in few enough words to count by."""
+    """Outcome is how a request ended."""
 
 OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
 """Not ended."""
 OUTCOME_COMPLETED: Outcome.ValueType  # 1
 """Every choice has a finish reason."""
 OUTCOME_REJECTED: Outcome.ValueType  # 2
-"""Refused before any runner worked on it."""
+"""Refused before a runner processed it."""
 OUTCOME_FAILED: Outcome.ValueType  # 3
-"""A runner worked on it and it did not complete."""
+"""A runner processed it, but it did not complete."""
 OUTCOME_CANCELLED: Outcome.ValueType  # 4
-"""The caller cancelled or went away."""
+"""The caller cancelled it or disconnected."""
 global___Outcome = Outcome
 
 @typing.final
 class Receipt(google.protobuf.message.Message):
-    """Receipt is what happened to a request. Every request gets exactly one, whatever its outcome."""
+    """Receipt is the summary of a request. Every request gets exactly one, whatever its outcome."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -90,42 +90,42 @@ class Receipt(google.protobuf.message.Message):
     LACKED_ROUTER_FIELD_NUMBER: builtins.int
     PROMPT_CHANGE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The request's id, the same on every hop."""
+    """Id of the request, the same in all services."""
     outcome: global___Outcome.ValueType
     """How it ended."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """The reason, for every outcome but completed."""
+    """Reason for any outcome other than completed."""
     model: builtins.str
     """The model that answered, by its name in the mesh."""
     model_digest: builtins.str
-    """Digest of the model file, "sha256:<64 hex digits>", or empty where the runner has none."""
+    """Digest of the model file, "sha256:<64 hex digits>". Empty: the runner has none."""
     host: builtins.str
-    """The host the answering runner ran on."""
+    """Host of the runner that answered."""
     tokens_per_second: builtins.float
-    """Decode speed as the backend reported it, or from the first to the last token as its runner saw them. Absent: not
-    known.
+    """Decode speed as reported by the engine, or measured by the runner from the first to the last token. Absent:
+    unknown.
     """
     left_premises: builtins.bool
-    """Whether any byte of the request left the premises of the mesh, or may have: to a model or a tool elsewhere."""
+    """Whether any part of the request was sent, or may have been sent, to a remote provider: to a model or a tool."""
     tool_run_count: builtins.int
-    """Tools that the mesh ran for it."""
+    """Number of tool calls that the runner ran."""
     adapter_digest: builtins.str
-    """Digest of the adapter (LoRA) with which the model of `model_digest` answered, "sha256:<64 hex digits>". Empty: it
-    answered without one, or the runner has no digest of it.
+    """Digest of the LoRA adapter that was used with the model of `model_digest`, "sha256:<64 hex digits>". Empty: no
+    adapter, or the runner has no digest of it.
     """
     cancelled_by: builtins.str
-    """Who cancelled it by its id, such as "key:<id>". Empty: no one did."""
+    """Caller who cancelled the request by its id, such as "key:<id>". Empty: it was not cancelled by id."""
     task_id: builtins.str
-    """The durable task that it is an attempt of. Empty: it is no task."""
+    """Durable task of which this request is an attempt. Empty: none."""
     asked_model: builtins.str
-    """The name that the caller asked for, where an alias stood for another. Empty: it asked for no alias."""
+    """Model name in the request if it was an alias. Empty: it was not an alias."""
     lacked_router: builtins.bool
-    """Whether no router answered when it ended: it waited for one until its deadline (the reason is DEADLINE_EXCEEDED) or until
-    the limit of an outage (NO_ROUTER_AVAILABLE).
+    """Whether the request ended because no router answered: it waited for one until its deadline (DEADLINE_EXCEEDED) or
+    until the outage limit (NO_ROUTER_AVAILABLE).
     """
     @property
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Attempt]:
-        """Every attempt in order; the last one is the one that counted."""
+        """All attempts in order; the last one decided the outcome."""
 
     @property
     def queue_wait(self) -> google.protobuf.duration_pb2.Duration:
@@ -145,9 +145,9 @@ class Receipt(google.protobuf.message.Message):
 
     @property
     def gpu_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time that the backend computed for this request (prefill and decode) on an accelerator, as it reported it. Requests that
-        it computes together each have the whole time; `device_usage` has what was measured of each. Absent: not known, as
-        where it holds no accelerator memory that the mesh knows of, or reported nothing.
+        """Time of prefill and decode on an accelerator, as reported by the engine. Requests that are computed in one batch
+        each get the whole time; `device_usage` has the measured share. Absent: unknown, for example because the engine
+        uses no accelerator or reports nothing.
         """
 
     @property
@@ -156,26 +156,26 @@ class Receipt(google.protobuf.message.Message):
 
     @property
     def warnings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.warning_pb2.Warning]:
-        """What the caller should know and did not stop the request; at most 64."""
+        """Warnings; at most 64."""
 
     @property
     def total_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time from arrival to the end: waits, model loads, tools and all attempts included. Absent: not known."""
+        """Time from arrival to the end, including waits, model loads, tools and all attempts. Absent: unknown."""
 
     @property
     def engine_timings(self) -> weft.api.common.v1.timing_pb2.EngineTimings:
-        """Where that time went in the engine that answered. Absent: nothing of it is known."""
+        """Times measured in the engine that answered. Absent: unknown."""
 
     @property
     def device_usage(self) -> global___DeviceUsage:
-        """Its share of the work of the accelerators that its engine held, as measured. Absent: the engine held none that the
-        mesh knows of.
+        """Measured share of the work of the engine's accelerators. Absent: the engine used no accelerators that the mesh
+        knows.
         """
 
     @property
     def prompt_change(self) -> global___PromptChange:
-        """Where the beginning of its prompt differs from earlier requests of its session, which no prefix cache survives. Not set: it
-        does not differ, or the request names no session.
+        """Change at the beginning of the prompt compared with earlier requests of the session, which makes the prefix cache
+        useless. Not set: no change, or the request has no session.
         """
 
     def __init__(
@@ -227,15 +227,15 @@ class PromptChange(google.protobuf.message.Message):
     CHANGE_COUNT_FIELD_NUMBER: builtins.int
     REQUEST_COUNT_FIELD_NUMBER: builtins.int
     session: builtins.str
-    """The session, as its caller names it."""
+    """The session, as named by the caller."""
     in_tools: builtins.bool
-    """Whether the names or the descriptions of its tools changed, or their order. False: its system prompt changed."""
+    """Whether the tools changed: their names, descriptions or order. False: the system prompt changed."""
     same_character_count: builtins.int
-    """Characters of the system prompt that did not change. 0: those that changed are not known, as of tools."""
+    """Number of characters at the beginning of the system prompt that did not change. 0: unknown, as for tools."""
     end_character: builtins.int
-    """Characters up to which something changed; the first one that did is between the two."""
+    """Upper bound of the position of the first changed character; `same_character_count` is the lower bound."""
     change_count: builtins.int
-    """Requests of the session that changed something, this one included."""
+    """Number of requests of the session that changed something, including this one."""
     request_count: builtins.int
     """Its requests."""
     def __init__(
@@ -254,9 +254,9 @@ global___PromptChange = PromptChange
 
 @typing.final
 class DeviceUsage(google.protobuf.message.Message):
-    """DeviceUsage is a request's share of the work of the accelerators that its engine held, as their driver measured it.
+    """DeviceUsage is a request's share of the work of its engine's accelerators, as measured by their driver.
 
-    Of each sampling interval an accelerator's busy time is divided evenly among the requests that the engine computed in it,
+    In each sampling interval, an accelerator's busy time is divided evenly among the requests that the engine computed,
     so that the shares of all requests never exceed it. The time after the last sample is not included.
     """
 
@@ -271,38 +271,38 @@ class DeviceUsage(google.protobuf.message.Message):
         GAP_UNSPECIFIED: DeviceUsage._Gap.ValueType  # 0
         """It is known."""
         GAP_NOT_SAMPLED: DeviceUsage._Gap.ValueType  # 1
-        """The driver gave no figures for enough of its time: the request was shorter than a few sampling intervals, or the driver
-        does not report them.
-        """
+        """Too few samples: the request was shorter than a few sampling intervals, or the driver reports no figures."""
         GAP_FOREIGN_PROCESS: DeviceUsage._Gap.ValueType  # 2
-        """A process that its runner did not start used an accelerator at the same time, or what runs there cannot be seen."""
+        """A process that the runner did not start used an accelerator at the same time, or its processes cannot be
+        observed.
+        """
         GAP_OTHER_MODEL: DeviceUsage._Gap.ValueType  # 3
-        """Another model of its runner computed on an accelerator at the same time."""
+        """Another model of the runner used an accelerator at the same time."""
 
     class Gap(_Gap, metaclass=_GapEnumTypeWrapper):
-        """Gap is why a share is not known."""
+        """Gap is the reason why a share is unknown."""
 
     GAP_UNSPECIFIED: DeviceUsage.Gap.ValueType  # 0
     """It is known."""
     GAP_NOT_SAMPLED: DeviceUsage.Gap.ValueType  # 1
-    """The driver gave no figures for enough of its time: the request was shorter than a few sampling intervals, or the driver
-    does not report them.
-    """
+    """Too few samples: the request was shorter than a few sampling intervals, or the driver reports no figures."""
     GAP_FOREIGN_PROCESS: DeviceUsage.Gap.ValueType  # 2
-    """A process that its runner did not start used an accelerator at the same time, or what runs there cannot be seen."""
+    """A process that the runner did not start used an accelerator at the same time, or its processes cannot be
+    observed.
+    """
     GAP_OTHER_MODEL: DeviceUsage.Gap.ValueType  # 3
-    """Another model of its runner computed on an accelerator at the same time."""
+    """Another model of the runner used an accelerator at the same time."""
 
     DEVICE_TIME_FIELD_NUMBER: builtins.int
     ENERGY_MILLIJOULES_FIELD_NUMBER: builtins.int
     GAP_FIELD_NUMBER: builtins.int
     energy_millijoules: builtins.int
-    """Its share of the energy that they used meanwhile. Absent: unknown, as where they have no energy counter."""
+    """Share of the energy used. Absent: unknown, for example because the accelerators have no energy counter."""
     gap: global___DeviceUsage.Gap.ValueType
     """Why the share is not known."""
     @property
     def device_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Its share of the busy time, over all accelerators. Absent: unknown."""
+        """Share of the busy time over all accelerators. Absent: unknown."""
 
     def __init__(
         self,
@@ -319,7 +319,7 @@ global___DeviceUsage = DeviceUsage
 
 @typing.final
 class Attempt(google.protobuf.message.Message):
-    """Attempt is one try on one runner."""
+    """Attempt is one attempt on one runner."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -335,17 +335,21 @@ class Attempt(google.protobuf.message.Message):
     runner_incarnation: builtins.str
     """The runner's incarnation."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """Why it did not complete; unspecified for the attempt that did."""
+    """Reason of the failure; unspecified if the attempt completed."""
     model: builtins.str
-    """The model that was tried, by its name in the mesh: a pool or a route may try several."""
+    """Model of the attempt, by its name in the mesh; a pool or route may try several."""
     message: builtins.str
-    """The error that ended it, as its caller gets it if no other attempt follows; at most 512 characters. Empty: no one did."""
+    """Error message of the attempt, as the caller gets it if no other attempt follows; at most 512 characters. Empty: no
+    error.
+    """
     engine_exit: builtins.str
-    """How its engine ended meanwhile: "exit code 1", "signal SIGKILL". Empty: it did not end, or its runner did not start it."""
+    """How the engine ended during the attempt, such as "exit code 1" or "signal SIGKILL". Empty: it did not end, or the
+    runner did not start it.
+    """
     @property
     def engine_log(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The last lines of its engine's log when it failed, oldest first; at most 10 lines and 2,048 bytes. They may quote any
-        request of that engine: a router keeps them in memory only, and GetRequest alone returns them, to callers with
+        """Last lines of the engine log at the failure, oldest first; at most 10 lines and 2,048 bytes. They may quote any
+        request of that engine, so routers keep them in memory only, and only GetRequest returns them, to callers with
         `runners:view`. The caller of the request never gets them.
         """
 

@@ -14,7 +14,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RerankPayload(google.protobuf.message.Message):
-    """RerankPayload asks how well documents answer a query."""
+    """RerankPayload is a request to rank documents by their relevance to a query."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -24,7 +24,7 @@ class RerankPayload(google.protobuf.message.Message):
     query: builtins.str
     """What is looked for."""
     top_n: builtins.int
-    """Only the best so many. Absent: all."""
+    """Number of best documents to return. Absent: all."""
     @property
     def documents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The documents; 1 to 1,024."""
@@ -53,7 +53,7 @@ class RerankScore(google.protobuf.message.Message):
     index: builtins.int
     """Which document, counted from 0."""
     score: builtins.float
-    """How well it answers; higher is better. The scale is the model's own."""
+    """Relevance; higher is better. The scale depends on the model."""
     def __init__(
         self,
         *,

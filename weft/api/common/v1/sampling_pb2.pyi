@@ -14,8 +14,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class SamplingParams(google.protobuf.message.Message):
-    """SamplingParams steers decoding. Every field is optional: an absent one means "the backend's own default", which is
-    not the same as zero.
+    """SamplingParams are the sampling parameters. Every field is optional: an absent one means the engine's default, which
+    is not the same as zero.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -48,30 +48,30 @@ class SamplingParams(google.protobuf.message.Message):
     REPEAT_PENALTY_FIELD_NUMBER: builtins.int
     LOGIT_BIAS_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
-    """The most tokens to generate per choice. Range 1 to 2,147,483,647; -1 in a request is no limit."""
+    """Maximum number of tokens per choice. Range 1 to 2,147,483,647; -1 in a request means no limit."""
     temperature: builtins.float
     """Softmax temperature. Range 0 to 2; 0 is greedy."""
     top_p: builtins.float
-    """Nucleus sampling mass. Range 0 to 1."""
+    """Nucleus sampling: probability mass of the tokens to choose from. Range 0 to 1."""
     top_k: builtins.int
-    """Keep only this many most likely tokens. Range 0 to 2,147,483,647; 0 switches it off."""
+    """Number of most likely tokens to choose from. Range 0 to 2,147,483,647; 0: off."""
     min_p: builtins.float
-    """Drop tokens less likely than this share of the most likely one. Range 0 to 1."""
+    """Minimum probability of a token, relative to the most likely one. Range 0 to 1."""
     seed: builtins.int
-    """Seed of the sampler. The same seed does not promise the same text across cache states."""
+    """Seed of the sampler. The same seed may give different text if the cache state differs."""
     presence_penalty: builtins.float
-    """Penalty for tokens already present. Range -2 to 2."""
+    """Penalty for tokens that already occur in the text. Range -2 to 2."""
     frequency_penalty: builtins.float
-    """Penalty by how often a token occurred. Range -2 to 2."""
+    """Penalty for tokens in proportion to how often they occur. Range -2 to 2."""
     repeat_penalty: builtins.float
-    """Multiplicative repetition penalty, llama.cpp style. Range 0 to 2; 1 switches it off."""
+    """Multiplicative repetition penalty, as in llama.cpp. Range 0 to 2; 1: off."""
     @property
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Strings that end a choice; at most 16 of at most 1,024 characters, none empty."""
+        """Strings that end a choice; at most 16, each 1 to 1,024 characters."""
 
     @property
     def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
-        """Added to a token's logit, by token id; values -100 to 100, at most 300 entries."""
+        """Values added to the logits of tokens, by token id; -100 to 100, at most 300 entries."""
 
     def __init__(
         self,

@@ -13,11 +13,11 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class EngineTimings(google.protobuf.message.Message):
-    """EngineTimings are the times of one request at the engine that answered it, summed over its turns, prompts and choices.
+    """EngineTimings are the times of one request in the engine that answered it, summed over its turns, prompts and
+    choices.
 
-    A time is absent where it is not known: the engine does not report it, or not for each turn. None of them is
-    estimated. They hold for every kind of hardware; `Receipt.gpu_time` is `prefill_time` and `decode_time` together where
-    the engine holds an accelerator.
+    A time is absent if the engine does not report it for every turn. None of them is estimated. They apply to any
+    hardware; `Receipt.gpu_time` is the sum of `prefill_time` and `decode_time` if the engine uses an accelerator.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -29,26 +29,26 @@ class EngineTimings(google.protobuf.message.Message):
     OUTSIDE_TIME_FIELD_NUMBER: builtins.int
     @property
     def wall_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Wall time inside the calls of the engine, from each call to its last event, by the runner's clock. Waiting in the
-        engine's own queue, and for a caller who reads slowly, is included.
+        """Wall time of the engine calls, from each call to its last event, by the runner's clock. It includes waiting in the
+        engine's queue and for a slow reader.
         """
 
     @property
     def tokenize_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time for turning text into tokens, as the engine measured it."""
+        """Time for tokenization, as measured by the engine."""
 
     @property
     def prefill_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time from the engine's first work on the prompt to the first token of the answer, as the engine measured it."""
+        """Time from the start of prompt processing to the first token of the answer, as measured by the engine."""
 
     @property
     def decode_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time from the first token of the answer to its last, as the engine measured it."""
+        """Time from the first to the last token of the answer, as measured by the engine."""
 
     @property
     def outside_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time from arrival to the end that was not spent inside the calls of the engine: `Receipt.total_time` without `wall_time`.
-        Waits, model loads, failed attempts, tools and the mesh's own work. Absent: one of the two is not known, or two clocks
+        """Time from arrival to the end outside of the engine calls: `Receipt.total_time` minus `wall_time`. It covers waits,
+        model loads, failed attempts, tools and the mesh's overhead. Absent: one of the two is unknown, or the clocks
         contradict each other.
         """
 

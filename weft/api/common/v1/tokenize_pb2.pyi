@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class TokenizePayload(google.protobuf.message.Message):
-    """TokenizePayload asks for the tokens of a text, or of a conversation as the model's chat template renders it."""
+    """TokenizePayload is a request to tokenize a text, or a conversation as rendered by the model's chat template."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -26,12 +26,12 @@ class TokenizePayload(google.protobuf.message.Message):
     text: builtins.str
     """Plain text."""
     add_special: builtins.bool
-    """Whether the tokens that the tokenizer adds around a text are added. For texts only."""
+    """Whether to add special tokens. For texts only."""
     with_pieces: builtins.bool
-    """Whether each token's text is wanted, too."""
+    """Whether to return the text of each token."""
     @property
     def chat(self) -> weft.api.common.v1.chat_pb2.ChatPayload:
-        """A conversation; only messages, tools and thinking of it count."""
+        """A conversation; only its messages, tools and thinking are used."""
 
     def __init__(
         self,
@@ -60,14 +60,16 @@ class TokenizeResult(google.protobuf.message.Message):
     count: builtins.int
     """How many there are."""
     max_context_tokens: builtins.int
-    """How many tokens a request may have with this model. 0: unknown."""
+    """Maximum number of tokens per request with this model. 0: unknown."""
     @property
     def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Their ids, in order."""
 
     @property
     def pieces(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
-        """Their texts, in the same order, where they were asked for and the engine gives them. Bytes: a token may hold part of a character."""
+        """Texts of the tokens, in the same order, if they were requested and the engine returns them. They are bytes, because
+        a token may be part of a character.
+        """
 
     def __init__(
         self,

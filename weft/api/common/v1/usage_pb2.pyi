@@ -12,7 +12,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Usage(google.protobuf.message.Message):
-    """Usage counts tokens, as the backend reported them, and the work on images and recordings."""
+    """Usage is the number of tokens, as reported by the engine, and the work on images and recordings."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -33,13 +33,13 @@ class Usage(google.protobuf.message.Message):
     reasoning_tokens: builtins.int
     """Generated tokens that were reasoning."""
     cache_write_prompt_tokens: builtins.int
-    """Prompt tokens that were written to a provider's cache, for requests to come."""
+    """Prompt tokens that were written to a provider's cache."""
     image_steps: builtins.int
     """Steps of denoising, over all images."""
     image_pixels: builtins.int
-    """Pixels of the images that were made."""
+    """Pixels of the generated images."""
     audio_milliseconds: builtins.int
-    """Length of the recordings that were heard or spoken, in milliseconds."""
+    """Length of the transcribed or generated recordings, in milliseconds."""
     def __init__(
         self,
         *,

@@ -30,20 +30,20 @@ class _WarningCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     WARNING_CODE_REPETITION: _WarningCode.ValueType  # 2
     """The model repeats a line, or a fragment of text; the request continues."""
     WARNING_CODE_TOOL_CALL_NOT_RUN: _WarningCode.ValueType  # 3
-    """The model called tools of the mesh and of the caller in one turn: those of the mesh were not run."""
+    """The model called tools of the mesh and of the caller in one turn; those of the mesh were not run."""
     WARNING_CODE_TOOL_BUDGET_EXHAUSTED: _WarningCode.ValueType  # 4
-    """The iteration budget for tools was used up: the model had to answer without more of them."""
+    """The tool iteration budget was used up; the model had to answer without further tool calls."""
     WARNING_CODE_TOOL_OUTPUT_CUT: _WarningCode.ValueType  # 5
-    """A tool's output was longer than the limit and was cut."""
+    """A tool's output exceeded the limit and was truncated."""
     WARNING_CODE_MODEL_MISMATCH: _WarningCode.ValueType  # 6
-    """The server answered as another model than it was asked for."""
+    """The server answered with a different model than requested."""
     WARNING_CODE_PROMPT_DROPPED: _WarningCode.ValueType  # 7
-    """The engine counted far fewer tokens than the prompt has words: it dropped a part of the prompt."""
+    """The engine counted far fewer tokens than the prompt has words, so it dropped a part of the prompt."""
     WARNING_CODE_FINISH_REASON_UNKNOWN: _WarningCode.ValueType  # 8
-    """The engine did not say why it ended the answer, or said it in a word that is not known; it may be incomplete."""
+    """The engine reported no finish reason or an unknown one; the answer may be incomplete."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
-    """WarningCode is what a warning is about."""
+    """WarningCode is the kind of a warning."""
 
 WARNING_CODE_UNSPECIFIED: WarningCode.ValueType  # 0
 """Not set, or newer than the receiver."""
@@ -52,22 +52,22 @@ WARNING_CODE_UNSUPPORTED_PARAMETER: WarningCode.ValueType  # 1
 WARNING_CODE_REPETITION: WarningCode.ValueType  # 2
 """The model repeats a line, or a fragment of text; the request continues."""
 WARNING_CODE_TOOL_CALL_NOT_RUN: WarningCode.ValueType  # 3
-"""The model called tools of the mesh and of the caller in one turn: those of the mesh were not run."""
+"""The model called tools of the mesh and of the caller in one turn; those of the mesh were not run."""
 WARNING_CODE_TOOL_BUDGET_EXHAUSTED: WarningCode.ValueType  # 4
-"""The iteration budget for tools was used up: the model had to answer without more of them."""
+"""The tool iteration budget was used up; the model had to answer without further tool calls."""
 WARNING_CODE_TOOL_OUTPUT_CUT: WarningCode.ValueType  # 5
-"""A tool's output was longer than the limit and was cut."""
+"""A tool's output exceeded the limit and was truncated."""
 WARNING_CODE_MODEL_MISMATCH: WarningCode.ValueType  # 6
-"""The server answered as another model than it was asked for."""
+"""The server answered with a different model than requested."""
 WARNING_CODE_PROMPT_DROPPED: WarningCode.ValueType  # 7
-"""The engine counted far fewer tokens than the prompt has words: it dropped a part of the prompt."""
+"""The engine counted far fewer tokens than the prompt has words, so it dropped a part of the prompt."""
 WARNING_CODE_FINISH_REASON_UNKNOWN: WarningCode.ValueType  # 8
-"""The engine did not say why it ended the answer, or said it in a word that is not known; it may be incomplete."""
+"""The engine reported no finish reason or an unknown one; the answer may be incomplete."""
 global___WarningCode = WarningCode
 
 @typing.final
 class Warning(google.protobuf.message.Message):
-    """Warning is something the caller should know, which did not stop the request."""
+    """Warning is a problem that did not stop the request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -77,9 +77,9 @@ class Warning(google.protobuf.message.Message):
     code: global___WarningCode.ValueType
     """What it is about."""
     field: builtins.str
-    """The field of the request it is about; empty: none."""
+    """Field of the request; empty: none."""
     message: builtins.str
-    """The same in words, at most 500 characters."""
+    """Text of the warning, at most 500 characters."""
     def __init__(
         self,
         *,

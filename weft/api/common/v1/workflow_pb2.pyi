@@ -34,16 +34,16 @@ class _WorkflowInputTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapp
     WORKFLOW_INPUT_TYPE_NUMBER: _WorkflowInputType.ValueType  # 3
     """A number."""
     WORKFLOW_INPUT_TYPE_IMAGE: _WorkflowInputType.ValueType  # 4
-    """An image of the request, which is uploaded; the node gets the name of the file."""
+    """An image of the request; it is uploaded, and the node gets its file name."""
     WORKFLOW_INPUT_TYPE_MASK: _WorkflowInputType.ValueType  # 5
-    """The mask of the request, likewise."""
+    """The mask of the request; it is uploaded, and the node gets its file name."""
     WORKFLOW_INPUT_TYPE_SEED: _WorkflowInputType.ValueType  # 6
-    """A whole number that is drawn at random where a request has none, and is one greater for each further image."""
+    """An integer that is random if a request has none, and increases by one for each further image."""
     WORKFLOW_INPUT_TYPE_CHOICE: _WorkflowInputType.ValueType  # 7
     """One of the values in `choices`."""
 
 class WorkflowInputType(_WorkflowInputType, metaclass=_WorkflowInputTypeEnumTypeWrapper):
-    """WorkflowInputType is what kind of value an input takes."""
+    """WorkflowInputType is the type of an input."""
 
 WORKFLOW_INPUT_TYPE_UNSPECIFIED: WorkflowInputType.ValueType  # 0
 """Not set."""
@@ -54,11 +54,11 @@ WORKFLOW_INPUT_TYPE_INTEGER: WorkflowInputType.ValueType  # 2
 WORKFLOW_INPUT_TYPE_NUMBER: WorkflowInputType.ValueType  # 3
 """A number."""
 WORKFLOW_INPUT_TYPE_IMAGE: WorkflowInputType.ValueType  # 4
-"""An image of the request, which is uploaded; the node gets the name of the file."""
+"""An image of the request; it is uploaded, and the node gets its file name."""
 WORKFLOW_INPUT_TYPE_MASK: WorkflowInputType.ValueType  # 5
-"""The mask of the request, likewise."""
+"""The mask of the request; it is uploaded, and the node gets its file name."""
 WORKFLOW_INPUT_TYPE_SEED: WorkflowInputType.ValueType  # 6
-"""A whole number that is drawn at random where a request has none, and is one greater for each further image."""
+"""An integer that is random if a request has none, and increases by one for each further image."""
 WORKFLOW_INPUT_TYPE_CHOICE: WorkflowInputType.ValueType  # 7
 """One of the values in `choices`."""
 global___WorkflowInputType = WorkflowInputType
@@ -70,9 +70,9 @@ class _WorkflowSource:
 class _WorkflowSourceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WorkflowSource.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     WORKFLOW_SOURCE_UNSPECIFIED: _WorkflowSource.ValueType  # 0
-    """Not set: by the input's type an image, a mask or a seed, and else `extra`."""
+    """Not set: the image, mask or seed for inputs of these types, else `extra`."""
     WORKFLOW_SOURCE_EXTRA: _WorkflowSource.ValueType  # 1
-    """A parameter of the input's name beside the known ones."""
+    """A request parameter with the name of the input."""
     WORKFLOW_SOURCE_PROMPT: _WorkflowSource.ValueType  # 2
     """What to show."""
     WORKFLOW_SOURCE_NEGATIVE_PROMPT: _WorkflowSource.ValueType  # 3
@@ -90,17 +90,17 @@ class _WorkflowSourceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     WORKFLOW_SOURCE_STRENGTH: _WorkflowSource.ValueType  # 9
     """How much of the source image is changed."""
     WORKFLOW_SOURCE_IMAGE: _WorkflowSource.ValueType  # 10
-    """A source image: the first input takes the first image, the second the second."""
+    """A source image: the first image for the first such input, the second for the second."""
     WORKFLOW_SOURCE_MASK: _WorkflowSource.ValueType  # 11
     """The mask."""
 
 class WorkflowSource(_WorkflowSource, metaclass=_WorkflowSourceEnumTypeWrapper):
-    """WorkflowSource is the field of a request for images that sets an input."""
+    """WorkflowSource is the field of an image request that sets an input."""
 
 WORKFLOW_SOURCE_UNSPECIFIED: WorkflowSource.ValueType  # 0
-"""Not set: by the input's type an image, a mask or a seed, and else `extra`."""
+"""Not set: the image, mask or seed for inputs of these types, else `extra`."""
 WORKFLOW_SOURCE_EXTRA: WorkflowSource.ValueType  # 1
-"""A parameter of the input's name beside the known ones."""
+"""A request parameter with the name of the input."""
 WORKFLOW_SOURCE_PROMPT: WorkflowSource.ValueType  # 2
 """What to show."""
 WORKFLOW_SOURCE_NEGATIVE_PROMPT: WorkflowSource.ValueType  # 3
@@ -118,14 +118,14 @@ WORKFLOW_SOURCE_SEED: WorkflowSource.ValueType  # 8
 WORKFLOW_SOURCE_STRENGTH: WorkflowSource.ValueType  # 9
 """How much of the source image is changed."""
 WORKFLOW_SOURCE_IMAGE: WorkflowSource.ValueType  # 10
-"""A source image: the first input takes the first image, the second the second."""
+"""A source image: the first image for the first such input, the second for the second."""
 WORKFLOW_SOURCE_MASK: WorkflowSource.ValueType  # 11
 """The mask."""
 global___WorkflowSource = WorkflowSource
 
 @typing.final
 class Workflow(google.protobuf.message.Message):
-    """Workflow is a graph of ComfyUI with typed inputs, which a runner fills from a request for images."""
+    """Workflow is a ComfyUI graph with typed inputs, which are filled from an image request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -133,16 +133,16 @@ class Workflow(google.protobuf.message.Message):
     INPUTS_FIELD_NUMBER: builtins.int
     OUTPUTS_FIELD_NUMBER: builtins.int
     graph: builtins.str
-    """The graph as JSON, as ComfyUI's "Export (API)" writes it: an object from the id of each node to its class and inputs.
-    At most 256 KiB and 512 nodes.
+    """The graph as JSON, as exported by ComfyUI's "Export (API)": an object with the class and inputs of each node, by
+    node id. At most 256 KiB and 512 nodes.
     """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkflowInput]:
-        """What requests may set; at most 64."""
+        """Inputs that requests can set; at most 64."""
 
     @property
     def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The nodes, by id, whose images are the answer, such as that of SaveImage; 1 to 16."""
+        """Ids of the nodes that produce the answer's images, such as the SaveImage node; 1 to 16."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ global___Workflow = Workflow
 
 @typing.final
 class WorkflowInput(google.protobuf.message.Message):
-    """WorkflowInput is a value of a graph that requests may set."""
+    """WorkflowInput is a value in the graph that requests can set."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -172,28 +172,32 @@ class WorkflowInput(google.protobuf.message.Message):
     CHOICES_FIELD_NUMBER: builtins.int
     REQUIRED_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Its name, unique in the workflow; same form as a model's name. With the source `extra`, the parameter of requests."""
+    """Name of the input, unique in the workflow; same format as a model name. With the source `extra`, it is the name of
+    the request parameter.
+    """
     type: global___WorkflowInputType.ValueType
-    """What kind of value it takes."""
+    """Type of the value."""
     node: builtins.str
-    """The node that it is set in, by its id in the graph."""
+    """Id of the node in the graph."""
     input: builtins.str
-    """The input of that node, which the graph must have as a value and not as a connection."""
+    """Input of that node. In the graph, it must be a value, not a connection."""
     source: global___WorkflowSource.ValueType
-    """The field of a request that sets it. Not set: a parameter of its name."""
+    """Request field that sets the input. Not set: for an image, mask or seed, the field of that name; else a parameter
+    with the name of the input.
+    """
     default: builtins.str
-    """Its value where a request has none, as JSON; at most 8,192 characters. Empty: the value in the graph, and for an image
-    or a mask that the request must have one.
+    """Default value as JSON; at most 8,192 characters. Empty: the value in the graph; an image or a mask is then required
+    in the request.
     """
     minimum: builtins.float
-    """Least value of an integer, a number or a seed."""
+    """Minimum of an integer, a number or a seed."""
     maximum: builtins.float
-    """Greatest value of an integer, a number or a seed; the most characters of a text."""
+    """Maximum of an integer, a number or a seed; maximum length of a text."""
     required: builtins.bool
     """Whether a request must set it."""
     @property
     def choices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The values of a choice; at most 256."""
+        """Allowed values of a choice; at most 256."""
 
     def __init__(
         self,

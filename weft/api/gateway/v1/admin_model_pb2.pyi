@@ -55,7 +55,7 @@ global___Modality = Modality
 
 @typing.final
 class AdminModelList(google.protobuf.message.Message):
-    """Answers of /v1/admin/models and /v1/admin/gpu-memory. They are only written as documents, never sent over gRPC.
+    """Responses of /v1/admin/models and /v1/admin/gpu-memory. They are only written as documents, never sent over gRPC.
 
     AdminModelList is all models, by public name.
     """
@@ -96,7 +96,7 @@ class AdminModel(google.protobuf.message.Message):
     CAPABILITIES_FIELD_NUMBER: builtins.int
     CONSTRAINTS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Its public name: that of the pool, or of the model where it has no pool."""
+    """Public name: the name of the pool, or of the model if it has no pool."""
     state: builtins.str
     """The best state of its replicas."""
     @property
@@ -147,9 +147,9 @@ class Definition(google.protobuf.message.Message):
     RUNTIMES_FIELD_NUMBER: builtins.int
     MODEL_PATHS_FIELD_NUMBER: builtins.int
     context_tokens: builtins.int
-    """Context of one slot, the smallest of the members'."""
+    """Context length of one slot in tokens; the smallest of all members."""
     remote: builtins.bool
-    """Whether serving it may send bytes to a remote provider."""
+    """Whether requests may be sent to a remote provider."""
     @property
     def operations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The supported operations."""
@@ -160,7 +160,7 @@ class Definition(google.protobuf.message.Message):
 
     @property
     def model_paths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Model files, of runners that were reachable and have any."""
+        """Model files of the runners that were reachable."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ global___Queue = Queue
 
 @typing.final
 class Replicas(google.protobuf.message.Message):
-    """Replicas is the replicas of a model."""
+    """Replicas are the replicas of a model."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -211,9 +211,9 @@ class Replicas(google.protobuf.message.Message):
     TOTAL_FIELD_NUMBER: builtins.int
     MEMBERS_FIELD_NUMBER: builtins.int
     ready: builtins.int
-    """Replicas that take requests."""
+    """Number of replicas that accept requests."""
     total: builtins.int
-    """All replicas, including hibernating ones."""
+    """Number of all replicas, including hibernating ones."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Replica]:
         """The replicas, by name."""
@@ -257,11 +257,11 @@ class Replica(google.protobuf.message.Message):
     host: builtins.str
     """The runner's host."""
     state: builtins.str
-    """Its phase, such as ready or hibernating; `gone` where no runner serves it now, `unowned` in the list of such engines."""
+    """Phase, such as ready or hibernating; `gone` if no runner serves it, `unowned` in the list `unowned`."""
     detail: builtins.str
-    """The reason for the state, where there is one."""
+    """Reason for the state, if there is one."""
     load_progress: builtins.float
-    """Share of the load that is done, 0 to 1."""
+    """Progress of the load, 0 to 1."""
     context_tokens: builtins.int
     """Context of one slot."""
     slots_used: builtins.int
@@ -271,9 +271,9 @@ class Replica(google.protobuf.message.Message):
     pinned: builtins.bool
     """Whether it is never evicted for another model."""
     process_id: builtins.int
-    """The process of its engine, where its runner says one."""
+    """Process id of the engine, if its runner reports it."""
     restart_count: builtins.int
-    """How often its engine was started again."""
+    """Number of restarts of the engine."""
     @property
     def load_eta(self) -> google.protobuf.duration_pb2.Duration:
         """Estimated time until it is loaded."""
@@ -284,7 +284,7 @@ class Replica(google.protobuf.message.Message):
 
     @property
     def unload_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When its idle timer unloads it, if no request comes until then."""
+        """Time at which the idle timer unloads the model, unless a request arrives before."""
 
     def __init__(
         self,
@@ -316,7 +316,7 @@ global___Replica = Replica
 
 @typing.final
 class Capabilities(google.protobuf.message.Message):
-    """Capabilities is the capabilities of a model."""
+    """Capabilities are the capabilities of a model."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -336,26 +336,26 @@ class Capabilities(google.protobuf.message.Message):
     embeddings: builtins.bool
     """Whether it produces embeddings."""
     tools: builtins.bool
-    """Whether a member calls tools. Absent: unknown."""
+    """Whether a member supports tool calls. Absent: unknown."""
     @property
     def modalities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___Modality.ValueType]:
-        """Input modalities that a member is known to take; text is one of every model."""
+        """Input modalities that a member is known to support; every model supports text."""
 
     @property
     def cache_isolation(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The ways in which members isolate the cached prefixes of tenants: slots, whole, salt or none."""
+        """How members isolate the cached prefixes of tenants: slots, whole, salt or none."""
 
     @property
     def thinking_modes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weft.api.registry.v1.model_pb2.ThinkingMode.ValueType]:
-        """The values of `thinking` that a member takes. Empty: unknown, every one is tried."""
+        """Values of `thinking` that a member supports. Empty: unknown; all values are tried."""
 
     @property
     def source_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Languages that a member translates from. Empty: unknown, or none translates."""
+        """Languages that a member translates from. Empty: unknown, or no member translates."""
 
     @property
     def target_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Languages that a member translates into; as above."""
+        """Languages that a member translates into. Empty: unknown, or no member translates."""
 
     def __init__(
         self,
@@ -378,7 +378,7 @@ global___Capabilities = Capabilities
 
 @typing.final
 class Constraints(google.protobuf.message.Message):
-    """Constraints is the options of a load; members that were unreachable are left out."""
+    """Constraints are the load options; members that were unreachable are left out."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -404,7 +404,7 @@ global___Constraints = Constraints
 
 @typing.final
 class GpuMemory(google.protobuf.message.Message):
-    """GpuMemory is the accelerator memory of every host, and what each model uses or would use of it."""
+    """GpuMemory is the accelerator memory of all hosts, and what each model uses or would use."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

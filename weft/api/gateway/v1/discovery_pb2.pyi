@@ -15,8 +15,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Discovery(google.protobuf.message.Message):
-    """Discovery is what was found on the machine of a mesh: the answer of /v1/admin/discovered. It is only written as a
-    document, never sent over gRPC.
+    """Discovery is the response of /v1/admin/discovered: engines and model files found on the mesh's machine. It is only
+    written as a document, never sent over gRPC.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -25,10 +25,12 @@ class Discovery(google.protobuf.message.Message):
     FILES_FIELD_NUMBER: builtins.int
     FILES_LEFT_OUT_FIELD_NUMBER: builtins.int
     files_left_out: builtins.int
-    """Model files beyond those: of programs that run and serve them, folders, and more than `discovery.max_files`."""
+    """Number of model files that are not listed: files of running programs, folders, and files beyond
+    `discovery.max_files`.
+    """
     @property
     def servers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DiscoveredServer]:
-        """Engines of other programs that run."""
+        """Running engines that weft did not start."""
 
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DiscoveredFile]:
@@ -47,7 +49,7 @@ global___Discovery = Discovery
 
 @typing.final
 class DiscoveredServer(google.protobuf.message.Message):
-    """DiscoveredServer is an engine that runs."""
+    """DiscoveredServer is a running engine."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -59,20 +61,20 @@ class DiscoveredServer(google.protobuf.message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     SERVED_FIELD_NUMBER: builtins.int
     program: builtins.str
-    """Such as "ollama"; "server" where it is none that is known."""
+    """Program, such as "ollama"; "server" if it is unknown."""
     version: builtins.str
-    """Its version, as it says."""
+    """Version reported by the program."""
     title: builtins.str
-    """Its name and version for people."""
+    """Name and version for people."""
     source: builtins.str
-    """The `source` with which POST /v1/admin/models attaches it: its address."""
+    """`source` for POST /v1/admin/models to attach it: the server's address."""
     detail: builtins.str
-    """Why nothing is known of its models; absent: it lists them."""
+    """Why its models are unknown; absent: they are listed."""
     served: builtins.bool
     """Whether a runner of the mesh serves it."""
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The models that it lists, by its own names."""
+        """Models that the server lists, by its own names."""
 
     def __init__(
         self,
@@ -100,14 +102,14 @@ class DiscoveredFile(google.protobuf.message.Message):
     FILE_FIELD_NUMBER: builtins.int
     SERVED_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """The name that it would be served under."""
+    """Name under which the file would be served."""
     source: builtins.str
-    """The `source` with which POST /v1/admin/models serves it."""
+    """`source` for POST /v1/admin/models to serve it."""
     served: builtins.bool
     """Whether a runner of the mesh serves it."""
     @property
     def file(self) -> weft.api.runner.v1.model_store_pb2.FoundModel:
-        """The file, as its program has it."""
+        """The file in the other program's store."""
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class EngineLog(google.protobuf.message.Message):
-    """EngineLog is lines of an engine's output: the answer of /v1/admin/models/{name}/logs, and each event of its stream. It is
-    only written as a document, never sent over gRPC.
+    """EngineLog is a part of an engine log: the response of /v1/admin/models/{name}/logs, and each event of its stream. It
+    is only written as a document, never sent over gRPC.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -25,11 +25,11 @@ class EngineLog(google.protobuf.message.Message):
     LINES_FIELD_NUMBER: builtins.int
     LOST_LINE_COUNT_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """The model, by its own name: with a pool, the member."""
+    """Name of the model; for a pool, of the member."""
     runner: builtins.str
     """The runner that serves it."""
     lost_line_count: builtins.int
-    """Lines that were lost before these because the reader was too slow."""
+    """Number of lines lost before these, because the reader was too slow."""
     @property
     def lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Lines, oldest first."""

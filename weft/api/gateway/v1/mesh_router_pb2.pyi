@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class MeshRouter(google.protobuf.message.Message):
-    """MeshRouter is a router of the mesh: a line of `weft get routers`. It is only written as a document, never sent over gRPC."""
+    """MeshRouter is a router of the mesh, as in `weft get routers`. It is only written as a document, never sent over gRPC."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -28,16 +28,16 @@ class MeshRouter(google.protobuf.message.Message):
     name: builtins.str
     """Unique among routers."""
     incarnation: builtins.str
-    """Which life of the router this is: a new one with every start."""
+    """Incarnation of the router; a new one at every start."""
     address: builtins.str
-    """Where gateways reach it, as a gRPC target."""
+    """gRPC address at which gateways reach the router."""
     version: builtins.str
     """The version of weft that it runs."""
     leading: builtins.bool
-    """Whether it leads: it places every request. The others stand by."""
+    """Whether the router is the leader, which places all requests. The others are standbys."""
     @property
     def register_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it announced itself."""
+        """When the router registered."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ global___MeshRouter = MeshRouter
 
 @typing.final
 class MeshRouterList(google.protobuf.message.Message):
-    """MeshRouterList is the answer of GET /api/v1/routers."""
+    """MeshRouterList is the response of GET /api/v1/routers."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -13,8 +13,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class NewJoinToken(google.protobuf.message.Message):
-    """NewJoinToken is a join token that was just made: the answer of POST /v1/admin/join-tokens. It is only written as a document,
-    never sent over gRPC.
+    """NewJoinToken is a new join token: the response of POST /v1/admin/join-tokens. It is only written as a document, never
+    sent over gRPC.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -24,11 +24,11 @@ class NewJoinToken(google.protobuf.message.Message):
     COMMAND_FIELD_NUMBER: builtins.int
     THIS_MACHINE_ONLY_FIELD_NUMBER: builtins.int
     token: builtins.str
-    """The whole token; it is shown only here."""
+    """The complete token. It is shown only this once."""
     command: builtins.str
-    """The command that joins a runner, to be typed on the other machine."""
+    """Command that joins a runner, for the other machine."""
     this_machine_only: builtins.bool
-    """Whether the command works on the mesh's own machine alone."""
+    """Whether the command works only on the mesh's own machine."""
     @property
     def join_token(self) -> weft.api.registry.v1.join_token_service_pb2.JoinToken:
         """The token without its secret."""

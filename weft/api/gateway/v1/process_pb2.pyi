@@ -15,7 +15,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ProcessHealth(google.protobuf.message.Message):
-    """Answers of /v1/admin/process-health and /v1/admin/log-level. They are only written as documents, never sent over gRPC.
+    """Responses of /v1/admin/process-health and /v1/admin/log-level. They are only written as documents, never sent over
+    gRPC.
 
     ProcessHealth is the health of one process of the mesh.
     """
@@ -35,20 +36,20 @@ class ProcessHealth(google.protobuf.message.Message):
     status: builtins.str
     """"ok", "degraded", "starting", "not_ready" or "stopping"."""
     live: builtins.bool
-    """Whether the process itself works."""
+    """Whether the process is alive."""
     ready: builtins.bool
-    """Whether it should get requests."""
+    """Whether the process is ready for requests."""
     log_level: builtins.str
-    """The lowest level that it logs."""
+    """Current log level."""
     version: builtins.str
-    """The version of weft that it runs. Absent: it is of a release that does not say it."""
+    """Version of weft. Absent: an older release that does not report it."""
     @property
     def components(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProcessComponent]:
-        """What it needs for its work."""
+        """Components that the process depends on."""
 
     @property
     def log_level_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level holds again. Absent: it does."""
+        """When the configured level applies again. Absent: it applies now."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ global___ProcessHealth = ProcessHealth
 
 @typing.final
 class ProcessComponent(google.protobuf.message.Message):
-    """ProcessComponent is something that a process needs for its work."""
+    """ProcessComponent is a component that a process depends on."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -83,12 +84,12 @@ class ProcessComponent(google.protobuf.message.Message):
     state: builtins.str
     """"ok", "degraded", "starting" or "down"."""
     reason: builtins.str
-    """A fixed word, such as "store_not_writable"; absent where it is well."""
+    """Machine-readable reason, such as "store_not_writable"; absent if the state is "ok"."""
     message: builtins.str
     """One sentence for people."""
     @property
     def since_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it came into this state."""
+        """When the component entered this state."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ global___ProcessComponent = ProcessComponent
 
 @typing.final
 class ProcessLogLevel(google.protobuf.message.Message):
-    """ProcessLogLevel is the level that a process logs at from now on."""
+    """ProcessLogLevel is the new log level of a process."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -117,12 +118,12 @@ class ProcessLogLevel(google.protobuf.message.Message):
     process: builtins.str
     """The process."""
     level: builtins.str
-    """The lowest level that is logged."""
+    """Current log level."""
     previous_level: builtins.str
-    """The one that was logged before."""
+    """Previous log level."""
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level holds again. Absent: it does."""
+        """When the configured level applies again. Absent: it applies now."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ReloadConfigurationRequest(google.protobuf.message.Message):
-    """ReloadConfigurationRequest asks for the configuration to be read again."""
+    """ReloadConfigurationRequest is a request to reload the configuration."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -39,7 +39,7 @@ global___ReloadConfigurationRequest = ReloadConfigurationRequest
 
 @typing.final
 class ReloadConfigurationResponse(google.protobuf.message.Message):
-    """ReloadConfigurationResponse is what changed."""
+    """ReloadConfigurationResponse is the changes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -48,7 +48,7 @@ class ReloadConfigurationResponse(google.protobuf.message.Message):
     NOTES_FIELD_NUMBER: builtins.int
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The files that were read, later ones over earlier ones."""
+        """Files that were read; later ones override earlier ones."""
 
     @property
     def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ConfigurationChange]:
@@ -56,7 +56,7 @@ class ReloadConfigurationResponse(google.protobuf.message.Message):
 
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Sentences for people: what waits, what could not be ended yet."""
+        """Notes for people, such as what still has to end."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ global___ReloadConfigurationResponse = ReloadConfigurationResponse
 
 @typing.final
 class ConfigurationChange(google.protobuf.message.Message):
-    """ConfigurationChange is one difference between the configuration in force and the file."""
+    """ConfigurationChange is one difference between the current configuration and the file."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -84,23 +84,23 @@ class ConfigurationChange(google.protobuf.message.Message):
         ACTION_UNSPECIFIED: ConfigurationChange._Action.ValueType  # 0
         """Not set."""
         ACTION_ADDED: ConfigurationChange._Action.ValueType  # 1
-        """It is new in the file."""
+        """It was added to the file."""
         ACTION_REMOVED: ConfigurationChange._Action.ValueType  # 2
-        """The file names it no longer."""
+        """It was removed from the file."""
         ACTION_CHANGED: ConfigurationChange._Action.ValueType  # 3
-        """Settings of it are different."""
+        """Its settings differ."""
 
     class Action(_Action, metaclass=_ActionEnumTypeWrapper):
-        """Action is what happened to the subject."""
+        """Action is the kind of change."""
 
     ACTION_UNSPECIFIED: ConfigurationChange.Action.ValueType  # 0
     """Not set."""
     ACTION_ADDED: ConfigurationChange.Action.ValueType  # 1
-    """It is new in the file."""
+    """It was added to the file."""
     ACTION_REMOVED: ConfigurationChange.Action.ValueType  # 2
-    """The file names it no longer."""
+    """It was removed from the file."""
     ACTION_CHANGED: ConfigurationChange.Action.ValueType  # 3
-    """Settings of it are different."""
+    """Its settings differ."""
 
     class _Effect:
         ValueType = typing.NewType("ValueType", builtins.int)
@@ -111,13 +111,13 @@ class ConfigurationChange(google.protobuf.message.Message):
         EFFECT_UNSPECIFIED: ConfigurationChange._Effect.ValueType  # 0
         """Not set."""
         EFFECT_LIVE: ConfigurationChange._Effect.ValueType  # 1
-        """Immediately; no request notices."""
+        """Immediately, without an effect on requests."""
         EFFECT_MODEL_RELOAD: ConfigurationChange._Effect.ValueType  # 2
-        """Running requests of the model are finished, and it is loaded again."""
+        """The model is reloaded after its running requests."""
         EFFECT_RUNNER_RESTART: ConfigurationChange._Effect.ValueType  # 3
-        """Running requests of the runner's models are finished, and its process is started again."""
+        """The runner's process is restarted after the running requests of its models."""
         EFFECT_MESH_RESTART: ConfigurationChange._Effect.ValueType  # 4
-        """Not before the whole mesh is started again; until then the old value is in force."""
+        """After a restart of the mesh; the old value applies until then."""
 
     class Effect(_Effect, metaclass=_EffectEnumTypeWrapper):
         """Effect is how the change takes effect."""
@@ -125,13 +125,13 @@ class ConfigurationChange(google.protobuf.message.Message):
     EFFECT_UNSPECIFIED: ConfigurationChange.Effect.ValueType  # 0
     """Not set."""
     EFFECT_LIVE: ConfigurationChange.Effect.ValueType  # 1
-    """Immediately; no request notices."""
+    """Immediately, without an effect on requests."""
     EFFECT_MODEL_RELOAD: ConfigurationChange.Effect.ValueType  # 2
-    """Running requests of the model are finished, and it is loaded again."""
+    """The model is reloaded after its running requests."""
     EFFECT_RUNNER_RESTART: ConfigurationChange.Effect.ValueType  # 3
-    """Running requests of the runner's models are finished, and its process is started again."""
+    """The runner's process is restarted after the running requests of its models."""
     EFFECT_MESH_RESTART: ConfigurationChange.Effect.ValueType  # 4
-    """Not before the whole mesh is started again; until then the old value is in force."""
+    """After a restart of the mesh; the old value applies until then."""
 
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
@@ -141,9 +141,9 @@ class ConfigurationChange(google.protobuf.message.Message):
     SETTINGS_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """What it is: runner, model, agent or setting."""
+    """Kind of the changed object: runner, model, agent or setting."""
     name: builtins.str
-    """Its name; of a setting its path, such as `router.rate_limits.default`."""
+    """Name of the object; for a setting its path, such as `router.rate_limits.default`."""
     runner: builtins.str
     """The runner of a model or an agent."""
     action: global___ConfigurationChange.Action.ValueType
@@ -151,7 +151,7 @@ class ConfigurationChange(google.protobuf.message.Message):
     effect: global___ConfigurationChange.Effect.ValueType
     """How that takes effect."""
     error: builtins.str
-    """Why it could not be carried out; empty: it was, or is only shown."""
+    """Why the change failed; empty: it did not fail, or it is a dry run."""
     @property
     def settings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SettingChange]:
         """The settings of a changed runner, model or agent, or the setting itself."""
@@ -173,7 +173,7 @@ global___ConfigurationChange = ConfigurationChange
 
 @typing.final
 class SettingChange(google.protobuf.message.Message):
-    """SettingChange is a setting with another value."""
+    """SettingChange is a changed setting."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -183,9 +183,9 @@ class SettingChange(google.protobuf.message.Message):
     name: builtins.str
     """The name of the setting, relative to its runner, model or agent."""
     before: builtins.str
-    """The value in force as JSON, at most 256 characters; "***" for a secret; empty: not set."""
+    """Current value as JSON, at most 256 characters; "***" for a secret; empty: not set."""
     after: builtins.str
-    """The value of the file, likewise."""
+    """Value in the file, in the same form."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ConfigurationServiceStub(object):
-    """ConfigurationService changes a process that reads weft.yaml while it runs: `weft up`, and a runner of it.
+    """ConfigurationService reloads the configuration of a running process: of `weft up`, and of its runners.
     """
 
     def __init__(self, channel):
@@ -43,14 +43,14 @@ class ConfigurationServiceStub(object):
 
 
 class ConfigurationServiceServicer(object):
-    """ConfigurationService changes a process that reads weft.yaml while it runs: `weft up`, and a runner of it.
+    """ConfigurationService reloads the configuration of a running process: of `weft up`, and of its runners.
     """
 
     def ReloadConfiguration(self, request, context):
-        """ReloadConfiguration reads the configuration again, and carries out what changed. It returns once models that are
-        gone have ended, and once others load. A reload that is carried out, such as that of a watched file, ends first.
+        """ReloadConfiguration reads the configuration again and applies the changes. It returns once removed models have
+        ended and changed ones are loading. A reload that is already running ends first.
 
-        INVALID_ARGUMENT and MALFORMED_REQUEST, naming all that is wrong with the file: nothing has changed then.
+        INVALID_ARGUMENT and MALFORMED_REQUEST if the file is invalid, with all errors; nothing is changed then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,7 +73,7 @@ def add_ConfigurationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConfigurationService(object):
-    """ConfigurationService changes a process that reads weft.yaml while it runs: `weft up`, and a runner of it.
+    """ConfigurationService reloads the configuration of a running process: of `weft up`, and of its runners.
     """
 
     @staticmethod

@@ -18,34 +18,34 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ConfigurationServiceStub:
-    """ConfigurationService changes a process that reads weft.yaml while it runs: `weft up`, and a runner of it."""
+    """ConfigurationService reloads the configuration of a running process: of `weft up`, and of its runners."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     ReloadConfiguration: grpc.UnaryUnaryMultiCallable[
         weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationRequest,
         weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationResponse,
     ]
-    """ReloadConfiguration reads the configuration again, and carries out what changed. It returns once models that are
-    gone have ended, and once others load. A reload that is carried out, such as that of a watched file, ends first.
+    """ReloadConfiguration reads the configuration again and applies the changes. It returns once removed models have
+    ended and changed ones are loading. A reload that is already running ends first.
 
-    INVALID_ARGUMENT and MALFORMED_REQUEST, naming all that is wrong with the file: nothing has changed then.
+    INVALID_ARGUMENT and MALFORMED_REQUEST if the file is invalid, with all errors; nothing is changed then.
     """
 
 class ConfigurationServiceAsyncStub:
-    """ConfigurationService changes a process that reads weft.yaml while it runs: `weft up`, and a runner of it."""
+    """ConfigurationService reloads the configuration of a running process: of `weft up`, and of its runners."""
 
     ReloadConfiguration: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationRequest,
         weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationResponse,
     ]
-    """ReloadConfiguration reads the configuration again, and carries out what changed. It returns once models that are
-    gone have ended, and once others load. A reload that is carried out, such as that of a watched file, ends first.
+    """ReloadConfiguration reads the configuration again and applies the changes. It returns once removed models have
+    ended and changed ones are loading. A reload that is already running ends first.
 
-    INVALID_ARGUMENT and MALFORMED_REQUEST, naming all that is wrong with the file: nothing has changed then.
+    INVALID_ARGUMENT and MALFORMED_REQUEST if the file is invalid, with all errors; nothing is changed then.
     """
 
 class ConfigurationServiceServicer(metaclass=abc.ABCMeta):
-    """ConfigurationService changes a process that reads weft.yaml while it runs: `weft up`, and a runner of it."""
+    """ConfigurationService reloads the configuration of a running process: of `weft up`, and of its runners."""
 
     @abc.abstractmethod
     def ReloadConfiguration(
@@ -53,10 +53,10 @@ class ConfigurationServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationResponse, collections.abc.Awaitable[weft.api.operations.v1.configuration_service_pb2.ReloadConfigurationResponse]]:
-        """ReloadConfiguration reads the configuration again, and carries out what changed. It returns once models that are
-        gone have ended, and once others load. A reload that is carried out, such as that of a watched file, ends first.
+        """ReloadConfiguration reads the configuration again and applies the changes. It returns once removed models have
+        ended and changed ones are loading. A reload that is already running ends first.
 
-        INVALID_ARGUMENT and MALFORMED_REQUEST, naming all that is wrong with the file: nothing has changed then.
+        INVALID_ARGUMENT and MALFORMED_REQUEST if the file is invalid, with all errors; nothing is changed then.
         """
 
 def add_ConfigurationServiceServicer_to_server(servicer: ConfigurationServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

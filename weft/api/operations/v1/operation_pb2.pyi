@@ -28,8 +28,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Operation(google.protobuf.message.Message):
-    """Operation is governed work on the mesh itself (load a model, unload it, pull its files, flush a cache), as a durable
-    resource.
+    """Operation is a durable resource for work on the mesh: loading and unloading models, pulling files, and flushing
+    caches.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -43,31 +43,31 @@ class Operation(google.protobuf.message.Message):
         STATE_UNSPECIFIED: Operation._State.ValueType  # 0
         """Not set."""
         STATE_PENDING: Operation._State.ValueType  # 1
-        """Accepted, not begun."""
+        """Accepted but not started."""
         STATE_RUNNING: Operation._State.ValueType  # 2
         """Under way."""
         STATE_SUCCEEDED: Operation._State.ValueType  # 3
         """Done."""
         STATE_FAILED: Operation._State.ValueType  # 4
-        """Ended without success; `reason` says why."""
+        """Failed; see `reason`."""
         STATE_CANCELLED: Operation._State.ValueType  # 5
-        """Cancelled before it was done."""
+        """Cancelled before it was complete."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
-        """State is where the operation is in its life."""
+        """State is the state of the operation."""
 
     STATE_UNSPECIFIED: Operation.State.ValueType  # 0
     """Not set."""
     STATE_PENDING: Operation.State.ValueType  # 1
-    """Accepted, not begun."""
+    """Accepted but not started."""
     STATE_RUNNING: Operation.State.ValueType  # 2
     """Under way."""
     STATE_SUCCEEDED: Operation.State.ValueType  # 3
     """Done."""
     STATE_FAILED: Operation.State.ValueType  # 4
-    """Ended without success; `reason` says why."""
+    """Failed; see `reason`."""
     STATE_CANCELLED: Operation.State.ValueType  # 5
-    """Cancelled before it was done."""
+    """Cancelled before it was complete."""
 
     NAME_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
@@ -93,27 +93,27 @@ class Operation(google.protobuf.message.Message):
     name: builtins.str
     """Unique name, "operations/<id>"."""
     state: global___Operation.State.ValueType
-    """Where it is in its life."""
+    """Current state."""
     progress: builtins.float
-    """Share done, 0 to 1. Absent: unknown."""
+    """Progress, 0 to 1. Absent: unknown."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
     """Why it failed."""
     detail: builtins.str
-    """What is happening or went wrong, in words."""
+    """Details about the progress or the failure."""
     stage: builtins.str
-    """What is being done, such as "waiting for memory", "loading"."""
+    """Current stage, such as "waiting for memory" or "loading"."""
     runner: builtins.str
-    """The runner that carries it out, by name; empty until it is chosen, and for work on several."""
+    """Runner that performs the operation; empty until it is chosen, and for operations on several runners."""
     requested_by: builtins.str
-    """Who asked for it, in the caller's own words."""
+    """Requester, as named by the caller."""
     request_id: builtins.str
     """The caller's id of the request that created it."""
     done_bytes: builtins.int
-    """Of a pull: bytes of all files that are here. Absent: unknown, or it pulls nothing."""
+    """For a pull: number of bytes that have been downloaded. Absent: unknown, or not a pull."""
     total_bytes: builtins.int
-    """Of a pull: bytes of all files. Absent: unknown, or it pulls nothing."""
+    """For a pull: total size of all files in bytes. Absent: unknown, or not a pull."""
     digest: builtins.str
-    """Of a pull: SHA-256 of the file that is loaded now, "sha256:" and hex. Empty: unknown, or it pulls nothing."""
+    """For a pull: digest of the file that is being downloaded, "sha256:" and hex digits. Empty: unknown, or not a pull."""
     number: builtins.int
     """Its number in order of acceptance, from 1."""
     cancel_requested: builtins.bool
@@ -132,15 +132,15 @@ class Operation(google.protobuf.message.Message):
 
     @property
     def eta(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it will still take, from earlier ones. Absent: unknown."""
+        """Estimated remaining time, based on earlier operations. Absent: unknown."""
 
     @property
     def signers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Key ids of its signers; empty where no signature was required."""
+        """Key ids of the signers; empty if no signature was required."""
 
     @property
     def result(self) -> global___OperationResult:
-        """What came of it; set once it has succeeded."""
+        """Result; set when the operation has succeeded."""
 
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -184,7 +184,7 @@ global___Operation = Operation
 
 @typing.final
 class OperationAction(google.protobuf.message.Message):
-    """OperationAction is what an operation does. The same bytes of it are what signers sign."""
+    """OperationAction is what an operation does. Signers sign the bytes of this message."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -203,7 +203,7 @@ class OperationAction(google.protobuf.message.Message):
 
     @property
     def flush_cache(self) -> global___FlushCache:
-        """Forget cached prefixes."""
+        """Flush cached prefixes."""
 
     @property
     def pull_model(self) -> global___PullModel:
@@ -211,7 +211,7 @@ class OperationAction(google.protobuf.message.Message):
 
     @property
     def remove_model(self) -> global___RemoveModel:
-        """Serve a model no longer that was loaded by its source."""
+        """Stop serving a model that was loaded from a source."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ global___OperationAction = OperationAction
 
 @typing.final
 class LoadModel(google.protobuf.message.Message):
-    """LoadModel loads a model, or loads it again with other options."""
+    """LoadModel loads a model, or reloads it with other options."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -241,21 +241,24 @@ class LoadModel(google.protobuf.message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     RUNNER_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """A model, by its name in the mesh; or a pool, of which then the members that it takes are loaded. With `source`: the name
-    that it is to have; empty: one that follows from the source.
+    """Name of a model, or of a pool, whose members are then loaded as needed. With `source`: name for the new model;
+    empty: a name derived from the source.
     """
     evict_model: builtins.str
-    """A model that is unloaded first to make room; empty: none."""
+    """Model to unload first; empty: none."""
     replicas: builtins.int
-    """Of a pool: how many members are to be loaded afterwards; 0: one. More are unloaded again, idle ones first."""
+    """For a pool: number of members to keep loaded; 0: one. Members beyond it are unloaded, idle ones first."""
     source: builtins.str
-    """What the model is, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B-GGUF", a URL or a path: it is pulled where it
-    is not there, and served by a runner without a line in its weft.yaml (docs/models.md). The address of a server, such as
-    "http://box.lan:11434" or "https://host/v1", attaches that server: every model that it lists is served, `model` is the
-    server's own name, and `options` may have the parameters `api_key_env` and `remote`. Empty: the model is known.
+    """Source of the model, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B-GGUF", a URL or a path. It is pulled if
+    necessary, and a runner serves it without an entry in its weft.yaml (docs/models.md). The address of a server, such
+    as "http://box.lan:11434" or "https://host/v1", attaches that server: all models that it lists are served, `model`
+    is the server's name in the mesh, and `options` may have the parameters `api_key_env` and `remote`. Empty: the
+    model is already known.
     """
     runner: builtins.str
-    """With `source`: the runner that is to serve it. Empty: the one that serves it already, else the only one that can."""
+    """With `source`: runner that should serve the model. Empty: the one that already serves it, else the only one that
+    can.
+    """
     @property
     def options(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
         """How to load it."""
@@ -277,7 +280,7 @@ global___LoadModel = LoadModel
 
 @typing.final
 class PullModel(google.protobuf.message.Message):
-    """PullModel pulls the files of a model into the store of a runner's home."""
+    """PullModel pulls the files of a model into the model store of a runner."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -285,11 +288,11 @@ class PullModel(google.protobuf.message.Message):
     RUNNER_FIELD_NUMBER: builtins.int
     FORM_FIELD_NUMBER: builtins.int
     source: builtins.str
-    """What to pull, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" or "Qwen/Qwen3-8B-GGUF"."""
+    """Source to pull, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" or "Qwen/Qwen3-8B-GGUF"."""
     runner: builtins.str
-    """The runner whose home it is pulled to. Empty: the only one that can."""
+    """Runner whose model store gets the files. Empty: the only one that can."""
     form: weft.api.runner.v1.model_store_pb2.StoredForm.ValueType
-    """Form of its files; not set: GGUF where there is one."""
+    """Format of the files. Not set: GGUF if available."""
     def __init__(
         self,
         *,
@@ -303,13 +306,13 @@ global___PullModel = PullModel
 
 @typing.final
 class RemoveModel(google.protobuf.message.Message):
-    """RemoveModel ends a model that was loaded by its source, or detaches a server. Files stay in the store."""
+    """RemoveModel stops serving a model that was loaded from a source, or detaches a server. Files stay in the model store."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """The model by its name in the mesh, or the server."""
+    """Name of the model in the mesh, or of the server."""
     def __init__(
         self,
         *,
@@ -339,7 +342,7 @@ global___UnloadModel = UnloadModel
 
 @typing.final
 class FlushCache(google.protobuf.message.Message):
-    """FlushCache forgets cached prefixes."""
+    """FlushCache flushes cached prefixes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -349,15 +352,15 @@ class FlushCache(google.protobuf.message.Message):
     TAG_FIELD_NUMBER: builtins.int
     RUNNER_FIELD_NUMBER: builtins.int
     scope: weft.api.runner.v1.runner_service_pb2.FlushCacheRequest.Scope.ValueType
-    """What is forgotten."""
+    """Which prefixes are flushed."""
     model: builtins.str
-    """A model, by name; empty: every model of `runner`, or of every runner."""
+    """Name of a model; empty: all models of `runner`, or of all runners."""
     tenant: builtins.str
     """The tenant."""
     tag: builtins.str
     """The tag."""
     runner: builtins.str
-    """One runner, by name; empty: every one."""
+    """Name of a runner; empty: all runners."""
     def __init__(
         self,
         *,
@@ -373,7 +376,7 @@ global___FlushCache = FlushCache
 
 @typing.final
 class OperationResult(google.protobuf.message.Message):
-    """OperationResult is what came of an operation."""
+    """OperationResult is the result of an operation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -389,26 +392,26 @@ class OperationResult(google.protobuf.message.Message):
     PULLED_FIELD_NUMBER: builtins.int
     ADDED_FIELD_NUMBER: builtins.int
     memory_bytes: builtins.int
-    """Accelerator memory that what was loaded holds now."""
+    """Accelerator memory of the loaded model."""
     memory_measured: builtins.bool
     """Whether that was measured."""
     memory_freed_bytes: builtins.int
-    """Accelerator memory that was given up."""
+    """Accelerator memory that was released."""
     cache_flushed: builtins.bool
-    """Whether caches went with it."""
+    """Whether cached prefixes were lost."""
     entry_count: builtins.int
-    """Cached prefixes that were forgotten."""
+    """Number of flushed prefixes."""
     token_count: builtins.int
-    """Tokens that they held. Absent: unknown."""
+    """Number of tokens in the flushed prefixes. Absent: unknown."""
     reusable_bytes: builtins.int
-    """Memory of the KV cache that other prefixes can use now. Absent: unknown."""
+    """KV cache memory that other prefixes can now use. Absent: unknown."""
     @property
     def load_time(self) -> google.protobuf.duration_pb2.Duration:
         """How long the load took."""
 
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The models that it concerned, by name."""
+        """Names of the affected models."""
 
     @property
     def pulled(self) -> weft.api.runner.v1.model_store_pb2.StoredModel:
@@ -416,7 +419,7 @@ class OperationResult(google.protobuf.message.Message):
 
     @property
     def added(self) -> weft.api.runner.v1.added_model_pb2.AddedModel:
-        """The model that was loaded by its source, or removed: with what was chosen for it and why."""
+        """The model that was loaded from its source or removed, with the chosen settings and the reasons."""
 
     def __init__(
         self,

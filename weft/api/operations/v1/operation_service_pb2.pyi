@@ -24,7 +24,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class CreateOperationRequest(google.protobuf.message.Message):
-    """CreateOperationRequest asks for an operation."""
+    """CreateOperationRequest creates an operation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -33,11 +33,13 @@ class CreateOperationRequest(google.protobuf.message.Message):
     REQUESTED_BY_FIELD_NUMBER: builtins.int
     AUTHORIZATION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """Chosen by the caller, the same on every repeat of one call: letters, digits, '.', '_', '-'; at most 128 characters."""
+    """Idempotency id chosen by the caller, the same for every retry of a call: letters, digits, '.', '_', '-'; at most
+    128 characters.
+    """
     requested_by: builtins.str
-    """Who asks, in the caller's own words, for the audit log; at most 256 characters."""
+    """Requester for the audit log, as named by the caller; at most 256 characters."""
     authorization: builtins.str
-    """The token or signatures that governance asks for, in one of the forms of docs/security.md; at most 16 KiB."""
+    """Token or signatures that governance requires, in a format of docs/security.md; at most 16 KiB."""
     @property
     def action(self) -> weft.api.operations.v1.operation_pb2.OperationAction:
         """What to do."""
@@ -67,7 +69,7 @@ class CreateOperationResponse(google.protobuf.message.Message):
     """Whether an earlier call with the same request_id created it."""
     @property
     def operation(self) -> weft.api.operations.v1.operation_pb2.Operation:
-        """As it is now."""
+        """Current state."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class GetOperationResponse(google.protobuf.message.Message):
     OPERATION_FIELD_NUMBER: builtins.int
     @property
     def operation(self) -> weft.api.operations.v1.operation_pb2.Operation:
-        """As it is now."""
+        """Current state."""
 
     def __init__(
         self,
@@ -129,11 +131,11 @@ class ListOperationsRequest(google.protobuf.message.Message):
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     UNFINISHED_ONLY_FIELD_NUMBER: builtins.int
     page_size: builtins.int
-    """How many at most; 0: 100. At most 1,000."""
+    """Maximum number of results, at most 1,000; 0: 100."""
     page_token: builtins.str
-    """Where an earlier page ended."""
+    """Token of the page, from the previous response."""
     unfinished_only: builtins.bool
-    """Only those that have not ended."""
+    """Whether to return only unfinished operations."""
     def __init__(
         self,
         *,
@@ -196,7 +198,7 @@ class WatchOperationResponse(google.protobuf.message.Message):
     OPERATION_FIELD_NUMBER: builtins.int
     @property
     def operation(self) -> weft.api.operations.v1.operation_pb2.Operation:
-        """As it is now."""
+        """Current state."""
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class WatchOperationsRequest(google.protobuf.message.Message):
 
     PAST_COUNT_FIELD_NUMBER: builtins.int
     past_count: builtins.int
-    """At most this many of those that have ended; 0 means 100, more than 1,000 means 1,000."""
+    """Maximum number of ended operations, at most 1,000; 0: 100."""
     def __init__(
         self,
         *,
@@ -235,10 +237,10 @@ class WatchOperationsResponse(google.protobuf.message.Message):
     OPERATION_FIELD_NUMBER: builtins.int
     SYNCED_FIELD_NUMBER: builtins.int
     synced: builtins.bool
-    """Always true: everything that there is has been sent; changes follow."""
+    """Always true: the current state has been sent completely; changes follow."""
     @property
     def operation(self) -> weft.api.operations.v1.operation_pb2.Operation:
-        """As it is now."""
+        """Current state."""
 
     def __init__(
         self,
@@ -263,7 +265,7 @@ class CancelOperationRequest(google.protobuf.message.Message):
     name: builtins.str
     """Its name, "operations/<id>"."""
     requested_by: builtins.str
-    """Who asks, in the caller's own words, for the audit log; at most 256 characters."""
+    """Requester for the audit log, as named by the caller; at most 256 characters."""
     def __init__(
         self,
         *,
@@ -283,7 +285,7 @@ class CancelOperationResponse(google.protobuf.message.Message):
     OPERATION_FIELD_NUMBER: builtins.int
     @property
     def operation(self) -> weft.api.operations.v1.operation_pb2.Operation:
-        """As it is now: CANCELLED only once nothing of it continues."""
+        """Current state; CANCELLED only when all work has stopped."""
 
     def __init__(
         self,
@@ -297,7 +299,7 @@ global___CancelOperationResponse = CancelOperationResponse
 
 @typing.final
 class GetGovernanceRequest(google.protobuf.message.Message):
-    """GetGovernanceRequest asks for the rules."""
+    """GetGovernanceRequest requests the governance rules."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -309,7 +311,7 @@ global___GetGovernanceRequest = GetGovernanceRequest
 
 @typing.final
 class GetGovernanceResponse(google.protobuf.message.Message):
-    """GetGovernanceResponse is the rules."""
+    """GetGovernanceResponse is the governance rules."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -349,18 +351,18 @@ class GetGovernanceResponse(google.protobuf.message.Message):
     mode: global___GetGovernanceResponse.Mode.ValueType
     """What an operation needs."""
     required_signers: builtins.int
-    """How many different signers must agree."""
+    """Number of different signers that must sign."""
     audience: builtins.str
-    """What tokens must be made out to: the registry's own id."""
+    """Audience of tokens: the registry's id."""
     policy_version: builtins.str
-    """The policy's version; tokens made under an earlier one are refused."""
+    """Version of the policy; tokens of an earlier version are refused."""
     @property
     def signers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The signers, by key id."""
 
     @property
     def token_lifetime(self) -> google.protobuf.duration_pb2.Duration:
-        """Longest life of a token."""
+        """Maximum lifetime of a token."""
 
     def __init__(
         self,
@@ -386,9 +388,9 @@ class ListAuditEntriesRequest(google.protobuf.message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: builtins.int
     page_size: builtins.int
-    """How many at most; 0: 100. At most 1,000."""
+    """Maximum number of results, at most 1,000; 0: 100."""
     after_sequence: builtins.int
-    """Only entries after this one. 0: from the first."""
+    """Only entries after this number. 0: from the first."""
     def __init__(
         self,
         *,
@@ -413,7 +415,7 @@ class ListAuditEntriesResponse(google.protobuf.message.Message):
 
     @property
     def head(self) -> global___AuditHead:
-        """The newest entry of the log: keep its hash elsewhere, and a log that was cut or rewritten shows."""
+        """Newest entry of the log. Store its hash elsewhere to detect a truncated or rewritten log."""
 
     def __init__(
         self,
@@ -435,7 +437,7 @@ class AuditHead(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     HASH_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """The number of the newest entry; 0: there is none."""
+    """Number of the newest entry; 0: the log is empty."""
     hash: builtins.str
     """Its hash, 64 hex digits."""
     def __init__(
@@ -450,7 +452,7 @@ global___AuditHead = AuditHead
 
 @typing.final
 class RecordCancellationRequest(google.protobuf.message.Message):
-    """RecordCancellationRequest is the request that was ended."""
+    """RecordCancellationRequest is the cancelled request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -462,7 +464,7 @@ class RecordCancellationRequest(google.protobuf.message.Message):
     tenant: builtins.str
     """The tenant it was for."""
     cancelled_by: builtins.str
-    """Who ended it, such as "key:<id>"; at most 256 characters."""
+    """Caller who cancelled it, such as "key:<id>"; at most 256 characters."""
     def __init__(
         self,
         *,
@@ -476,7 +478,7 @@ global___RecordCancellationRequest = RecordCancellationRequest
 
 @typing.final
 class RecordCancellationResponse(google.protobuf.message.Message):
-    """RecordCancellationResponse says that it is written or counted."""
+    """RecordCancellationResponse acknowledges."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -488,7 +490,7 @@ global___RecordCancellationResponse = RecordCancellationResponse
 
 @typing.final
 class RecordLogLevelRequest(google.protobuf.message.Message):
-    """RecordLogLevelRequest is a log level that was changed."""
+    """RecordLogLevelRequest is a changed log level."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -499,12 +501,12 @@ class RecordLogLevelRequest(google.protobuf.message.Message):
     process: builtins.str
     """The process, such as "router" or "runner/local"; at most 256 characters."""
     level: builtins.str
-    """The level that is logged from now on."""
+    """New log level."""
     changed_by: builtins.str
     """Who changed it, such as "key:<id>"; at most 256 characters."""
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level holds again; absent: it does."""
+        """When the configured level applies again. Absent: it applies now."""
 
     def __init__(
         self,
@@ -521,7 +523,7 @@ global___RecordLogLevelRequest = RecordLogLevelRequest
 
 @typing.final
 class RecordLogLevelResponse(google.protobuf.message.Message):
-    """RecordLogLevelResponse says that it is written."""
+    """RecordLogLevelResponse acknowledges."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -533,8 +535,8 @@ global___RecordLogLevelResponse = RecordLogLevelResponse
 
 @typing.final
 class AuditEntry(google.protobuf.message.Message):
-    """AuditEntry is one line of the audit log. `hash` is SHA-256 over the hash of the entry before it and the canonical form
-    of this one, see docs/security.md.
+    """AuditEntry is one entry of the audit log. `hash` is the SHA-256 of the previous entry's hash and the canonical form
+    of this entry; see docs/security.md.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -554,15 +556,15 @@ class AuditEntry(google.protobuf.message.Message):
     "log_level.changed".
     """
     actor: builtins.str
-    """Who did it, in the caller's own words."""
+    """Actor, as named by the caller."""
     operation: builtins.str
-    """What it is about, "operations/<id>", or empty."""
+    """Related operation, "operations/<id>", or empty."""
     detail: builtins.str
-    """The rest as a JSON object: action, signers, why it was refused."""
+    """Details as a JSON object: action, signers, reason of a refusal."""
     previous_hash: builtins.str
-    """Hash of the entry before it; 64 zeros for the first."""
+    """Hash of the previous entry; 64 zeros for the first."""
     hash: builtins.str
-    """Its own hash, 64 hex digits."""
+    """Hash of this entry, 64 hex digits."""
     @property
     def time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it happened."""

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class OperationServiceStub(object):
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
-    after a restart of the registry, and is kept for 7 days once it has ended.
+    """OperationService creates, watches and cancels operations. Operations are durable: an acknowledged one continues after
+    a restart of the registry, and is kept for 7 days after it has ended.
     """
 
     def __init__(self, channel):
@@ -89,16 +89,16 @@ class OperationServiceStub(object):
 
 
 class OperationServiceServicer(object):
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
-    after a restart of the registry, and is kept for 7 days once it has ended.
+    """OperationService creates, watches and cancels operations. Operations are durable: an acknowledged one continues after
+    a restart of the registry, and is kept for 7 days after it has ended.
     """
 
     def CreateOperation(self, request, context):
         """CreateOperation accepts an operation, or returns the one that the same request_id created before.
 
-        ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. Where governance asks for a token,
-        PERMISSION_DENIED / OPERATION_REFUSED without a good one: why is in the audit log. MODEL_NOT_FOUND and
-        INVALID_ARGUMENT as far as that can be seen immediately; all else becomes the operation's own failure.
+        ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. If governance requires a token,
+        PERMISSION_DENIED / OPERATION_REFUSED without a valid one; the audit log has the reason. MODEL_NOT_FOUND and
+        INVALID_ARGUMENT if they can be detected immediately; later errors are failures of the operation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,15 +152,15 @@ class OperationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RecordCancellation(self, request, context):
-        """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
-        it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
+        """RecordCancellation records in the audit log that a request was cancelled by its id. Called by the router. The first
+        20 in 10 minutes get an entry each; the others share one with their number by tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordLogLevel(self, request, context):
-        """RecordLogLevel writes into the audit log that the log level of a process was changed. Called by that process.
+        """RecordLogLevel records a change of a process's log level in the audit log. Called by that process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,8 +235,8 @@ def add_OperationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperationService(object):
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
-    after a restart of the registry, and is kept for 7 days once it has ended.
+    """OperationService creates, watches and cancels operations. Operations are durable: an acknowledged one continues after
+    a restart of the registry, and is kept for 7 days after it has ended.
     """
 
     @staticmethod

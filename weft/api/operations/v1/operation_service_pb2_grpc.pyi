@@ -18,8 +18,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class OperationServiceStub:
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
-    after a restart of the registry, and is kept for 7 days once it has ended.
+    """OperationService creates, watches and cancels operations. Operations are durable: an acknowledged one continues after
+    a restart of the registry, and is kept for 7 days after it has ended.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -29,9 +29,9 @@ class OperationServiceStub:
     ]
     """CreateOperation accepts an operation, or returns the one that the same request_id created before.
 
-    ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. Where governance asks for a token,
-    PERMISSION_DENIED / OPERATION_REFUSED without a good one: why is in the audit log. MODEL_NOT_FOUND and
-    INVALID_ARGUMENT as far as that can be seen immediately; all else becomes the operation's own failure.
+    ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. If governance requires a token,
+    PERMISSION_DENIED / OPERATION_REFUSED without a valid one; the audit log has the reason. MODEL_NOT_FOUND and
+    INVALID_ARGUMENT if they can be detected immediately; later errors are failures of the operation.
     """
 
     GetOperation: grpc.UnaryUnaryMultiCallable[
@@ -81,15 +81,15 @@ class OperationServiceStub:
         weft.api.operations.v1.operation_service_pb2.RecordCancellationRequest,
         weft.api.operations.v1.operation_service_pb2.RecordCancellationResponse,
     ]
-    """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
-    it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
+    """RecordCancellation records in the audit log that a request was cancelled by its id. Called by the router. The first
+    20 in 10 minutes get an entry each; the others share one with their number by tenant.
     """
 
     RecordLogLevel: grpc.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.RecordLogLevelRequest,
         weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse,
     ]
-    """RecordLogLevel writes into the audit log that the log level of a process was changed. Called by that process."""
+    """RecordLogLevel records a change of a process's log level in the audit log. Called by that process."""
 
     ListAuditEntries: grpc.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesRequest,
@@ -98,8 +98,8 @@ class OperationServiceStub:
     """ListAuditEntries returns the audit log, oldest first."""
 
 class OperationServiceAsyncStub:
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
-    after a restart of the registry, and is kept for 7 days once it has ended.
+    """OperationService creates, watches and cancels operations. Operations are durable: an acknowledged one continues after
+    a restart of the registry, and is kept for 7 days after it has ended.
     """
 
     CreateOperation: grpc.aio.UnaryUnaryMultiCallable[
@@ -108,9 +108,9 @@ class OperationServiceAsyncStub:
     ]
     """CreateOperation accepts an operation, or returns the one that the same request_id created before.
 
-    ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. Where governance asks for a token,
-    PERMISSION_DENIED / OPERATION_REFUSED without a good one: why is in the audit log. MODEL_NOT_FOUND and
-    INVALID_ARGUMENT as far as that can be seen immediately; all else becomes the operation's own failure.
+    ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. If governance requires a token,
+    PERMISSION_DENIED / OPERATION_REFUSED without a valid one; the audit log has the reason. MODEL_NOT_FOUND and
+    INVALID_ARGUMENT if they can be detected immediately; later errors are failures of the operation.
     """
 
     GetOperation: grpc.aio.UnaryUnaryMultiCallable[
@@ -160,15 +160,15 @@ class OperationServiceAsyncStub:
         weft.api.operations.v1.operation_service_pb2.RecordCancellationRequest,
         weft.api.operations.v1.operation_service_pb2.RecordCancellationResponse,
     ]
-    """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
-    it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
+    """RecordCancellation records in the audit log that a request was cancelled by its id. Called by the router. The first
+    20 in 10 minutes get an entry each; the others share one with their number by tenant.
     """
 
     RecordLogLevel: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.RecordLogLevelRequest,
         weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse,
     ]
-    """RecordLogLevel writes into the audit log that the log level of a process was changed. Called by that process."""
+    """RecordLogLevel records a change of a process's log level in the audit log. Called by that process."""
 
     ListAuditEntries: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesRequest,
@@ -177,8 +177,8 @@ class OperationServiceAsyncStub:
     """ListAuditEntries returns the audit log, oldest first."""
 
 class OperationServiceServicer(metaclass=abc.ABCMeta):
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
-    after a restart of the registry, and is kept for 7 days once it has ended.
+    """OperationService creates, watches and cancels operations. Operations are durable: an acknowledged one continues after
+    a restart of the registry, and is kept for 7 days after it has ended.
     """
 
     @abc.abstractmethod
@@ -189,9 +189,9 @@ class OperationServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[weft.api.operations.v1.operation_service_pb2.CreateOperationResponse, collections.abc.Awaitable[weft.api.operations.v1.operation_service_pb2.CreateOperationResponse]]:
         """CreateOperation accepts an operation, or returns the one that the same request_id created before.
 
-        ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. Where governance asks for a token,
-        PERMISSION_DENIED / OPERATION_REFUSED without a good one: why is in the audit log. MODEL_NOT_FOUND and
-        INVALID_ARGUMENT as far as that can be seen immediately; all else becomes the operation's own failure.
+        ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. If governance requires a token,
+        PERMISSION_DENIED / OPERATION_REFUSED without a valid one; the audit log has the reason. MODEL_NOT_FOUND and
+        INVALID_ARGUMENT if they can be detected immediately; later errors are failures of the operation.
         """
 
     @abc.abstractmethod
@@ -255,8 +255,8 @@ class OperationServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.operations.v1.operation_service_pb2.RecordCancellationRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.operations.v1.operation_service_pb2.RecordCancellationResponse, collections.abc.Awaitable[weft.api.operations.v1.operation_service_pb2.RecordCancellationResponse]]:
-        """RecordCancellation writes into the audit log that somebody ended a request by its id. Called by the router that ended
-        it. The first 20 in 10 minutes have an entry each, the others share one with their number by tenant.
+        """RecordCancellation records in the audit log that a request was cancelled by its id. Called by the router. The first
+        20 in 10 minutes get an entry each; the others share one with their number by tenant.
         """
 
     @abc.abstractmethod
@@ -265,7 +265,7 @@ class OperationServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.operations.v1.operation_service_pb2.RecordLogLevelRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse, collections.abc.Awaitable[weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse]]:
-        """RecordLogLevel writes into the audit log that the log level of a process was changed. Called by that process."""
+        """RecordLogLevel records a change of a process's log level in the audit log. Called by that process."""
 
     @abc.abstractmethod
     def ListAuditEntries(

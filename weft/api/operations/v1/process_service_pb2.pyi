@@ -16,7 +16,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class GetHealthRequest(google.protobuf.message.Message):
-    """GetHealthRequest asks for the health of a process."""
+    """GetHealthRequest requests the health of a process."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -44,20 +44,20 @@ class GetHealthResponse(google.protobuf.message.Message):
     status: builtins.str
     """"ok", "degraded", "starting", "not_ready" or "stopping"."""
     live: builtins.bool
-    """Whether the process itself works."""
+    """Whether the process is alive."""
     ready: builtins.bool
-    """Whether it should get requests."""
+    """Whether the process is ready for requests."""
     log_level: builtins.str
-    """The lowest level that it logs."""
+    """Current log level."""
     version: builtins.str
-    """The version of weft that it runs. Empty: it is of a release that does not say it."""
+    """Version of weft. Empty: an older release that does not report it."""
     @property
     def components(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HealthComponent]:
-        """What it needs for its work."""
+        """Components that the process depends on."""
 
     @property
     def log_level_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level holds again; absent: it is the configured one."""
+        """When the configured level applies again. Absent: it applies now."""
 
     @property
     def schemas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DatabaseSchema]:
@@ -65,7 +65,7 @@ class GetHealthResponse(google.protobuf.message.Message):
 
     @property
     def watching_processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WatchingProcess]:
-        """Of a registry: the routers and gateways that follow its watch now, at most 1,000."""
+        """For a registry: routers and gateways that are watching it now, at most 1,000."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ global___GetHealthResponse = GetHealthResponse
 
 @typing.final
 class DatabaseSchema(google.protobuf.message.Message):
-    """DatabaseSchema is the schema of the tables that one service has in a database."""
+    """DatabaseSchema is the schema of one service's tables in a database."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -95,11 +95,11 @@ class DatabaseSchema(google.protobuf.message.Message):
     KNOWN_REVISION_FIELD_NUMBER: builtins.int
     DATABASE_REVISION_FIELD_NUMBER: builtins.int
     service: builtins.str
-    """The service that has the tables: "registry" or "router"."""
+    """Service of the tables: "registry" or "router"."""
     known_revision: builtins.str
-    """The newest revision that the process knows, such as "0015"."""
+    """Newest schema revision that the process knows, such as "0015"."""
     database_revision: builtins.str
-    """The revision of the database, read for this answer. Empty: the process has not opened it, or it does not answer."""
+    """Current schema revision of the database. Empty: the process has not opened the database, or it does not respond."""
     def __init__(
         self,
         *,
@@ -113,7 +113,7 @@ global___DatabaseSchema = DatabaseSchema
 
 @typing.final
 class WatchingProcess(google.protobuf.message.Message):
-    """WatchingProcess is a process that follows the registry's watch, as it named itself."""
+    """WatchingProcess is a process that watches the registry, as it named itself."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -123,7 +123,7 @@ class WatchingProcess(google.protobuf.message.Message):
     service: builtins.str
     """"router" or "gateway"."""
     host: builtins.str
-    """The machine that it runs on."""
+    """Host of the process."""
     version: builtins.str
     """The version of weft that it runs."""
     def __init__(
@@ -139,7 +139,7 @@ global___WatchingProcess = WatchingProcess
 
 @typing.final
 class HealthComponent(google.protobuf.message.Message):
-    """HealthComponent is something that a process needs for its work."""
+    """HealthComponent is a component that a process depends on."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -153,12 +153,12 @@ class HealthComponent(google.protobuf.message.Message):
     state: builtins.str
     """"ok", "degraded", "starting" or "down"."""
     reason: builtins.str
-    """A fixed word, such as "store_not_writable"; empty where it is well."""
+    """Machine-readable reason, such as "store_not_writable"; empty if the state is "ok"."""
     message: builtins.str
     """One sentence for people."""
     @property
     def since_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it came into this state."""
+        """When the component entered this state."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ global___HealthComponent = HealthComponent
 
 @typing.final
 class SetLogLevelRequest(google.protobuf.message.Message):
-    """SetLogLevelRequest is the level to log at."""
+    """SetLogLevelRequest is a new log level."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -184,12 +184,12 @@ class SetLogLevelRequest(google.protobuf.message.Message):
     DURATION_FIELD_NUMBER: builtins.int
     REQUESTED_BY_FIELD_NUMBER: builtins.int
     level: builtins.str
-    """"debug", "info", "warning" or "error"; empty: the configured one, immediately."""
+    """"debug", "info", "warning" or "error"; empty: reset to the configured level."""
     requested_by: builtins.str
-    """Who asks, such as "key:<id>", for callers that act for others; of others it is their own name."""
+    """Requester, such as "key:<id>", if the caller acts for others; other callers are named by their own key."""
     @property
     def duration(self) -> google.protobuf.duration_pb2.Duration:
-        """For how long, at most 4 h; absent: 10 min."""
+        """Duration of the change, at most 4 h; absent: 10 min."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ global___SetLogLevelRequest = SetLogLevelRequest
 
 @typing.final
 class SetLogLevelResponse(google.protobuf.message.Message):
-    """SetLogLevelResponse says what is logged now."""
+    """SetLogLevelResponse is the log level now."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -213,12 +213,12 @@ class SetLogLevelResponse(google.protobuf.message.Message):
     PREVIOUS_LEVEL_FIELD_NUMBER: builtins.int
     END_TIME_FIELD_NUMBER: builtins.int
     level: builtins.str
-    """The lowest level that is logged."""
+    """Current log level."""
     previous_level: builtins.str
-    """The one that was logged before."""
+    """Previous log level."""
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level holds again; absent: it does."""
+        """When the configured level applies again. Absent: it applies now."""
 
     def __init__(
         self,

@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class ProcessServiceStub(object):
-    """ProcessService is about one process of weft: its health with reasons, and the level of its log. Every process with a
-    gRPC server has it.
+    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it.
     """
 
     def __init__(self, channel):
@@ -49,8 +48,7 @@ class ProcessServiceStub(object):
 
 
 class ProcessServiceServicer(object):
-    """ProcessService is about one process of weft: its health with reasons, and the level of its log. Every process with a
-    gRPC server has it.
+    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it.
     """
 
     def GetHealth(self, request, context):
@@ -61,8 +59,8 @@ class ProcessServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetLogLevel(self, request, context):
-        """SetLogLevel changes the lowest level that the process logs, for a time; then the configured one holds again. It does
-        not survive a restart. The audit log has it.
+        """SetLogLevel changes the log level of the process for a limited time. The change does not survive a restart, and is
+        recorded in the audit log.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,8 +88,7 @@ def add_ProcessServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProcessService(object):
-    """ProcessService is about one process of weft: its health with reasons, and the level of its log. Every process with a
-    gRPC server has it.
+    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it.
     """
 
     @staticmethod

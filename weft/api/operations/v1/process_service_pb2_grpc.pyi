@@ -18,9 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ProcessServiceStub:
-    """ProcessService is about one process of weft: its health with reasons, and the level of its log. Every process with a
-    gRPC server has it.
-    """
+    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     GetHealth: grpc.UnaryUnaryMultiCallable[
@@ -33,14 +31,12 @@ class ProcessServiceStub:
         weft.api.operations.v1.process_service_pb2.SetLogLevelRequest,
         weft.api.operations.v1.process_service_pb2.SetLogLevelResponse,
     ]
-    """SetLogLevel changes the lowest level that the process logs, for a time; then the configured one holds again. It does
-    not survive a restart. The audit log has it.
+    """SetLogLevel changes the log level of the process for a limited time. The change does not survive a restart, and is
+    recorded in the audit log.
     """
 
 class ProcessServiceAsyncStub:
-    """ProcessService is about one process of weft: its health with reasons, and the level of its log. Every process with a
-    gRPC server has it.
-    """
+    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it."""
 
     GetHealth: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.operations.v1.process_service_pb2.GetHealthRequest,
@@ -52,14 +48,12 @@ class ProcessServiceAsyncStub:
         weft.api.operations.v1.process_service_pb2.SetLogLevelRequest,
         weft.api.operations.v1.process_service_pb2.SetLogLevelResponse,
     ]
-    """SetLogLevel changes the lowest level that the process logs, for a time; then the configured one holds again. It does
-    not survive a restart. The audit log has it.
+    """SetLogLevel changes the log level of the process for a limited time. The change does not survive a restart, and is
+    recorded in the audit log.
     """
 
 class ProcessServiceServicer(metaclass=abc.ABCMeta):
-    """ProcessService is about one process of weft: its health with reasons, and the level of its log. Every process with a
-    gRPC server has it.
-    """
+    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it."""
 
     @abc.abstractmethod
     def GetHealth(
@@ -75,8 +69,8 @@ class ProcessServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.operations.v1.process_service_pb2.SetLogLevelRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.operations.v1.process_service_pb2.SetLogLevelResponse, collections.abc.Awaitable[weft.api.operations.v1.process_service_pb2.SetLogLevelResponse]]:
-        """SetLogLevel changes the lowest level that the process logs, for a time; then the configured one holds again. It does
-        not survive a restart. The audit log has it.
+        """SetLogLevel changes the log level of the process for a limited time. The change does not survive a restart, and is
+        recorded in the audit log.
         """
 
 def add_ProcessServiceServicer_to_server(servicer: ProcessServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -23,7 +23,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class AgentManifest(google.protobuf.message.Message):
-    """AgentManifest is a named persona over a model or a pool. Callers ask for it as model "agent/<name>"."""
+    """AgentManifest is a named persona on top of a model or a pool. Callers use it as model "agent/<name>"."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -36,26 +36,26 @@ class AgentManifest(google.protobuf.message.Message):
     BEHAVIOUR_FIELD_NUMBER: builtins.int
     TAGS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique name in the mesh; same form as a model's name."""
+    """Name, unique in the mesh; same format as a model name."""
     model: builtins.str
-    """The model of this name, and with it every member of the pool that it is in."""
+    """The model of this name, or any other member of its pool."""
     pool: builtins.str
     """Any member of the pool of this name."""
     description: builtins.str
-    """For people; at most 1,024 characters."""
+    """Description for people; at most 1,024 characters."""
     system_prompt: builtins.str
-    """Put before the conversation as a system message; at most 65,536 characters. Empty: none."""
+    """System prompt that is put before the conversation; at most 65,536 characters. Empty: none."""
     @property
     def default_params(self) -> weft.api.common.v1.sampling_pb2.SamplingParams:
-        """Used where a request leaves a parameter out."""
+        """Default sampling parameters of requests."""
 
     @property
     def behaviour(self) -> weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour:
-        """What the mesh does around its chats. Not set: nothing."""
+        """Additional behavior of the mesh in chats. Not set: none."""
 
     @property
     def tags(self) -> weft.api.registry.v1.tags_pb2.Tags:
-        """Its tier, labels and owner. Not set: it has none."""
+        """Tier, labels and owner. Not set: none."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Agent(google.protobuf.message.Message):
         """Published by a runner; lives and decays with it."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
-        """Kind is who declared it."""
+        """Kind is the origin of the declaration."""
 
     KIND_UNSPECIFIED: Agent.Kind.ValueType  # 0
     """Not set."""
@@ -113,11 +113,11 @@ class Agent(google.protobuf.message.Message):
         STATUS_UNSPECIFIED: Agent._Status.ValueType  # 0
         """Not set."""
         STATUS_ACTIVE: Agent._Status.ValueType  # 1
-        """A model it points to is active, and its runner too where it is virtual."""
+        """A target model is active, and so is the agent's runner if it is virtual."""
         STATUS_INACTIVE: Agent._Status.ValueType  # 2
-        """Nothing it points to can answer, or its runner is gone."""
+        """No target model can answer, or the agent's runner is gone."""
         STATUS_HIBERNATING: Agent._Status.ValueType  # 3
-        """All it points to hibernates and can be woken."""
+        """All target models hibernate and can be woken."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
         """Status is whether it can answer."""
@@ -125,11 +125,11 @@ class Agent(google.protobuf.message.Message):
     STATUS_UNSPECIFIED: Agent.Status.ValueType  # 0
     """Not set."""
     STATUS_ACTIVE: Agent.Status.ValueType  # 1
-    """A model it points to is active, and its runner too where it is virtual."""
+    """A target model is active, and so is the agent's runner if it is virtual."""
     STATUS_INACTIVE: Agent.Status.ValueType  # 2
-    """Nothing it points to can answer, or its runner is gone."""
+    """No target model can answer, or the agent's runner is gone."""
     STATUS_HIBERNATING: Agent.Status.ValueType  # 3
-    """All it points to hibernates and can be woken."""
+    """All target models hibernate and can be woken."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
@@ -140,13 +140,13 @@ class Agent(google.protobuf.message.Message):
     INACTIVE_TIME_FIELD_NUMBER: builtins.int
     ID_FIELD_NUMBER: builtins.int
     kind: global___Agent.Kind.ValueType
-    """Who declared it."""
+    """Origin of the declaration."""
     runner: builtins.str
     """The runner that published it; empty for a public one."""
     status: global___Agent.Status.ValueType
     """Whether it can answer."""
     id: builtins.str
-    """Its id, which is taken wherever its name is. Another one after it was deleted and made again."""
+    """Id, which is accepted wherever the name is. It changes if the resource is deleted and created again."""
     @property
     def manifest(self) -> global___AgentManifest:
         """The manifest that was declared or published."""
@@ -161,7 +161,7 @@ class Agent(google.protobuf.message.Message):
 
     @property
     def inactive_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Since when its runner is gone; not set while it is there, and for a public one."""
+        """When its runner disappeared; not set while it is online, and for a public agent."""
 
     def __init__(
         self,

@@ -20,10 +20,10 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class AliasManifest(google.protobuf.message.Message):
-    """AliasManifest is another name of a model: requests for names that match `pattern` are requests for `target`.
+    """AliasManifest is another name of a model: requests for names that match `pattern` go to `target`.
 
-    A model, a pool, an agent or a route of the name that is asked for is meant before any alias. Of the aliases that match,
-    one of the caller's tenant comes before one for every tenant, then an exact pattern before others, then the longest.
+    A model, pool, agent or route with the requested name takes precedence over any alias. Among matching aliases, one of
+    the caller's tenant precedes one for all tenants; then an exact pattern precedes others; then the longest wins.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -34,17 +34,17 @@ class AliasManifest(google.protobuf.message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     DESCRIPTION_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique among aliases; same form as a model's name."""
+    """Name, unique among aliases; same format as a model name."""
     pattern: builtins.str
-    """The names that it stands for: one name, or a beginning and "*", such as "claude-*". Also with "/", as other services
-    name models; at most 128 characters. Empty: its own name.
+    """Model names that the alias matches: one name, or a prefix and "*", such as "claude-*". It may contain "/". At most
+    128 characters. Empty: the name of the alias.
     """
     target: builtins.str
-    """Who answers: a model or a pool by name, "agent/" and an agent, or "route/" and a route. Never another alias."""
+    """What answers: a model or pool by name, "agent/NAME" or "route/NAME", but not another alias."""
     tenant: builtins.str
-    """The tenant whose requests it is for. Empty: those of every tenant."""
+    """Tenant for which the alias applies. Empty: all tenants."""
     description: builtins.str
-    """For people; at most 1,024 characters."""
+    """Description for people; at most 1,024 characters."""
     def __init__(
         self,
         *,
@@ -73,32 +73,32 @@ class Alias(google.protobuf.message.Message):
         SOURCE_UNSPECIFIED: Alias._Source.ValueType  # 0
         """Not set."""
         SOURCE_DECLARED: Alias._Source.ValueType  # 1
-        """An operator declared it."""
+        """Declared by an operator."""
         SOURCE_CONFIGURED: Alias._Source.ValueType  # 2
-        """The configuration of the mesh has it, as `registry.aliases`."""
+        """In the configuration, under `registry.aliases`."""
 
     class Source(_Source, metaclass=_SourceEnumTypeWrapper):
-        """Source is who said that there is one."""
+        """Source is where the alias is declared."""
 
     SOURCE_UNSPECIFIED: Alias.Source.ValueType  # 0
     """Not set."""
     SOURCE_DECLARED: Alias.Source.ValueType  # 1
-    """An operator declared it."""
+    """Declared by an operator."""
     SOURCE_CONFIGURED: Alias.Source.ValueType  # 2
-    """The configuration of the mesh has it, as `registry.aliases`."""
+    """In the configuration, under `registry.aliases`."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     source: global___Alias.Source.ValueType
-    """Who said that there is one."""
+    """Where the alias is declared."""
     @property
     def manifest(self) -> global___AliasManifest:
         """The manifest as declared."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was first declared. Not set of one that is configured."""
+        """When it was first declared. Not set for a configured alias."""
 
     def __init__(
         self,

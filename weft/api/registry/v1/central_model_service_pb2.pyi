@@ -23,9 +23,9 @@ class CentralModel(google.protobuf.message.Message):
     API_KEY_FIELD_NUMBER: builtins.int
     KEY_IS_MISSING_FIELD_NUMBER: builtins.int
     api_key: builtins.str
-    """The API key of its provider. Empty: it needs none."""
+    """API key of the provider. Empty: it needs none."""
     key_is_missing: builtins.bool
-    """Whether the secret that the manifest names does not exist; then there is no key."""
+    """Whether the secret in the manifest does not exist, so that the key is missing."""
     @property
     def manifest(self) -> weft.api.registry.v1.model_pb2.ModelManifest:
         """As it is declared."""
@@ -44,7 +44,7 @@ global___CentralModel = CentralModel
 
 @typing.final
 class WatchCentralModelsRequest(google.protobuf.message.Message):
-    """WatchCentralModelsRequest asks for the central models."""
+    """WatchCentralModelsRequest requests the central models."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -56,7 +56,7 @@ global___WatchCentralModelsRequest = WatchCentralModelsRequest
 
 @typing.final
 class WatchCentralModelsResponse(google.protobuf.message.Message):
-    """WatchCentralModelsResponse is all central models as they are now."""
+    """WatchCentralModelsResponse is all current central models."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

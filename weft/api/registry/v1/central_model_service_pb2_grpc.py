@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CentralModelServiceStub(object):
-    """CentralModelService tells the process that serves central models what it serves. For services of the mesh.
+    """CentralModelService streams the central models to the process that serves them. For services of the mesh.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,13 @@ class CentralModelServiceStub(object):
 
 
 class CentralModelServiceServicer(object):
-    """CentralModelService tells the process that serves central models what it serves. For services of the mesh.
+    """CentralModelService streams the central models to the process that serves them. For services of the mesh.
     """
 
     def WatchCentralModels(self, request, context):
-        """WatchCentralModels streams all central models with the keys of their providers: immediately, and after every change.
-        Only over a Unix socket, TLS, or with a key of the mesh: PERMISSION_DENIED / PERMISSION_DENIED otherwise.
+        """WatchCentralModels streams all central models with the API keys of their providers: immediately, and after every
+        change. PERMISSION_DENIED / PERMISSION_DENIED unless it is called over a Unix socket, over TLS, or with a key of
+        the mesh.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +72,7 @@ def add_CentralModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CentralModelService(object):
-    """CentralModelService tells the process that serves central models what it serves. For services of the mesh.
+    """CentralModelService streams the central models to the process that serves them. For services of the mesh.
     """
 
     @staticmethod

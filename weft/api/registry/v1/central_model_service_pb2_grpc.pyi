@@ -18,30 +18,32 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class CentralModelServiceStub:
-    """CentralModelService tells the process that serves central models what it serves. For services of the mesh."""
+    """CentralModelService streams the central models to the process that serves them. For services of the mesh."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     WatchCentralModels: grpc.UnaryStreamMultiCallable[
         weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsRequest,
         weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsResponse,
     ]
-    """WatchCentralModels streams all central models with the keys of their providers: immediately, and after every change.
-    Only over a Unix socket, TLS, or with a key of the mesh: PERMISSION_DENIED / PERMISSION_DENIED otherwise.
+    """WatchCentralModels streams all central models with the API keys of their providers: immediately, and after every
+    change. PERMISSION_DENIED / PERMISSION_DENIED unless it is called over a Unix socket, over TLS, or with a key of
+    the mesh.
     """
 
 class CentralModelServiceAsyncStub:
-    """CentralModelService tells the process that serves central models what it serves. For services of the mesh."""
+    """CentralModelService streams the central models to the process that serves them. For services of the mesh."""
 
     WatchCentralModels: grpc.aio.UnaryStreamMultiCallable[
         weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsRequest,
         weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsResponse,
     ]
-    """WatchCentralModels streams all central models with the keys of their providers: immediately, and after every change.
-    Only over a Unix socket, TLS, or with a key of the mesh: PERMISSION_DENIED / PERMISSION_DENIED otherwise.
+    """WatchCentralModels streams all central models with the API keys of their providers: immediately, and after every
+    change. PERMISSION_DENIED / PERMISSION_DENIED unless it is called over a Unix socket, over TLS, or with a key of
+    the mesh.
     """
 
 class CentralModelServiceServicer(metaclass=abc.ABCMeta):
-    """CentralModelService tells the process that serves central models what it serves. For services of the mesh."""
+    """CentralModelService streams the central models to the process that serves them. For services of the mesh."""
 
     @abc.abstractmethod
     def WatchCentralModels(
@@ -49,8 +51,9 @@ class CentralModelServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsResponse], collections.abc.AsyncIterator[weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsResponse]]:
-        """WatchCentralModels streams all central models with the keys of their providers: immediately, and after every change.
-        Only over a Unix socket, TLS, or with a key of the mesh: PERMISSION_DENIED / PERMISSION_DENIED otherwise.
+        """WatchCentralModels streams all central models with the API keys of their providers: immediately, and after every
+        change. PERMISSION_DENIED / PERMISSION_DENIED unless it is called over a Unix socket, over TLS, or with a key of
+        the mesh.
         """
 
 def add_CentralModelServiceServicer_to_server(servicer: CentralModelServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

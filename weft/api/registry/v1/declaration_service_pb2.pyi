@@ -22,8 +22,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RunnerDeclaration(google.protobuf.message.Message):
-    """RunnerDeclaration names a runner. Runners register themselves, so one that exists is unchanged and one that does not
-    is refused.
+    """RunnerDeclaration names a runner. Runners register themselves, so applying an existing one changes nothing, and an
+    unknown one is refused.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -42,8 +42,8 @@ global___RunnerDeclaration = RunnerDeclaration
 
 @typing.final
 class PoolDeclaration(google.protobuf.message.Message):
-    """PoolDeclaration names a pool. Pools follow from their models, so one that is as declared is unchanged and any other
-    is refused.
+    """PoolDeclaration names a pool. Pools are derived from their models, so applying an identical one changes nothing, and
+    any other is refused.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -79,27 +79,28 @@ class ApplyRequest(google.protobuf.message.Message):
     OWN_ONLY_FIELD_NUMBER: builtins.int
     EXPECTED_FIELD_NUMBER: builtins.int
     dry_run: builtins.bool
-    """Answer as if it were done, and change nothing."""
+    """Whether to change nothing and only return what would be done."""
     adopt: builtins.bool
-    """Take over what runners published: virtual rows that are named here become public, and may differ."""
+    """Whether to adopt resources that runners published: they become public and may differ from what is published."""
     requested_by: builtins.str
-    """Who asks, which becomes the owner of what is created without one. Believed where the caller may act for others;
-    of any other caller it is the caller's own name.
+    """Requester, who becomes the owner of new resources without an owner. It is trusted only if the caller may act for
+    others; otherwise it is the caller itself.
     """
     own_only: builtins.bool
-    """Whether who asks may only change the owner of what it owns, and own what it creates. Of a caller that may not act
-    for others this follows from its scopes.
+    """Whether the requester may only change resources that it owns, and owns what it creates. For a caller that may not
+    act for others, this follows from its scopes.
     """
     @property
     def declarations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.resource_pb2.ResourceDocument]:
-        """The resources; at most 1,000, no two of one name. The content of each is what its kind declares: ModelDeclaration,
-        RunnerDeclaration, PoolDeclaration, or a manifest such as AgentManifest. A tenant needs the scope settings:edit, too.
+        """The resources; at most 1,000, with different names. The content of each is the declaration of its kind:
+        ModelDeclaration, RunnerDeclaration, PoolDeclaration, or a manifest such as AgentManifest. Tenants also need the
+        scope settings:edit.
         """
 
     @property
     def expected(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.resource_pb2.ResourceDocument]:
-        """What the caller read the resources as, one for each declaration in its order; or none, and nothing is compared.
-        Changes are based on what was read: nothing is applied when one of them is declared otherwise by now.
+        """Resources as the caller read them, one for each declaration, in the same order; empty: no comparison. Nothing is
+        applied if one of them has changed since.
         """
 
     def __init__(
@@ -153,11 +154,11 @@ class ApplyResult(google.protobuf.message.Message):
         OUTCOME_CREATED: ApplyResult._Outcome.ValueType  # 1
         """It did not exist."""
         OUTCOME_CONFIGURED: ApplyResult._Outcome.ValueType  # 2
-        """It existed and is different now."""
+        """It was changed."""
         OUTCOME_UNCHANGED: ApplyResult._Outcome.ValueType  # 3
-        """It was like that already."""
+        """It was unchanged."""
         OUTCOME_DELETED: ApplyResult._Outcome.ValueType  # 4
-        """It existed and does not any more; only a switch to a profile does that."""
+        """It was deleted; only a switch to a profile does that."""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
         """Outcome is what was done."""
@@ -167,11 +168,11 @@ class ApplyResult(google.protobuf.message.Message):
     OUTCOME_CREATED: ApplyResult.Outcome.ValueType  # 1
     """It did not exist."""
     OUTCOME_CONFIGURED: ApplyResult.Outcome.ValueType  # 2
-    """It existed and is different now."""
+    """It was changed."""
     OUTCOME_UNCHANGED: ApplyResult.Outcome.ValueType  # 3
-    """It was like that already."""
+    """It was unchanged."""
     OUTCOME_DELETED: ApplyResult.Outcome.ValueType  # 4
-    """It existed and does not any more; only a switch to a profile does that."""
+    """It was deleted; only a switch to a profile does that."""
 
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
@@ -220,8 +221,8 @@ class DeleteRequest(google.protobuf.message.Message):
     name: builtins.str
     """Its name."""
     force: builtins.bool
-    """Unload what is loaded of it, then delete it. Where governance is on, what is loaded is refused all the same: an
-    unload needs its own authorization.
+    """Whether to unload a loaded resource before deleting it. If governance is on, a loaded resource is refused even so,
+    because an unload needs its own authorization.
     """
     def __init__(
         self,

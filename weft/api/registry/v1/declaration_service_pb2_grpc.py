@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DeclarationServiceStub(object):
-    """DeclarationService is how operators say what there should be.
+    """DeclarationService declares and deletes resources.
     """
 
     def __init__(self, channel):
@@ -48,27 +48,27 @@ class DeclarationServiceStub(object):
 
 
 class DeclarationServiceServicer(object):
-    """DeclarationService is how operators say what there should be.
+    """DeclarationService declares and deletes resources.
     """
 
     def Apply(self, request, context):
-        """Apply brings resources to their declared state: all of them, or none when any is refused.
+        """Apply brings resources to their declared state: all of them, or none if any is refused.
 
-        A name that belongs to another kind, or to a live runner's row that differs, is refused with ALREADY_EXISTS /
-        ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is in
-        the same call is refused with NOT_FOUND / MODEL_NOT_FOUND. A resource that is declared otherwise than `expected` is
-        refused with FAILED_PRECONDITION / RESOURCE_CHANGED.
+        A name that belongs to another kind, or to a different resource of a live runner, is refused with ALREADY_EXISTS /
+        ALREADY_EXISTS; `owner_kind` in the metadata is the kind of its owner. An agent is refused with NOT_FOUND /
+        MODEL_NOT_FOUND if its model or pool neither exists nor is in the same call. A resource that differs from
+        `expected` is refused with FAILED_PRECONDITION / RESOURCE_CHANGED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Delete(self, request, context):
-        """Delete removes a resource of any owner; a live runner publishes its own again with its next session.
+        """Delete removes a resource of any owner. A live runner publishes its own resources again with its next session.
 
-        A model that an agent or an alias points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
-        model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
-        `runner` says which. With `force` those are unloaded first. A pool cannot be deleted.
+        A model that is the target of an agent or alias is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. Without
+        `force`, so are a model that a live runner has loaded, and a live runner with loaded models; `runner` in the
+        metadata names it. With `force`, they are unloaded first. A pool cannot be deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,7 +96,7 @@ def add_DeclarationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DeclarationService(object):
-    """DeclarationService is how operators say what there should be.
+    """DeclarationService declares and deletes resources.
     """
 
     @staticmethod

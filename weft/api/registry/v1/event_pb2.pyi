@@ -29,11 +29,11 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     EVENT_REASON_REGISTERED: _EventReason.ValueType  # 1
     """A runner published it for the first time."""
     EVENT_REASON_REVIVED: _EventReason.ValueType  # 2
-    """Its runner came back: a new session or a heartbeat after silence."""
+    """Its runner reconnected: a new session, or a heartbeat after silence."""
     EVENT_REASON_SILENT: _EventReason.ValueType  # 3
-    """Its runner sent no heartbeat for the inactive limit."""
+    """Its runner sent no heartbeat within the inactive limit."""
     EVENT_REASON_CLOSED: _EventReason.ValueType  # 4
-    """Its runner said good-bye, or its link was lost."""
+    """Its runner closed its session, or its link was lost."""
     EVENT_REASON_HIBERNATED: _EventReason.ValueType  # 5
     """It went to sleep."""
     EVENT_REASON_WOKE: _EventReason.ValueType  # 6
@@ -47,17 +47,17 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     EVENT_REASON_CONFIGURED: _EventReason.ValueType  # 10
     """Its declaration was changed."""
     EVENT_REASON_WITHDRAWN: _EventReason.ValueType  # 11
-    """It left because its runner publishes it no more, or was replaced."""
+    """Its runner no longer publishes it, or was replaced."""
     EVENT_REASON_FAILED: _EventReason.ValueType  # 12
-    """Its backend failed or is in a crash loop; the message says how."""
+    """Its engine failed or is in a crash loop; the message has the details."""
     EVENT_REASON_READY: _EventReason.ValueType  # 13
-    """Its backend takes requests."""
+    """Its engine accepts requests."""
     EVENT_REASON_DIED: _EventReason.ValueType  # 14
-    """Its backend ended on its own: the message has the signal or the exit code, and the number of the restart."""
+    """Its engine ended unexpectedly; the message has the signal or exit code and the number of the restart."""
     EVENT_REASON_RESTARTED: _EventReason.ValueType  # 15
-    """Its runner ended its backend because of a fault, such as a stall; the message says which."""
+    """Its runner ended the engine because of a fault, such as a stall; the message has the details."""
     EVENT_REASON_UNOWNED: _EventReason.ValueType  # 16
-    """It has a model loaded that it does not publish any more, so the memory has no owner; the registry unloads it."""
+    """The runner has a loaded model that it no longer publishes, so its memory has no owner; the registry unloads it."""
     EVENT_REASON_SWITCHED: _EventReason.ValueType  # 17
     """The mesh was switched to it."""
 
@@ -69,11 +69,11 @@ EVENT_REASON_UNSPECIFIED: EventReason.ValueType  # 0
 EVENT_REASON_REGISTERED: EventReason.ValueType  # 1
 """A runner published it for the first time."""
 EVENT_REASON_REVIVED: EventReason.ValueType  # 2
-"""Its runner came back: a new session or a heartbeat after silence."""
+"""Its runner reconnected: a new session, or a heartbeat after silence."""
 EVENT_REASON_SILENT: EventReason.ValueType  # 3
-"""Its runner sent no heartbeat for the inactive limit."""
+"""Its runner sent no heartbeat within the inactive limit."""
 EVENT_REASON_CLOSED: EventReason.ValueType  # 4
-"""Its runner said good-bye, or its link was lost."""
+"""Its runner closed its session, or its link was lost."""
 EVENT_REASON_HIBERNATED: EventReason.ValueType  # 5
 """It went to sleep."""
 EVENT_REASON_WOKE: EventReason.ValueType  # 6
@@ -87,24 +87,24 @@ EVENT_REASON_CREATED: EventReason.ValueType  # 9
 EVENT_REASON_CONFIGURED: EventReason.ValueType  # 10
 """Its declaration was changed."""
 EVENT_REASON_WITHDRAWN: EventReason.ValueType  # 11
-"""It left because its runner publishes it no more, or was replaced."""
+"""Its runner no longer publishes it, or was replaced."""
 EVENT_REASON_FAILED: EventReason.ValueType  # 12
-"""Its backend failed or is in a crash loop; the message says how."""
+"""Its engine failed or is in a crash loop; the message has the details."""
 EVENT_REASON_READY: EventReason.ValueType  # 13
-"""Its backend takes requests."""
+"""Its engine accepts requests."""
 EVENT_REASON_DIED: EventReason.ValueType  # 14
-"""Its backend ended on its own: the message has the signal or the exit code, and the number of the restart."""
+"""Its engine ended unexpectedly; the message has the signal or exit code and the number of the restart."""
 EVENT_REASON_RESTARTED: EventReason.ValueType  # 15
-"""Its runner ended its backend because of a fault, such as a stall; the message says which."""
+"""Its runner ended the engine because of a fault, such as a stall; the message has the details."""
 EVENT_REASON_UNOWNED: EventReason.ValueType  # 16
-"""It has a model loaded that it does not publish any more, so the memory has no owner; the registry unloads it."""
+"""The runner has a loaded model that it no longer publishes, so its memory has no owner; the registry unloads it."""
 EVENT_REASON_SWITCHED: EventReason.ValueType  # 17
 """The mesh was switched to it."""
 global___EventReason = EventReason
 
 @typing.final
 class Event(google.protobuf.message.Message):
-    """Event is one thing that happened to a resource."""
+    """Event is a change of a resource."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -115,7 +115,7 @@ class Event(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """Counts up by one with every event, also over restarts of the registry."""
+    """Sequence number of the event; it continues after restarts of the registry."""
     kind: builtins.str
     """Its kind, such as "model"; "mesh": the mesh itself, whose name is "settings"."""
     name: builtins.str
@@ -123,10 +123,10 @@ class Event(google.protobuf.message.Message):
     reason: global___EventReason.ValueType
     """What happened."""
     message: builtins.str
-    """The same in words, for people."""
+    """Message for people."""
     @property
     def time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When, by the registry's clock."""
+        """Time of the event, by the registry's clock."""
 
     def __init__(
         self,

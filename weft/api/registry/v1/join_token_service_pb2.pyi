@@ -27,14 +27,14 @@ class JoinToken(google.protobuf.message.Message):
     id: builtins.str
     """Its id, the part of the token before the secret."""
     description: builtins.str
-    """What it is for, in words; at most 128 characters."""
+    """Description of its purpose; at most 128 characters."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was made."""
+        """Creation time."""
 
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ends; not set: never."""
+        """Expiry time; not set: never."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ global___JoinToken = JoinToken
 
 @typing.final
 class CreateJoinTokenRequest(google.protobuf.message.Message):
-    """CreateJoinTokenRequest asks for a token."""
+    """CreateJoinTokenRequest creates a token."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DESCRIPTION_FIELD_NUMBER: builtins.int
     LIFETIME_FIELD_NUMBER: builtins.int
     description: builtins.str
-    """What it is for, in words; at most 128 characters."""
+    """Description of its purpose; at most 128 characters."""
     @property
     def lifetime(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it is good, 1 min to 10 years. Not set: for good."""
+        """Lifetime, 1 min to 10 years. Not set: unlimited."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class CreateJoinTokenResponse(google.protobuf.message.Message):
     JOIN_TOKEN_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
     token: builtins.str
-    """The whole token, "wjt_<id>_<secret>"."""
+    """The complete token, "wjt_<id>_<secret>"."""
     @property
     def join_token(self) -> global___JoinToken:
         """The token without its secret."""
@@ -101,7 +101,7 @@ global___CreateJoinTokenResponse = CreateJoinTokenResponse
 
 @typing.final
 class ListJoinTokensRequest(google.protobuf.message.Message):
-    """ListJoinTokensRequest asks for the tokens."""
+    """ListJoinTokensRequest requests all tokens."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -181,7 +181,7 @@ global___CheckJoinTokenRequest = CheckJoinTokenRequest
 
 @typing.final
 class CheckJoinTokenResponse(google.protobuf.message.Message):
-    """CheckJoinTokenResponse says that the token is good."""
+    """CheckJoinTokenResponse is a valid token."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class JoinTokenServiceStub(object):
-    """JoinTokenService keeps the tokens with which dial-out runners join. Only their hashes are stored.
+    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored.
     """
 
     def __init__(self, channel):
@@ -58,11 +58,11 @@ class JoinTokenServiceStub(object):
 
 
 class JoinTokenServiceServicer(object):
-    """JoinTokenService keeps the tokens with which dial-out runners join. Only their hashes are stored.
+    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored.
     """
 
     def CreateJoinToken(self, request, context):
-        """CreateJoinToken makes a token; it is shown in the response and never again.
+        """CreateJoinToken creates a token. It is returned only in this response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,14 +76,14 @@ class JoinTokenServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RevokeJoinToken(self, request, context):
-        """RevokeJoinToken makes a token useless immediately for new links; a link that stands is not cut.
+        """RevokeJoinToken revokes a token for new links immediately. Existing links continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckJoinToken(self, request, context):
-        """CheckJoinToken answers whether a token is good; UNAUTHENTICATED / UNAUTHENTICATED when it is not. For routers.
+        """CheckJoinToken checks a token; UNAUTHENTICATED / UNAUTHENTICATED if it is not valid. For routers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_JoinTokenServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JoinTokenService(object):
-    """JoinTokenService keeps the tokens with which dial-out runners join. Only their hashes are stored.
+    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored.
     """
 
     @staticmethod

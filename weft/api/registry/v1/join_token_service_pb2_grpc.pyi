@@ -18,14 +18,14 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class JoinTokenServiceStub:
-    """JoinTokenService keeps the tokens with which dial-out runners join. Only their hashes are stored."""
+    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     CreateJoinToken: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.CreateJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.CreateJoinTokenResponse,
     ]
-    """CreateJoinToken makes a token; it is shown in the response and never again."""
+    """CreateJoinToken creates a token. It is returned only in this response."""
 
     ListJoinTokens: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.ListJoinTokensRequest,
@@ -37,22 +37,22 @@ class JoinTokenServiceStub:
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse,
     ]
-    """RevokeJoinToken makes a token useless immediately for new links; a link that stands is not cut."""
+    """RevokeJoinToken revokes a token for new links immediately. Existing links continue."""
 
     CheckJoinToken: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenResponse,
     ]
-    """CheckJoinToken answers whether a token is good; UNAUTHENTICATED / UNAUTHENTICATED when it is not. For routers."""
+    """CheckJoinToken checks a token; UNAUTHENTICATED / UNAUTHENTICATED if it is not valid. For routers."""
 
 class JoinTokenServiceAsyncStub:
-    """JoinTokenService keeps the tokens with which dial-out runners join. Only their hashes are stored."""
+    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored."""
 
     CreateJoinToken: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.CreateJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.CreateJoinTokenResponse,
     ]
-    """CreateJoinToken makes a token; it is shown in the response and never again."""
+    """CreateJoinToken creates a token. It is returned only in this response."""
 
     ListJoinTokens: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.ListJoinTokensRequest,
@@ -64,16 +64,16 @@ class JoinTokenServiceAsyncStub:
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse,
     ]
-    """RevokeJoinToken makes a token useless immediately for new links; a link that stands is not cut."""
+    """RevokeJoinToken revokes a token for new links immediately. Existing links continue."""
 
     CheckJoinToken: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenResponse,
     ]
-    """CheckJoinToken answers whether a token is good; UNAUTHENTICATED / UNAUTHENTICATED when it is not. For routers."""
+    """CheckJoinToken checks a token; UNAUTHENTICATED / UNAUTHENTICATED if it is not valid. For routers."""
 
 class JoinTokenServiceServicer(metaclass=abc.ABCMeta):
-    """JoinTokenService keeps the tokens with which dial-out runners join. Only their hashes are stored."""
+    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored."""
 
     @abc.abstractmethod
     def CreateJoinToken(
@@ -81,7 +81,7 @@ class JoinTokenServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.join_token_service_pb2.CreateJoinTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.join_token_service_pb2.CreateJoinTokenResponse, collections.abc.Awaitable[weft.api.registry.v1.join_token_service_pb2.CreateJoinTokenResponse]]:
-        """CreateJoinToken makes a token; it is shown in the response and never again."""
+        """CreateJoinToken creates a token. It is returned only in this response."""
 
     @abc.abstractmethod
     def ListJoinTokens(
@@ -97,7 +97,7 @@ class JoinTokenServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse, collections.abc.Awaitable[weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse]]:
-        """RevokeJoinToken makes a token useless immediately for new links; a link that stands is not cut."""
+        """RevokeJoinToken revokes a token for new links immediately. Existing links continue."""
 
     @abc.abstractmethod
     def CheckJoinToken(
@@ -105,6 +105,6 @@ class JoinTokenServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenResponse, collections.abc.Awaitable[weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenResponse]]:
-        """CheckJoinToken answers whether a token is good; UNAUTHENTICATED / UNAUTHENTICATED when it is not. For routers."""
+        """CheckJoinToken checks a token; UNAUTHENTICATED / UNAUTHENTICATED if it is not valid. For routers."""
 
 def add_JoinTokenServiceServicer_to_server(servicer: JoinTokenServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -23,27 +23,27 @@ class _JournalMode:
 class _JournalModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_JournalMode.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     JOURNAL_MODE_UNSPECIFIED: _JournalMode.ValueType  # 0
-    """Not set: as the next setting in that order says; none at the end."""
+    """Not set: the next setting in this order applies; `none` if no setting exists."""
     JOURNAL_MODE_NONE: _JournalMode.ValueType  # 1
-    """They are not: only those whose callers ask for it."""
+    """Only requests whose callers ask for it are tasks."""
     JOURNAL_MODE_WAIT: _JournalMode.ValueType  # 2
-    """Each is a task while its caller waits for the answer. A caller who disconnects cancels it."""
+    """Every request is a task while its caller waits. It is cancelled if the caller disconnects."""
     JOURNAL_MODE_KEEP: _JournalMode.ValueType  # 3
-    """The same, and a task whose caller disconnects continues."""
+    """Every request is a task, and continues if the caller disconnects."""
 
 class JournalMode(_JournalMode, metaclass=_JournalModeEnumTypeWrapper):
-    """JournalMode is whether requests are durable tasks without their callers asking for it.
+    """JournalMode is whether requests are durable tasks by default.
 
-    The model's own setting counts first, then the tenant's, then that of the whole mesh. A request for a pool, a route or
-    an agent has the strongest mode of the models that may answer it.
+    The setting of the model takes precedence, then that of the tenant, then that of the mesh. A request for a pool,
+    route or agent uses the strongest mode of the models that may answer it.
     """
 
 JOURNAL_MODE_UNSPECIFIED: JournalMode.ValueType  # 0
-"""Not set: as the next setting in that order says; none at the end."""
+"""Not set: the next setting in this order applies; `none` if no setting exists."""
 JOURNAL_MODE_NONE: JournalMode.ValueType  # 1
-"""They are not: only those whose callers ask for it."""
+"""Only requests whose callers ask for it are tasks."""
 JOURNAL_MODE_WAIT: JournalMode.ValueType  # 2
-"""Each is a task while its caller waits for the answer. A caller who disconnects cancels it."""
+"""Every request is a task while its caller waits. It is cancelled if the caller disconnects."""
 JOURNAL_MODE_KEEP: JournalMode.ValueType  # 3
-"""The same, and a task whose caller disconnects continues."""
+"""Every request is a task, and continues if the caller disconnects."""
 global___JournalMode = JournalMode

@@ -31,28 +31,28 @@ class Key(google.protobuf.message.Message):
     id: builtins.str
     """Its id, the part of its text before the secret."""
     description: builtins.str
-    """What it is for, in words; at most 128 characters."""
+    """Description of its purpose; at most 128 characters."""
     tenant: builtins.str
-    """The tenant that its requests are of."""
+    """Tenant of the key's requests."""
     @property
     def scopes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What it may do, such as "inference:create", "*:view" or "models/team-*:edit"; at most 32."""
+        """Scopes, such as "inference:create", "*:view" or "models/team-*:edit"; at most 32."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was made."""
+        """Creation time."""
 
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ends. Not set: the key does not expire."""
+        """Expiry time. Not set: the key does not expire."""
 
     @property
     def revoke_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was revoked. Not set: it was not."""
+        """Time of revocation. Not set: it is not revoked."""
 
     @property
     def rotate_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it last got a new secret. Not set: never."""
+        """Time of the last rotation. Not set: never."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ global___Key = Key
 
 @typing.final
 class CreateKeyRequest(google.protobuf.message.Message):
-    """CreateKeyRequest asks for a key."""
+    """CreateKeyRequest creates a key."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -82,16 +82,16 @@ class CreateKeyRequest(google.protobuf.message.Message):
     SCOPES_FIELD_NUMBER: builtins.int
     LIFETIME_FIELD_NUMBER: builtins.int
     description: builtins.str
-    """What it is for, in words; at most 128 characters."""
+    """Description of its purpose; at most 128 characters."""
     tenant: builtins.str
-    """The tenant that its requests are of. Empty: "default"."""
+    """Tenant of the key's requests. Empty: "default"."""
     @property
     def scopes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What it may do, at most 32. Empty: "inference:create", "inference:edit" and "models:view"."""
+        """Scopes, at most 32. Empty: "inference:create", "inference:edit" and "models:view"."""
 
     @property
     def lifetime(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it is good, 1 min to 10 years. Not set: for good."""
+        """Lifetime, 1 min to 10 years. Not set: unlimited."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class CreateKeyResponse(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     text: builtins.str
-    """The whole text, "weft_<id>_<secret>"."""
+    """The complete key, "weft_<id>_<secret>"."""
     @property
     def key(self) -> global___Key:
         """The key without its secret."""
@@ -133,7 +133,7 @@ global___CreateKeyResponse = CreateKeyResponse
 
 @typing.final
 class ListKeysRequest(google.protobuf.message.Message):
-    """ListKeysRequest asks for the keys."""
+    """ListKeysRequest requests all keys."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -205,7 +205,7 @@ class RotateKeyRequest(google.protobuf.message.Message):
     """The key's id."""
     @property
     def grace(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the old secret stays good, 0 to 30 days. Not set: 1 h."""
+        """Grace period of the old secret, 0 to 30 days. Not set: 1 h."""
 
     def __init__(
         self,
@@ -228,14 +228,14 @@ class RotateKeyResponse(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     OLD_EXPIRE_TIME_FIELD_NUMBER: builtins.int
     text: builtins.str
-    """The whole text, "weft_<id>_<secret>"."""
+    """The complete key, "weft_<id>_<secret>"."""
     @property
     def key(self) -> global___Key:
         """The key without its secret."""
 
     @property
     def old_expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Until when the old secret is good."""
+        """End of the grace period of the old secret."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ global___RotateKeyResponse = RotateKeyResponse
 
 @typing.final
 class WatchKeysRequest(google.protobuf.message.Message):
-    """WatchKeysRequest asks for all keys and their changes."""
+    """WatchKeysRequest requests all keys and their changes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -271,10 +271,10 @@ class WatchKeysResponse(google.protobuf.message.Message):
     CHANGED_FIELD_NUMBER: builtins.int
     REMOVED_FIELD_NUMBER: builtins.int
     removed: builtins.str
-    """The id of a key that is good no more."""
+    """Id of a key that is no longer valid."""
     @property
     def snapshot(self) -> global___KeySnapshot:
-        """Every key that is good or may become so. Always first, and once."""
+        """All keys that are valid or may become so. Always first, and only once."""
 
     @property
     def changed(self) -> global___KeyVerifier:
@@ -295,14 +295,14 @@ global___WatchKeysResponse = WatchKeysResponse
 
 @typing.final
 class KeySnapshot(google.protobuf.message.Message):
-    """KeySnapshot is what there is."""
+    """KeySnapshot is all keys."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PEPPER_FIELD_NUMBER: builtins.int
     KEYS_FIELD_NUMBER: builtins.int
     pepper: builtins.bytes
-    """What every digest is made with: HMAC-SHA256 of a secret's text with these bytes as the key."""
+    """Pepper: the key of the HMAC-SHA256 that makes the digest of a secret."""
     @property
     def keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KeyVerifier]:
         """The keys."""
@@ -319,7 +319,7 @@ global___KeySnapshot = KeySnapshot
 
 @typing.final
 class KeyVerifier(google.protobuf.message.Message):
-    """KeyVerifier is what is needed to check one key."""
+    """KeyVerifier is the data that is needed to check a key."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -330,14 +330,14 @@ class KeyVerifier(google.protobuf.message.Message):
     digest: builtins.bytes
     """The digest of its secret, 32 bytes."""
     previous_digest: builtins.bytes
-    """The digest of the secret before it. Empty: none is good."""
+    """Digest of the previous secret. Empty: it is not valid."""
     @property
     def key(self) -> global___Key:
         """The key without its secret."""
 
     @property
     def previous_expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Until when that one is good."""
+        """End of the grace period of the previous secret."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KeyServiceStub(object):
-    """KeyService keeps the API keys with which callers show who they are. Only digests of their secrets are stored.
+    """KeyService manages the API keys of callers. Only digests of their secrets are stored.
     """
 
     def __init__(self, channel):
@@ -63,42 +63,42 @@ class KeyServiceStub(object):
 
 
 class KeyServiceServicer(object):
-    """KeyService keeps the API keys with which callers show who they are. Only digests of their secrets are stored.
+    """KeyService manages the API keys of callers. Only digests of their secrets are stored.
     """
 
     def CreateKey(self, request, context):
-        """CreateKey makes a key; its text is in the response and never shown again. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES
-        when there are as many as there may be.
+        """CreateKey creates a key. Its text is returned only in this response. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES if the
+        maximum number of keys exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListKeys(self, request, context):
-        """ListKeys returns all keys without their secrets, newest first, expired and revoked ones too.
+        """ListKeys returns all keys without their secrets, including expired and revoked ones, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """RevokeKey makes a key useless immediately, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND.
+        """RevokeKey revokes a key immediately. It stays listed for 30 days. NOT_FOUND / NOT_FOUND if it does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RotateKey(self, request, context):
-        """RotateKey gives a key a new secret. The old one stays good for a while, so that its users can change over.
-        NOT_FOUND / NOT_FOUND, also for one that is revoked or expired.
+        """RotateKey gives a key a new secret. The old one stays valid for a grace period. NOT_FOUND / NOT_FOUND if the key
+        does not exist, is revoked or expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchKeys(self, request, context):
-        """WatchKeys streams what is needed to check keys: first all of them, then every change. For services of the mesh.
-        RESOURCE_EXHAUSTED / WATCH_LAGGED when the watcher falls behind: watch again.
+        """WatchKeys streams the data that is needed to check keys: first all keys, then every change. For services of the
+        mesh. RESOURCE_EXHAUSTED / WATCH_LAGGED if the watcher falls behind; watch again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +141,7 @@ def add_KeyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KeyService(object):
-    """KeyService keeps the API keys with which callers show who they are. Only digests of their secrets are stored.
+    """KeyService manages the API keys of callers. Only digests of their secrets are stored.
     """
 
     @staticmethod

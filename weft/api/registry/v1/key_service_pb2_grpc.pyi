@@ -18,86 +18,86 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class KeyServiceStub:
-    """KeyService keeps the API keys with which callers show who they are. Only digests of their secrets are stored."""
+    """KeyService manages the API keys of callers. Only digests of their secrets are stored."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     CreateKey: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.CreateKeyRequest,
         weft.api.registry.v1.key_service_pb2.CreateKeyResponse,
     ]
-    """CreateKey makes a key; its text is in the response and never shown again. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES
-    when there are as many as there may be.
+    """CreateKey creates a key. Its text is returned only in this response. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES if the
+    maximum number of keys exists.
     """
 
     ListKeys: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.ListKeysRequest,
         weft.api.registry.v1.key_service_pb2.ListKeysResponse,
     ]
-    """ListKeys returns all keys without their secrets, newest first, expired and revoked ones too."""
+    """ListKeys returns all keys without their secrets, including expired and revoked ones, newest first."""
 
     RevokeKey: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.RevokeKeyRequest,
         weft.api.registry.v1.key_service_pb2.RevokeKeyResponse,
     ]
-    """RevokeKey makes a key useless immediately, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND."""
+    """RevokeKey revokes a key immediately. It stays listed for 30 days. NOT_FOUND / NOT_FOUND if it does not exist."""
 
     RotateKey: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.RotateKeyRequest,
         weft.api.registry.v1.key_service_pb2.RotateKeyResponse,
     ]
-    """RotateKey gives a key a new secret. The old one stays good for a while, so that its users can change over.
-    NOT_FOUND / NOT_FOUND, also for one that is revoked or expired.
+    """RotateKey gives a key a new secret. The old one stays valid for a grace period. NOT_FOUND / NOT_FOUND if the key
+    does not exist, is revoked or expired.
     """
 
     WatchKeys: grpc.UnaryStreamMultiCallable[
         weft.api.registry.v1.key_service_pb2.WatchKeysRequest,
         weft.api.registry.v1.key_service_pb2.WatchKeysResponse,
     ]
-    """WatchKeys streams what is needed to check keys: first all of them, then every change. For services of the mesh.
-    RESOURCE_EXHAUSTED / WATCH_LAGGED when the watcher falls behind: watch again.
+    """WatchKeys streams the data that is needed to check keys: first all keys, then every change. For services of the
+    mesh. RESOURCE_EXHAUSTED / WATCH_LAGGED if the watcher falls behind; watch again.
     """
 
 class KeyServiceAsyncStub:
-    """KeyService keeps the API keys with which callers show who they are. Only digests of their secrets are stored."""
+    """KeyService manages the API keys of callers. Only digests of their secrets are stored."""
 
     CreateKey: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.CreateKeyRequest,
         weft.api.registry.v1.key_service_pb2.CreateKeyResponse,
     ]
-    """CreateKey makes a key; its text is in the response and never shown again. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES
-    when there are as many as there may be.
+    """CreateKey creates a key. Its text is returned only in this response. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES if the
+    maximum number of keys exists.
     """
 
     ListKeys: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.ListKeysRequest,
         weft.api.registry.v1.key_service_pb2.ListKeysResponse,
     ]
-    """ListKeys returns all keys without their secrets, newest first, expired and revoked ones too."""
+    """ListKeys returns all keys without their secrets, including expired and revoked ones, newest first."""
 
     RevokeKey: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.RevokeKeyRequest,
         weft.api.registry.v1.key_service_pb2.RevokeKeyResponse,
     ]
-    """RevokeKey makes a key useless immediately, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND."""
+    """RevokeKey revokes a key immediately. It stays listed for 30 days. NOT_FOUND / NOT_FOUND if it does not exist."""
 
     RotateKey: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.RotateKeyRequest,
         weft.api.registry.v1.key_service_pb2.RotateKeyResponse,
     ]
-    """RotateKey gives a key a new secret. The old one stays good for a while, so that its users can change over.
-    NOT_FOUND / NOT_FOUND, also for one that is revoked or expired.
+    """RotateKey gives a key a new secret. The old one stays valid for a grace period. NOT_FOUND / NOT_FOUND if the key
+    does not exist, is revoked or expired.
     """
 
     WatchKeys: grpc.aio.UnaryStreamMultiCallable[
         weft.api.registry.v1.key_service_pb2.WatchKeysRequest,
         weft.api.registry.v1.key_service_pb2.WatchKeysResponse,
     ]
-    """WatchKeys streams what is needed to check keys: first all of them, then every change. For services of the mesh.
-    RESOURCE_EXHAUSTED / WATCH_LAGGED when the watcher falls behind: watch again.
+    """WatchKeys streams the data that is needed to check keys: first all keys, then every change. For services of the
+    mesh. RESOURCE_EXHAUSTED / WATCH_LAGGED if the watcher falls behind; watch again.
     """
 
 class KeyServiceServicer(metaclass=abc.ABCMeta):
-    """KeyService keeps the API keys with which callers show who they are. Only digests of their secrets are stored."""
+    """KeyService manages the API keys of callers. Only digests of their secrets are stored."""
 
     @abc.abstractmethod
     def CreateKey(
@@ -105,8 +105,8 @@ class KeyServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.key_service_pb2.CreateKeyRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.key_service_pb2.CreateKeyResponse, collections.abc.Awaitable[weft.api.registry.v1.key_service_pb2.CreateKeyResponse]]:
-        """CreateKey makes a key; its text is in the response and never shown again. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES
-        when there are as many as there may be.
+        """CreateKey creates a key. Its text is returned only in this response. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES if the
+        maximum number of keys exists.
         """
 
     @abc.abstractmethod
@@ -115,7 +115,7 @@ class KeyServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.key_service_pb2.ListKeysRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.key_service_pb2.ListKeysResponse, collections.abc.Awaitable[weft.api.registry.v1.key_service_pb2.ListKeysResponse]]:
-        """ListKeys returns all keys without their secrets, newest first, expired and revoked ones too."""
+        """ListKeys returns all keys without their secrets, including expired and revoked ones, newest first."""
 
     @abc.abstractmethod
     def RevokeKey(
@@ -123,7 +123,7 @@ class KeyServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.key_service_pb2.RevokeKeyRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.key_service_pb2.RevokeKeyResponse, collections.abc.Awaitable[weft.api.registry.v1.key_service_pb2.RevokeKeyResponse]]:
-        """RevokeKey makes a key useless immediately, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND."""
+        """RevokeKey revokes a key immediately. It stays listed for 30 days. NOT_FOUND / NOT_FOUND if it does not exist."""
 
     @abc.abstractmethod
     def RotateKey(
@@ -131,8 +131,8 @@ class KeyServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.key_service_pb2.RotateKeyRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.key_service_pb2.RotateKeyResponse, collections.abc.Awaitable[weft.api.registry.v1.key_service_pb2.RotateKeyResponse]]:
-        """RotateKey gives a key a new secret. The old one stays good for a while, so that its users can change over.
-        NOT_FOUND / NOT_FOUND, also for one that is revoked or expired.
+        """RotateKey gives a key a new secret. The old one stays valid for a grace period. NOT_FOUND / NOT_FOUND if the key
+        does not exist, is revoked or expired.
         """
 
     @abc.abstractmethod
@@ -141,8 +141,8 @@ class KeyServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.key_service_pb2.WatchKeysRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.registry.v1.key_service_pb2.WatchKeysResponse], collections.abc.AsyncIterator[weft.api.registry.v1.key_service_pb2.WatchKeysResponse]]:
-        """WatchKeys streams what is needed to check keys: first all of them, then every change. For services of the mesh.
-        RESOURCE_EXHAUSTED / WATCH_LAGGED when the watcher falls behind: watch again.
+        """WatchKeys streams the data that is needed to check keys: first all keys, then every change. For services of the
+        mesh. RESOURCE_EXHAUSTED / WATCH_LAGGED if the watcher falls behind; watch again.
         """
 
 def add_KeyServiceServicer_to_server(servicer: KeyServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

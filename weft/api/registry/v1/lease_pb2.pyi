@@ -36,21 +36,21 @@ class Device(google.protobuf.message.Message):
     POWER_MILLIWATTS_FIELD_NUMBER: builtins.int
     ENERGY_MILLIJOULES_FIELD_NUMBER: builtins.int
     index: builtins.int
-    """Its number on the host, in the order of the PCI bus."""
+    """Number of the device on the host, in PCI bus order."""
     id: builtins.str
-    """The driver's own id of it, such as "GPU-4f3c..."; "declared-<index>" for one that an operator declared."""
+    """Id of the driver, such as "GPU-4f3c..."; "declared-<index>" for a declared device."""
     name: builtins.str
-    """What it is called, for people."""
+    """Name for people."""
     total_bytes: builtins.int
-    """Its memory; at most 16 TiB."""
+    """Total memory; at most 16 TiB."""
     used_bytes: builtins.int
     """Memory in use, by any process. Absent: unknown."""
     utilization: builtins.float
-    """Share of time it computed lately, 0 to 1. Absent: unknown."""
+    """Recent utilization, 0 to 1. Absent: unknown."""
     power_milliwatts: builtins.int
-    """Power that it draws. Absent: unknown."""
+    """Power draw. Absent: unknown."""
     energy_millijoules: builtins.int
-    """Energy that it has used since its driver was loaded, by its own counter. Absent: unknown, as where it has no counter."""
+    """Energy used since the driver was loaded. Absent: unknown, for example because the device has no energy counter."""
     def __init__(
         self,
         *,
@@ -85,7 +85,7 @@ class DeviceBytes(google.protobuf.message.Message):
     DEVICE_INDEX_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
     device_index: builtins.int
-    """The device, by its number on the host."""
+    """Number of the device on the host."""
     bytes: builtins.int
     """How much."""
     def __init__(
@@ -100,7 +100,7 @@ global___DeviceBytes = DeviceBytes
 
 @typing.final
 class ProcessId(google.protobuf.message.Message):
-    """ProcessId names one process of a host for good: process ids are used again, with another start time."""
+    """ProcessId identifies a process of a host uniquely: a reused process id has another start time."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -122,7 +122,7 @@ global___ProcessId = ProcessId
 
 @typing.final
 class SeenProcess(google.protobuf.message.Message):
-    """SeenProcess is a process that holds memory of a device, or that was asked about."""
+    """SeenProcess is a process that uses device memory, or that was asked about."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -140,7 +140,7 @@ class SeenProcess(google.protobuf.message.Message):
 
     @property
     def memory(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceBytes]:
-        """What it holds; a device that is not named is not held, unless `memory_unknown`."""
+        """Memory that it uses; none on devices that are not listed, unless `memory_unknown` is set."""
 
     def __init__(
         self,
@@ -172,21 +172,21 @@ class HostSighting(google.protobuf.message.Message):
         SOURCE_NVML: HostSighting._Source.ValueType  # 1
         """The driver's management library (NVML)."""
         SOURCE_DECLARED: HostSighting._Source.ValueType  # 2
-        """An operator declared the devices: what is in use is known from leases alone."""
+        """The devices are declared: their use is known from leases only."""
         SOURCE_UNKNOWN: HostSighting._Source.ValueType  # 3
-        """There are devices, but the library hangs or fails for now: sizes as last seen, use unknown."""
+        """The library hangs or fails: sizes are as last seen, use is unknown."""
 
     class Source(_Source, metaclass=_SourceEnumTypeWrapper):
-        """Source is where the figures come from."""
+        """Source is the source of the figures."""
 
     SOURCE_UNSPECIFIED: HostSighting.Source.ValueType  # 0
     """Not set."""
     SOURCE_NVML: HostSighting.Source.ValueType  # 1
     """The driver's management library (NVML)."""
     SOURCE_DECLARED: HostSighting.Source.ValueType  # 2
-    """An operator declared the devices: what is in use is known from leases alone."""
+    """The devices are declared: their use is known from leases only."""
     SOURCE_UNKNOWN: HostSighting.Source.ValueType  # 3
-    """There are devices, but the library hangs or fails for now: sizes as last seen, use unknown."""
+    """The library hangs or fails: sizes are as last seen, use is unknown."""
 
     HOST_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
@@ -195,14 +195,14 @@ class HostSighting(google.protobuf.message.Message):
     host: builtins.str
     """The host, by name."""
     source: global___HostSighting.Source.ValueType
-    """Where the figures come from."""
+    """Source of the figures."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Device]:
-        """Every device that leases may be on; at most 64. Empty: the host has none, and nothing is leased there."""
+        """All devices that can be leased; at most 64. Empty: the host has none."""
 
     @property
     def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SeenProcess]:
-        """The processes on them, and those that were asked about; at most 4,096."""
+        """Processes that use the devices, and those that were asked about; at most 4,096."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ global___HostSighting = HostSighting
 
 @typing.final
 class LeaseHolder(google.protobuf.message.Message):
-    """LeaseHolder is who holds a lease."""
+    """LeaseHolder is the holder of a lease."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -233,17 +233,17 @@ class LeaseHolder(google.protobuf.message.Message):
         KIND_RUNNER: LeaseHolder._Kind.ValueType  # 1
         """A runner, for one of its models. It evicts an idle model when other work needs the memory."""
         KIND_PROGRAM: LeaseHolder._Kind.ValueType  # 2
-        """Any other program, such as a training job. It is never asked to give up."""
+        """Any other program, such as a training job. It is never evicted."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
-        """Kind is what the holder is."""
+        """Kind is the kind of the holder."""
 
     KIND_UNSPECIFIED: LeaseHolder.Kind.ValueType  # 0
     """Not set."""
     KIND_RUNNER: LeaseHolder.Kind.ValueType  # 1
     """A runner, for one of its models. It evicts an idle model when other work needs the memory."""
     KIND_PROGRAM: LeaseHolder.Kind.ValueType  # 2
-    """Any other program, such as a training job. It is never asked to give up."""
+    """Any other program, such as a training job. It is never evicted."""
 
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
@@ -251,7 +251,7 @@ class LeaseHolder(google.protobuf.message.Message):
     kind: global___LeaseHolder.Kind.ValueType
     """What it is."""
     name: builtins.str
-    """A runner's name; for a program whatever it calls itself, on one line; at most 128 characters."""
+    """Name of the runner, or the name that a program gives itself, on one line; at most 128 characters."""
     incarnation: builtins.str
     """One life of it."""
     def __init__(
@@ -267,7 +267,7 @@ global___LeaseHolder = LeaseHolder
 
 @typing.final
 class Lease(google.protobuf.message.Message):
-    """Lease is a right to memory on devices of one host."""
+    """Lease is a reservation of memory on devices of one host."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -282,21 +282,21 @@ class Lease(google.protobuf.message.Message):
         STATE_HELD: Lease._State.ValueType  # 1
         """Its holder has it."""
         STATE_RELEASING: Lease._State.ValueType  # 2
-        """Its holder released it; the memory has not been observed free yet, and is not granted again until then."""
+        """Its holder released it. The memory is not granted again until it is observed to be free."""
         STATE_ORPHANED: Lease._State.ValueType  # 3
-        """Its holder sends no heartbeats; the memory has not been seen back yet."""
+        """Its holder sends no heartbeats, and the memory has not been observed to be free."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
-        """State is where the lease is in its life."""
+        """State is the state of the lease."""
 
     STATE_UNSPECIFIED: Lease.State.ValueType  # 0
     """Not set."""
     STATE_HELD: Lease.State.ValueType  # 1
     """Its holder has it."""
     STATE_RELEASING: Lease.State.ValueType  # 2
-    """Its holder released it; the memory has not been observed free yet, and is not granted again until then."""
+    """Its holder released it. The memory is not granted again until it is observed to be free."""
     STATE_ORPHANED: Lease.State.ValueType  # 3
-    """Its holder sends no heartbeats; the memory has not been seen back yet."""
+    """Its holder sends no heartbeats, and the memory has not been observed to be free."""
 
     LEASE_ID_FIELD_NUMBER: builtins.int
     FENCING_NUMBER_FIELD_NUMBER: builtins.int
@@ -315,24 +315,24 @@ class Lease(google.protobuf.message.Message):
     lease_id: builtins.str
     """Unique, random."""
     fencing_number: builtins.int
-    """Grows with every lease that is granted anywhere in the mesh; of two holders the one with the lower number is stale."""
+    """Increases with every lease that is granted in the mesh. Of two holders, the one with the lower number is stale."""
     host: builtins.str
     """The host, by name."""
     purpose: builtins.str
-    """What for: a model's name, or a program's words."""
+    """Purpose: the name of a model, or the description of a program."""
     state: global___Lease.State.ValueType
-    """Where it is in its life."""
+    """Current state."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The priority class of the last request that it served."""
+    """Priority class of the last request."""
     pinned: builtins.bool
-    """Whether its holder never gives it up."""
+    """Whether the holder never releases it for others."""
     active_requests: builtins.int
-    """How many requests its holder works on under it."""
+    """Number of requests that the holder is processing."""
     seen_bytes: builtins.int
-    """Memory that its processes were last seen to hold. Absent: unknown."""
+    """Memory last observed in use by its processes. Absent: unknown."""
     unowned: builtins.bool
-    """Whether no runner of the mesh answers for it: its holder sends no heartbeats, or its runner does not publish the model
-    any more. The registry has it unloaded as soon as the holder can be reached.
+    """Whether no runner owns the lease any more: its holder sends no heartbeats, or its runner no longer publishes the
+    model. The registry unloads it as soon as the holder can be reached.
     """
     @property
     def holder(self) -> global___LeaseHolder:
@@ -340,7 +340,7 @@ class Lease(google.protobuf.message.Message):
 
     @property
     def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceBytes]:
-        """The memory, in order of the devices."""
+        """Leased memory, in the order of the devices."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -348,7 +348,7 @@ class Lease(google.protobuf.message.Message):
 
     @property
     def last_used_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When its holder last worked under it."""
+        """When the holder last processed a request."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class AcquireLeaseRequest(google.protobuf.message.Message):
-    """AcquireLeaseRequest asks for memory."""
+    """AcquireLeaseRequest requests memory."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -34,15 +34,17 @@ class AcquireLeaseRequest(google.protobuf.message.Message):
     MAX_WAIT_FIELD_NUMBER: builtins.int
     PINNED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """Chosen by the caller, the same on every repeat of one call."""
+    """Idempotency id chosen by the caller, the same for every retry of a call."""
     session_id: builtins.str
-    """A runner's session, which proves who asks. Empty for a program."""
+    """Session of the runner, which authenticates it. Empty for a program."""
     purpose: builtins.str
-    """What for: a model's name, or a program's words; at most 256 characters."""
+    """Purpose: the name of a model, or the description of a program; at most 256 characters."""
     bytes: builtins.int
     """How much memory, over all devices."""
     max_devices: builtins.int
-    """On how many devices it may be split; 0: on as many as it takes. A single device that holds it all is preferred."""
+    """Maximum number of devices to split the memory over; 0: no limit. A single device is preferred if it is large
+    enough.
+    """
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """Models of a higher priority than this are not evicted."""
     pinned: builtins.bool
@@ -53,15 +55,15 @@ class AcquireLeaseRequest(google.protobuf.message.Message):
 
     @property
     def sighting(self) -> weft.api.registry.v1.lease_pb2.HostSighting:
-        """What the caller sees on its host now; the lease is on that host."""
+        """Current observation of the caller's host; the lease is on that host."""
 
     @property
     def device_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The devices it may be on; empty: all of the host."""
+        """Allowed devices; empty: all of the host."""
 
     @property
     def max_wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Longest time in line. Not set: the registry's own limit (300 s), which is also the most."""
+        """Longest wait. Not set: the registry's limit (300 s), which is also the maximum."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class AcquireLeaseResponse(google.protobuf.message.Message):
 
     @property
     def granted(self) -> global___GrantedLease:
-        """It has the memory. Always last."""
+        """The lease. Always last."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ global___AcquireLeaseResponse = AcquireLeaseResponse
 
 @typing.final
 class WaitingForMemory(google.protobuf.message.Message):
-    """WaitingForMemory says what is awaited."""
+    """WaitingForMemory is the state of a wait for memory."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -122,14 +124,14 @@ class WaitingForMemory(google.protobuf.message.Message):
     FREE_BYTES_FIELD_NUMBER: builtins.int
     HOLDERS_FIELD_NUMBER: builtins.int
     detail: builtins.str
-    """In words, such as "needs 5.1 GiB on host-a, held by qwen (busy), llama (unloading)"."""
+    """Description, such as "needs 5.1 GiB on host-a, held by qwen (busy), llama (unloading)"."""
     needed_bytes: builtins.int
     """What is asked for."""
     free_bytes: builtins.int
-    """What is free on the devices in question."""
+    """Free memory on the allowed devices."""
     @property
     def holders(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Who holds the rest, by purpose; at most 16."""
+        """Holders of the rest, by purpose; at most 16."""
 
     def __init__(
         self,
@@ -158,11 +160,11 @@ class GrantedLease(google.protobuf.message.Message):
 
     @property
     def time_to_live(self) -> google.protobuf.duration_pb2.Duration:
-        """Without a renewal for this long it is lost."""
+        """Time without a renewal after which the lease is lost."""
 
     @property
     def renew_interval(self) -> google.protobuf.duration_pb2.Duration:
-        """How often a renewal is due."""
+        """Interval of renewals."""
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ global___GrantedLease = GrantedLease
 
 @typing.final
 class LeaseUse(google.protobuf.message.Message):
-    """LeaseUse is how one lease is used."""
+    """LeaseUse is the use of one lease."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -195,7 +197,7 @@ class LeaseUse(google.protobuf.message.Message):
     fencing_number: builtins.int
     """Its fencing number."""
     filled: builtins.bool
-    """Whether loading has finished: its processes hold all the memory that they will take."""
+    """Whether loading has finished, so that the processes use all the memory that they need."""
     active_requests: builtins.int
     """Requests under way."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
@@ -204,11 +206,11 @@ class LeaseUse(google.protobuf.message.Message):
     """Whether it is never evicted for others."""
     @property
     def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.lease_pb2.ProcessId]:
-        """The processes that hold its memory; at most 256. Empty: none has been started yet, or all have ended."""
+        """Processes that use the memory; at most 256. Empty: none has started yet, or all have ended."""
 
     @property
     def last_used_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it last worked on a request. Not set: not yet."""
+        """When it last processed a request. Not set: not yet."""
 
     def __init__(
         self,
@@ -245,11 +247,11 @@ class RenewLeasesRequest(google.protobuf.message.Message):
 
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LeaseUse]:
-        """Every lease that it holds; at most 1,024. None: it only reports what it sees."""
+        """All leases of the holder; at most 1,024. Empty: it only reports its observation."""
 
     @property
     def sighting(self) -> weft.api.registry.v1.lease_pb2.HostSighting:
-        """What it sees on its host."""
+        """Observation of its host."""
 
     def __init__(
         self,
@@ -266,7 +268,7 @@ global___RenewLeasesRequest = RenewLeasesRequest
 
 @typing.final
 class RenewLeasesResponse(google.protobuf.message.Message):
-    """RenewLeasesResponse says what is left of them."""
+    """RenewLeasesResponse reports lost leases."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -275,11 +277,11 @@ class RenewLeasesResponse(google.protobuf.message.Message):
     NEXT_WITHIN_FIELD_NUMBER: builtins.int
     @property
     def lost_lease_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Leases that are not its own any more: their processes must be ended immediately."""
+        """Leases that the holder has lost; it must end their processes immediately."""
 
     @property
     def watched_processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.lease_pb2.ProcessId]:
-        """Processes that the next sighting must say something about: those of leases whose memory is awaited."""
+        """Processes that the next sighting must include: those of leases that are being released."""
 
     @property
     def next_within(self) -> google.protobuf.duration_pb2.Duration:
@@ -299,7 +301,7 @@ global___RenewLeasesResponse = RenewLeasesResponse
 
 @typing.final
 class ReleaseLeaseRequest(google.protobuf.message.Message):
-    """ReleaseLeaseRequest gives one up."""
+    """ReleaseLeaseRequest releases a lease."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -353,8 +355,8 @@ class ReleaseProgramLeaseRequest(google.protobuf.message.Message):
     lease_id: builtins.str
     """The lease."""
     requested_by: builtins.str
-    """Who wants it, for the audit log, such as "cli:alice@laptop"; at most 256 characters. A caller with a key is
-    named by its key instead.
+    """Requester for the audit log, such as "cli:alice@laptop"; at most 256 characters. A caller with a key is recorded by
+    its key instead.
     """
     def __init__(
         self,
@@ -368,14 +370,14 @@ global___ReleaseProgramLeaseRequest = ReleaseProgramLeaseRequest
 
 @typing.final
 class ReleaseProgramLeaseResponse(google.protobuf.message.Message):
-    """ReleaseProgramLeaseResponse is the lease as it is now."""
+    """ReleaseProgramLeaseResponse is the current state of the lease."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: builtins.int
     @property
     def lease(self) -> weft.api.registry.v1.lease_pb2.Lease:
-        """The lease, RELEASING until its memory has been observed free."""
+        """The lease; RELEASING until its memory is observed to be free."""
 
     def __init__(
         self,
@@ -389,7 +391,7 @@ global___ReleaseProgramLeaseResponse = ReleaseProgramLeaseResponse
 
 @typing.final
 class ReleaseEarlierLivesRequest(google.protobuf.message.Message):
-    """ReleaseEarlierLivesRequest names the life that continues."""
+    """ReleaseEarlierLivesRequest names the current incarnation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -420,7 +422,7 @@ class ReleaseEarlierLivesResponse(google.protobuf.message.Message):
 
     RELEASED_COUNT_FIELD_NUMBER: builtins.int
     released_count: builtins.int
-    """How many leases were given up."""
+    """Number of released leases."""
     def __init__(
         self,
         *,
@@ -432,7 +434,7 @@ global___ReleaseEarlierLivesResponse = ReleaseEarlierLivesResponse
 
 @typing.final
 class ListHostMemoryRequest(google.protobuf.message.Message):
-    """ListHostMemoryRequest asks for hosts."""
+    """ListHostMemoryRequest requests hosts."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -489,7 +491,7 @@ global___WatchHostMemoryRequest = WatchHostMemoryRequest
 
 @typing.final
 class WatchHostMemoryResponse(google.protobuf.message.Message):
-    """WatchHostMemoryResponse is one host at one moment, or the end of those that there are."""
+    """WatchHostMemoryResponse is the state of one host, or the end of the current hosts."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -499,10 +501,10 @@ class WatchHostMemoryResponse(google.protobuf.message.Message):
     deleted_host: builtins.str
     """The host of this name has no devices any more, or was not seen for too long."""
     synced: builtins.bool
-    """Always true: everything that there is has been sent; changes follow."""
+    """Always true: the current state has been sent completely; changes follow."""
     @property
     def host(self) -> global___HostMemory:
-        """As it is now."""
+        """Current state."""
 
     def __init__(
         self,
@@ -519,7 +521,7 @@ global___WatchHostMemoryResponse = WatchHostMemoryResponse
 
 @typing.final
 class HostMemory(google.protobuf.message.Message):
-    """HostMemory is a host's devices and who holds them."""
+    """HostMemory is the devices of a host and their leases."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -533,12 +535,12 @@ class HostMemory(google.protobuf.message.Message):
     host: builtins.str
     """The host, by name."""
     source: weft.api.registry.v1.lease_pb2.HostSighting.Source.ValueType
-    """Where the figures come from."""
+    """Source of the figures."""
     waiting_count: builtins.int
-    """How many wait in line for memory there."""
+    """Number of waiting requests for memory."""
     @property
     def sighting_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When they were last seen."""
+        """Time of the last observation."""
 
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceMemory]:
@@ -550,7 +552,7 @@ class HostMemory(google.protobuf.message.Message):
 
     @property
     def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MemoryWait]:
-        """Who waits, first in line first; at most 64."""
+        """Waiting requests for memory, in the order of the queue; at most 64."""
 
     def __init__(
         self,
@@ -582,24 +584,24 @@ class MemoryWait(google.protobuf.message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     REMAINING_WAIT_FIELD_NUMBER: builtins.int
     purpose: builtins.str
-    """What for: a model's name, or a program's words."""
+    """Purpose: the name of a model, or the description of a program."""
     bytes: builtins.int
     """How much memory, over all devices."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """Its priority class."""
     detail: builtins.str
-    """What is awaited, in words. Empty: not known yet."""
+    """Description of what the request waits for. Empty: not known yet."""
     @property
     def holder(self) -> weft.api.registry.v1.lease_pb2.LeaseHolder:
         """Who asks."""
 
     @property
     def device_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The devices it may be on; empty: all of the host."""
+        """Allowed devices; empty: all of the host."""
 
     @property
     def remaining_wait(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it will wait at most from now on."""
+        """Longest remaining wait."""
 
     def __init__(
         self,

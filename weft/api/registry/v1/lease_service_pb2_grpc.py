@@ -28,8 +28,8 @@ if _version_not_supported:
 class LeaseServiceStub(object):
     """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
-    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. Memory of processes without a lease counts as used. A lease
+    ends only when its memory is observed to be free.
     """
 
     def __init__(self, channel):
@@ -78,34 +78,34 @@ class LeaseServiceStub(object):
 class LeaseServiceServicer(object):
     """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
-    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. Memory of processes without a lease counts as used. A lease
+    ends only when its memory is observed to be free.
     """
 
     def AcquireLease(self, request, context):
-        """AcquireLease waits in a queue for memory on one host, has idle models of no higher priority evicted, and streams
-        what it waits for, then the lease. Cancelling the call gives up the place in the queue, and a lease that was
-        granted but not yet renewed.
+        """AcquireLease waits in a queue for memory on one host, evicts idle models of equal or lower priority, and streams
+        the state of the wait, then the lease. Cancelling the call leaves the queue and releases a lease that was granted
+        but not yet renewed.
 
-        Permanent refusals come immediately: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
-        NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message says
-        who holds the memory. One queue per host: an earlier waiter is not overtaken on its devices by an equal or lower
-        priority. Calling it again with the same request_id returns the same lease while it is held.
+        Permanent refusals are immediate: INSUFFICIENT_MEMORY if the host is too small even when empty, NOT_FOUND /
+        NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY also when `max_wait` has passed; its message says what
+        holds the memory. Each host has one queue: a waiter is not overtaken on its devices by one of equal or lower
+        priority. Another call with the same request_id returns the same lease while it is held.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """RenewLeases keeps leases alive, says how they are used, and reports what the holder saw on its host. A lease that is
-        not renewed for its time to live (30 s by default) is ORPHANED.
+        """RenewLeases keeps leases alive, and reports their use and what the holder observes on its host. A lease that is not
+        renewed within its time to live (30 s by default) is ORPHANED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLease(self, request, context):
-        """ReleaseLease gives a lease up: its processes have been ended. Releasing one that is gone is no error.
+        """ReleaseLease releases a lease after its processes have ended. Releasing one that has already ended is not an error.
 
         FAILED_PRECONDITION / LEASE_LOST when it belongs to another holder or fencing number.
         """
@@ -114,20 +114,20 @@ class LeaseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseProgramLease(self, request, context):
-        """ReleaseProgramLease ends the lease of a program for an operator; it is written into the audit log first. The next
-        renewal tells the program that its lease is lost: `weft lease acquire` then ends its command. The memory is reserved
-        until it has been observed free. One that is RELEASING already is returned as it is.
+        """ReleaseProgramLease ends the lease of a program for an operator; the audit log records it first. The next renewal
+        reports to the program that its lease is lost, and `weft lease acquire` ends its command. The memory stays reserved
+        until it is observed to be free. A lease that is already RELEASING is returned unchanged.
 
-        NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner: its
-        model is unloaded instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
+        NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner:
+        unload its model instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseEarlierLives(self, request, context):
-        """ReleaseEarlierLives gives up every lease of earlier incarnations of a holder, whose leftovers have been ended: what a
-        runner says when it starts.
+        """ReleaseEarlierLives releases all leases of earlier incarnations of a holder. A runner calls it at its start, after
+        it has ended the processes of earlier incarnations.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,9 +141,9 @@ class LeaseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchHostMemory(self, request, context):
-        """WatchHostMemory streams hosts with their devices and leases: each as it is now, then `synced`, then each that
-        changes: with every report of a holder there, and with every lease and wait. Changes of one host that are not read
-        yet are merged. It lasts for as long as the caller listens.
+        """WatchHostMemory streams hosts with their devices and leases: the current state of each, then `synced`, then each
+        change: every report of a holder, and every lease and wait. Unread changes of one host are merged. It lasts as long
+        as the caller listens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -198,8 +198,8 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 class LeaseService(object):
     """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
-    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. Memory of processes without a lease counts as used. A lease
+    ends only when its memory is observed to be free.
     """
 
     @staticmethod

@@ -20,8 +20,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class LeaseServiceStub:
     """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
-    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. Memory of processes without a lease counts as used. A lease
+    ends only when its memory is observed to be free.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -29,29 +29,29 @@ class LeaseServiceStub:
         weft.api.registry.v1.lease_service_pb2.AcquireLeaseRequest,
         weft.api.registry.v1.lease_service_pb2.AcquireLeaseResponse,
     ]
-    """AcquireLease waits in a queue for memory on one host, has idle models of no higher priority evicted, and streams
-    what it waits for, then the lease. Cancelling the call gives up the place in the queue, and a lease that was
-    granted but not yet renewed.
+    """AcquireLease waits in a queue for memory on one host, evicts idle models of equal or lower priority, and streams
+    the state of the wait, then the lease. Cancelling the call leaves the queue and releases a lease that was granted
+    but not yet renewed.
 
-    Permanent refusals come immediately: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
-    NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message says
-    who holds the memory. One queue per host: an earlier waiter is not overtaken on its devices by an equal or lower
-    priority. Calling it again with the same request_id returns the same lease while it is held.
+    Permanent refusals are immediate: INSUFFICIENT_MEMORY if the host is too small even when empty, NOT_FOUND /
+    NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY also when `max_wait` has passed; its message says what
+    holds the memory. Each host has one queue: a waiter is not overtaken on its devices by one of equal or lower
+    priority. Another call with the same request_id returns the same lease while it is held.
     """
 
     RenewLeases: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.lease_service_pb2.RenewLeasesRequest,
         weft.api.registry.v1.lease_service_pb2.RenewLeasesResponse,
     ]
-    """RenewLeases keeps leases alive, says how they are used, and reports what the holder saw on its host. A lease that is
-    not renewed for its time to live (30 s by default) is ORPHANED.
+    """RenewLeases keeps leases alive, and reports their use and what the holder observes on its host. A lease that is not
+    renewed within its time to live (30 s by default) is ORPHANED.
     """
 
     ReleaseLease: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.lease_service_pb2.ReleaseLeaseRequest,
         weft.api.registry.v1.lease_service_pb2.ReleaseLeaseResponse,
     ]
-    """ReleaseLease gives a lease up: its processes have been ended. Releasing one that is gone is no error.
+    """ReleaseLease releases a lease after its processes have ended. Releasing one that has already ended is not an error.
 
     FAILED_PRECONDITION / LEASE_LOST when it belongs to another holder or fencing number.
     """
@@ -60,20 +60,20 @@ class LeaseServiceStub:
         weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseRequest,
         weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse,
     ]
-    """ReleaseProgramLease ends the lease of a program for an operator; it is written into the audit log first. The next
-    renewal tells the program that its lease is lost: `weft lease acquire` then ends its command. The memory is reserved
-    until it has been observed free. One that is RELEASING already is returned as it is.
+    """ReleaseProgramLease ends the lease of a program for an operator; the audit log records it first. The next renewal
+    reports to the program that its lease is lost, and `weft lease acquire` ends its command. The memory stays reserved
+    until it is observed to be free. A lease that is already RELEASING is returned unchanged.
 
-    NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner: its
-    model is unloaded instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
+    NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner:
+    unload its model instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
     """
 
     ReleaseEarlierLives: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.lease_service_pb2.ReleaseEarlierLivesRequest,
         weft.api.registry.v1.lease_service_pb2.ReleaseEarlierLivesResponse,
     ]
-    """ReleaseEarlierLives gives up every lease of earlier incarnations of a holder, whose leftovers have been ended: what a
-    runner says when it starts.
+    """ReleaseEarlierLives releases all leases of earlier incarnations of a holder. A runner calls it at its start, after
+    it has ended the processes of earlier incarnations.
     """
 
     ListHostMemory: grpc.UnaryUnaryMultiCallable[
@@ -86,45 +86,45 @@ class LeaseServiceStub:
         weft.api.registry.v1.lease_service_pb2.WatchHostMemoryRequest,
         weft.api.registry.v1.lease_service_pb2.WatchHostMemoryResponse,
     ]
-    """WatchHostMemory streams hosts with their devices and leases: each as it is now, then `synced`, then each that
-    changes: with every report of a holder there, and with every lease and wait. Changes of one host that are not read
-    yet are merged. It lasts for as long as the caller listens.
+    """WatchHostMemory streams hosts with their devices and leases: the current state of each, then `synced`, then each
+    change: every report of a holder, and every lease and wait. Unread changes of one host are merged. It lasts as long
+    as the caller listens.
     """
 
 class LeaseServiceAsyncStub:
     """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
-    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. Memory of processes without a lease counts as used. A lease
+    ends only when its memory is observed to be free.
     """
 
     AcquireLease: grpc.aio.UnaryStreamMultiCallable[
         weft.api.registry.v1.lease_service_pb2.AcquireLeaseRequest,
         weft.api.registry.v1.lease_service_pb2.AcquireLeaseResponse,
     ]
-    """AcquireLease waits in a queue for memory on one host, has idle models of no higher priority evicted, and streams
-    what it waits for, then the lease. Cancelling the call gives up the place in the queue, and a lease that was
-    granted but not yet renewed.
+    """AcquireLease waits in a queue for memory on one host, evicts idle models of equal or lower priority, and streams
+    the state of the wait, then the lease. Cancelling the call leaves the queue and releases a lease that was granted
+    but not yet renewed.
 
-    Permanent refusals come immediately: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
-    NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message says
-    who holds the memory. One queue per host: an earlier waiter is not overtaken on its devices by an equal or lower
-    priority. Calling it again with the same request_id returns the same lease while it is held.
+    Permanent refusals are immediate: INSUFFICIENT_MEMORY if the host is too small even when empty, NOT_FOUND /
+    NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY also when `max_wait` has passed; its message says what
+    holds the memory. Each host has one queue: a waiter is not overtaken on its devices by one of equal or lower
+    priority. Another call with the same request_id returns the same lease while it is held.
     """
 
     RenewLeases: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.lease_service_pb2.RenewLeasesRequest,
         weft.api.registry.v1.lease_service_pb2.RenewLeasesResponse,
     ]
-    """RenewLeases keeps leases alive, says how they are used, and reports what the holder saw on its host. A lease that is
-    not renewed for its time to live (30 s by default) is ORPHANED.
+    """RenewLeases keeps leases alive, and reports their use and what the holder observes on its host. A lease that is not
+    renewed within its time to live (30 s by default) is ORPHANED.
     """
 
     ReleaseLease: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.lease_service_pb2.ReleaseLeaseRequest,
         weft.api.registry.v1.lease_service_pb2.ReleaseLeaseResponse,
     ]
-    """ReleaseLease gives a lease up: its processes have been ended. Releasing one that is gone is no error.
+    """ReleaseLease releases a lease after its processes have ended. Releasing one that has already ended is not an error.
 
     FAILED_PRECONDITION / LEASE_LOST when it belongs to another holder or fencing number.
     """
@@ -133,20 +133,20 @@ class LeaseServiceAsyncStub:
         weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseRequest,
         weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse,
     ]
-    """ReleaseProgramLease ends the lease of a program for an operator; it is written into the audit log first. The next
-    renewal tells the program that its lease is lost: `weft lease acquire` then ends its command. The memory is reserved
-    until it has been observed free. One that is RELEASING already is returned as it is.
+    """ReleaseProgramLease ends the lease of a program for an operator; the audit log records it first. The next renewal
+    reports to the program that its lease is lost, and `weft lease acquire` ends its command. The memory stays reserved
+    until it is observed to be free. A lease that is already RELEASING is returned unchanged.
 
-    NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner: its
-    model is unloaded instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
+    NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner:
+    unload its model instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
     """
 
     ReleaseEarlierLives: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.lease_service_pb2.ReleaseEarlierLivesRequest,
         weft.api.registry.v1.lease_service_pb2.ReleaseEarlierLivesResponse,
     ]
-    """ReleaseEarlierLives gives up every lease of earlier incarnations of a holder, whose leftovers have been ended: what a
-    runner says when it starts.
+    """ReleaseEarlierLives releases all leases of earlier incarnations of a holder. A runner calls it at its start, after
+    it has ended the processes of earlier incarnations.
     """
 
     ListHostMemory: grpc.aio.UnaryUnaryMultiCallable[
@@ -159,16 +159,16 @@ class LeaseServiceAsyncStub:
         weft.api.registry.v1.lease_service_pb2.WatchHostMemoryRequest,
         weft.api.registry.v1.lease_service_pb2.WatchHostMemoryResponse,
     ]
-    """WatchHostMemory streams hosts with their devices and leases: each as it is now, then `synced`, then each that
-    changes: with every report of a holder there, and with every lease and wait. Changes of one host that are not read
-    yet are merged. It lasts for as long as the caller listens.
+    """WatchHostMemory streams hosts with their devices and leases: the current state of each, then `synced`, then each
+    change: every report of a holder, and every lease and wait. Unread changes of one host are merged. It lasts as long
+    as the caller listens.
     """
 
 class LeaseServiceServicer(metaclass=abc.ABCMeta):
     """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
-    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. Memory of processes without a lease counts as used. A lease
+    ends only when its memory is observed to be free.
     """
 
     @abc.abstractmethod
@@ -177,14 +177,14 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.lease_service_pb2.AcquireLeaseRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.registry.v1.lease_service_pb2.AcquireLeaseResponse], collections.abc.AsyncIterator[weft.api.registry.v1.lease_service_pb2.AcquireLeaseResponse]]:
-        """AcquireLease waits in a queue for memory on one host, has idle models of no higher priority evicted, and streams
-        what it waits for, then the lease. Cancelling the call gives up the place in the queue, and a lease that was
-        granted but not yet renewed.
+        """AcquireLease waits in a queue for memory on one host, evicts idle models of equal or lower priority, and streams
+        the state of the wait, then the lease. Cancelling the call leaves the queue and releases a lease that was granted
+        but not yet renewed.
 
-        Permanent refusals come immediately: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
-        NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message says
-        who holds the memory. One queue per host: an earlier waiter is not overtaken on its devices by an equal or lower
-        priority. Calling it again with the same request_id returns the same lease while it is held.
+        Permanent refusals are immediate: INSUFFICIENT_MEMORY if the host is too small even when empty, NOT_FOUND /
+        NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY also when `max_wait` has passed; its message says what
+        holds the memory. Each host has one queue: a waiter is not overtaken on its devices by one of equal or lower
+        priority. Another call with the same request_id returns the same lease while it is held.
         """
 
     @abc.abstractmethod
@@ -193,8 +193,8 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.lease_service_pb2.RenewLeasesRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.lease_service_pb2.RenewLeasesResponse, collections.abc.Awaitable[weft.api.registry.v1.lease_service_pb2.RenewLeasesResponse]]:
-        """RenewLeases keeps leases alive, says how they are used, and reports what the holder saw on its host. A lease that is
-        not renewed for its time to live (30 s by default) is ORPHANED.
+        """RenewLeases keeps leases alive, and reports their use and what the holder observes on its host. A lease that is not
+        renewed within its time to live (30 s by default) is ORPHANED.
         """
 
     @abc.abstractmethod
@@ -203,7 +203,7 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.lease_service_pb2.ReleaseLeaseRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.lease_service_pb2.ReleaseLeaseResponse, collections.abc.Awaitable[weft.api.registry.v1.lease_service_pb2.ReleaseLeaseResponse]]:
-        """ReleaseLease gives a lease up: its processes have been ended. Releasing one that is gone is no error.
+        """ReleaseLease releases a lease after its processes have ended. Releasing one that has already ended is not an error.
 
         FAILED_PRECONDITION / LEASE_LOST when it belongs to another holder or fencing number.
         """
@@ -214,12 +214,12 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse, collections.abc.Awaitable[weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse]]:
-        """ReleaseProgramLease ends the lease of a program for an operator; it is written into the audit log first. The next
-        renewal tells the program that its lease is lost: `weft lease acquire` then ends its command. The memory is reserved
-        until it has been observed free. One that is RELEASING already is returned as it is.
+        """ReleaseProgramLease ends the lease of a program for an operator; the audit log records it first. The next renewal
+        reports to the program that its lease is lost, and `weft lease acquire` ends its command. The memory stays reserved
+        until it is observed to be free. A lease that is already RELEASING is returned unchanged.
 
-        NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner: its
-        model is unloaded instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
+        NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner:
+        unload its model instead. RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES when the audit log is full.
         """
 
     @abc.abstractmethod
@@ -228,8 +228,8 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.lease_service_pb2.ReleaseEarlierLivesRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.lease_service_pb2.ReleaseEarlierLivesResponse, collections.abc.Awaitable[weft.api.registry.v1.lease_service_pb2.ReleaseEarlierLivesResponse]]:
-        """ReleaseEarlierLives gives up every lease of earlier incarnations of a holder, whose leftovers have been ended: what a
-        runner says when it starts.
+        """ReleaseEarlierLives releases all leases of earlier incarnations of a holder. A runner calls it at its start, after
+        it has ended the processes of earlier incarnations.
         """
 
     @abc.abstractmethod
@@ -246,9 +246,9 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.lease_service_pb2.WatchHostMemoryRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.registry.v1.lease_service_pb2.WatchHostMemoryResponse], collections.abc.AsyncIterator[weft.api.registry.v1.lease_service_pb2.WatchHostMemoryResponse]]:
-        """WatchHostMemory streams hosts with their devices and leases: each as it is now, then `synced`, then each that
-        changes: with every report of a holder there, and with every lease and wait. Changes of one host that are not read
-        yet are merged. It lasts for as long as the caller listens.
+        """WatchHostMemory streams hosts with their devices and leases: the current state of each, then `synced`, then each
+        change: every report of a holder, and every lease and wait. Unread changes of one host are merged. It lasts as long
+        as the caller listens.
         """
 
 def add_LeaseServiceServicer_to_server(servicer: LeaseServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -45,12 +45,12 @@ class _ModelOperationEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     MODEL_OPERATION_IMAGE: _ModelOperation.ValueType  # 6
     """Images."""
     MODEL_OPERATION_TRANSCRIPTION: _ModelOperation.ValueType  # 7
-    """Words of a recording."""
+    """Transcription of recordings."""
     MODEL_OPERATION_SPEECH: _ModelOperation.ValueType  # 8
     """Spoken words."""
 
 class ModelOperation(_ModelOperation, metaclass=_ModelOperationEnumTypeWrapper):
-    """Operation kinds a model can be asked for."""
+    """ModelOperation is an operation that a model can support."""
 
 MODEL_OPERATION_UNSPECIFIED: ModelOperation.ValueType  # 0
 """Not set."""
@@ -67,7 +67,7 @@ MODEL_OPERATION_TOKENIZE: ModelOperation.ValueType  # 5
 MODEL_OPERATION_IMAGE: ModelOperation.ValueType  # 6
 """Images."""
 MODEL_OPERATION_TRANSCRIPTION: ModelOperation.ValueType  # 7
-"""Words of a recording."""
+"""Transcription of recordings."""
 MODEL_OPERATION_SPEECH: ModelOperation.ValueType  # 8
 """Spoken words."""
 global___ModelOperation = ModelOperation
@@ -81,27 +81,27 @@ class _ModelSkillEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     MODEL_SKILL_UNSPECIFIED: _ModelSkill.ValueType  # 0
     """Not set."""
     MODEL_SKILL_TEXT: _ModelSkill.ValueType  # 1
-    """It takes text. A model that names any skill names this one too where it has it."""
+    """Text input. A model that lists any skill must also list this one if it has it."""
     MODEL_SKILL_IMAGE: _ModelSkill.ValueType  # 2
-    """It takes images."""
+    """Image input."""
     MODEL_SKILL_AUDIO: _ModelSkill.ValueType  # 3
-    """It takes audio."""
+    """Audio input."""
     MODEL_SKILL_TOOLS: _ModelSkill.ValueType  # 4
-    """It calls tools."""
+    """Tool calls."""
 
 class ModelSkill(_ModelSkill, metaclass=_ModelSkillEnumTypeWrapper):
-    """ModelSkill is what a model can do that not every model can."""
+    """ModelSkill is a capability that not every model has."""
 
 MODEL_SKILL_UNSPECIFIED: ModelSkill.ValueType  # 0
 """Not set."""
 MODEL_SKILL_TEXT: ModelSkill.ValueType  # 1
-"""It takes text. A model that names any skill names this one too where it has it."""
+"""Text input. A model that lists any skill must also list this one if it has it."""
 MODEL_SKILL_IMAGE: ModelSkill.ValueType  # 2
-"""It takes images."""
+"""Image input."""
 MODEL_SKILL_AUDIO: ModelSkill.ValueType  # 3
-"""It takes audio."""
+"""Audio input."""
 MODEL_SKILL_TOOLS: ModelSkill.ValueType  # 4
-"""It calls tools."""
+"""Tool calls."""
 global___ModelSkill = ModelSkill
 
 class _ThinkingMode:
@@ -113,7 +113,7 @@ class _ThinkingModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     THINKING_MODE_UNSPECIFIED: _ThinkingMode.ValueType  # 0
     """Not set."""
     THINKING_MODE_DEFAULT: _ThinkingMode.ValueType  # 1
-    """As the model does where nothing is said."""
+    """The model's default."""
     THINKING_MODE_ENABLED: _ThinkingMode.ValueType  # 2
     """It thinks before it answers."""
     THINKING_MODE_DISABLED: _ThinkingMode.ValueType  # 3
@@ -125,7 +125,7 @@ class ThinkingMode(_ThinkingMode, metaclass=_ThinkingModeEnumTypeWrapper):
 THINKING_MODE_UNSPECIFIED: ThinkingMode.ValueType  # 0
 """Not set."""
 THINKING_MODE_DEFAULT: ThinkingMode.ValueType  # 1
-"""As the model does where nothing is said."""
+"""The model's default."""
 THINKING_MODE_ENABLED: ThinkingMode.ValueType  # 2
 """It thinks before it answers."""
 THINKING_MODE_DISABLED: ThinkingMode.ValueType  # 3
@@ -134,8 +134,8 @@ global___ThinkingMode = ThinkingMode
 
 @typing.final
 class ModelAbilities(google.protobuf.message.Message):
-    """ModelAbilities is what a model takes, as its settings, its files and its engine show. A request that needs something
-    that it is known to lack is refused with MODALITY_UNSUPPORTED.
+    """ModelAbilities are the capabilities of a model according to its settings, files and engine. A request that needs a
+    capability that is known to be missing is refused with MODALITY_UNSUPPORTED.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -148,29 +148,29 @@ class ModelAbilities(google.protobuf.message.Message):
     VOICES_FIELD_NUMBER: builtins.int
     @property
     def skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
-        """Skills that it is known to have. A skill that is neither here nor in `lacking` is unknown, and requests are tried."""
-
-    @property
-    def lacking(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
-        """Skills that it is known not to have."""
-
-    @property
-    def thinking_modes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ThinkingMode.ValueType]:
-        """How requests may set its thinking. Empty: unknown, every mode is tried."""
-
-    @property
-    def source_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Languages that it translates from, by the names that the model has for them. Empty: unknown, or it is no
-        translation model.
+        """Skills that the model has. A skill that is neither here nor in `lacking` is unknown, and requests that need it are
+        tried.
         """
 
     @property
+    def lacking(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
+        """Skills that the model does not have."""
+
+    @property
+    def thinking_modes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ThinkingMode.ValueType]:
+        """Thinking modes that requests may choose. Empty: unknown; all modes are tried."""
+
+    @property
+    def source_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Languages that the model translates from, by the model's own names. Empty: unknown, or not a translation model."""
+
+    @property
     def target_languages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Languages that it translates into; as above."""
+        """Languages that the model translates into, by the model's own names. Empty: unknown, or not a translation model."""
 
     @property
     def voices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Voices that it speaks with, as requests call them, the default one first. Empty: unknown, or it does not speak."""
+        """Names of its voices, the default one first. Empty: unknown, or not a speech model."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ global___ModelAbilities = ModelAbilities
 
 @typing.final
 class ModelFile(google.protobuf.message.Message):
-    """ModelFile is what the files of a model say of themselves."""
+    """ModelFile is the metadata of a model's files."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -222,7 +222,7 @@ global___ModelFile = ModelFile
 
 @typing.final
 class ModelProvider(google.protobuf.message.Message):
-    """ModelProvider is the provider of a central model: one that no runner of an operator serves, but the mesh itself."""
+    """ModelProvider is the provider of a central model, which the mesh itself serves."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -240,7 +240,7 @@ class ModelProvider(google.protobuf.message.Message):
         """Anthropic's Messages."""
 
     class Api(_Api, metaclass=_ApiEnumTypeWrapper):
-        """Api is the interface of a provider."""
+        """Api is the API of a provider."""
 
     API_UNSPECIFIED: ModelProvider.Api.ValueType  # 0
     """Not set: OpenAI's."""
@@ -260,28 +260,28 @@ class ModelProvider(google.protobuf.message.Message):
     THINKING_FIELD_NUMBER: builtins.int
     PLATFORM_PROMPT_FIELD_NUMBER: builtins.int
     url: builtins.str
-    """Its base URL with its version, such as "https://api.example.com/v1": https, or http on loopback."""
+    """Base URL with the API version, such as "https://api.example.com/v1"; https, or http on loopback."""
     api: global___ModelProvider.Api.ValueType
     """Its interface."""
     upstream_model: builtins.str
-    """Its name of the model. Empty: the name in the mesh."""
+    """Name of the model at the provider. Empty: the name in the mesh."""
     api_key_ref: builtins.str
-    """The secret with its API key, "secret/NAME". Empty: it needs no key."""
+    """Secret with the API key, as "secret/NAME". Empty: no key is needed."""
     slots: builtins.int
-    """Requests that are sent concurrently. 0: 4."""
+    """Maximum number of concurrent requests. 0: 4."""
     max_retries: builtins.int
-    """How often a request for which the provider was too busy, or to which no connection was made, is sent again."""
+    """Maximum number of retries if the provider is busy or cannot be reached."""
     token_limit_name: builtins.str
-    """What an OpenAI-compatible provider calls the limit of an answer's length. Empty: "max_tokens"."""
+    """Name of the field for the maximum number of answer tokens at an OpenAI-compatible provider. Empty: "max_tokens"."""
     thinking: builtins.bool
-    """Whether it thinks where a request does not say. Not set: as the provider does."""
+    """Whether the model thinks unless a request says otherwise. Not set: the provider's default."""
     platform_prompt: builtins.bool
-    """Whether every chat begins with the platform's own system prompt: the mesh, date and time, and how to signal. It
-    stands before the agent's and the caller's, and is sent to the provider.
+    """Whether every chat begins with the platform prompt: the mesh, date and time, and how to raise signals. It precedes
+    the system prompts of the agent and the caller, and is sent to the provider.
     """
     @property
     def timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """Longest wait until an answer begins, retries and their pauses included. Not set: 120 s."""
+        """Longest wait until an answer begins, including retries and the pauses before them. Not set: 120 s."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ global___ModelProvider = ModelProvider
 
 @typing.final
 class ModelManifest(google.protobuf.message.Message):
-    """ModelManifest is what a runner says about a model it publishes."""
+    """ModelManifest is the description of a model that a runner publishes or an operator declares."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -326,40 +326,40 @@ class ModelManifest(google.protobuf.message.Message):
     joined by '/', such as "Qwen/Qwen3-8B". At most 128 characters.
     """
     pool_name: builtins.str
-    """Members of one pool answer for each other. Empty: its own pool, named like the model."""
+    """Pool of the model; members of one pool answer for each other. Empty: its own pool, named like the model."""
     context_tokens: builtins.int
-    """Context of one slot, prompt and answer together. 0: unknown until loaded."""
+    """Context length of one slot in tokens, for prompt and answer together. 0: unknown until loaded."""
     digest: builtins.str
     """Digest of the model file, "sha256:<64 hex digits>", or empty."""
     remote: builtins.bool
-    """Whether serving it sends bytes to a remote provider."""
+    """Whether requests for the model are sent to a remote provider."""
     upstream: builtins.str
-    """What it is outside the mesh: the name of its file or folder, or the name that its server or provider has for it.
-    Empty: not known. A runner says it; the provider of a central model has it in `upstream_model`.
+    """Name of the model outside the mesh: of its file or folder, or at its server or provider. Empty: unknown. Set by
+    runners; for a central model, see `upstream_model`.
     """
     journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType
-    """Whether its requests are durable tasks without their callers asking for it."""
+    """Whether the model's requests are durable tasks by default."""
     @property
     def operations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelOperation.ValueType]:
         """What it can be asked for."""
 
     @property
     def wake(self) -> weft.api.registry.v1.wake_pb2.Wake:
-        """Who can wake it when it hibernates. Not set: it never hibernates."""
+        """How the model is woken when it hibernates. Not set: it never hibernates."""
 
     @property
     def skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
-        """Abilities beyond text, where its settings or an operator name them: then it has no others. Empty: as the abilities of
-        its instance show, else unknown, and every request is tried.
+        """All skills of the model, if set by its settings or an operator. Empty: as detected for its instance, else unknown,
+        and all requests are tried.
         """
 
     @property
     def provider(self) -> global___ModelProvider:
-        """The provider of a central model. Not set: runners serve it. Only operators declare it."""
+        """Provider of a central model. Not set: runners serve the model. Only operators can set it."""
 
     @property
     def tags(self) -> weft.api.registry.v1.tags_pb2.Tags:
-        """Its tier, labels and owner. Not set: it has none."""
+        """Tier, labels and owner. Not set: none."""
 
     def __init__(
         self,
@@ -384,17 +384,17 @@ global___ModelManifest = ModelManifest
 
 @typing.final
 class ModelDeclaration(google.protobuf.message.Message):
-    """ModelDeclaration is a public model."""
+    """ModelDeclaration is a declared model."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MANIFEST_FIELD_NUMBER: builtins.int
     RUNNER_FIELD_NUMBER: builtins.int
     runner: builtins.str
-    """The one runner that may serve it, by name. Empty: the first live runner that publishes this name."""
+    """The only runner that may serve the model. Empty: the first live runner that publishes this name."""
     @property
     def manifest(self) -> global___ModelManifest:
-        """What it is. It wins over what a runner says of the model, except that `remote` is true if either says so."""
+        """The manifest. It overrides what a runner publishes, except that `remote` is true if either says so."""
 
     def __init__(
         self,
@@ -427,7 +427,7 @@ class Model(google.protobuf.message.Message):
         """Published by a runner; lives and decays with it."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
-        """Kind is who declared it."""
+        """Kind is the origin of the declaration."""
 
     KIND_UNSPECIFIED: Model.Kind.ValueType  # 0
     """Not set."""
@@ -445,13 +445,13 @@ class Model(google.protobuf.message.Message):
         STATUS_UNSPECIFIED: Model._Status.ValueType  # 0
         """Not set."""
         STATUS_ACTIVE: Model._Status.ValueType  # 1
-        """Its runner is alive and can serve it."""
+        """Its runner is online and can serve it."""
         STATUS_INACTIVE: Model._Status.ValueType  # 2
-        """Its runner is silent or closed its session, or there is none."""
+        """Its runner is offline, or it has none."""
         STATUS_HIBERNATING: Model._Status.ValueType  # 3
-        """It hibernates and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
+        """It hibernates and can be woken by a request: by its runner, or by the mesh, which can wake its host."""
         STATUS_FAILED: Model._Status.ValueType  # 4
-        """Its runner is alive and cannot serve it: its engine does not start, or its server does not have it."""
+        """Its runner is online but cannot serve it: its engine does not start, or its server does not have it."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
         """Status is whether requests for the model can be served."""
@@ -459,13 +459,13 @@ class Model(google.protobuf.message.Message):
     STATUS_UNSPECIFIED: Model.Status.ValueType  # 0
     """Not set."""
     STATUS_ACTIVE: Model.Status.ValueType  # 1
-    """Its runner is alive and can serve it."""
+    """Its runner is online and can serve it."""
     STATUS_INACTIVE: Model.Status.ValueType  # 2
-    """Its runner is silent or closed its session, or there is none."""
+    """Its runner is offline, or it has none."""
     STATUS_HIBERNATING: Model.Status.ValueType  # 3
-    """It hibernates and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
+    """It hibernates and can be woken by a request: by its runner, or by the mesh, which can wake its host."""
     STATUS_FAILED: Model.Status.ValueType  # 4
-    """Its runner is alive and cannot serve it: its engine does not start, or its server does not have it."""
+    """Its runner is online but cannot serve it: its engine does not start, or its server does not have it."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     RUNNER_FIELD_NUMBER: builtins.int
@@ -482,15 +482,13 @@ class Model(google.protobuf.message.Message):
     status: global___Model.Status.ValueType
     """Whether it can be served."""
     kind: global___Model.Kind.ValueType
-    """Who declared it."""
+    """Origin of the declaration."""
     declared_runner: builtins.str
-    """The one runner that a public model was pinned to; empty: any."""
+    """The only runner that may serve a declared model; empty: any."""
     type: builtins.str
-    """What kind of engine or provider serves it: its runtime, such as "llama_server", or the interface of its provider, such
-    as "openai". Empty: not known.
-    """
+    """Runtime that serves it, such as "llama_server", or the API of its provider, such as "openai". Empty: unknown."""
     id: builtins.str
-    """Its id, which is taken wherever its name is. Another one after it was deleted and made again."""
+    """Id, which is accepted wherever the name is. It changes if the resource is deleted and created again."""
     @property
     def manifest(self) -> global___ModelManifest:
         """The manifest as declared or published."""
@@ -501,11 +499,11 @@ class Model(google.protobuf.message.Message):
 
     @property
     def last_heartbeat_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When its runner's last heartbeat arrived; not set when it has none."""
+        """Time of its runner's last heartbeat; not set if it has no runner."""
 
     @property
     def inactive_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Since when its runner is gone; not set while it is there."""
+        """When its runner disappeared; not set while it is online."""
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Pool(google.protobuf.message.Message):
-    """Pool is the set of models that answer for one name. It is derived: models join by their `pool_name`, and a model
-    without one is in the pool with its name.
+    """Pool is the set of models that answer for one name. Pools are derived from models: a model is in the pool of its
+    `pool_name`, or in a pool with its own name.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -29,11 +29,11 @@ class Pool(google.protobuf.message.Message):
     name: builtins.str
     """The pool's name."""
     explicit: builtins.bool
-    """Whether a member names it in its `pool_name`; otherwise it is the pool of one model."""
+    """Whether a member has it as `pool_name`; otherwise it is the pool of a single model."""
     size: builtins.int
-    """How many members it has."""
+    """Number of members."""
     active_count: builtins.int
-    """How many of them are active."""
+    """Number of active members."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.model_pb2.Model]:
         """Its members, by name."""

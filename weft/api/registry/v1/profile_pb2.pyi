@@ -20,8 +20,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ProfileManifest(google.protobuf.message.Message):
-    """ProfileManifest is a configuration of the mesh under a name, which is switched to as a whole: what is declared, and which
-    models are loaded.
+    """ProfileManifest is a named configuration of the mesh: its declared resources and loaded models. The mesh is switched
+    to it as a whole.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -36,18 +36,18 @@ class ProfileManifest(google.protobuf.message.Message):
     ROUTES_FIELD_NUMBER: builtins.int
     ALIASES_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique among profiles; same form as a model's name."""
+    """Name, unique among profiles; same format as a model name."""
     description: builtins.str
-    """For people; at most 1,024 characters."""
+    """Description for people; at most 1,024 characters."""
     unload_others: builtins.bool
-    """Whether a switch unloads every model that is not in `load`, instead of leaving it alone."""
+    """Whether a switch unloads all models that are not in `load`."""
     @property
     def load(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProfileLoad]:
-        """Models that a switch loads, in this order. It unloads what it unloads before."""
+        """Models that a switch loads, in this order, after it has unloaded others."""
 
     @property
     def unload(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Models that a switch unloads. Those that are neither here nor in `load` are left alone."""
+        """Models that a switch unloads. Models that are neither here nor in `load` stay unchanged."""
 
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.model_pb2.ModelDeclaration]:
@@ -55,15 +55,15 @@ class ProfileManifest(google.protobuf.message.Message):
 
     @property
     def agents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.agent_pb2.AgentManifest]:
-        """Agents that a switch declares. The next switch to another profile deletes those that it does not declare itself."""
+        """Agents that a switch declares. A switch to another profile deletes those that it does not declare itself."""
 
     @property
     def routes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.route_pb2.RouteManifest]:
-        """Routes that a switch declares; as agents."""
+        """Routes that a switch declares; deleted as agents are."""
 
     @property
     def aliases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.alias_pb2.AliasManifest]:
-        """Aliases that a switch declares; as agents."""
+        """Aliases that a switch declares; deleted as agents are."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ProfileLoad(google.protobuf.message.Message):
     """The model, by its name in the mesh."""
     @property
     def settings(self) -> global___ProfileLoadSettings:
-        """How it is loaded. Not set: as it is configured."""
+        """Load options. Not set: as configured."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ProfileLoadSettings(google.protobuf.message.Message):
     quantization: builtins.str
     """One of the model's declared variants, such as "q8_0"; empty: the one configured."""
     memory_budget_bytes: builtins.int
-    """The most accelerator memory it may take. 0: as much as it needs."""
+    """Limit of accelerator memory. 0: as much as it needs."""
     pin: builtins.bool
     """Whether it is never evicted for another model."""
     @property
@@ -150,8 +150,8 @@ class ProfileLoadSettings(google.protobuf.message.Message):
 
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it stays loaded after a request. Negative: until it is unloaded. Zero: for one request. Not set: negative,
-        for it was loaded on purpose.
+        """How long the model stays loaded after a request. Negative or not set: until it is unloaded. Zero: it is unloaded
+        after one request.
         """
 
     def __init__(
@@ -212,18 +212,20 @@ class Profile(google.protobuf.message.Message):
     CHANGES_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     active: builtins.bool
-    """Whether it is the profile that the mesh was switched to last, or that was saved from it since."""
+    """Whether it is the profile that was last switched to or saved."""
     @property
     def manifest(self) -> global___ProfileManifest:
         """The manifest as declared."""
 
     @property
     def active_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Since when. Not set: it is not active."""
+        """When it became active. Not set: it is not active."""
 
     @property
     def changes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What is not as the profile says, while it is active, such as "agent/reviewer was changed"; at most 20. Empty in a watch."""
+        """Differences between the mesh and the active profile, such as "agent/reviewer was changed"; at most 20. Empty in a
+        watch.
+        """
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:

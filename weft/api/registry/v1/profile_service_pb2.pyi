@@ -39,9 +39,9 @@ class SaveProfileRequest(google.protobuf.message.Message):
     leave_others: builtins.bool
     """Whether a switch to it leaves models alone that it does not name, instead of unloading them."""
     dry_run: builtins.bool
-    """Answer as if it were done, and change nothing."""
+    """Whether to change nothing and only return what would be done."""
     requested_by: builtins.str
-    """Who asks; see ApplyRequest."""
+    """Requester; see ApplyRequest."""
     def __init__(
         self,
         *,
@@ -88,9 +88,9 @@ class SwitchProfileRequest(google.protobuf.message.Message):
     name: builtins.str
     """The profile's name."""
     dry_run: builtins.bool
-    """Answer as if it were done, and change nothing."""
+    """Whether to change nothing and only return what would be done."""
     requested_by: builtins.str
-    """Who asks; see ApplyRequest. Operations that are begun are requested by them."""
+    """Requester; see ApplyRequest. Also the requester of the operations."""
     def __init__(
         self,
         *,
@@ -112,14 +112,14 @@ class SwitchProfileResponse(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     PREVIOUS_FIELD_NUMBER: builtins.int
     previous: builtins.str
-    """The profile that was active before. Empty: none was."""
+    """Previously active profile. Empty: none."""
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.declaration_service_pb2.ApplyResult]:
-        """What was done with each document, the deleted ones last."""
+        """Result for each document, deleted ones last."""
 
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProfileStep]:
-        """What is unloaded and loaded, in order."""
+        """Models to unload and load, in order."""
 
     def __init__(
         self,
@@ -171,9 +171,9 @@ class ProfileStep(google.protobuf.message.Message):
     model: builtins.str
     """The model, by its name in the mesh."""
     operation: builtins.str
-    """The operation that does it, "operations/<id>". Empty in a dry run, and where none could be begun."""
+    """Operation of the step, "operations/<id>". Empty in a dry run, and if it could not be started."""
     problem: builtins.str
-    """Why no operation could be begun, in words. Empty: one was, or it is a dry run."""
+    """Why the operation could not be started. Empty: it was started, or it is a dry run."""
     @property
     def settings(self) -> weft.api.registry.v1.profile_pb2.ProfileLoadSettings:
         """How it is loaded."""

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ProfileServiceStub(object):
-    """ProfileService saves what is as a profile, and switches to profiles. They are declared, read and deleted as every other
-    resource.
+    """ProfileService saves the current state as a profile, and switches to profiles. Profiles are declared, read and
+    deleted like other resources.
     """
 
     def __init__(self, channel):
@@ -49,24 +49,24 @@ class ProfileServiceStub(object):
 
 
 class ProfileServiceServicer(object):
-    """ProfileService saves what is as a profile, and switches to profiles. They are declared, read and deleted as every other
-    resource.
+    """ProfileService saves the current state as a profile, and switches to profiles. Profiles are declared, read and
+    deleted like other resources.
     """
 
     def SaveProfile(self, request, context):
-        """SaveProfile declares a profile of what is now: every declared model, agent, route and alias, and the models that are
-        loaded with the settings of their load. It is the active one then.
+        """SaveProfile declares a profile of the current state: all declared models, agents, routes and aliases, and the
+        loaded models with their load options. It becomes the active profile.
 
-        NO_RUNNER_AVAILABLE or WORKER_LOST when a runner with loaded models does not say how they were loaded.
+        NO_RUNNER_AVAILABLE or WORKER_LOST if a runner with loaded models does not report their load options.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SwitchProfile(self, request, context):
-        """SwitchProfile declares what a profile declares, and deletes what the profile that was active declares and this one
-        does not: all of it, or nothing when any is refused as by Apply and Delete. Then it begins the operations that unload
-        and load models; it does not wait for them.
+        """SwitchProfile declares the resources of a profile and deletes those that only the previous profile declares: all of
+        them, or none if Apply or Delete would refuse any. Then it starts the operations that unload and load models,
+        without waiting for them.
 
         NOT_FOUND / NOT_FOUND when there is no such profile, NOT_FOUND / MODEL_NOT_FOUND when it loads a model that is not
         known, PERMISSION_DENIED / OPERATION_REFUSED when it would load or unload and operations need signatures.
@@ -97,8 +97,8 @@ def add_ProfileServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProfileService(object):
-    """ProfileService saves what is as a profile, and switches to profiles. They are declared, read and deleted as every other
-    resource.
+    """ProfileService saves the current state as a profile, and switches to profiles. Profiles are declared, read and
+    deleted like other resources.
     """
 
     @staticmethod

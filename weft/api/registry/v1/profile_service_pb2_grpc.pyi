@@ -18,8 +18,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ProfileServiceStub:
-    """ProfileService saves what is as a profile, and switches to profiles. They are declared, read and deleted as every other
-    resource.
+    """ProfileService saves the current state as a profile, and switches to profiles. Profiles are declared, read and
+    deleted like other resources.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -27,54 +27,54 @@ class ProfileServiceStub:
         weft.api.registry.v1.profile_service_pb2.SaveProfileRequest,
         weft.api.registry.v1.profile_service_pb2.SaveProfileResponse,
     ]
-    """SaveProfile declares a profile of what is now: every declared model, agent, route and alias, and the models that are
-    loaded with the settings of their load. It is the active one then.
+    """SaveProfile declares a profile of the current state: all declared models, agents, routes and aliases, and the
+    loaded models with their load options. It becomes the active profile.
 
-    NO_RUNNER_AVAILABLE or WORKER_LOST when a runner with loaded models does not say how they were loaded.
+    NO_RUNNER_AVAILABLE or WORKER_LOST if a runner with loaded models does not report their load options.
     """
 
     SwitchProfile: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.profile_service_pb2.SwitchProfileRequest,
         weft.api.registry.v1.profile_service_pb2.SwitchProfileResponse,
     ]
-    """SwitchProfile declares what a profile declares, and deletes what the profile that was active declares and this one
-    does not: all of it, or nothing when any is refused as by Apply and Delete. Then it begins the operations that unload
-    and load models; it does not wait for them.
+    """SwitchProfile declares the resources of a profile and deletes those that only the previous profile declares: all of
+    them, or none if Apply or Delete would refuse any. Then it starts the operations that unload and load models,
+    without waiting for them.
 
     NOT_FOUND / NOT_FOUND when there is no such profile, NOT_FOUND / MODEL_NOT_FOUND when it loads a model that is not
     known, PERMISSION_DENIED / OPERATION_REFUSED when it would load or unload and operations need signatures.
     """
 
 class ProfileServiceAsyncStub:
-    """ProfileService saves what is as a profile, and switches to profiles. They are declared, read and deleted as every other
-    resource.
+    """ProfileService saves the current state as a profile, and switches to profiles. Profiles are declared, read and
+    deleted like other resources.
     """
 
     SaveProfile: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.profile_service_pb2.SaveProfileRequest,
         weft.api.registry.v1.profile_service_pb2.SaveProfileResponse,
     ]
-    """SaveProfile declares a profile of what is now: every declared model, agent, route and alias, and the models that are
-    loaded with the settings of their load. It is the active one then.
+    """SaveProfile declares a profile of the current state: all declared models, agents, routes and aliases, and the
+    loaded models with their load options. It becomes the active profile.
 
-    NO_RUNNER_AVAILABLE or WORKER_LOST when a runner with loaded models does not say how they were loaded.
+    NO_RUNNER_AVAILABLE or WORKER_LOST if a runner with loaded models does not report their load options.
     """
 
     SwitchProfile: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.profile_service_pb2.SwitchProfileRequest,
         weft.api.registry.v1.profile_service_pb2.SwitchProfileResponse,
     ]
-    """SwitchProfile declares what a profile declares, and deletes what the profile that was active declares and this one
-    does not: all of it, or nothing when any is refused as by Apply and Delete. Then it begins the operations that unload
-    and load models; it does not wait for them.
+    """SwitchProfile declares the resources of a profile and deletes those that only the previous profile declares: all of
+    them, or none if Apply or Delete would refuse any. Then it starts the operations that unload and load models,
+    without waiting for them.
 
     NOT_FOUND / NOT_FOUND when there is no such profile, NOT_FOUND / MODEL_NOT_FOUND when it loads a model that is not
     known, PERMISSION_DENIED / OPERATION_REFUSED when it would load or unload and operations need signatures.
     """
 
 class ProfileServiceServicer(metaclass=abc.ABCMeta):
-    """ProfileService saves what is as a profile, and switches to profiles. They are declared, read and deleted as every other
-    resource.
+    """ProfileService saves the current state as a profile, and switches to profiles. Profiles are declared, read and
+    deleted like other resources.
     """
 
     @abc.abstractmethod
@@ -83,10 +83,10 @@ class ProfileServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.profile_service_pb2.SaveProfileRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.profile_service_pb2.SaveProfileResponse, collections.abc.Awaitable[weft.api.registry.v1.profile_service_pb2.SaveProfileResponse]]:
-        """SaveProfile declares a profile of what is now: every declared model, agent, route and alias, and the models that are
-        loaded with the settings of their load. It is the active one then.
+        """SaveProfile declares a profile of the current state: all declared models, agents, routes and aliases, and the
+        loaded models with their load options. It becomes the active profile.
 
-        NO_RUNNER_AVAILABLE or WORKER_LOST when a runner with loaded models does not say how they were loaded.
+        NO_RUNNER_AVAILABLE or WORKER_LOST if a runner with loaded models does not report their load options.
         """
 
     @abc.abstractmethod
@@ -95,9 +95,9 @@ class ProfileServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.profile_service_pb2.SwitchProfileRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.profile_service_pb2.SwitchProfileResponse, collections.abc.Awaitable[weft.api.registry.v1.profile_service_pb2.SwitchProfileResponse]]:
-        """SwitchProfile declares what a profile declares, and deletes what the profile that was active declares and this one
-        does not: all of it, or nothing when any is refused as by Apply and Delete. Then it begins the operations that unload
-        and load models; it does not wait for them.
+        """SwitchProfile declares the resources of a profile and deletes those that only the previous profile declares: all of
+        them, or none if Apply or Delete would refuse any. Then it starts the operations that unload and load models,
+        without waiting for them.
 
         NOT_FOUND / NOT_FOUND when there is no such profile, NOT_FOUND / MODEL_NOT_FOUND when it loads a model that is not
         known, PERMISSION_DENIED / OPERATION_REFUSED when it would load or unload and operations need signatures.

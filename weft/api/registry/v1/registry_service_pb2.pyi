@@ -30,18 +30,18 @@ class ListResourcesRequest(google.protobuf.message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     NAMES_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """Their kind, such as "model"."""
+    """Kind of the resources, such as "model"."""
     page_size: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
+    """Maximum number of results, at most 1,000; 0: 100."""
     page_token: builtins.str
-    """Where the last page ended."""
+    """Token of the page, from the previous response."""
     labels: builtins.str
-    """Only those with such tier, owner and labels, such as "tier=fast,team=a": parts KEY=VALUE, KEY!=VALUE, KEY and !KEY
-    that hold all. Empty: all.
+    """Selector of tier, owner and labels, such as "tier=fast,team=a": a list of KEY=VALUE, KEY!=VALUE, KEY and !KEY that
+    must all match. Empty: all.
     """
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only those with such names, each a name or a beginning and "*". Empty: all."""
+        """Names to return, each a name or a prefix and "*". Empty: all."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ListResourcesResponse(google.protobuf.message.Message):
     RESOURCES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
-    """Token of the next page; empty at the end."""
+    """Token of the next page; empty on the last page."""
     @property
     def resources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.resource_pb2.ResourceDocument]:
         """The resources."""
@@ -175,9 +175,9 @@ class WatchRequest(google.protobuf.message.Message):
     include_ticket_keys: builtins.bool
     """Whether runner changes carry the session's ticket key. For routers only."""
     service: builtins.str
-    """Which service watches, for `ProcessService/GetHealth` of the registry: "router" or "gateway". Empty: neither."""
+    """Service that watches, for `ProcessService/GetHealth` of the registry: "router" or "gateway". Empty: another one."""
     host: builtins.str
-    """The machine that it runs on."""
+    """Host of the process."""
     version: builtins.str
     """The version of weft that it runs."""
     def __init__(
@@ -202,10 +202,10 @@ class WatchResponse(google.protobuf.message.Message):
     SNAPSHOT_FIELD_NUMBER: builtins.int
     CHANGE_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """Counts up with every change of one registry life; a response never repeats an earlier revision."""
+    """Revision of the mesh; it increases with every change and restarts with the registry."""
     @property
     def snapshot(self) -> global___Snapshot:
-        """Everything there is; always the first response."""
+        """Complete state; always the first response."""
 
     @property
     def change(self) -> global___Change:
@@ -240,15 +240,15 @@ class Snapshot(google.protobuf.message.Message):
 
     @property
     def resources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.resource_pb2.ResourceDocument]:
-        """Every resource of another kind, but for pools, which follow from their models."""
+        """All resources of other kinds, except pools, which are derived from models."""
 
     @property
     def settings(self) -> weft.api.registry.v1.settings_pb2.MeshSettings:
-        """What operators set for the whole mesh."""
+        """Settings of the mesh."""
 
     @property
     def routers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.router_pb2.Router]:
-        """Every router that has announced itself."""
+        """All registered routers."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ global___Snapshot = Snapshot
 
 @typing.final
 class Change(google.protobuf.message.Message):
-    """Change is one thing that changed; the new state replaces the old one whole."""
+    """Change is a change of one object; the new state replaces the old one completely."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -298,7 +298,7 @@ class Change(google.protobuf.message.Message):
 
     @property
     def router(self) -> weft.api.registry.v1.router_pb2.Router:
-        """A router announced itself or changed."""
+        """A router registered or changed."""
 
     def __init__(
         self,
@@ -326,7 +326,7 @@ class WatchedRunner(google.protobuf.message.Message):
     RUNNER_FIELD_NUMBER: builtins.int
     TICKET_KEY_FIELD_NUMBER: builtins.int
     ticket_key: builtins.bytes
-    """The session's ticket key, when asked for."""
+    """Ticket key of the session, if requested."""
     @property
     def runner(self) -> weft.api.registry.v1.runner_pb2.Runner:
         """The runner."""
@@ -344,7 +344,7 @@ global___WatchedRunner = WatchedRunner
 
 @typing.final
 class ListEventsRequest(google.protobuf.message.Message):
-    """ListEventsRequest says which events."""
+    """ListEventsRequest selects events."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -352,11 +352,11 @@ class ListEventsRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """Only of this kind of resource, such as "model". Empty: of all."""
+    """Only events of this kind of resource, such as "model". Empty: all."""
     name: builtins.str
-    """Only of the resource of this name; `kind` must be set then. Empty: of all."""
+    """Only events of the resource of this name; requires `kind`. Empty: all."""
     limit: builtins.int
-    """The newest this many; 0 means 100, more than 1,000 means 1,000."""
+    """Number of newest events, at most 1,000; 0: 100."""
     def __init__(
         self,
         *,
@@ -370,7 +370,7 @@ global___ListEventsRequest = ListEventsRequest
 
 @typing.final
 class ListEventsResponse(google.protobuf.message.Message):
-    """ListEventsResponse is events."""
+    """ListEventsResponse is the events."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -390,16 +390,16 @@ global___ListEventsResponse = ListEventsResponse
 
 @typing.final
 class WatchEventsRequest(google.protobuf.message.Message):
-    """WatchEventsRequest says which events."""
+    """WatchEventsRequest selects events."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """Only of this kind of resource, such as "model". Empty: of all."""
+    """Only events of this kind of resource, such as "model". Empty: all."""
     name: builtins.str
-    """Only of the resource of this name; `kind` must be set then. Empty: of all."""
+    """Only events of the resource of this name; requires `kind`. Empty: all."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RegistryServiceStub(object):
-    """RegistryService answers what the mesh knows.
+    """RegistryService returns the resources of the mesh and their changes.
     """
 
     def __init__(self, channel):
@@ -68,7 +68,7 @@ class RegistryServiceStub(object):
 
 
 class RegistryServiceServicer(object):
-    """RegistryService answers what the mesh knows.
+    """RegistryService returns the resources of the mesh and their changes.
     """
 
     def ListResources(self, request, context):
@@ -102,15 +102,15 @@ class RegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """ListEvents returns what happened lately, oldest first. The registry remembers the last 1,000 events of its life.
+        """ListEvents returns recent events, oldest first. The registry keeps the last 1,000 events since its start.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """WatchEvents streams what happens from now on, for as long as the caller listens; it ends like Watch. Its headers are
-        sent once it listens.
+        """WatchEvents streams new events for as long as the caller listens; it ends like Watch. Its headers are sent when the
+        watch is open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,7 +158,7 @@ def add_RegistryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RegistryService(object):
-    """RegistryService answers what the mesh knows.
+    """RegistryService returns the resources of the mesh and their changes.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RegistryServiceStub:
-    """RegistryService answers what the mesh knows."""
+    """RegistryService returns the resources of the mesh and their changes."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     ListResources: grpc.UnaryUnaryMultiCallable[
@@ -52,18 +52,18 @@ class RegistryServiceStub:
         weft.api.registry.v1.registry_service_pb2.ListEventsRequest,
         weft.api.registry.v1.registry_service_pb2.ListEventsResponse,
     ]
-    """ListEvents returns what happened lately, oldest first. The registry remembers the last 1,000 events of its life."""
+    """ListEvents returns recent events, oldest first. The registry keeps the last 1,000 events since its start."""
 
     WatchEvents: grpc.UnaryStreamMultiCallable[
         weft.api.registry.v1.registry_service_pb2.WatchEventsRequest,
         weft.api.registry.v1.registry_service_pb2.WatchEventsResponse,
     ]
-    """WatchEvents streams what happens from now on, for as long as the caller listens; it ends like Watch. Its headers are
-    sent once it listens.
+    """WatchEvents streams new events for as long as the caller listens; it ends like Watch. Its headers are sent when the
+    watch is open.
     """
 
 class RegistryServiceAsyncStub:
-    """RegistryService answers what the mesh knows."""
+    """RegistryService returns the resources of the mesh and their changes."""
 
     ListResources: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListResourcesRequest,
@@ -96,18 +96,18 @@ class RegistryServiceAsyncStub:
         weft.api.registry.v1.registry_service_pb2.ListEventsRequest,
         weft.api.registry.v1.registry_service_pb2.ListEventsResponse,
     ]
-    """ListEvents returns what happened lately, oldest first. The registry remembers the last 1,000 events of its life."""
+    """ListEvents returns recent events, oldest first. The registry keeps the last 1,000 events since its start."""
 
     WatchEvents: grpc.aio.UnaryStreamMultiCallable[
         weft.api.registry.v1.registry_service_pb2.WatchEventsRequest,
         weft.api.registry.v1.registry_service_pb2.WatchEventsResponse,
     ]
-    """WatchEvents streams what happens from now on, for as long as the caller listens; it ends like Watch. Its headers are
-    sent once it listens.
+    """WatchEvents streams new events for as long as the caller listens; it ends like Watch. Its headers are sent when the
+    watch is open.
     """
 
 class RegistryServiceServicer(metaclass=abc.ABCMeta):
-    """RegistryService answers what the mesh knows."""
+    """RegistryService returns the resources of the mesh and their changes."""
 
     @abc.abstractmethod
     def ListResources(
@@ -150,7 +150,7 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.registry_service_pb2.ListEventsRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListEventsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListEventsResponse]]:
-        """ListEvents returns what happened lately, oldest first. The registry remembers the last 1,000 events of its life."""
+        """ListEvents returns recent events, oldest first. The registry keeps the last 1,000 events since its start."""
 
     @abc.abstractmethod
     def WatchEvents(
@@ -158,8 +158,8 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.registry_service_pb2.WatchEventsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.registry.v1.registry_service_pb2.WatchEventsResponse], collections.abc.AsyncIterator[weft.api.registry.v1.registry_service_pb2.WatchEventsResponse]]:
-        """WatchEvents streams what happens from now on, for as long as the caller listens; it ends like Watch. Its headers are
-        sent once it listens.
+        """WatchEvents streams new events for as long as the caller listens; it ends like Watch. Its headers are sent when the
+        watch is open.
         """
 
 def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

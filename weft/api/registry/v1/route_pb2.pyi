@@ -23,11 +23,11 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RouteManifest(google.protobuf.message.Message):
-    """RouteManifest is a ladder of models for one kind of task. Callers ask for it as model "route/<name>".
+    """RouteManifest is an ordered list of models for one kind of task. Callers use it as model "route/<name>".
 
-    The first candidate is the primary, the others are fallbacks. Which one answers is a matter of their position, of who
-    is loaded and of who is busy; see `pin_primary`. A fallback that would send bytes to a remote provider is left out unless
-    the mesh's settings allow it, and any candidate that would unless the request allows it.
+    The first candidate is the primary, the others are fallbacks. The choice depends on their position, on which are
+    loaded and on which are busy; see `pin_primary`. A remote fallback is skipped unless the mesh's settings allow it,
+    and any remote candidate is skipped unless the request allows it.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -39,24 +39,27 @@ class RouteManifest(google.protobuf.message.Message):
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
     PIN_PRIMARY_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique name in the mesh; same form as a model's name."""
+    """Name, unique in the mesh; same format as a model name."""
     description: builtins.str
-    """For people; at most 1,024 characters."""
+    """Description for people; at most 1,024 characters."""
     pin_primary: builtins.bool
-    """Whether the primary is waited and loaded for as long as it is there at all, even where a fallback could answer sooner."""
+    """Whether requests always wait for the primary, or load it, as long as it is available, even if a fallback could
+    answer sooner.
+    """
     @property
     def candidates(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The ladder, best first; 1 to 16 models or pools, by name, no two the same."""
+        """Candidates, best first; 1 to 16 different models or pools, by name."""
 
     @property
     def budget(self) -> google.protobuf.duration_pb2.Duration:
-        """How long an answer may take from its arrival to its end, loads and waiting included. A request that would take longer
-        is refused immediately, and one that does is cut off. Not set: as long as the request's own deadline.
+        """Longest time from the arrival of a request to the end of its answer, including loads and waits. A request that is
+        expected to take longer is refused immediately, and one that takes longer is ended. Not set: the request's own
+        deadline.
         """
 
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the model stays loaded after a request by this route. Not set: as it is configured. Negative: until it is
+        """How long the model stays loaded after a request through this route. Not set: as configured. Negative: until it is
         unloaded.
         """
 
@@ -94,7 +97,7 @@ class Route(google.protobuf.message.Message):
         STATUS_INACTIVE: Route._Status.ValueType  # 2
         """No candidate can answer."""
         STATUS_HIBERNATING: Route._Status.ValueType  # 3
-        """No candidate is active, and some sleep and can be woken."""
+        """No candidate is active, but some hibernate and can be woken."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
         """Status is whether it can answer."""
@@ -106,7 +109,7 @@ class Route(google.protobuf.message.Message):
     STATUS_INACTIVE: Route.Status.ValueType  # 2
     """No candidate can answer."""
     STATUS_HIBERNATING: Route.Status.ValueType  # 3
-    """No candidate is active, and some sleep and can be woken."""
+    """No candidate is active, but some hibernate and can be woken."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
@@ -115,7 +118,7 @@ class Route(google.protobuf.message.Message):
     status: global___Route.Status.ValueType
     """Whether it can answer."""
     id: builtins.str
-    """Its id, which is taken wherever its name is. Another one after it was deleted and made again."""
+    """Id, which is accepted wherever the name is. It changes if the resource is deleted and created again."""
     @property
     def manifest(self) -> global___RouteManifest:
         """The manifest as declared."""

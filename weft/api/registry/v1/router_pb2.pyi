@@ -13,9 +13,10 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Router(google.protobuf.message.Message):
-    """Router is a router that the registry knows: it has announced itself, and its session has not ended.
+    """Router is a router that is registered, and whose session has not ended.
 
-    One router of a mesh leads: it holds a lock in the routers' database, and places every request. The others stand by.
+    One router of a mesh is the leader: it holds a lock in the routers' database and places all requests. The others are
+    standbys.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -27,18 +28,18 @@ class Router(google.protobuf.message.Message):
     LEADING_FIELD_NUMBER: builtins.int
     REGISTER_TIME_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique among routers; same form as a model's name."""
+    """Name, unique among routers; same format as a model name."""
     incarnation: builtins.str
-    """Which life of the router this is: a new one with every start."""
+    """Incarnation of the router; a new one at every start."""
     address: builtins.str
-    """Where gateways reach it, as a gRPC target."""
+    """gRPC address at which gateways reach the router."""
     version: builtins.str
     """The version of weft that it runs."""
     leading: builtins.bool
-    """Whether it leads, by what routers have said last."""
+    """Whether it is the leader, according to the last reports."""
     @property
     def register_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it announced itself."""
+        """When the router registered."""
 
     def __init__(
         self,

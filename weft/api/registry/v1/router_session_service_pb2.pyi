@@ -13,7 +13,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RegisterRouterRequest(google.protobuf.message.Message):
-    """RegisterRouterRequest makes a router known."""
+    """RegisterRouterRequest registers a router."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -26,15 +26,15 @@ class RegisterRouterRequest(google.protobuf.message.Message):
     name: builtins.str
     """Its name among the routers."""
     incarnation: builtins.str
-    """Which life of the router this is: a new one with every start."""
+    """Incarnation of the router; a new one at every start."""
     address: builtins.str
-    """Where gateways reach it, as a gRPC target."""
+    """gRPC address at which gateways reach the router."""
     version: builtins.str
     """The version of weft that it runs."""
     leading: builtins.bool
     """Whether it leads."""
     shares_database: builtins.bool
-    """Whether other routers may share its database, and stand by for it."""
+    """Whether other routers may share its database as standbys."""
     def __init__(
         self,
         *,
@@ -51,7 +51,7 @@ global___RegisterRouterRequest = RegisterRouterRequest
 
 @typing.final
 class RegisterRouterResponse(google.protobuf.message.Message):
-    """RegisterRouterResponse says how the session is kept."""
+    """RegisterRouterResponse is the timing of the session."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -59,11 +59,11 @@ class RegisterRouterResponse(google.protobuf.message.Message):
     SESSION_LIFETIME_FIELD_NUMBER: builtins.int
     @property
     def beat_interval(self) -> google.protobuf.duration_pb2.Duration:
-        """How often a beat is due."""
+        """Interval of heartbeats."""
 
     @property
     def session_lifetime(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the session lasts after the last beat."""
+        """Lifetime of the session after the last heartbeat."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ global___RegisterRouterResponse = RegisterRouterResponse
 
 @typing.final
 class BeatRouterRequest(google.protobuf.message.Message):
-    """BeatRouterRequest is one sign of life."""
+    """BeatRouterRequest is one heartbeat."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -90,7 +90,7 @@ class BeatRouterRequest(google.protobuf.message.Message):
     incarnation: builtins.str
     """The incarnation that registered."""
     leading: builtins.bool
-    """Whether it leads. The last one that has said so does."""
+    """Whether it is the leader. The last router that reported so is the leader."""
     def __init__(
         self,
         *,
@@ -116,7 +116,7 @@ global___BeatRouterResponse = BeatRouterResponse
 
 @typing.final
 class UnregisterRouterRequest(google.protobuf.message.Message):
-    """UnregisterRouterRequest says good-bye."""
+    """UnregisterRouterRequest unregisters a router."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -125,7 +125,7 @@ class UnregisterRouterRequest(google.protobuf.message.Message):
     name: builtins.str
     """The router's name."""
     incarnation: builtins.str
-    """The incarnation that registered; a good-bye of an earlier one is ignored."""
+    """The incarnation that registered; a request of an earlier one is ignored."""
     def __init__(
         self,
         *,

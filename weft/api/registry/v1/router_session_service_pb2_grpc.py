@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class RouterSessionServiceStub(object):
-    """RouterSessionService is how routers make themselves known and stay known.
+    """RouterSessionService registers routers and keeps their sessions.
 
-    A router that has not been heard for the lifetime of its session is deleted.
+    A router that sends no heartbeat within the lifetime of its session is deleted.
     """
 
     def __init__(self, channel):
@@ -55,33 +55,33 @@ class RouterSessionServiceStub(object):
 
 
 class RouterSessionServiceServicer(object):
-    """RouterSessionService is how routers make themselves known and stay known.
+    """RouterSessionService registers routers and keeps their sessions.
 
-    A router that has not been heard for the lifetime of its session is deleted.
+    A router that sends no heartbeat within the lifetime of its session is deleted.
     """
 
     def RegisterRouter(self, request, context):
-        """RegisterRouter makes a router known. Another incarnation at the same address replaces the earlier one.
+        """RegisterRouter registers a router. A new incarnation at the same address replaces the earlier one.
 
-        A router whose database no other one shares is the only one of its mesh: while another is registered it is refused with
-        ALREADY_EXISTS / ALREADY_EXISTS.
+        A router with an unshared database must be the only one of its mesh: it is refused with ALREADY_EXISTS /
+        ALREADY_EXISTS while another is registered.
 
-        A name that belongs to a router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS while that one's
-        session lasts; more than `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
+        A name of a live router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS, and more than
+        `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BeatRouter(self, request, context):
-        """BeatRouter keeps a router known. One that is not known is NOT_FOUND / SESSION_UNKNOWN, after which it registers again.
+        """BeatRouter is a router's heartbeat. An unknown router gets NOT_FOUND / SESSION_UNKNOWN and must register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterRouter(self, request, context):
-        """UnregisterRouter says good-bye: the router is deleted immediately. An unknown one is ignored.
+        """UnregisterRouter deletes the router immediately. An unknown one is ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,9 +114,9 @@ def add_RouterSessionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterSessionService(object):
-    """RouterSessionService is how routers make themselves known and stay known.
+    """RouterSessionService registers routers and keeps their sessions.
 
-    A router that has not been heard for the lifetime of its session is deleted.
+    A router that sends no heartbeat within the lifetime of its session is deleted.
     """
 
     @staticmethod

@@ -18,9 +18,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RouterSessionServiceStub:
-    """RouterSessionService is how routers make themselves known and stay known.
+    """RouterSessionService registers routers and keeps their sessions.
 
-    A router that has not been heard for the lifetime of its session is deleted.
+    A router that sends no heartbeat within the lifetime of its session is deleted.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -28,62 +28,62 @@ class RouterSessionServiceStub:
         weft.api.registry.v1.router_session_service_pb2.RegisterRouterRequest,
         weft.api.registry.v1.router_session_service_pb2.RegisterRouterResponse,
     ]
-    """RegisterRouter makes a router known. Another incarnation at the same address replaces the earlier one.
+    """RegisterRouter registers a router. A new incarnation at the same address replaces the earlier one.
 
-    A router whose database no other one shares is the only one of its mesh: while another is registered it is refused with
-    ALREADY_EXISTS / ALREADY_EXISTS.
+    A router with an unshared database must be the only one of its mesh: it is refused with ALREADY_EXISTS /
+    ALREADY_EXISTS while another is registered.
 
-    A name that belongs to a router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS while that one's
-    session lasts; more than `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
+    A name of a live router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS, and more than
+    `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
     """
 
     BeatRouter: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.router_session_service_pb2.BeatRouterRequest,
         weft.api.registry.v1.router_session_service_pb2.BeatRouterResponse,
     ]
-    """BeatRouter keeps a router known. One that is not known is NOT_FOUND / SESSION_UNKNOWN, after which it registers again."""
+    """BeatRouter is a router's heartbeat. An unknown router gets NOT_FOUND / SESSION_UNKNOWN and must register again."""
 
     UnregisterRouter: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.router_session_service_pb2.UnregisterRouterRequest,
         weft.api.registry.v1.router_session_service_pb2.UnregisterRouterResponse,
     ]
-    """UnregisterRouter says good-bye: the router is deleted immediately. An unknown one is ignored."""
+    """UnregisterRouter deletes the router immediately. An unknown one is ignored."""
 
 class RouterSessionServiceAsyncStub:
-    """RouterSessionService is how routers make themselves known and stay known.
+    """RouterSessionService registers routers and keeps their sessions.
 
-    A router that has not been heard for the lifetime of its session is deleted.
+    A router that sends no heartbeat within the lifetime of its session is deleted.
     """
 
     RegisterRouter: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.router_session_service_pb2.RegisterRouterRequest,
         weft.api.registry.v1.router_session_service_pb2.RegisterRouterResponse,
     ]
-    """RegisterRouter makes a router known. Another incarnation at the same address replaces the earlier one.
+    """RegisterRouter registers a router. A new incarnation at the same address replaces the earlier one.
 
-    A router whose database no other one shares is the only one of its mesh: while another is registered it is refused with
-    ALREADY_EXISTS / ALREADY_EXISTS.
+    A router with an unshared database must be the only one of its mesh: it is refused with ALREADY_EXISTS /
+    ALREADY_EXISTS while another is registered.
 
-    A name that belongs to a router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS while that one's
-    session lasts; more than `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
+    A name of a live router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS, and more than
+    `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
     """
 
     BeatRouter: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.router_session_service_pb2.BeatRouterRequest,
         weft.api.registry.v1.router_session_service_pb2.BeatRouterResponse,
     ]
-    """BeatRouter keeps a router known. One that is not known is NOT_FOUND / SESSION_UNKNOWN, after which it registers again."""
+    """BeatRouter is a router's heartbeat. An unknown router gets NOT_FOUND / SESSION_UNKNOWN and must register again."""
 
     UnregisterRouter: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.router_session_service_pb2.UnregisterRouterRequest,
         weft.api.registry.v1.router_session_service_pb2.UnregisterRouterResponse,
     ]
-    """UnregisterRouter says good-bye: the router is deleted immediately. An unknown one is ignored."""
+    """UnregisterRouter deletes the router immediately. An unknown one is ignored."""
 
 class RouterSessionServiceServicer(metaclass=abc.ABCMeta):
-    """RouterSessionService is how routers make themselves known and stay known.
+    """RouterSessionService registers routers and keeps their sessions.
 
-    A router that has not been heard for the lifetime of its session is deleted.
+    A router that sends no heartbeat within the lifetime of its session is deleted.
     """
 
     @abc.abstractmethod
@@ -92,13 +92,13 @@ class RouterSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.router_session_service_pb2.RegisterRouterRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.router_session_service_pb2.RegisterRouterResponse, collections.abc.Awaitable[weft.api.registry.v1.router_session_service_pb2.RegisterRouterResponse]]:
-        """RegisterRouter makes a router known. Another incarnation at the same address replaces the earlier one.
+        """RegisterRouter registers a router. A new incarnation at the same address replaces the earlier one.
 
-        A router whose database no other one shares is the only one of its mesh: while another is registered it is refused with
-        ALREADY_EXISTS / ALREADY_EXISTS.
+        A router with an unshared database must be the only one of its mesh: it is refused with ALREADY_EXISTS /
+        ALREADY_EXISTS while another is registered.
 
-        A name that belongs to a router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS while that one's
-        session lasts; more than `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
+        A name of a live router at another address is refused with ALREADY_EXISTS / ALREADY_EXISTS, and more than
+        `max_routers` with RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
         """
 
     @abc.abstractmethod
@@ -107,7 +107,7 @@ class RouterSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.router_session_service_pb2.BeatRouterRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.router_session_service_pb2.BeatRouterResponse, collections.abc.Awaitable[weft.api.registry.v1.router_session_service_pb2.BeatRouterResponse]]:
-        """BeatRouter keeps a router known. One that is not known is NOT_FOUND / SESSION_UNKNOWN, after which it registers again."""
+        """BeatRouter is a router's heartbeat. An unknown router gets NOT_FOUND / SESSION_UNKNOWN and must register again."""
 
     @abc.abstractmethod
     def UnregisterRouter(
@@ -115,6 +115,6 @@ class RouterSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.router_session_service_pb2.UnregisterRouterRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.router_session_service_pb2.UnregisterRouterResponse, collections.abc.Awaitable[weft.api.registry.v1.router_session_service_pb2.UnregisterRouterResponse]]:
-        """UnregisterRouter says good-bye: the router is deleted immediately. An unknown one is ignored."""
+        """UnregisterRouter deletes the router immediately. An unknown one is ignored."""
 
 def add_RouterSessionServiceServicer_to_server(servicer: RouterSessionServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Runner(google.protobuf.message.Message):
-    """Runner is a sidecar process that serves one runtime on one host."""
+    """Runner is a process that serves models with one runtime on one host."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -40,7 +40,7 @@ class Runner(google.protobuf.message.Message):
         STATUS_ACTIVE: Runner._Status.ValueType  # 1
         """Heartbeats arrive."""
         STATUS_INACTIVE: Runner._Status.ValueType  # 2
-        """No heartbeat for the inactive limit, or the session was closed."""
+        """No heartbeat within the inactive limit, or the session was closed."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
         """Status is whether the runner sends heartbeats."""
@@ -50,7 +50,7 @@ class Runner(google.protobuf.message.Message):
     STATUS_ACTIVE: Runner.Status.ValueType  # 1
     """Heartbeats arrive."""
     STATUS_INACTIVE: Runner.Status.ValueType  # 2
-    """No heartbeat for the inactive limit, or the session was closed."""
+    """No heartbeat within the inactive limit, or the session was closed."""
 
     NAME_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
@@ -64,23 +64,23 @@ class Runner(google.protobuf.message.Message):
     INACTIVE_TIME_FIELD_NUMBER: builtins.int
     DIAL_OUT_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique name in the mesh; same form as a model's name."""
+    """Name, unique in the mesh; same format as a model name."""
     incarnation: builtins.str
-    """One life of the runner process; a restart is a new incarnation."""
+    """Incarnation of the runner process; a restart is a new one."""
     address: builtins.str
-    """Where its services listen, as a gRPC target such as "unix:/run/weft/runner.sock" or "dns:///host:7071". For a
-    dial-out runner it is the router that holds its link, and "#runner=<name>".
+    """gRPC address of its services, such as "unix:/run/weft/runner.sock" or "dns:///host:7071". For a dial-out runner,
+    the address of the router that holds its link, and "#runner=<name>".
     """
     host: builtins.str
     """The host it runs on."""
     runtime: builtins.str
     """The runtime it serves, such as "llama_server"."""
     version: builtins.str
-    """Version of weft it runs."""
+    """Version of weft."""
     status: global___Runner.Status.ValueType
     """Whether it sends heartbeats."""
     dial_out: builtins.bool
-    """Whether it is reached over a link that it opened itself."""
+    """Whether it is reached over a link that it opened (dial-out)."""
     @property
     def capability(self) -> global___Capability:
         """Its last capability report."""
@@ -91,7 +91,7 @@ class Runner(google.protobuf.message.Message):
 
     @property
     def inactive_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Since when it is inactive; not set while it is active."""
+        """When it became inactive; not set while it is active."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ global___Runner = Runner
 
 @typing.final
 class Capability(google.protobuf.message.Message):
-    """Capability is what a runner can take on right now."""
+    """Capability is the current state and capacity of a runner."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -131,42 +131,42 @@ class Capability(google.protobuf.message.Message):
     WORKER_HOSTS_FIELD_NUMBER: builtins.int
     FOLLOWED_SERVERS_FIELD_NUMBER: builtins.int
     draining: builtins.bool
-    """Whether it drains: running work continues, new work is refused."""
+    """Whether it is draining: running requests continue, new ones are refused."""
     max_requests: builtins.int
-    """Requests it works on concurrently over all its models. 0: as many as its slots."""
+    """Maximum number of concurrent requests over all its models. 0: the sum of its slots."""
     clock_refused: builtins.bool
-    """Whether that is more than the mesh allows: until the clock is set right the runner takes no requests."""
+    """Whether the offset exceeds the limit of the mesh; the runner then accepts no requests until its clock is corrected."""
     adds_models: builtins.bool
-    """Whether it serves models by their source that its configuration does not name."""
+    """Whether models can be added by their source while it runs."""
     attaches_servers: builtins.bool
-    """Whether it serves what servers list that are attached while it runs."""
+    """Whether servers can be attached while it runs."""
     @property
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceState]:
-        """One entry per model it publishes."""
+        """One entry per published model."""
 
     @property
     def tool_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Tools of the mesh that it has, by name; at most 1,024."""
+        """Names of its tools; at most 1,024."""
 
     @property
     def clock_offset(self) -> google.protobuf.duration_pb2.Duration:
-        """How far the runner's clock is ahead of the registry's, in whole seconds; negative: behind. Not set: by less than 5 s,
-        or it was not measured.
+        """Offset of the runner's clock from the registry's, in whole seconds; negative: behind. Not set: less than 5 s, or
+        not measured.
         """
 
     @property
     def attached_servers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The servers that are attached to it, by name; at most 1,024."""
+        """Names of the attached servers; at most 1,024."""
 
     @property
     def worker_hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Other hosts that have a part of its models, by the names that runners on them report as theirs: the workers of an engine
+        """Other hosts that hold a part of its models, by the host names that their runners report: the workers of an engine
         that runs on several hosts. At most 256.
         """
 
     @property
     def followed_servers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FollowedServer]:
-        """The servers of whose lists it serves the models, those of its configuration included; at most 1,024."""
+        """Servers whose listed models it serves, including those in its configuration; at most 1,024."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ global___Capability = Capability
 
 @typing.final
 class FollowedServer(google.protobuf.message.Message):
-    """FollowedServer is a server that runs already, and how many of the models that it lists a runner serves."""
+    """FollowedServer is an external server whose listed models a runner serves."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -200,9 +200,9 @@ class FollowedServer(google.protobuf.message.Message):
     name: builtins.str
     """The server, by name."""
     served_count: builtins.int
-    """Models of its list that are served."""
+    """Number of served models."""
     listed_count: builtins.int
-    """Models that it lists; more than are served if its runner's `max_listed_models` is less."""
+    """Number of models that the server lists; more than the served ones if it exceeds the runner's `max_listed_models`."""
     def __init__(
         self,
         *,
@@ -216,7 +216,7 @@ global___FollowedServer = FollowedServer
 
 @typing.final
 class InstanceState(google.protobuf.message.Message):
-    """InstanceState is one model on one runner right now."""
+    """InstanceState is the current state of one model on one runner."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -231,41 +231,41 @@ class InstanceState(google.protobuf.message.Message):
         PHASE_IDLE: InstanceState._Phase.ValueType  # 1
         """No process."""
         PHASE_LOADING: InstanceState._Phase.ValueType  # 2
-        """The process runs and is not ready yet."""
+        """The process is running but not ready yet."""
         PHASE_READY: InstanceState._Phase.ValueType  # 3
         """It takes requests."""
         PHASE_DRAINING: InstanceState._Phase.ValueType  # 4
-        """It finishes what runs and takes nothing new."""
+        """It finishes running requests and accepts no new ones."""
         PHASE_STOPPING: InstanceState._Phase.ValueType  # 5
         """The process is being ended."""
         PHASE_CRASH_LOOP: InstanceState._Phase.ValueType  # 6
-        """It died too often in a row and waits before it is started again."""
+        """It crashed repeatedly and waits before the next start."""
         PHASE_FAILED: InstanceState._Phase.ValueType  # 7
-        """It cannot be started; the runner's description says why."""
+        """It cannot be started; see `detail`."""
         PHASE_HIBERNATING: InstanceState._Phase.ValueType  # 8
-        """It hibernates; the runner wakes it when asked, unless the model's manifest says otherwise."""
+        """It hibernates and is woken by the next request, unless the model's manifest says otherwise."""
 
     class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
-        """Phase is where the instance is in its life."""
+        """Phase is the lifecycle phase of the instance."""
 
     PHASE_UNSPECIFIED: InstanceState.Phase.ValueType  # 0
     """Not set."""
     PHASE_IDLE: InstanceState.Phase.ValueType  # 1
     """No process."""
     PHASE_LOADING: InstanceState.Phase.ValueType  # 2
-    """The process runs and is not ready yet."""
+    """The process is running but not ready yet."""
     PHASE_READY: InstanceState.Phase.ValueType  # 3
     """It takes requests."""
     PHASE_DRAINING: InstanceState.Phase.ValueType  # 4
-    """It finishes what runs and takes nothing new."""
+    """It finishes running requests and accepts no new ones."""
     PHASE_STOPPING: InstanceState.Phase.ValueType  # 5
     """The process is being ended."""
     PHASE_CRASH_LOOP: InstanceState.Phase.ValueType  # 6
-    """It died too often in a row and waits before it is started again."""
+    """It crashed repeatedly and waits before the next start."""
     PHASE_FAILED: InstanceState.Phase.ValueType  # 7
-    """It cannot be started; the runner's description says why."""
+    """It cannot be started; see `detail`."""
     PHASE_HIBERNATING: InstanceState.Phase.ValueType  # 8
-    """It hibernates; the runner wakes it when asked, unless the model's manifest says otherwise."""
+    """It hibernates and is woken by the next request, unless the model's manifest says otherwise."""
 
     MODEL_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int
@@ -292,74 +292,72 @@ class InstanceState(google.protobuf.message.Message):
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
-    """Where it is in its life."""
+    """Current state."""
     slots_total: builtins.int
-    """Requests it can work on concurrently."""
+    """Maximum number of concurrent requests."""
     slots_used: builtins.int
     """Requests it works on."""
     load_progress: builtins.float
-    """Share of loading done, 0 to 1. Absent: unknown."""
+    """Progress of the load, 0 to 1. Absent: unknown."""
     context_tokens: builtins.int
-    """Context of one slot, prompt and answer together. 0: unknown."""
+    """Context length of one slot in tokens, for prompt and answer together. 0: unknown."""
     detail: builtins.str
-    """Why it is in this phase, in words, when that needs saying."""
+    """Reason for the phase, if there is one."""
     pinned: builtins.bool
     """Whether it is never evicted for another model."""
     fault_count: builtins.int
-    """How often its engine ended because of a fault since its runner started."""
+    """Number of engine faults since the runner started."""
     base_model: builtins.str
-    """The model whose engine serves it, where it is an adapter of that model: they share process, slots and memory, and
-    are loaded and unloaded together. Empty: it has its own engine.
+    """For an adapter: the model whose engine serves it. They share process, slots and memory, and are loaded and unloaded
+    together. Empty: it has its own engine.
     """
     added_source: builtins.str
-    """What the files of a model come from that was asked for by its source, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; of a
-    URL without its query. Empty: the runner's configuration names the model.
+    """Source of a model that was added while the runner ran, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; a URL without its
+    query. Empty: the model is in the runner's configuration.
     """
     runtime: builtins.str
-    """The runtime that serves it where that is not the one of its runner, such as "openai_http" of a server that was attached.
-    Empty: that of its runner.
+    """Runtime of the model if it differs from its runner's, such as "openai_http" for an attached server. Empty: the
+    runner's.
     """
     tokens_per_second: builtins.float
-    """Tokens per second of all its answers together, over the last 10 s, as its runner saw them. Absent: it works on none."""
+    """Output tokens per second of all its requests over the last 10 s. Absent: no request is running."""
     @property
     def memory(self) -> global___InstanceMemory:
-        """Accelerator memory: what it holds, what it would take."""
+        """Accelerator memory in use and estimated."""
 
     @property
     def unload_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it will be unloaded if nothing is asked of it until then. Not set: never."""
+        """When it is unloaded unless a request arrives before. Not set: never."""
 
     @property
     def load_eta(self) -> google.protobuf.duration_pb2.Duration:
-        """How long loading will still take, from earlier loads. Absent: unknown, or it does not load."""
+        """Estimated remaining load time, based on earlier loads. Absent: unknown, or it is not loading."""
 
     @property
     def usual_load(self) -> google.protobuf.duration_pb2.Duration:
-        """How long a load from nothing takes, as earlier ones took. Absent: unknown."""
+        """Usual duration of a complete load, based on earlier loads. Absent: unknown."""
 
     @property
     def last_fault(self) -> global___InstanceFault:
-        """The last of these faults. Not set: there was none."""
+        """The last fault. Not set: none."""
 
     @property
     def engine_load(self) -> global___EngineLoad:
-        """What the engine itself says about its load. Not set: it does not say, or it does not run."""
+        """Load of the engine as it reports it. Not set: it reports nothing, or it is not running."""
 
     @property
     def abilities(self) -> weft.api.registry.v1.model_pb2.ModelAbilities:
-        """What the model takes, from its settings, its files and its engine; known before it is loaded, and again at each load.
-        Not set: nothing is known.
-        """
+        """Capabilities of the model according to its settings, files and engine; updated at each load. Not set: unknown."""
 
     @property
     def model_file(self) -> weft.api.registry.v1.model_pb2.ModelFile:
-        """What the files that it serves say of themselves. Not set: nothing is known, as of an adapter, of a model that is not
-        pulled yet, and of a server that weft did not start.
+        """Metadata of the model's files. Not set: unknown, as for an adapter, a model that is not pulled yet, and a server
+        that weft did not start.
         """
 
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it stays loaded after its last request. Not set: until something unloads it."""
+        """How long it stays loaded after its last request. Not set: until it is unloaded."""
 
     def __init__(
         self,
@@ -398,7 +396,7 @@ global___InstanceState = InstanceState
 
 @typing.final
 class EngineLoad(google.protobuf.message.Message):
-    """EngineLoad is an engine's own figures of its load, sampled every few seconds. Counts are since its start."""
+    """EngineLoad is the load that an engine reports, sampled every few seconds. Counters start with the engine."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -414,15 +412,17 @@ class EngineLoad(google.protobuf.message.Message):
     KV_CACHE_BYTES_FIELD_NUMBER: builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: builtins.int
     running_count: builtins.int
-    """Requests that it computes. Absent: unknown."""
+    """Running requests. Absent: unknown."""
     waiting_count: builtins.int
-    """Requests that wait in the engine for room in its KV cache. Absent: unknown."""
+    """Requests that wait in the engine for KV cache space. Absent: unknown."""
     kv_cache_share: builtins.float
     """Share of the KV cache that is in use, 0 to 1, in steps of 0.01. Absent: unknown."""
     kv_cache_tokens: builtins.int
     """Capacity of the KV cache. Absent: unknown."""
     preemption_count: builtins.int
-    """How often a request lost its place in the KV cache to another one and was computed again. Absent: unknown."""
+    """Number of preemptions: requests that lost their KV cache space to another one and were computed again. Absent:
+    unknown.
+    """
     prefix_query_tokens: builtins.int
     """Prompt tokens that were looked up in the prefix cache. Absent: unknown."""
     prefix_hit_tokens: builtins.int
@@ -490,9 +490,9 @@ class InstanceFault(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """What kind of fault it was."""
+    """Kind of the fault."""
     detail: builtins.str
-    """How the engine ended, in words: the signal or the exit code, and the likely cause where there is one."""
+    """How the engine ended: the signal or exit code, and the likely cause if there is one."""
     def __init__(
         self,
         *,
@@ -516,15 +516,15 @@ class InstanceMemory(google.protobuf.message.Message):
     DEVICE_INDEXES_FIELD_NUMBER: builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: builtins.int
     leased_bytes: builtins.int
-    """What its lease says; 0: it holds none."""
+    """Leased memory; 0: no lease."""
     measured_bytes: builtins.int
-    """What its processes were seen to hold. Absent: unknown."""
+    """Memory observed in use by its processes. Absent: unknown."""
     estimated_bytes: builtins.int
-    """What loading it takes, or would take. 0: unknown."""
+    """Estimated memory of a load. 0: unknown."""
     estimate_source: builtins.str
-    """Where the estimate comes from: "learned", "manifest", "header", "file_size" or "name"; empty: there is none."""
+    """Source of the estimate: "learned", "manifest", "header", "file_size" or "name"; empty: no estimate."""
     resident_bytes: builtins.int
-    """Main memory in which its processes are resident, in steps of 8 MiB. Absent: unknown, or none runs."""
+    """Resident main memory of its processes, in steps of 8 MiB. Absent: unknown, or no process is running."""
     @property
     def device_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The devices of its lease."""

@@ -36,9 +36,9 @@ class OpenSessionRequest(google.protobuf.message.Message):
     MODELS_FIELD_NUMBER: builtins.int
     AGENTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """Chosen by the runner, the same on every repeat of one call."""
+    """Idempotency id chosen by the runner, the same for every retry of a call."""
     session_id: builtins.str
-    """The session id of an earlier life. Empty: a new session."""
+    """Session id of an earlier incarnation. Empty: a new session."""
     @property
     def runner(self) -> weft.api.registry.v1.runner_pb2.Runner:
         """The runner. `status` and `last_heartbeat_time` are ignored."""
@@ -79,30 +79,30 @@ class OpenSessionResponse(google.protobuf.message.Message):
     REGISTRY_TIME_FIELD_NUMBER: builtins.int
     MAX_CLOCK_OFFSET_FIELD_NUMBER: builtins.int
     session_id: builtins.str
-    """Keep it on disk: it proves ownership of the rows after a restart."""
+    """Id of the session. Store it on disk: it proves ownership of the resources after a restart."""
     ticket_key: builtins.bytes
     """Key of this session's tickets, 32 random bytes."""
     @property
     def heartbeat_interval(self) -> google.protobuf.duration_pb2.Duration:
-        """How often a heartbeat is due."""
+        """Interval of heartbeats."""
 
     @property
     def report_interval(self) -> google.protobuf.duration_pb2.Duration:
-        """How often a capability report is due."""
+        """Interval of capability reports."""
 
     @property
     def mesh_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """The mesh's time, by which tickets and permits are judged. It continues evenly while the registry runs, also when that
-        one's clock is set.
+        """The mesh's time, by which the validity of tickets and permits is checked. It runs evenly even if the registry's
+        clock is set.
         """
 
     @property
     def registry_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """The registry's clock: what the runner's own is measured against."""
+        """The registry's clock, against which the runner's clock is measured."""
 
     @property
     def max_clock_offset(self) -> google.protobuf.duration_pb2.Duration:
-        """How far the runner's clock may be off before it takes no requests. Not set: any."""
+        """Maximum clock offset with which the runner accepts requests. Not set: no limit."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ global___OpenSessionResponse = OpenSessionResponse
 
 @typing.final
 class HeartbeatRequest(google.protobuf.message.Message):
-    """HeartbeatRequest is one sign of life."""
+    """HeartbeatRequest is one heartbeat."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -135,10 +135,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
     incarnation: builtins.str
     """The runner's incarnation."""
     sequence: builtins.int
-    """Counts up by at least one with every heartbeat of an incarnation."""
+    """Sequence number; increases with every heartbeat of an incarnation."""
     @property
     def capability(self) -> weft.api.registry.v1.runner_pb2.Capability:
-        """What the runner can take on now."""
+        """Current state and capacity of the runner."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ global___HeartbeatResponse = HeartbeatResponse
 
 @typing.final
 class CloseSessionRequest(google.protobuf.message.Message):
-    """CloseSessionRequest says good-bye."""
+    """CloseSessionRequest closes a session."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -216,7 +216,7 @@ global___CloseSessionResponse = CloseSessionResponse
 
 @typing.final
 class RetireSessionRequest(google.protobuf.message.Message):
-    """RetireSessionRequest takes a runner out of the mesh."""
+    """RetireSessionRequest removes a runner from the mesh."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -225,7 +225,9 @@ class RetireSessionRequest(google.protobuf.message.Message):
     session_id: builtins.str
     """The session."""
     process_ended: builtins.bool
-    """Whether its process is known to be gone. A runner that was heard since the registry started counts as alive."""
+    """Whether its process is known to have ended. Otherwise a runner that sent a heartbeat since the registry started
+    counts as online.
+    """
     def __init__(
         self,
         *,
@@ -238,7 +240,7 @@ global___RetireSessionRequest = RetireSessionRequest
 
 @typing.final
 class RetireSessionResponse(google.protobuf.message.Message):
-    """RetireSessionResponse says what became of it."""
+    """RetireSessionResponse is the outcome."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -253,21 +255,21 @@ class RetireSessionResponse(google.protobuf.message.Message):
         OUTCOME_RETIRED: RetireSessionResponse._Outcome.ValueType  # 1
         """It is forgotten."""
         OUTCOME_LIVES: RetireSessionResponse._Outcome.ValueType  # 2
-        """It may still answer; it is forgotten once it is closed or silent."""
+        """It may still be online; it is removed once it is closed or silent."""
         OUTCOME_HOLDS_MEMORY: RetireSessionResponse._Outcome.ValueType  # 3
         """It has leases; it is removed once they have ended."""
         OUTCOME_UNKNOWN: RetireSessionResponse._Outcome.ValueType  # 4
         """There is no such session."""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
-        """Outcome is what became of the runner."""
+        """Outcome is the outcome for the runner."""
 
     OUTCOME_UNSPECIFIED: RetireSessionResponse.Outcome.ValueType  # 0
     """Not set."""
     OUTCOME_RETIRED: RetireSessionResponse.Outcome.ValueType  # 1
     """It is forgotten."""
     OUTCOME_LIVES: RetireSessionResponse.Outcome.ValueType  # 2
-    """It may still answer; it is forgotten once it is closed or silent."""
+    """It may still be online; it is removed once it is closed or silent."""
     OUTCOME_HOLDS_MEMORY: RetireSessionResponse.Outcome.ValueType  # 3
     """It has leases; it is removed once they have ended."""
     OUTCOME_UNKNOWN: RetireSessionResponse.Outcome.ValueType  # 4
@@ -280,11 +282,11 @@ class RetireSessionResponse(google.protobuf.message.Message):
     """What became of the runner."""
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The models that are gone from the mesh, by name. Declared ones stay."""
+        """Names of the removed models. Declared ones stay."""
 
     @property
     def pools(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The pools that have no member any more."""
+        """Pools without remaining members."""
 
     def __init__(
         self,

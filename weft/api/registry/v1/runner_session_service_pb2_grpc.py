@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RunnerSessionServiceStub(object):
-    """RunnerSessionService is how runners make themselves known and stay known.
+    """RunnerSessionService registers runners and keeps their sessions.
     """
 
     def __init__(self, channel):
@@ -58,18 +58,18 @@ class RunnerSessionServiceStub(object):
 
 
 class RunnerSessionServiceServicer(object):
-    """RunnerSessionService is how runners make themselves known and stay known.
+    """RunnerSessionService registers runners and keeps their sessions.
     """
 
     def OpenSession(self, request, context):
-        """OpenSession publishes a runner, its models and its agents, and returns the session's id and ticket key. All of it
-        is published, or nothing.
+        """OpenSession publishes a runner with its models and agents, and returns the session's id and ticket key. Either
+        everything is published or nothing.
 
-        A runner that kept its session id adopts the rows of its earlier life; every process start is a new incarnation.
-        A name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
-        ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is
-        published here is refused with NOT_FOUND / MODEL_NOT_FOUND. Calling it again with the same request_id returns the
-        same session.
+        A runner that kept its session id takes over its earlier resources; every process start is a new incarnation. A
+        name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
+        ALREADY_EXISTS; `owner_kind` in the metadata is the kind of its owner. An agent is refused with NOT_FOUND /
+        MODEL_NOT_FOUND if its model or pool neither exists nor is published here. Another call with the same request_id
+        returns the same session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,26 +78,25 @@ class RunnerSessionServiceServicer(object):
     def Heartbeat(self, request, context):
         """Heartbeat keeps the session alive and reports capability.
 
-        Reports older than one already seen are dropped with FAILED_PRECONDITION / STALE_HEARTBEAT; an unknown session is
-        NOT_FOUND / SESSION_UNKNOWN, after which the runner opens a new one.
+        Reports older than the last one are refused with FAILED_PRECONDITION / STALE_HEARTBEAT. An unknown session gets
+        NOT_FOUND / SESSION_UNKNOWN; the runner must open a new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """CloseSession says good-bye: the runner and its models become inactive immediately.
+        """CloseSession makes the runner and its models inactive immediately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RetireSession(self, request, context):
-        """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete
-        limit.
+        """RetireSession removes a runner and all that it published from the mesh, as if the delete limit had passed.
 
-        The session id proves ownership. A runner that may still answer, or that has leases, is removed later: once it is
-        closed or silent and its leases have ended, unless it opens the session again before that.
+        The session id proves ownership. A runner that may still be online, or that has leases, is removed later: when it
+        is closed or silent and its leases have ended, unless it opens the session again before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,7 +134,7 @@ def add_RunnerSessionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunnerSessionService(object):
-    """RunnerSessionService is how runners make themselves known and stay known.
+    """RunnerSessionService registers runners and keeps their sessions.
     """
 
     @staticmethod

@@ -18,21 +18,21 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RunnerSessionServiceStub:
-    """RunnerSessionService is how runners make themselves known and stay known."""
+    """RunnerSessionService registers runners and keeps their sessions."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     OpenSession: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.runner_session_service_pb2.OpenSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.OpenSessionResponse,
     ]
-    """OpenSession publishes a runner, its models and its agents, and returns the session's id and ticket key. All of it
-    is published, or nothing.
+    """OpenSession publishes a runner with its models and agents, and returns the session's id and ticket key. Either
+    everything is published or nothing.
 
-    A runner that kept its session id adopts the rows of its earlier life; every process start is a new incarnation.
-    A name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
-    ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is
-    published here is refused with NOT_FOUND / MODEL_NOT_FOUND. Calling it again with the same request_id returns the
-    same session.
+    A runner that kept its session id takes over its earlier resources; every process start is a new incarnation. A
+    name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
+    ALREADY_EXISTS; `owner_kind` in the metadata is the kind of its owner. An agent is refused with NOT_FOUND /
+    MODEL_NOT_FOUND if its model or pool neither exists nor is published here. Another call with the same request_id
+    returns the same session.
     """
 
     Heartbeat: grpc.UnaryUnaryMultiCallable[
@@ -41,42 +41,41 @@ class RunnerSessionServiceStub:
     ]
     """Heartbeat keeps the session alive and reports capability.
 
-    Reports older than one already seen are dropped with FAILED_PRECONDITION / STALE_HEARTBEAT; an unknown session is
-    NOT_FOUND / SESSION_UNKNOWN, after which the runner opens a new one.
+    Reports older than the last one are refused with FAILED_PRECONDITION / STALE_HEARTBEAT. An unknown session gets
+    NOT_FOUND / SESSION_UNKNOWN; the runner must open a new one.
     """
 
     CloseSession: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.runner_session_service_pb2.CloseSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse,
     ]
-    """CloseSession says good-bye: the runner and its models become inactive immediately."""
+    """CloseSession makes the runner and its models inactive immediately."""
 
     RetireSession: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse,
     ]
-    """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete
-    limit.
+    """RetireSession removes a runner and all that it published from the mesh, as if the delete limit had passed.
 
-    The session id proves ownership. A runner that may still answer, or that has leases, is removed later: once it is
-    closed or silent and its leases have ended, unless it opens the session again before that.
+    The session id proves ownership. A runner that may still be online, or that has leases, is removed later: when it
+    is closed or silent and its leases have ended, unless it opens the session again before.
     """
 
 class RunnerSessionServiceAsyncStub:
-    """RunnerSessionService is how runners make themselves known and stay known."""
+    """RunnerSessionService registers runners and keeps their sessions."""
 
     OpenSession: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.runner_session_service_pb2.OpenSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.OpenSessionResponse,
     ]
-    """OpenSession publishes a runner, its models and its agents, and returns the session's id and ticket key. All of it
-    is published, or nothing.
+    """OpenSession publishes a runner with its models and agents, and returns the session's id and ticket key. Either
+    everything is published or nothing.
 
-    A runner that kept its session id adopts the rows of its earlier life; every process start is a new incarnation.
-    A name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
-    ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is
-    published here is refused with NOT_FOUND / MODEL_NOT_FOUND. Calling it again with the same request_id returns the
-    same session.
+    A runner that kept its session id takes over its earlier resources; every process start is a new incarnation. A
+    name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
+    ALREADY_EXISTS; `owner_kind` in the metadata is the kind of its owner. An agent is refused with NOT_FOUND /
+    MODEL_NOT_FOUND if its model or pool neither exists nor is published here. Another call with the same request_id
+    returns the same session.
     """
 
     Heartbeat: grpc.aio.UnaryUnaryMultiCallable[
@@ -85,29 +84,28 @@ class RunnerSessionServiceAsyncStub:
     ]
     """Heartbeat keeps the session alive and reports capability.
 
-    Reports older than one already seen are dropped with FAILED_PRECONDITION / STALE_HEARTBEAT; an unknown session is
-    NOT_FOUND / SESSION_UNKNOWN, after which the runner opens a new one.
+    Reports older than the last one are refused with FAILED_PRECONDITION / STALE_HEARTBEAT. An unknown session gets
+    NOT_FOUND / SESSION_UNKNOWN; the runner must open a new one.
     """
 
     CloseSession: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.runner_session_service_pb2.CloseSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse,
     ]
-    """CloseSession says good-bye: the runner and its models become inactive immediately."""
+    """CloseSession makes the runner and its models inactive immediately."""
 
     RetireSession: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse,
     ]
-    """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete
-    limit.
+    """RetireSession removes a runner and all that it published from the mesh, as if the delete limit had passed.
 
-    The session id proves ownership. A runner that may still answer, or that has leases, is removed later: once it is
-    closed or silent and its leases have ended, unless it opens the session again before that.
+    The session id proves ownership. A runner that may still be online, or that has leases, is removed later: when it
+    is closed or silent and its leases have ended, unless it opens the session again before.
     """
 
 class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
-    """RunnerSessionService is how runners make themselves known and stay known."""
+    """RunnerSessionService registers runners and keeps their sessions."""
 
     @abc.abstractmethod
     def OpenSession(
@@ -115,14 +113,14 @@ class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.runner_session_service_pb2.OpenSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.runner_session_service_pb2.OpenSessionResponse, collections.abc.Awaitable[weft.api.registry.v1.runner_session_service_pb2.OpenSessionResponse]]:
-        """OpenSession publishes a runner, its models and its agents, and returns the session's id and ticket key. All of it
-        is published, or nothing.
+        """OpenSession publishes a runner with its models and agents, and returns the session's id and ticket key. Either
+        everything is published or nothing.
 
-        A runner that kept its session id adopts the rows of its earlier life; every process start is a new incarnation.
-        A name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
-        ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is
-        published here is refused with NOT_FOUND / MODEL_NOT_FOUND. Calling it again with the same request_id returns the
-        same session.
+        A runner that kept its session id takes over its earlier resources; every process start is a new incarnation. A
+        name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
+        ALREADY_EXISTS; `owner_kind` in the metadata is the kind of its owner. An agent is refused with NOT_FOUND /
+        MODEL_NOT_FOUND if its model or pool neither exists nor is published here. Another call with the same request_id
+        returns the same session.
         """
 
     @abc.abstractmethod
@@ -133,8 +131,8 @@ class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[weft.api.registry.v1.runner_session_service_pb2.HeartbeatResponse, collections.abc.Awaitable[weft.api.registry.v1.runner_session_service_pb2.HeartbeatResponse]]:
         """Heartbeat keeps the session alive and reports capability.
 
-        Reports older than one already seen are dropped with FAILED_PRECONDITION / STALE_HEARTBEAT; an unknown session is
-        NOT_FOUND / SESSION_UNKNOWN, after which the runner opens a new one.
+        Reports older than the last one are refused with FAILED_PRECONDITION / STALE_HEARTBEAT. An unknown session gets
+        NOT_FOUND / SESSION_UNKNOWN; the runner must open a new one.
         """
 
     @abc.abstractmethod
@@ -143,7 +141,7 @@ class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.runner_session_service_pb2.CloseSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse, collections.abc.Awaitable[weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse]]:
-        """CloseSession says good-bye: the runner and its models become inactive immediately."""
+        """CloseSession makes the runner and its models inactive immediately."""
 
     @abc.abstractmethod
     def RetireSession(
@@ -151,11 +149,10 @@ class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse, collections.abc.Awaitable[weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse]]:
-        """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete
-        limit.
+        """RetireSession removes a runner and all that it published from the mesh, as if the delete limit had passed.
 
-        The session id proves ownership. A runner that may still answer, or that has leases, is removed later: once it is
-        closed or silent and its leases have ended, unless it opens the session again before that.
+        The session id proves ownership. A runner that may still be online, or that has leases, is removed later: when it
+        is closed or silent and its leases have ended, unless it opens the session again before.
         """
 
 def add_RunnerSessionServiceServicer_to_server(servicer: RunnerSessionServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

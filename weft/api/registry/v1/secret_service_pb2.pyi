@@ -27,14 +27,14 @@ class Secret(google.protobuf.message.Message):
     name: builtins.str
     """Its name."""
     version: builtins.int
-    """Counts its values, from 1."""
+    """Version of the value, counted from 1."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was created."""
 
     @property
     def update_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it got its present value."""
+        """When the current value was set."""
 
     @property
     def used_by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -99,7 +99,7 @@ global___CreateSecretResponse = CreateSecretResponse
 
 @typing.final
 class ListSecretsRequest(google.protobuf.message.Message):
-    """ListSecretsRequest asks for the secrets."""
+    """ListSecretsRequest requests all secrets."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -183,7 +183,7 @@ class DeleteSecretRequest(google.protobuf.message.Message):
     name: builtins.str
     """The secret's name."""
     force: builtins.bool
-    """Whether it is deleted although models use it; their requests fail then."""
+    """Whether to delete it even if models use it; their requests then fail."""
     def __init__(
         self,
         *,

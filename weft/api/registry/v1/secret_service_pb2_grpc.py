@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class SecretServiceStub(object):
-    """SecretService keeps secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key that
-    is not in the database. No call of this service returns a value.
+    """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
+    that is not in the database. No call of this service returns their values.
     """
 
     def __init__(self, channel):
@@ -59,13 +59,13 @@ class SecretServiceStub(object):
 
 
 class SecretServiceServicer(object):
-    """SecretService keeps secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key that
-    is not in the database. No call of this service returns a value.
+    """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
+    that is not in the database. No call of this service returns their values.
     """
 
     def CreateSecret(self, request, context):
-        """CreateSecret keeps a new secret. ALREADY_EXISTS / ALREADY_EXISTS for a name that is taken, RESOURCE_EXHAUSTED /
-        TOO_MANY_RESOURCES when there are as many as there may be.
+        """CreateSecret stores a new secret. ALREADY_EXISTS / ALREADY_EXISTS if the name is taken, RESOURCE_EXHAUSTED /
+        TOO_MANY_RESOURCES if the maximum number of secrets exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,8 +79,8 @@ class SecretServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSecret(self, request, context):
-        """UpdateSecret gives a secret a new value; what uses it takes the new value for the next request, without a restart.
-        NOT_FOUND / NOT_FOUND.
+        """UpdateSecret gives a secret a new value. Models use it from their next request on, without a restart. NOT_FOUND /
+        NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,8 +126,8 @@ def add_SecretServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SecretService(object):
-    """SecretService keeps secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key that
-    is not in the database. No call of this service returns a value.
+    """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
+    that is not in the database. No call of this service returns their values.
     """
 
     @staticmethod

@@ -18,8 +18,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class SecretServiceStub:
-    """SecretService keeps secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key that
-    is not in the database. No call of this service returns a value.
+    """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
+    that is not in the database. No call of this service returns their values.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -27,8 +27,8 @@ class SecretServiceStub:
         weft.api.registry.v1.secret_service_pb2.CreateSecretRequest,
         weft.api.registry.v1.secret_service_pb2.CreateSecretResponse,
     ]
-    """CreateSecret keeps a new secret. ALREADY_EXISTS / ALREADY_EXISTS for a name that is taken, RESOURCE_EXHAUSTED /
-    TOO_MANY_RESOURCES when there are as many as there may be.
+    """CreateSecret stores a new secret. ALREADY_EXISTS / ALREADY_EXISTS if the name is taken, RESOURCE_EXHAUSTED /
+    TOO_MANY_RESOURCES if the maximum number of secrets exists.
     """
 
     ListSecrets: grpc.UnaryUnaryMultiCallable[
@@ -41,8 +41,8 @@ class SecretServiceStub:
         weft.api.registry.v1.secret_service_pb2.UpdateSecretRequest,
         weft.api.registry.v1.secret_service_pb2.UpdateSecretResponse,
     ]
-    """UpdateSecret gives a secret a new value; what uses it takes the new value for the next request, without a restart.
-    NOT_FOUND / NOT_FOUND.
+    """UpdateSecret gives a secret a new value. Models use it from their next request on, without a restart. NOT_FOUND /
+    NOT_FOUND.
     """
 
     DeleteSecret: grpc.UnaryUnaryMultiCallable[
@@ -54,16 +54,16 @@ class SecretServiceStub:
     """
 
 class SecretServiceAsyncStub:
-    """SecretService keeps secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key that
-    is not in the database. No call of this service returns a value.
+    """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
+    that is not in the database. No call of this service returns their values.
     """
 
     CreateSecret: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.secret_service_pb2.CreateSecretRequest,
         weft.api.registry.v1.secret_service_pb2.CreateSecretResponse,
     ]
-    """CreateSecret keeps a new secret. ALREADY_EXISTS / ALREADY_EXISTS for a name that is taken, RESOURCE_EXHAUSTED /
-    TOO_MANY_RESOURCES when there are as many as there may be.
+    """CreateSecret stores a new secret. ALREADY_EXISTS / ALREADY_EXISTS if the name is taken, RESOURCE_EXHAUSTED /
+    TOO_MANY_RESOURCES if the maximum number of secrets exists.
     """
 
     ListSecrets: grpc.aio.UnaryUnaryMultiCallable[
@@ -76,8 +76,8 @@ class SecretServiceAsyncStub:
         weft.api.registry.v1.secret_service_pb2.UpdateSecretRequest,
         weft.api.registry.v1.secret_service_pb2.UpdateSecretResponse,
     ]
-    """UpdateSecret gives a secret a new value; what uses it takes the new value for the next request, without a restart.
-    NOT_FOUND / NOT_FOUND.
+    """UpdateSecret gives a secret a new value. Models use it from their next request on, without a restart. NOT_FOUND /
+    NOT_FOUND.
     """
 
     DeleteSecret: grpc.aio.UnaryUnaryMultiCallable[
@@ -89,8 +89,8 @@ class SecretServiceAsyncStub:
     """
 
 class SecretServiceServicer(metaclass=abc.ABCMeta):
-    """SecretService keeps secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key that
-    is not in the database. No call of this service returns a value.
+    """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
+    that is not in the database. No call of this service returns their values.
     """
 
     @abc.abstractmethod
@@ -99,8 +99,8 @@ class SecretServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.secret_service_pb2.CreateSecretRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.secret_service_pb2.CreateSecretResponse, collections.abc.Awaitable[weft.api.registry.v1.secret_service_pb2.CreateSecretResponse]]:
-        """CreateSecret keeps a new secret. ALREADY_EXISTS / ALREADY_EXISTS for a name that is taken, RESOURCE_EXHAUSTED /
-        TOO_MANY_RESOURCES when there are as many as there may be.
+        """CreateSecret stores a new secret. ALREADY_EXISTS / ALREADY_EXISTS if the name is taken, RESOURCE_EXHAUSTED /
+        TOO_MANY_RESOURCES if the maximum number of secrets exists.
         """
 
     @abc.abstractmethod
@@ -117,8 +117,8 @@ class SecretServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.secret_service_pb2.UpdateSecretRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.secret_service_pb2.UpdateSecretResponse, collections.abc.Awaitable[weft.api.registry.v1.secret_service_pb2.UpdateSecretResponse]]:
-        """UpdateSecret gives a secret a new value; what uses it takes the new value for the next request, without a restart.
-        NOT_FOUND / NOT_FOUND.
+        """UpdateSecret gives a secret a new value. Models use it from their next request on, without a restart. NOT_FOUND /
+        NOT_FOUND.
         """
 
     @abc.abstractmethod

@@ -13,7 +13,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class MeshSettings(google.protobuf.message.Message):
-    """MeshSettings is what operators set for the whole mesh while it runs. It is kept with the resources."""
+    """MeshSettings are the settings that operators change while the mesh runs. They are stored with the resources."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -21,13 +21,13 @@ class MeshSettings(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     JOURNAL_FIELD_NUMBER: builtins.int
     allow_cloud_fallback: builtins.bool
-    """Whether a route may fall back to a model that sends bytes to a remote provider. A route's primary, and a model that is
-    asked for by its own name, are deliberate choices and not concerned. Every request must allow it besides.
+    """Whether routes may fall back to remote models. It does not apply to a route's primary or to a model that is
+    requested by name. The request must allow remote models as well.
     """
     revision: builtins.int
-    """Counts up with every change."""
+    """Revision; increases with every change."""
     journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType
-    """Whether requests are durable tasks where neither their model nor their tenant has its own setting."""
+    """Whether requests are durable tasks if neither their model nor their tenant has a setting."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ global___GetSettingsRequest = GetSettingsRequest
 
 @typing.final
 class GetSettingsResponse(google.protobuf.message.Message):
-    """GetSettingsResponse is what is set."""
+    """GetSettingsResponse is the settings."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -47,16 +47,16 @@ global___GetSettingsResponse = GetSettingsResponse
 
 @typing.final
 class UpdateSettingsRequest(google.protobuf.message.Message):
-    """UpdateSettingsRequest says what to change."""
+    """UpdateSettingsRequest is the settings to change."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ALLOW_CLOUD_FALLBACK_FIELD_NUMBER: builtins.int
     JOURNAL_FIELD_NUMBER: builtins.int
     allow_cloud_fallback: builtins.bool
-    """See MeshSettings. Absent: as it is."""
+    """See MeshSettings. Absent: unchanged."""
     journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType
-    """See MeshSettings. Not set: as it is; JOURNAL_MODE_NONE takes it back."""
+    """See MeshSettings. Not set: unchanged; JOURNAL_MODE_NONE turns it off."""
     def __init__(
         self,
         *,
@@ -71,7 +71,7 @@ global___UpdateSettingsRequest = UpdateSettingsRequest
 
 @typing.final
 class UpdateSettingsResponse(google.protobuf.message.Message):
-    """UpdateSettingsResponse is what is set now."""
+    """UpdateSettingsResponse is the new settings."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SettingsServiceStub(object):
-    """SettingsService is how operators change the mesh's settings.
+    """SettingsService reads and changes the settings of the mesh.
     """
 
     def __init__(self, channel):
@@ -48,19 +48,19 @@ class SettingsServiceStub(object):
 
 
 class SettingsServiceServicer(object):
-    """SettingsService is how operators change the mesh's settings.
+    """SettingsService reads and changes the settings of the mesh.
     """
 
     def GetSettings(self, request, context):
-        """GetSettings returns them.
+        """GetSettings returns the settings.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSettings(self, request, context):
-        """UpdateSettings changes what is set in the request and leaves the rest. It returns once it is kept; routers hear of
-        it by Watch.
+        """UpdateSettings changes the settings in the request and keeps the others. It returns when they are stored; routers
+        get them through Watch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +88,7 @@ def add_SettingsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SettingsService(object):
-    """SettingsService is how operators change the mesh's settings.
+    """SettingsService reads and changes the settings of the mesh.
     """
 
     @staticmethod

@@ -18,42 +18,42 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class SettingsServiceStub:
-    """SettingsService is how operators change the mesh's settings."""
+    """SettingsService reads and changes the settings of the mesh."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     GetSettings: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.settings_service_pb2.GetSettingsRequest,
         weft.api.registry.v1.settings_service_pb2.GetSettingsResponse,
     ]
-    """GetSettings returns them."""
+    """GetSettings returns the settings."""
 
     UpdateSettings: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.settings_service_pb2.UpdateSettingsRequest,
         weft.api.registry.v1.settings_service_pb2.UpdateSettingsResponse,
     ]
-    """UpdateSettings changes what is set in the request and leaves the rest. It returns once it is kept; routers hear of
-    it by Watch.
+    """UpdateSettings changes the settings in the request and keeps the others. It returns when they are stored; routers
+    get them through Watch.
     """
 
 class SettingsServiceAsyncStub:
-    """SettingsService is how operators change the mesh's settings."""
+    """SettingsService reads and changes the settings of the mesh."""
 
     GetSettings: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.settings_service_pb2.GetSettingsRequest,
         weft.api.registry.v1.settings_service_pb2.GetSettingsResponse,
     ]
-    """GetSettings returns them."""
+    """GetSettings returns the settings."""
 
     UpdateSettings: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.settings_service_pb2.UpdateSettingsRequest,
         weft.api.registry.v1.settings_service_pb2.UpdateSettingsResponse,
     ]
-    """UpdateSettings changes what is set in the request and leaves the rest. It returns once it is kept; routers hear of
-    it by Watch.
+    """UpdateSettings changes the settings in the request and keeps the others. It returns when they are stored; routers
+    get them through Watch.
     """
 
 class SettingsServiceServicer(metaclass=abc.ABCMeta):
-    """SettingsService is how operators change the mesh's settings."""
+    """SettingsService reads and changes the settings of the mesh."""
 
     @abc.abstractmethod
     def GetSettings(
@@ -61,7 +61,7 @@ class SettingsServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.settings_service_pb2.GetSettingsRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.settings_service_pb2.GetSettingsResponse, collections.abc.Awaitable[weft.api.registry.v1.settings_service_pb2.GetSettingsResponse]]:
-        """GetSettings returns them."""
+        """GetSettings returns the settings."""
 
     @abc.abstractmethod
     def UpdateSettings(
@@ -69,8 +69,8 @@ class SettingsServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.settings_service_pb2.UpdateSettingsRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.settings_service_pb2.UpdateSettingsResponse, collections.abc.Awaitable[weft.api.registry.v1.settings_service_pb2.UpdateSettingsResponse]]:
-        """UpdateSettings changes what is set in the request and leaves the rest. It returns once it is kept; routers hear of
-        it by Watch.
+        """UpdateSettings changes the settings in the request and keeps the others. It returns when they are stored; routers
+        get them through Watch.
         """
 
 def add_SettingsServiceServicer_to_server(servicer: SettingsServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

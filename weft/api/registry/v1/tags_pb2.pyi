@@ -14,9 +14,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Tags(google.protobuf.message.Message):
-    """Tags is what people say about a model or an agent, to find it and to tell whose it is. Requests are served without
-    regard to it.
-    """
+    """Tags are metadata of a model or an agent for people and selectors. They do not affect requests."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -40,12 +38,12 @@ class Tags(google.protobuf.message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     tier: builtins.str
-    """How it ranks among the models of the mesh, such as "fast" or "heavy"."""
+    """Tier in the mesh, such as "fast" or "heavy"."""
     owner: builtins.str
-    """Who answers for it. Empty in a declaration: as it is, and for a new one the caller, such as "key:3k9x0a7bq2mz"."""
+    """Owner. Empty in a declaration: unchanged; for a new resource the caller, such as "key:3k9x0a7bq2mz"."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Labels, by which commands select: at most 16, keys of 1 to 64 characters, values of 1 to 128."""
+        """Labels by which commands select; at most 16, with keys of 1 to 64 and values of 1 to 128 characters."""
 
     def __init__(
         self,

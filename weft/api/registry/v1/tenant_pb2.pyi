@@ -34,7 +34,7 @@ class _RemotePermissionEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     REMOTE_PERMISSION_ON_REQUEST: _RemotePermission.ValueType  # 2
     """Where the request itself allows it."""
     REMOTE_PERMISSION_ALWAYS: _RemotePermission.ValueType  # 3
-    """They may, whatever the request says."""
+    """Always, whatever the request says."""
 
 class RemotePermission(_RemotePermission, metaclass=_RemotePermissionEnumTypeWrapper):
     """RemotePermission is whether a tenant's requests may be sent to a remote provider."""
@@ -46,15 +46,15 @@ REMOTE_PERMISSION_NEVER: RemotePermission.ValueType  # 1
 REMOTE_PERMISSION_ON_REQUEST: RemotePermission.ValueType  # 2
 """Where the request itself allows it."""
 REMOTE_PERMISSION_ALWAYS: RemotePermission.ValueType  # 3
-"""They may, whatever the request says."""
+"""Always, whatever the request says."""
 global___RemotePermission = RemotePermission
 
 @typing.final
 class TenantManifest(google.protobuf.message.Message):
-    """TenantManifest is one tenant: its share of scarce capacity, and how much it may ask for.
+    """TenantManifest is the settings of one tenant: its share of scarce capacity and its limits.
 
-    It counts in place of all that weft.yaml says of a tenant of the name (`router.tenants` and `router.rate_limits`), as soon as
-    routers have heard of it: requests that wait or run stay, and what was counted in a window stays counted.
+    It replaces everything that weft.yaml says about the tenant (`router.tenants` and `router.rate_limits`) as soon as
+    routers receive it. Waiting and running requests are kept, and so are the counts of rate limit windows.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -68,23 +68,25 @@ class TenantManifest(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     UNLIMITED_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """The tenant, as in X-Tenant-ID; at most 64 characters, in the form of a model's name. Tenants have their own namespace."""
+    """Name of the tenant, as in X-Tenant-ID; same format as a model name, at most 64 characters. Tenants have their own
+    namespace.
+    """
     description: builtins.str
-    """For people; at most 1,024 characters."""
+    """Description for people; at most 1,024 characters."""
     weight: builtins.float
-    """Its share of scarce capacity, relative to the other tenants'. Not set: 1."""
+    """Share of scarce capacity, relative to other tenants. Not set: 1."""
     max_in_flight: builtins.int
-    """Its requests that may run concurrently; more wait. 0: no limit."""
+    """Maximum number of running requests; further ones wait. 0: no limit."""
     allow_remote: global___RemotePermission.ValueType
-    """Whether its requests may be sent to a remote provider. Not set: on_request."""
+    """Whether the tenant's requests may be sent to a remote provider. Not set: on_request."""
     journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType
-    """Whether its requests are durable tasks without asking for it. Not set: as the mesh's setting."""
+    """Whether the tenant's requests are durable tasks by default. Not set: the setting of the mesh."""
     unlimited: builtins.bool
-    """Whether it may ask for any amount, also where the mesh has a default for tenants. Not together with limits."""
+    """Whether the tenant has no rate limits, even if the mesh has a default. Not together with `limits`."""
     @property
     def limits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TenantLimit]:
-        """How much it may ask for: a request is admitted where all of them have room. Empty: as the mesh's default for tenants says
-        (`router.rate_limits.default`). No two of one window, `per` and model.
+        """Rate limits. A request is admitted if none of them is exceeded. Each combination of window, `per` and model may
+        occur once. Empty: the mesh's default (`router.rate_limits.default`).
         """
 
     def __init__(
@@ -107,10 +109,10 @@ global___TenantManifest = TenantManifest
 
 @typing.final
 class TenantLimit(google.protobuf.message.Message):
-    """TenantLimit is how much may be asked for in any period of one length: requests, tokens or both.
+    """TenantLimit is a rate limit: the number of requests, tokens or both in a sliding window.
 
-    The window slides: it has no fixed beginning and ignores the calendar. What was counted leaves it at its
-    length later, at most a 256th of the length after that.
+    The window has no fixed beginning and ignores the calendar. A request leaves the window after its length, with a
+    delay of at most 1/256 of the length.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -137,7 +139,7 @@ class TenantLimit(google.protobuf.message.Message):
         """30 days."""
 
     class Window(_Window, metaclass=_WindowEnumTypeWrapper):
-        """Window is the length of the period."""
+        """Window is the length of the window."""
 
     WINDOW_UNSPECIFIED: TenantLimit.Window.ValueType  # 0
     """Not set."""
@@ -163,27 +165,23 @@ class TenantLimit(google.protobuf.message.Message):
         SUBJECT_UNSPECIFIED: TenantLimit._Subject.ValueType  # 0
         """Not set: as TENANT."""
         SUBJECT_TENANT: TenantLimit._Subject.ValueType  # 1
-        """The tenant has one, for all its requests together."""
+        """All requests of the tenant together."""
         SUBJECT_KEY: TenantLimit._Subject.ValueType  # 2
-        """Each of its API keys has one; callers without a key share one."""
+        """Each API key of the tenant; callers without a key are counted together."""
         SUBJECT_MODEL: TenantLimit._Subject.ValueType  # 3
-        """Each name that its requests ask for has one: that of a model or a pool, or route/ and that of a route. An alias counts as
-        what it stands for, an agent as its model.
-        """
+        """Each requested model, pool or route (as route/NAME). An alias counts as its target, an agent as its model."""
 
     class Subject(_Subject, metaclass=_SubjectEnumTypeWrapper):
-        """Subject is what has its own window."""
+        """Subject is what is counted separately."""
 
     SUBJECT_UNSPECIFIED: TenantLimit.Subject.ValueType  # 0
     """Not set: as TENANT."""
     SUBJECT_TENANT: TenantLimit.Subject.ValueType  # 1
-    """The tenant has one, for all its requests together."""
+    """All requests of the tenant together."""
     SUBJECT_KEY: TenantLimit.Subject.ValueType  # 2
-    """Each of its API keys has one; callers without a key share one."""
+    """Each API key of the tenant; callers without a key are counted together."""
     SUBJECT_MODEL: TenantLimit.Subject.ValueType  # 3
-    """Each name that its requests ask for has one: that of a model or a pool, or route/ and that of a route. An alias counts as
-    what it stands for, an agent as its model.
-    """
+    """Each requested model, pool or route (as route/NAME). An alias counts as its target, an agent as its model."""
 
     WINDOW_FIELD_NUMBER: builtins.int
     PER_FIELD_NUMBER: builtins.int
@@ -191,18 +189,18 @@ class TenantLimit(google.protobuf.message.Message):
     REQUESTS_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     window: global___TenantLimit.Window.ValueType
-    """The length of the period."""
+    """Length of the window."""
     per: global___TenantLimit.Subject.ValueType
-    """What has its own window."""
+    """What is counted separately."""
     model: builtins.str
-    """Only requests for this name, or with "*" at its end for all names that begin so: of a model or a pool, or route/ and a
-    route. Empty: all.
+    """Only requests for this model, pool or route (as route/NAME); a "*" at the end matches all names with that prefix.
+    Empty: all.
     """
     requests: builtins.int
-    """The most requests. 0: any number."""
+    """Maximum number of requests. 0: no limit."""
     tokens: builtins.int
-    """The most tokens, of prompts and answers. Those of a prompt are estimated when the request comes; the answer's, and the
-    error of the estimate, are counted when it is complete. 0: any number.
+    """Maximum number of tokens in prompts and answers. Prompt tokens are estimated when the request arrives; answer
+    tokens, and the correction of the estimate, are counted when it is complete. 0: no limit.
     """
     def __init__(
         self,
@@ -232,32 +230,32 @@ class Tenant(google.protobuf.message.Message):
         SOURCE_UNSPECIFIED: Tenant._Source.ValueType  # 0
         """Not set."""
         SOURCE_DECLARED: Tenant._Source.ValueType  # 1
-        """An operator declared it."""
+        """Declared by an operator."""
         SOURCE_CONFIGURED: Tenant._Source.ValueType  # 2
-        """The weft.yaml of the registry has it, as `router.tenants` or `router.rate_limits`."""
+        """In the registry's weft.yaml, under `router.tenants` or `router.rate_limits`."""
 
     class Source(_Source, metaclass=_SourceEnumTypeWrapper):
-        """Source is who said that there is one."""
+        """Source is where the tenant is declared."""
 
     SOURCE_UNSPECIFIED: Tenant.Source.ValueType  # 0
     """Not set."""
     SOURCE_DECLARED: Tenant.Source.ValueType  # 1
-    """An operator declared it."""
+    """Declared by an operator."""
     SOURCE_CONFIGURED: Tenant.Source.ValueType  # 2
-    """The weft.yaml of the registry has it, as `router.tenants` or `router.rate_limits`."""
+    """In the registry's weft.yaml, under `router.tenants` or `router.rate_limits`."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     source: global___Tenant.Source.ValueType
-    """Who said that there is one."""
+    """Where the tenant is declared."""
     @property
     def manifest(self) -> global___TenantManifest:
         """The manifest as declared."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was first declared. Not set of one that is configured."""
+        """When it was first declared. Not set for a configured tenant."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Wake(google.protobuf.message.Message):
-    """Wake says who can wake a hibernating model. At least one of `by_runner` and `by_mesh` is set."""
+    """Wake is how a hibernating model can be woken. At least one of `by_runner` and `by_mesh` is set."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -23,14 +23,14 @@ class Wake(google.protobuf.message.Message):
     BY_MESH_FIELD_NUMBER: builtins.int
     MAX_WAIT_FIELD_NUMBER: builtins.int
     by_runner: builtins.bool
-    """Its runner wakes it when asked with RunnerService.Wake. How it does that stays with the runner."""
+    """Whether its runner wakes it (RunnerService.Wake). The mesh does not know how."""
     @property
     def by_mesh(self) -> global___WakeRecipe:
-        """What a router does to wake the host that the runner lives on: a sleeping host cannot wake itself."""
+        """Recipe with which a router wakes the runner's host, as a sleeping host cannot wake itself."""
 
     @property
     def max_wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Longest wait from the first step until the model takes requests, 1 to 3,600 s. Not set: 60 s."""
+        """Longest time from the start of the wake until the model accepts requests, 1 to 3,600 s. Not set: 60 s."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ global___Wake = Wake
 
 @typing.final
 class WakeRecipe(google.protobuf.message.Message):
-    """WakeRecipe is one action that wakes something up."""
+    """WakeRecipe is an action that wakes a host or an engine."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -55,15 +55,15 @@ class WakeRecipe(google.protobuf.message.Message):
     WAKE_ON_LAN_FIELD_NUMBER: builtins.int
     @property
     def http(self) -> global___HttpAction:
-        """An HTTP request to a controller that starts the backend; every 2xx is success."""
+        """An HTTP request to a controller that starts the backend; any 2xx status is a success."""
 
     @property
     def command(self) -> global___CommandAction:
-        """A program; exit code 0 is success."""
+        """A program; exit code 0 is a success."""
 
     @property
     def wake_on_lan(self) -> global___WakeOnLanAction:
-        """A magic packet to a sleeping network card."""
+        """A Wake-on-LAN packet."""
 
     def __init__(
         self,
@@ -104,13 +104,13 @@ class HttpAction(google.protobuf.message.Message):
     METHOD_FIELD_NUMBER: builtins.int
     HEADERS_FIELD_NUMBER: builtins.int
     url: builtins.str
-    """Where to; http or https, at most 2,048 characters."""
+    """URL; http or https, at most 2,048 characters."""
     method: builtins.str
     """GET, POST, PUT, PATCH or DELETE. Empty: POST."""
     @property
     def headers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Headers; at most 32. In a value, ${WEFT_WAKE_...} stands for that environment variable of the router. A recipe that
-        a runner publishes may not use them: it could have a router send its secrets anywhere.
+        """Headers; at most 32. In values, ${WEFT_WAKE_...} is replaced by that environment variable of the router. Recipes
+        published by runners may not use variables, as they could send secrets of the router anywhere.
         """
 
     def __init__(
@@ -126,7 +126,7 @@ global___HttpAction = HttpAction
 
 @typing.final
 class CommandAction(google.protobuf.message.Message):
-    """CommandAction is one program, started directly and never through a shell."""
+    """CommandAction is a program that is started without a shell."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -146,7 +146,7 @@ global___CommandAction = CommandAction
 
 @typing.final
 class WakeOnLanAction(google.protobuf.message.Message):
-    """WakeOnLanAction is a magic packet."""
+    """WakeOnLanAction is a Wake-on-LAN packet."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -156,7 +156,7 @@ class WakeOnLanAction(google.protobuf.message.Message):
     mac_address: builtins.str
     """Hardware address, six pairs of hex digits joined by ':' or '-'."""
     broadcast_address: builtins.str
-    """IPv4 address to send to. Empty: 255.255.255.255."""
+    """IPv4 address to which the packet is sent. Empty: 255.255.255.255."""
     port: builtins.int
     """UDP port. 0: 9."""
     def __init__(

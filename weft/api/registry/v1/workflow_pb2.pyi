@@ -21,7 +21,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class WorkflowManifest(google.protobuf.message.Message):
-    """WorkflowManifest is a named workflow of ComfyUI over a model or a pool. Callers ask for it as model "workflow/<name>"."""
+    """WorkflowManifest is a named ComfyUI workflow for a model or a pool. Callers use it as model "workflow/<name>"."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -30,11 +30,11 @@ class WorkflowManifest(google.protobuf.message.Message):
     DESCRIPTION_FIELD_NUMBER: builtins.int
     WORKFLOW_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Unique name in the mesh; same form as a model's name."""
+    """Name, unique in the mesh; same format as a model name."""
     model: builtins.str
-    """The model or the pool that runs it, by name; its runner has the runtime comfyui."""
+    """Model or pool that runs the workflow; its runner must have the runtime comfyui."""
     description: builtins.str
-    """For people; at most 1,024 characters."""
+    """Description for people; at most 1,024 characters."""
     @property
     def workflow(self) -> weft.api.common.v1.workflow_pb2.Workflow:
         """The graph, its inputs and its outputs."""
@@ -67,11 +67,11 @@ class RegisteredWorkflow(google.protobuf.message.Message):
         STATUS_UNSPECIFIED: RegisteredWorkflow._Status.ValueType  # 0
         """Not set, as in a watch."""
         STATUS_ACTIVE: RegisteredWorkflow._Status.ValueType  # 1
-        """A model that it names is active."""
+        """A target model is active."""
         STATUS_INACTIVE: RegisteredWorkflow._Status.ValueType  # 2
-        """No model that it names can answer."""
+        """No target model can answer."""
         STATUS_HIBERNATING: RegisteredWorkflow._Status.ValueType  # 3
-        """No model that it names is active, and some sleep and can be woken."""
+        """No target model is active, but some hibernate and can be woken."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
         """Status is whether it can answer."""
@@ -79,11 +79,11 @@ class RegisteredWorkflow(google.protobuf.message.Message):
     STATUS_UNSPECIFIED: RegisteredWorkflow.Status.ValueType  # 0
     """Not set, as in a watch."""
     STATUS_ACTIVE: RegisteredWorkflow.Status.ValueType  # 1
-    """A model that it names is active."""
+    """A target model is active."""
     STATUS_INACTIVE: RegisteredWorkflow.Status.ValueType  # 2
-    """No model that it names can answer."""
+    """No target model can answer."""
     STATUS_HIBERNATING: RegisteredWorkflow.Status.ValueType  # 3
-    """No model that it names is active, and some sleep and can be woken."""
+    """No target model is active, but some hibernate and can be woken."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int

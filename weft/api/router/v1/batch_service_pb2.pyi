@@ -30,32 +30,32 @@ class _BatchStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     BATCH_STATE_UNSPECIFIED: _BatchState.ValueType  # 0
     """Not set."""
     BATCH_STATE_FAILED: _BatchState.ValueType  # 1
-    """Its lines are not right; nothing of it was begun. Its errors say which."""
+    """Its lines are invalid and none was started; see its errors."""
     BATCH_STATE_IN_PROGRESS: _BatchState.ValueType  # 2
     """Lines wait or run."""
     BATCH_STATE_FINALIZING: _BatchState.ValueType  # 3
-    """Every line has ended, and the results are not written yet."""
+    """All lines have ended, but the results are not written yet."""
     BATCH_STATE_FINISHED: _BatchState.ValueType  # 4
     """The results are written."""
 
 class BatchState(_BatchState, metaclass=_BatchStateEnumTypeWrapper):
-    """BatchState is where a batch is in its life, but for what the states of its lines say."""
+    """BatchState is the state of a batch. The states of its lines are separate."""
 
 BATCH_STATE_UNSPECIFIED: BatchState.ValueType  # 0
 """Not set."""
 BATCH_STATE_FAILED: BatchState.ValueType  # 1
-"""Its lines are not right; nothing of it was begun. Its errors say which."""
+"""Its lines are invalid and none was started; see its errors."""
 BATCH_STATE_IN_PROGRESS: BatchState.ValueType  # 2
 """Lines wait or run."""
 BATCH_STATE_FINALIZING: BatchState.ValueType  # 3
-"""Every line has ended, and the results are not written yet."""
+"""All lines have ended, but the results are not written yet."""
 BATCH_STATE_FINISHED: BatchState.ValueType  # 4
 """The results are written."""
 global___BatchState = BatchState
 
 @typing.final
 class BatchLineError(google.protobuf.message.Message):
-    """BatchLineError says what is wrong with a line of an input file."""
+    """BatchLineError is an error in a line of an input file."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -64,13 +64,13 @@ class BatchLineError(google.protobuf.message.Message):
     LINE_FIELD_NUMBER: builtins.int
     FIELD_FIELD_NUMBER: builtins.int
     code: builtins.str
-    """A word for machines."""
+    """Machine-readable code."""
     message: builtins.str
     """For people."""
     line: builtins.int
-    """Which line, counted from 1; 0: the whole file."""
+    """Number of the line, counted from 1; 0: the whole file."""
     field: builtins.str
-    """The field that is wrong; empty: none in particular."""
+    """Invalid field; empty: none in particular."""
     def __init__(
         self,
         *,
@@ -85,7 +85,7 @@ global___BatchLineError = BatchLineError
 
 @typing.final
 class Batch(google.protobuf.message.Message):
-    """Batch is many tasks as one."""
+    """Batch is a set of tasks that were submitted as one file."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -131,17 +131,17 @@ class Batch(google.protobuf.message.Message):
     tenant: builtins.str
     """Whose it is."""
     state: global___BatchState.ValueType
-    """Where it is in its life."""
+    """Current state."""
     endpoint: builtins.str
-    """What the lines are asked of, such as "/v1/chat/completions"."""
+    """Endpoint of the lines, such as "/v1/chat/completions"."""
     input_file: builtins.str
     """The file with the lines."""
     output_file: builtins.str
-    """The file with the answers. Empty: there is none (yet)."""
+    """File with the answers. Empty: none (yet)."""
     error_file: builtins.str
-    """The file with the failed lines. Empty: there is none (yet)."""
+    """File with the failed lines. Empty: none (yet)."""
     total_count: builtins.int
-    """Lines in all."""
+    """Total number of lines."""
     completed_count: builtins.int
     """Lines that completed."""
     failed_count: builtins.int
@@ -149,14 +149,12 @@ class Batch(google.protobuf.message.Message):
     cancelled_count: builtins.int
     """Lines that were cancelled."""
     expired_count: builtins.int
-    """Lines that failed because the window was over before they were begun."""
+    """Lines that failed because the completion window ended before they were started."""
     result_base: builtins.str
-    """How addresses of images and recordings in its results begin, such as "https://models.example.com". Empty: with a
-    path.
-    """
+    """Base URL of images and recordings in its results, such as "https://models.example.com". Empty: only a path."""
     @property
     def errors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BatchLineError]:
-        """What is wrong with the lines, of a failed one; at most 100."""
+        """Errors in the lines of a failed batch; at most 100."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -164,7 +162,7 @@ class Batch(google.protobuf.message.Message):
 
     @property
     def window_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When lines that were not begun fail."""
+        """When lines that have not been started fail."""
 
     @property
     def cancel_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -172,7 +170,7 @@ class Batch(google.protobuf.message.Message):
 
     @property
     def lines_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When its last line reached its end. Not set: it has not."""
+        """When its last line ended. Not set: not yet."""
 
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -180,11 +178,11 @@ class Batch(google.protobuf.message.Message):
 
     @property
     def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """What its caller wants to remember; at most 16, of at most 64 and 512 characters."""
+        """Metadata of the caller; at most 16 entries, with keys of at most 64 and values of at most 512 characters."""
 
     @property
     def problem(self) -> global___BatchLineError:
-        """Why the results could not be written at the last attempt. Not set: no attempt has failed."""
+        """Why the last attempt to write the results failed. Not set: no attempt has failed."""
 
     def __init__(
         self,
@@ -218,7 +216,7 @@ global___Batch = Batch
 
 @typing.final
 class CreateBatchRequest(google.protobuf.message.Message):
-    """CreateBatchRequest is a piece of a batch."""
+    """CreateBatchRequest is a part of a batch."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -226,8 +224,8 @@ class CreateBatchRequest(google.protobuf.message.Message):
     LINES_FIELD_NUMBER: builtins.int
     REQUESTED_BY_FIELD_NUMBER: builtins.int
     requested_by: builtins.str
-    """In the first message: who asks, if the caller acts for others, at most 128 characters. Empty, or of a caller who does
-    not: the caller itself.
+    """In the first message: requester, if the caller acts for others; at most 128 characters. Otherwise the requester is
+    the caller itself.
     """
     @property
     def batch(self) -> global___Batch:
@@ -261,7 +259,7 @@ class BatchLine(google.protobuf.message.Message):
     CUSTOM_ID_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
     custom_id: builtins.str
-    """The caller's own name for it; at most 256 characters, unique in its batch."""
+    """Id chosen by the caller; at most 256 characters, unique in the batch."""
     @property
     def spec(self) -> weft.api.router.v1.task_pb2.TaskSpec:
         """What is to be done."""
@@ -339,16 +337,16 @@ global___GetBatchResponse = GetBatchResponse
 
 @typing.final
 class ListBatchesRequest(google.protobuf.message.Message):
-    """ListBatchesRequest says which batches."""
+    """ListBatchesRequest selects batches."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     AFTER_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     after: builtins.str
-    """Older than the batch of this id; empty: from the newest on."""
+    """Only batches older than the one with this id; empty: start with the newest."""
     limit: builtins.int
-    """At most so many, 1 to 100; 0: 20."""
+    """Maximum number of results, 1 to 100; 0: 20."""
     def __init__(
         self,
         *,
@@ -361,7 +359,7 @@ global___ListBatchesRequest = ListBatchesRequest
 
 @typing.final
 class ListBatchesResponse(google.protobuf.message.Message):
-    """ListBatchesResponse is some batches."""
+    """ListBatchesResponse is a page of batches."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -442,7 +440,7 @@ global___ReadBatchResultsRequest = ReadBatchResultsRequest
 
 @typing.final
 class ReadBatchResultsResponse(google.protobuf.message.Message):
-    """ReadBatchResultsResponse is a piece of a line's result. A line begins with its task and continues with its pieces."""
+    """ReadBatchResultsResponse is a part of a line's result. A line begins with its task and continues with its output."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -451,16 +449,16 @@ class ReadBatchResultsResponse(google.protobuf.message.Message):
     ORIGIN_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     custom_id: builtins.str
-    """In the first message of a line: the caller's own name for it."""
+    """In the first message of a line: its id chosen by the caller."""
     origin: builtins.bytes
-    """In the first message of a line: what the line was, as its submitter said."""
+    """In the first message of a line: the submitter's data."""
     @property
     def task(self) -> weft.api.router.v1.task_pb2.Task:
         """In the first message of a line: the task."""
 
     @property
     def output(self) -> weft.api.router.v1.task_pb2.TaskOutput:
-        """A piece of the answer of a completed one."""
+        """A part of the answer of a completed task."""
 
     def __init__(
         self,
@@ -477,7 +475,7 @@ global___ReadBatchResultsResponse = ReadBatchResultsResponse
 
 @typing.final
 class WatchEndedBatchesRequest(google.protobuf.message.Message):
-    """WatchEndedBatchesRequest asks for batches whose results are to be written."""
+    """WatchEndedBatchesRequest requests batches whose results have to be written."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -510,7 +508,7 @@ global___WatchEndedBatchesResponse = WatchEndedBatchesResponse
 
 @typing.final
 class FinishBatchRequest(google.protobuf.message.Message):
-    """FinishBatchRequest says where the results lie."""
+    """FinishBatchRequest is the result files of a batch."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -521,12 +519,12 @@ class FinishBatchRequest(google.protobuf.message.Message):
     id: builtins.str
     """The batch."""
     output_file: builtins.str
-    """The file with the answers. Empty: no line has one."""
+    """File with the answers. Empty: no line has one."""
     error_file: builtins.str
-    """The file with the failed lines. Empty: there are none."""
+    """File with the failed lines. Empty: no line failed."""
     @property
     def problem(self) -> global___BatchLineError:
-        """Why the results could not be written. Set: the batch is not finished, and is handed out again in a while."""
+        """Why the results could not be written. If set, the batch stays unfinished and is streamed again later."""
 
     def __init__(
         self,

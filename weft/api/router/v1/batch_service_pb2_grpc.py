@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class BatchServiceStub(object):
-    """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
-    results.
+    """BatchService runs batches: each line of a file is a task. A tenant sees only its own batches; others are NOT_FOUND.
+    The caller is a gateway, which translates lines into tasks and writes the result files.
     """
 
     def __init__(self, channel):
@@ -75,14 +74,14 @@ class BatchServiceStub(object):
 
 
 class BatchServiceServicer(object):
-    """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
-    results.
+    """BatchService runs batches: each line of a file is a task. A tenant sees only its own batches; others are NOT_FOUND.
+    The caller is a gateway, which translates lines into tasks and writes the result files.
     """
 
     def CreateBatch(self, request_iterator, context):
-        """CreateBatch accepts a batch; once it is acknowledged, it and all its lines are durable. One whose lines break off is
-        not kept, and none of its lines is ever begun. INVALID_ARGUMENT, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
+        """CreateBatch accepts a batch; once it is acknowledged, it and all its lines are durable. A batch whose stream is
+        interrupted is discarded, and none of its lines is started. INVALID_ARGUMENT, RESOURCE_EXHAUSTED /
+        TOO_MANY_RESOURCES.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +102,7 @@ class BatchServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelBatch(self, request, context):
-        """CancelBatch cancels every unfinished line. Returns the batch as it is then. NOT_FOUND / NOT_FOUND.
+        """CancelBatch cancels all unfinished lines and returns the batch. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,16 +116,16 @@ class BatchServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchEndedBatches(self, request, context):
-        """WatchEndedBatches hands out batches of all tenants whose lines have ended, to write their results: each to one
-        caller at a time, and to another one if that caller's stream ends first. It has no end.
+        """WatchEndedBatches streams batches of all tenants whose lines have ended, so that the caller writes their results:
+        each batch to one caller at a time, and to another if that caller's stream ends first. The stream has no end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FinishBatch(self, request, context):
-        """FinishBatch says where the results lie; the first one to say so counts. Returns the batch as it is then.
-        FAILED_PRECONDITION / RESOURCE_IN_USE while lines are not at their end.
+        """FinishBatch sets the result files and returns the batch; only the first call has an effect. FAILED_PRECONDITION /
+        RESOURCE_IN_USE while lines are unfinished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,9 +178,8 @@ def add_BatchServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BatchService(object):
-    """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
-    results.
+    """BatchService runs batches: each line of a file is a task. A tenant sees only its own batches; others are NOT_FOUND.
+    The caller is a gateway, which translates lines into tasks and writes the result files.
     """
 
     @staticmethod

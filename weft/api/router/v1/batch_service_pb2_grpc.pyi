@@ -18,9 +18,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class BatchServiceStub:
-    """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
-    results.
+    """BatchService runs batches: each line of a file is a task. A tenant sees only its own batches; others are NOT_FOUND.
+    The caller is a gateway, which translates lines into tasks and writes the result files.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -28,8 +27,9 @@ class BatchServiceStub:
         weft.api.router.v1.batch_service_pb2.CreateBatchRequest,
         weft.api.router.v1.batch_service_pb2.CreateBatchResponse,
     ]
-    """CreateBatch accepts a batch; once it is acknowledged, it and all its lines are durable. One whose lines break off is
-    not kept, and none of its lines is ever begun. INVALID_ARGUMENT, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
+    """CreateBatch accepts a batch; once it is acknowledged, it and all its lines are durable. A batch whose stream is
+    interrupted is discarded, and none of its lines is started. INVALID_ARGUMENT, RESOURCE_EXHAUSTED /
+    TOO_MANY_RESOURCES.
     """
 
     GetBatch: grpc.UnaryUnaryMultiCallable[
@@ -48,7 +48,7 @@ class BatchServiceStub:
         weft.api.router.v1.batch_service_pb2.CancelBatchRequest,
         weft.api.router.v1.batch_service_pb2.CancelBatchResponse,
     ]
-    """CancelBatch cancels every unfinished line. Returns the batch as it is then. NOT_FOUND / NOT_FOUND."""
+    """CancelBatch cancels all unfinished lines and returns the batch. NOT_FOUND / NOT_FOUND."""
 
     ReadBatchResults: grpc.UnaryStreamMultiCallable[
         weft.api.router.v1.batch_service_pb2.ReadBatchResultsRequest,
@@ -60,30 +60,30 @@ class BatchServiceStub:
         weft.api.router.v1.batch_service_pb2.WatchEndedBatchesRequest,
         weft.api.router.v1.batch_service_pb2.WatchEndedBatchesResponse,
     ]
-    """WatchEndedBatches hands out batches of all tenants whose lines have ended, to write their results: each to one
-    caller at a time, and to another one if that caller's stream ends first. It has no end.
+    """WatchEndedBatches streams batches of all tenants whose lines have ended, so that the caller writes their results:
+    each batch to one caller at a time, and to another if that caller's stream ends first. The stream has no end.
     """
 
     FinishBatch: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.batch_service_pb2.FinishBatchRequest,
         weft.api.router.v1.batch_service_pb2.FinishBatchResponse,
     ]
-    """FinishBatch says where the results lie; the first one to say so counts. Returns the batch as it is then.
-    FAILED_PRECONDITION / RESOURCE_IN_USE while lines are not at their end.
+    """FinishBatch sets the result files and returns the batch; only the first call has an effect. FAILED_PRECONDITION /
+    RESOURCE_IN_USE while lines are unfinished.
     """
 
 class BatchServiceAsyncStub:
-    """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
-    results.
+    """BatchService runs batches: each line of a file is a task. A tenant sees only its own batches; others are NOT_FOUND.
+    The caller is a gateway, which translates lines into tasks and writes the result files.
     """
 
     CreateBatch: grpc.aio.StreamUnaryMultiCallable[
         weft.api.router.v1.batch_service_pb2.CreateBatchRequest,
         weft.api.router.v1.batch_service_pb2.CreateBatchResponse,
     ]
-    """CreateBatch accepts a batch; once it is acknowledged, it and all its lines are durable. One whose lines break off is
-    not kept, and none of its lines is ever begun. INVALID_ARGUMENT, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
+    """CreateBatch accepts a batch; once it is acknowledged, it and all its lines are durable. A batch whose stream is
+    interrupted is discarded, and none of its lines is started. INVALID_ARGUMENT, RESOURCE_EXHAUSTED /
+    TOO_MANY_RESOURCES.
     """
 
     GetBatch: grpc.aio.UnaryUnaryMultiCallable[
@@ -102,7 +102,7 @@ class BatchServiceAsyncStub:
         weft.api.router.v1.batch_service_pb2.CancelBatchRequest,
         weft.api.router.v1.batch_service_pb2.CancelBatchResponse,
     ]
-    """CancelBatch cancels every unfinished line. Returns the batch as it is then. NOT_FOUND / NOT_FOUND."""
+    """CancelBatch cancels all unfinished lines and returns the batch. NOT_FOUND / NOT_FOUND."""
 
     ReadBatchResults: grpc.aio.UnaryStreamMultiCallable[
         weft.api.router.v1.batch_service_pb2.ReadBatchResultsRequest,
@@ -114,22 +114,21 @@ class BatchServiceAsyncStub:
         weft.api.router.v1.batch_service_pb2.WatchEndedBatchesRequest,
         weft.api.router.v1.batch_service_pb2.WatchEndedBatchesResponse,
     ]
-    """WatchEndedBatches hands out batches of all tenants whose lines have ended, to write their results: each to one
-    caller at a time, and to another one if that caller's stream ends first. It has no end.
+    """WatchEndedBatches streams batches of all tenants whose lines have ended, so that the caller writes their results:
+    each batch to one caller at a time, and to another if that caller's stream ends first. The stream has no end.
     """
 
     FinishBatch: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.batch_service_pb2.FinishBatchRequest,
         weft.api.router.v1.batch_service_pb2.FinishBatchResponse,
     ]
-    """FinishBatch says where the results lie; the first one to say so counts. Returns the batch as it is then.
-    FAILED_PRECONDITION / RESOURCE_IN_USE while lines are not at their end.
+    """FinishBatch sets the result files and returns the batch; only the first call has an effect. FAILED_PRECONDITION /
+    RESOURCE_IN_USE while lines are unfinished.
     """
 
 class BatchServiceServicer(metaclass=abc.ABCMeta):
-    """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
-    results.
+    """BatchService runs batches: each line of a file is a task. A tenant sees only its own batches; others are NOT_FOUND.
+    The caller is a gateway, which translates lines into tasks and writes the result files.
     """
 
     @abc.abstractmethod
@@ -138,8 +137,9 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[weft.api.router.v1.batch_service_pb2.CreateBatchRequest],
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.batch_service_pb2.CreateBatchResponse, collections.abc.Awaitable[weft.api.router.v1.batch_service_pb2.CreateBatchResponse]]:
-        """CreateBatch accepts a batch; once it is acknowledged, it and all its lines are durable. One whose lines break off is
-        not kept, and none of its lines is ever begun. INVALID_ARGUMENT, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES.
+        """CreateBatch accepts a batch; once it is acknowledged, it and all its lines are durable. A batch whose stream is
+        interrupted is discarded, and none of its lines is started. INVALID_ARGUMENT, RESOURCE_EXHAUSTED /
+        TOO_MANY_RESOURCES.
         """
 
     @abc.abstractmethod
@@ -164,7 +164,7 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.batch_service_pb2.CancelBatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.batch_service_pb2.CancelBatchResponse, collections.abc.Awaitable[weft.api.router.v1.batch_service_pb2.CancelBatchResponse]]:
-        """CancelBatch cancels every unfinished line. Returns the batch as it is then. NOT_FOUND / NOT_FOUND."""
+        """CancelBatch cancels all unfinished lines and returns the batch. NOT_FOUND / NOT_FOUND."""
 
     @abc.abstractmethod
     def ReadBatchResults(
@@ -180,8 +180,8 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.batch_service_pb2.WatchEndedBatchesRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.batch_service_pb2.WatchEndedBatchesResponse], collections.abc.AsyncIterator[weft.api.router.v1.batch_service_pb2.WatchEndedBatchesResponse]]:
-        """WatchEndedBatches hands out batches of all tenants whose lines have ended, to write their results: each to one
-        caller at a time, and to another one if that caller's stream ends first. It has no end.
+        """WatchEndedBatches streams batches of all tenants whose lines have ended, so that the caller writes their results:
+        each batch to one caller at a time, and to another if that caller's stream ends first. The stream has no end.
         """
 
     @abc.abstractmethod
@@ -190,8 +190,8 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.batch_service_pb2.FinishBatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.batch_service_pb2.FinishBatchResponse, collections.abc.Awaitable[weft.api.router.v1.batch_service_pb2.FinishBatchResponse]]:
-        """FinishBatch says where the results lie; the first one to say so counts. Returns the batch as it is then.
-        FAILED_PRECONDITION / RESOURCE_IN_USE while lines are not at their end.
+        """FinishBatch sets the result files and returns the batch; only the first call has an effect. FAILED_PRECONDITION /
+        RESOURCE_IN_USE while lines are unfinished.
         """
 
 def add_BatchServiceServicer_to_server(servicer: BatchServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -14,7 +14,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class FigureStep(google.protobuf.message.Message):
-    """FigureStep is one step of a router's figures as its database keeps it over a restart; see Figures for what is shown."""
+    """FigureStep is one step of a router's figures as stored in its database; see Figures for what is shown."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -46,7 +46,7 @@ class FigureStep(google.protobuf.message.Message):
     """The highest number of requests that held a slot."""
     @property
     def all(self) -> global___StepCounts:
-        """Of all requests that ended in it. Not set: none did."""
+        """Counts of all requests that ended in the step. Not set: none."""
 
     @property
     def models(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___StepCounts]:
@@ -113,26 +113,26 @@ class StepCounts(google.protobuf.message.Message):
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: builtins.int
     TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: builtins.int
     completed: builtins.int
-    """Those with a whole answer."""
+    """Completed requests."""
     failed: builtins.int
-    """Those that a runner worked on and that did not complete, and those of which nothing is known."""
+    """Requests that a runner processed but that did not complete, and requests with an unknown outcome."""
     rejected: builtins.int
-    """Those that were refused before any runner worked on them."""
+    """Requests that were refused before a runner processed them."""
     cancelled: builtins.int
-    """Those that their caller left or somebody cancelled."""
+    """Requests that were cancelled or whose caller disconnected."""
     prompt_tokens: builtins.int
-    """Tokens of their prompts, those from a cache included."""
+    """Prompt tokens, including cached ones."""
     cached_prompt_tokens: builtins.int
-    """Of these, the ones from a cache."""
+    """Cached prompt tokens."""
     completion_tokens: builtins.int
-    """Tokens of their answers."""
+    """Answer tokens."""
     @property
     def time_to_first_token(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.int]:
-        """Times from arrival to the first content: how many there are of each class, by its number."""
+        """Histogram of the time to first token: number of requests by class number."""
 
     @property
     def time_per_output_token(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.int]:
-        """Mean times of a token after the first one, in the same way."""
+        """Histogram of the mean time per output token, in the same form."""
 
     def __init__(
         self,

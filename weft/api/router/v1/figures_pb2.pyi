@@ -16,7 +16,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Figures(google.protobuf.message.Message):
-    """Figures is what a router counted, in steps of equal length. Every list has one entry per step, the oldest first."""
+    """Figures are the counts of a router, in steps of equal length. Each list has one entry per step, oldest first."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -29,7 +29,7 @@ class Figures(google.protobuf.message.Message):
     MODELS_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
     step_count: builtins.int
-    """How many steps there are."""
+    """Number of steps."""
     @property
     def step(self) -> google.protobuf.duration_pb2.Duration:
         """Length of a step."""
@@ -52,11 +52,11 @@ class Figures(google.protobuf.message.Message):
 
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ModelFigures]:
-        """Of the models with the most requests, the busiest first."""
+        """Figures of the models with the most requests, busiest first."""
 
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceFigures]:
-        """Of accelerators, by host and number."""
+        """Figures of accelerators, by host and number."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ global___Figures = Figures
 
 @typing.final
 class RequestFigures(google.protobuf.message.Message):
-    """RequestFigures counts requests by the step in which they ended."""
+    """RequestFigures are counts of requests, by the step in which they ended."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -93,44 +93,44 @@ class RequestFigures(google.protobuf.message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
     @property
     def completed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Those with a whole answer."""
+        """Completed requests."""
 
     @property
     def failed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Those that a runner worked on and that did not complete, and those of which nothing is known."""
+        """Requests that a runner processed but that did not complete, and requests with an unknown outcome."""
 
     @property
     def rejected(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Those that were refused before any runner worked on them."""
+        """Requests that were refused before a runner processed them."""
 
     @property
     def cancelled(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Those that their caller left or somebody cancelled."""
+        """Requests that were cancelled or whose caller disconnected."""
 
     @property
     def prompt_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Tokens of their prompts, those from a cache included."""
+        """Prompt tokens, including cached ones."""
 
     @property
     def cached_prompt_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Of these, the ones from a cache."""
+        """Cached prompt tokens."""
 
     @property
     def completion_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Tokens of their answers."""
+        """Answer tokens."""
 
     @property
     def time_to_first_token(self) -> global___Percentiles:
-        """Seconds from arrival to the first content, of those that completed."""
+        """Time to first token of completed requests, in seconds from their arrival."""
 
     @property
     def time_per_output_token(self) -> global___Percentiles:
-        """Mean seconds of a token after the first one, of those that completed."""
+        """Mean time per output token after the first, in seconds, of completed requests."""
 
     @property
     def tokens_per_second(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """Tokens per second of running answers, as their runners reported them: the highest of each step. NaN (in documents
-        null): of before a restart.
+        """Highest output rate of running requests in each step, in tokens per second, as reported by runners. NaN (null in
+        documents): before a restart.
         """
 
     def __init__(
@@ -154,7 +154,7 @@ global___RequestFigures = RequestFigures
 
 @typing.final
 class Percentiles(google.protobuf.message.Message):
-    """Percentiles is how long it took, in seconds: to a tenth more than it was, since times are counted in classes."""
+    """Percentiles are durations in seconds. They may be up to 10 % too high, because durations are counted in classes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -163,16 +163,16 @@ class Percentiles(google.protobuf.message.Message):
     TOTAL_P50_FIELD_NUMBER: builtins.int
     TOTAL_P95_FIELD_NUMBER: builtins.int
     total_p50: builtins.float
-    """Half of the times of all steps were at most this. Absent: there were none."""
+    """Median of all steps. Absent: no values."""
     total_p95: builtins.float
-    """95 of 100 times of all steps were at most this. Absent: there were none."""
+    """95th percentile of all steps. Absent: no values."""
     @property
     def p50(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """Half of the times of each step were at most this. NaN (in documents null): it has none."""
+        """Median of each step. NaN (null in documents): no values."""
 
     @property
     def p95(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """95 of 100 times of each step were at most this. NaN (in documents null): it has none."""
+        """95th percentile of each step. NaN (null in documents): no values."""
 
     def __init__(
         self,
@@ -193,14 +193,14 @@ global___Percentiles = Percentiles
 
 @typing.final
 class ModelFigures(google.protobuf.message.Message):
-    """ModelFigures is the figures of one model."""
+    """ModelFigures are the figures of one model."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
     REQUESTS_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """The model that answered, else what was asked for; "unknown" for a name that the mesh does not know."""
+    """Model that answered, else the requested name; "unknown" if the mesh does not know the name."""
     @property
     def requests(self) -> global___RequestFigures:
         """Of its requests."""
@@ -218,7 +218,7 @@ global___ModelFigures = ModelFigures
 
 @typing.final
 class DeviceFigures(google.protobuf.message.Message):
-    """DeviceFigures is the figures of one accelerator."""
+    """DeviceFigures are the figures of one accelerator."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -238,11 +238,11 @@ class DeviceFigures(google.protobuf.message.Message):
     """Its memory."""
     @property
     def used_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """Memory in use at the end of each step, by any process. NaN (in documents null): unknown."""
+        """Memory in use by any process at the end of each step. NaN (null in documents): unknown."""
 
     @property
     def utilization(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """Share of each step in which it computed, 0 to 1. NaN (in documents null): unknown."""
+        """Utilization in each step, 0 to 1. NaN (null in documents): unknown."""
 
     def __init__(
         self,

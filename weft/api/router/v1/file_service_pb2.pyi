@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class File(google.protobuf.message.Message):
-    """File is what is known of a file."""
+    """File is the metadata of a file."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -36,24 +36,24 @@ class File(google.protobuf.message.Message):
     name: builtins.str
     """Its name, for people; at most 255 characters."""
     purpose: builtins.str
-    """What it is for: "batch", "batch_output", "user_data" or "vision" (images and recordings for tasks), "task_input" or
-    "result" (images and recordings that a task was given, and that a model made).
+    """Purpose: "batch", "batch_output", "user_data" or "vision" (images and recordings for tasks), "task_input" or
+    "result" (images and recordings that are inputs or results of a task).
     """
     byte_count: builtins.int
     """Its length."""
     media_type: builtins.str
     """Media type of an image or a recording. Empty: unknown."""
     task: builtins.str
-    """The task that it is an input or a result of; it goes with its task. Empty: of none."""
+    """Task of which it is an input or a result; it is deleted with the task. Empty: none."""
     attempt: builtins.int
-    """Which attempt of the task has made it. 0: it is an input."""
+    """Attempt of the task that produced it. 0: it is an input."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was kept."""
 
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it will be forgotten."""
+        """Expiry time."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ global___File = File
 
 @typing.final
 class UploadFileRequest(google.protobuf.message.Message):
-    """UploadFileRequest is a piece of a file."""
+    """UploadFileRequest is a chunk of a file."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     FILE_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     data: builtins.bytes
-    """Bytes that continue it; at most 1 MiB."""
+    """Next bytes; at most 1 MiB."""
     @property
     def file(self) -> global___File:
         """In the first message its name, purpose and media type; in the last one its byte_count, which distinguishes an end from a broken
@@ -142,7 +142,7 @@ global___GetFileRequest = GetFileRequest
 
 @typing.final
 class GetFileResponse(google.protobuf.message.Message):
-    """GetFileResponse is what is known of it."""
+    """GetFileResponse is the metadata."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -163,7 +163,7 @@ global___GetFileResponse = GetFileResponse
 
 @typing.final
 class ListFilesRequest(google.protobuf.message.Message):
-    """ListFilesRequest says which files."""
+    """ListFilesRequest selects files."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -171,11 +171,11 @@ class ListFilesRequest(google.protobuf.message.Message):
     AFTER_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     purpose: builtins.str
-    """Of this purpose. Empty: of all."""
+    """Only files with this purpose. Empty: all."""
     after: builtins.str
-    """Older than the file of this id; empty: from the newest on."""
+    """Only files older than the one with this id; empty: start with the newest."""
     limit: builtins.int
-    """At most so many, 1 to 1,000; 0: 100."""
+    """Maximum number of results, 1 to 1,000; 0: 100."""
     def __init__(
         self,
         *,
@@ -189,7 +189,7 @@ global___ListFilesRequest = ListFilesRequest
 
 @typing.final
 class ListFilesResponse(google.protobuf.message.Message):
-    """ListFilesResponse is some files."""
+    """ListFilesResponse is a page of files."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -231,13 +231,13 @@ global___ReadFileRequest = ReadFileRequest
 
 @typing.final
 class ReadFileResponse(google.protobuf.message.Message):
-    """ReadFileResponse is a piece of it."""
+    """ReadFileResponse is a chunk of the content."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DATA_FIELD_NUMBER: builtins.int
     data: builtins.bytes
-    """Bytes that continue it."""
+    """Next bytes."""
     def __init__(
         self,
         *,

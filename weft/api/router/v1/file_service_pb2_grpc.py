@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class FileServiceStub(object):
-    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND.
+    """FileService stores files that batches and tasks read and write. A tenant sees only its own files; others are
+    NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -63,19 +64,20 @@ class FileServiceStub(object):
 
 
 class FileServiceServicer(object):
-    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND.
+    """FileService stores files that batches and tasks read and write. A tenant sees only its own files; others are
+    NOT_FOUND.
     """
 
     def UploadFile(self, request_iterator, context):
-        """UploadFile keeps a file; once it is acknowledged it is durable, and one whose upload breaks off is not kept.
-        INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant keeps as much as it may.
+        """UploadFile stores a file; once it is acknowledged, it is durable. An interrupted upload is discarded.
+        INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFile(self, request, context):
-        """GetFile returns what is known of a file. NOT_FOUND / NOT_FOUND.
+        """GetFile returns the metadata of a file. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,14 +91,14 @@ class FileServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """ReadFile streams what is in a file. NOT_FOUND / NOT_FOUND.
+        """ReadFile streams the content of a file. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteFile(self, request, context):
-        """DeleteFile forgets a file. NOT_FOUND / NOT_FOUND.
+        """DeleteFile deletes a file. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +141,8 @@ def add_FileServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FileService(object):
-    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND.
+    """FileService stores files that batches and tasks read and write. A tenant sees only its own files; others are
+    NOT_FOUND.
     """
 
     @staticmethod

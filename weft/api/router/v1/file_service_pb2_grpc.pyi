@@ -18,22 +18,24 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class FileServiceStub:
-    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND."""
+    """FileService stores files that batches and tasks read and write. A tenant sees only its own files; others are
+    NOT_FOUND.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     UploadFile: grpc.StreamUnaryMultiCallable[
         weft.api.router.v1.file_service_pb2.UploadFileRequest,
         weft.api.router.v1.file_service_pb2.UploadFileResponse,
     ]
-    """UploadFile keeps a file; once it is acknowledged it is durable, and one whose upload breaks off is not kept.
-    INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant keeps as much as it may.
+    """UploadFile stores a file; once it is acknowledged, it is durable. An interrupted upload is discarded.
+    INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
     """
 
     GetFile: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.file_service_pb2.GetFileRequest,
         weft.api.router.v1.file_service_pb2.GetFileResponse,
     ]
-    """GetFile returns what is known of a file. NOT_FOUND / NOT_FOUND."""
+    """GetFile returns the metadata of a file. NOT_FOUND / NOT_FOUND."""
 
     ListFiles: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.file_service_pb2.ListFilesRequest,
@@ -45,30 +47,32 @@ class FileServiceStub:
         weft.api.router.v1.file_service_pb2.ReadFileRequest,
         weft.api.router.v1.file_service_pb2.ReadFileResponse,
     ]
-    """ReadFile streams what is in a file. NOT_FOUND / NOT_FOUND."""
+    """ReadFile streams the content of a file. NOT_FOUND / NOT_FOUND."""
 
     DeleteFile: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.file_service_pb2.DeleteFileRequest,
         weft.api.router.v1.file_service_pb2.DeleteFileResponse,
     ]
-    """DeleteFile forgets a file. NOT_FOUND / NOT_FOUND."""
+    """DeleteFile deletes a file. NOT_FOUND / NOT_FOUND."""
 
 class FileServiceAsyncStub:
-    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND."""
+    """FileService stores files that batches and tasks read and write. A tenant sees only its own files; others are
+    NOT_FOUND.
+    """
 
     UploadFile: grpc.aio.StreamUnaryMultiCallable[
         weft.api.router.v1.file_service_pb2.UploadFileRequest,
         weft.api.router.v1.file_service_pb2.UploadFileResponse,
     ]
-    """UploadFile keeps a file; once it is acknowledged it is durable, and one whose upload breaks off is not kept.
-    INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant keeps as much as it may.
+    """UploadFile stores a file; once it is acknowledged, it is durable. An interrupted upload is discarded.
+    INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
     """
 
     GetFile: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.file_service_pb2.GetFileRequest,
         weft.api.router.v1.file_service_pb2.GetFileResponse,
     ]
-    """GetFile returns what is known of a file. NOT_FOUND / NOT_FOUND."""
+    """GetFile returns the metadata of a file. NOT_FOUND / NOT_FOUND."""
 
     ListFiles: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.file_service_pb2.ListFilesRequest,
@@ -80,16 +84,18 @@ class FileServiceAsyncStub:
         weft.api.router.v1.file_service_pb2.ReadFileRequest,
         weft.api.router.v1.file_service_pb2.ReadFileResponse,
     ]
-    """ReadFile streams what is in a file. NOT_FOUND / NOT_FOUND."""
+    """ReadFile streams the content of a file. NOT_FOUND / NOT_FOUND."""
 
     DeleteFile: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.file_service_pb2.DeleteFileRequest,
         weft.api.router.v1.file_service_pb2.DeleteFileResponse,
     ]
-    """DeleteFile forgets a file. NOT_FOUND / NOT_FOUND."""
+    """DeleteFile deletes a file. NOT_FOUND / NOT_FOUND."""
 
 class FileServiceServicer(metaclass=abc.ABCMeta):
-    """FileService keeps files that batches and tasks read and write. A tenant sees its own files: another's are NOT_FOUND."""
+    """FileService stores files that batches and tasks read and write. A tenant sees only its own files; others are
+    NOT_FOUND.
+    """
 
     @abc.abstractmethod
     def UploadFile(
@@ -97,8 +103,8 @@ class FileServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[weft.api.router.v1.file_service_pb2.UploadFileRequest],
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.file_service_pb2.UploadFileResponse, collections.abc.Awaitable[weft.api.router.v1.file_service_pb2.UploadFileResponse]]:
-        """UploadFile keeps a file; once it is acknowledged it is durable, and one whose upload breaks off is not kept.
-        INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant keeps as much as it may.
+        """UploadFile stores a file; once it is acknowledged, it is durable. An interrupted upload is discarded.
+        INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
         """
 
     @abc.abstractmethod
@@ -107,7 +113,7 @@ class FileServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.file_service_pb2.GetFileRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.file_service_pb2.GetFileResponse, collections.abc.Awaitable[weft.api.router.v1.file_service_pb2.GetFileResponse]]:
-        """GetFile returns what is known of a file. NOT_FOUND / NOT_FOUND."""
+        """GetFile returns the metadata of a file. NOT_FOUND / NOT_FOUND."""
 
     @abc.abstractmethod
     def ListFiles(
@@ -123,7 +129,7 @@ class FileServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.file_service_pb2.ReadFileRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.file_service_pb2.ReadFileResponse], collections.abc.AsyncIterator[weft.api.router.v1.file_service_pb2.ReadFileResponse]]:
-        """ReadFile streams what is in a file. NOT_FOUND / NOT_FOUND."""
+        """ReadFile streams the content of a file. NOT_FOUND / NOT_FOUND."""
 
     @abc.abstractmethod
     def DeleteFile(
@@ -131,6 +137,6 @@ class FileServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.file_service_pb2.DeleteFileRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.file_service_pb2.DeleteFileResponse, collections.abc.Awaitable[weft.api.router.v1.file_service_pb2.DeleteFileResponse]]:
-        """DeleteFile forgets a file. NOT_FOUND / NOT_FOUND."""
+        """DeleteFile deletes a file. NOT_FOUND / NOT_FOUND."""
 
 def add_FileServiceServicer_to_server(servicer: FileServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

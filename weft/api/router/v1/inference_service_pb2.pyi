@@ -26,7 +26,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RequestOptions(google.protobuf.message.Message):
-    """RequestOptions is what every inference call may say about how it is handled."""
+    """RequestOptions are options of all inference calls."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -40,21 +40,21 @@ class RequestOptions(google.protobuf.message.Message):
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The priority class in the queue. Unspecified: normal."""
     allow_remote: builtins.bool
-    """Whether the request may be sent to a remote provider. Default no."""
+    """Whether the request may be sent to a remote provider. Default: false."""
     cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType
     """Whether the prefix cache is used."""
     cache_tag: builtins.str
-    """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
+    """Cache tag, at most 64 characters. Cached prefixes are shared only among requests of a tenant with the same tag."""
     client_id: builtins.str
-    """The client id that the caller states, for profiles and statistics; same form as a tenant. Empty: none."""
+    """Client id of the caller, for profiles and statistics; same format as a tenant. Empty: none."""
     session: builtins.str
-    """Requests of one session go to the same runner where they can, which has their prefix in its cache; at most 256
-    characters.
+    """Session id, at most 256 characters. Requests of a session go to the same runner if possible, because it has their
+    prefix in its cache.
     """
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
         """How long the model stays loaded after this request. Negative: until it is unloaded. Zero: it is unloaded when no
-        other request uses it. Not set: as the model is configured.
+        other request uses it. Not set: as configured for the model.
         """
 
     def __init__(
@@ -75,7 +75,7 @@ global___RequestOptions = RequestOptions
 
 @typing.final
 class ChatRequest(google.protobuf.message.Message):
-    """ChatRequest is a chat completion to run."""
+    """ChatRequest is a chat completion request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -126,7 +126,7 @@ global___ChatResponse = ChatResponse
 
 @typing.final
 class CompleteRequest(google.protobuf.message.Message):
-    """CompleteRequest is a text completion to run."""
+    """CompleteRequest is a text completion request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -177,7 +177,7 @@ global___CompleteResponse = CompleteResponse
 
 @typing.final
 class EmbedRequest(google.protobuf.message.Message):
-    """EmbedRequest is an embedding to run."""
+    """EmbedRequest is an embedding request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -235,7 +235,7 @@ global___EmbedResponse = EmbedResponse
 
 @typing.final
 class RerankRequest(google.protobuf.message.Message):
-    """RerankRequest is a reranking to run."""
+    """RerankRequest is a reranking request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -293,7 +293,7 @@ global___RerankResponse = RerankResponse
 
 @typing.final
 class TokenizeRequest(google.protobuf.message.Message):
-    """TokenizeRequest is a tokenization to run."""
+    """TokenizeRequest is a tokenization request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -351,7 +351,7 @@ global___TokenizeResponse = TokenizeResponse
 
 @typing.final
 class GenerateImagesRequest(google.protobuf.message.Message):
-    """GenerateImagesRequest is a making of images to run."""
+    """GenerateImagesRequest is an image generation request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -409,7 +409,7 @@ global___GenerateImagesResponse = GenerateImagesResponse
 
 @typing.final
 class TranscribeRequest(google.protobuf.message.Message):
-    """TranscribeRequest is a transcription to run."""
+    """TranscribeRequest is a transcription request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -467,7 +467,7 @@ global___TranscribeResponse = TranscribeResponse
 
 @typing.final
 class SpeakRequest(google.protobuf.message.Message):
-    """SpeakRequest is a recording to make."""
+    """SpeakRequest is a speech request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -498,7 +498,7 @@ global___SpeakRequest = SpeakRequest
 
 @typing.final
 class SpeakResponse(google.protobuf.message.Message):
-    """SpeakResponse is a piece of the recording."""
+    """SpeakResponse is a chunk of the recording."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -506,12 +506,12 @@ class SpeakResponse(google.protobuf.message.Message):
     MEDIA_TYPE_FIELD_NUMBER: builtins.int
     RECEIPT_FIELD_NUMBER: builtins.int
     data: builtins.bytes
-    """Bytes that continue it."""
+    """Next bytes."""
     media_type: builtins.str
     """Its media type, in the first message."""
     @property
     def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
-        """What happened, in the last message."""
+        """Receipt, in the last message."""
 
     def __init__(
         self,
@@ -527,7 +527,7 @@ global___SpeakResponse = SpeakResponse
 
 @typing.final
 class StreamImagesRequest(google.protobuf.message.Message):
-    """StreamImagesRequest is the making of images."""
+    """StreamImagesRequest is an image generation request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -578,7 +578,7 @@ global___StreamImagesResponse = StreamImagesResponse
 
 @typing.final
 class StreamTranscriptionRequest(google.protobuf.message.Message):
-    """StreamTranscriptionRequest is a transcription to make."""
+    """StreamTranscriptionRequest is a transcription request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class InferenceServiceStub(object):
-    """InferenceService is the public gRPC surface: one address over every model of the mesh.
+    """InferenceService is the public gRPC API: one address for all models of the mesh.
 
-    Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
-    on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
+    Metadata: `x-request-id` (echoed; generated if absent), `x-tenant-id`, `traceparent`. The remaining deadline is
+    passed on, and cancelling the call stops the engine. The receipt is also in the trailer `weft-receipt-bin`, even on
+    failures; there it has no signals and warnings, because trailers are small.
     """
 
     def __init__(self, channel):
@@ -92,11 +92,11 @@ class InferenceServiceStub(object):
 
 
 class InferenceServiceServicer(object):
-    """InferenceService is the public gRPC surface: one address over every model of the mesh.
+    """InferenceService is the public gRPC API: one address for all models of the mesh.
 
-    Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
-    on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
+    Metadata: `x-request-id` (echoed; generated if absent), `x-tenant-id`, `traceparent`. The remaining deadline is
+    passed on, and cancelling the call stops the engine. The receipt is also in the trailer `weft-receipt-bin`, even on
+    failures; there it has no signals and warnings, because trailers are small.
     """
 
     def Chat(self, request, context):
@@ -121,49 +121,50 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Rerank(self, request, context):
-        """Rerank says how well documents answer a query, the best first.
+        """Rerank returns the relevance of documents to a query, best first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Tokenize returns the tokens of a text or of a conversation, as the model that would answer counts them.
+        """Tokenize returns the tokens of a text or a conversation for the model that would answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateImages(self, request, context):
-        """GenerateImages makes images. UNIMPLEMENTED / UNSUPPORTED_OPERATION where no runner offers it; so with the next two.
+        """GenerateImages generates images. This and the other media calls fail with UNIMPLEMENTED / UNSUPPORTED_OPERATION if
+        no runner supports them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Transcribe(self, request, context):
-        """Transcribe returns the words of a recording.
+        """Transcribe returns the text of a recording.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamImages(self, request, context):
-        """StreamImages makes images, and streams waits, progress, previews, and each image as it is complete.
+        """StreamImages generates images, and streams waits, progress, previews, and each image when it is complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamTranscription(self, request, context):
-        """StreamTranscription streams the words of a recording as they are found, with waits and progress.
+        """StreamTranscription streams the text of a recording as it is transcribed, with waits and progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Speak(self, request, context):
-        """Speak streams spoken words.
+        """Speak streams generated speech.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,11 +232,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService(object):
-    """InferenceService is the public gRPC surface: one address over every model of the mesh.
+    """InferenceService is the public gRPC API: one address for all models of the mesh.
 
-    Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
-    on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
+    Metadata: `x-request-id` (echoed; generated if absent), `x-tenant-id`, `traceparent`. The remaining deadline is
+    passed on, and cancelling the call stops the engine. The receipt is also in the trailer `weft-receipt-bin`, even on
+    failures; there it has no signals and warnings, because trailers are small.
     """
 
     @staticmethod

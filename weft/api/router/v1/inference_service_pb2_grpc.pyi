@@ -18,11 +18,11 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class InferenceServiceStub:
-    """InferenceService is the public gRPC surface: one address over every model of the mesh.
+    """InferenceService is the public gRPC API: one address for all models of the mesh.
 
-    Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
-    on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
+    Metadata: `x-request-id` (echoed; generated if absent), `x-tenant-id`, `traceparent`. The remaining deadline is
+    passed on, and cancelling the call stops the engine. The receipt is also in the trailer `weft-receipt-bin`, even on
+    failures; there it has no signals and warnings, because trailers are small.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -48,50 +48,52 @@ class InferenceServiceStub:
         weft.api.router.v1.inference_service_pb2.RerankRequest,
         weft.api.router.v1.inference_service_pb2.RerankResponse,
     ]
-    """Rerank says how well documents answer a query, the best first."""
+    """Rerank returns the relevance of documents to a query, best first."""
 
     Tokenize: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.inference_service_pb2.TokenizeRequest,
         weft.api.router.v1.inference_service_pb2.TokenizeResponse,
     ]
-    """Tokenize returns the tokens of a text or of a conversation, as the model that would answer counts them."""
+    """Tokenize returns the tokens of a text or a conversation for the model that would answer."""
 
     GenerateImages: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.inference_service_pb2.GenerateImagesRequest,
         weft.api.router.v1.inference_service_pb2.GenerateImagesResponse,
     ]
-    """GenerateImages makes images. UNIMPLEMENTED / UNSUPPORTED_OPERATION where no runner offers it; so with the next two."""
+    """GenerateImages generates images. This and the other media calls fail with UNIMPLEMENTED / UNSUPPORTED_OPERATION if
+    no runner supports them.
+    """
 
     Transcribe: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.inference_service_pb2.TranscribeRequest,
         weft.api.router.v1.inference_service_pb2.TranscribeResponse,
     ]
-    """Transcribe returns the words of a recording."""
+    """Transcribe returns the text of a recording."""
 
     StreamImages: grpc.UnaryStreamMultiCallable[
         weft.api.router.v1.inference_service_pb2.StreamImagesRequest,
         weft.api.router.v1.inference_service_pb2.StreamImagesResponse,
     ]
-    """StreamImages makes images, and streams waits, progress, previews, and each image as it is complete."""
+    """StreamImages generates images, and streams waits, progress, previews, and each image when it is complete."""
 
     StreamTranscription: grpc.UnaryStreamMultiCallable[
         weft.api.router.v1.inference_service_pb2.StreamTranscriptionRequest,
         weft.api.router.v1.inference_service_pb2.StreamTranscriptionResponse,
     ]
-    """StreamTranscription streams the words of a recording as they are found, with waits and progress."""
+    """StreamTranscription streams the text of a recording as it is transcribed, with waits and progress."""
 
     Speak: grpc.UnaryStreamMultiCallable[
         weft.api.router.v1.inference_service_pb2.SpeakRequest,
         weft.api.router.v1.inference_service_pb2.SpeakResponse,
     ]
-    """Speak streams spoken words."""
+    """Speak streams generated speech."""
 
 class InferenceServiceAsyncStub:
-    """InferenceService is the public gRPC surface: one address over every model of the mesh.
+    """InferenceService is the public gRPC API: one address for all models of the mesh.
 
-    Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
-    on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
+    Metadata: `x-request-id` (echoed; generated if absent), `x-tenant-id`, `traceparent`. The remaining deadline is
+    passed on, and cancelling the call stops the engine. The receipt is also in the trailer `weft-receipt-bin`, even on
+    failures; there it has no signals and warnings, because trailers are small.
     """
 
     Chat: grpc.aio.UnaryStreamMultiCallable[
@@ -116,50 +118,52 @@ class InferenceServiceAsyncStub:
         weft.api.router.v1.inference_service_pb2.RerankRequest,
         weft.api.router.v1.inference_service_pb2.RerankResponse,
     ]
-    """Rerank says how well documents answer a query, the best first."""
+    """Rerank returns the relevance of documents to a query, best first."""
 
     Tokenize: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.inference_service_pb2.TokenizeRequest,
         weft.api.router.v1.inference_service_pb2.TokenizeResponse,
     ]
-    """Tokenize returns the tokens of a text or of a conversation, as the model that would answer counts them."""
+    """Tokenize returns the tokens of a text or a conversation for the model that would answer."""
 
     GenerateImages: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.inference_service_pb2.GenerateImagesRequest,
         weft.api.router.v1.inference_service_pb2.GenerateImagesResponse,
     ]
-    """GenerateImages makes images. UNIMPLEMENTED / UNSUPPORTED_OPERATION where no runner offers it; so with the next two."""
+    """GenerateImages generates images. This and the other media calls fail with UNIMPLEMENTED / UNSUPPORTED_OPERATION if
+    no runner supports them.
+    """
 
     Transcribe: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.inference_service_pb2.TranscribeRequest,
         weft.api.router.v1.inference_service_pb2.TranscribeResponse,
     ]
-    """Transcribe returns the words of a recording."""
+    """Transcribe returns the text of a recording."""
 
     StreamImages: grpc.aio.UnaryStreamMultiCallable[
         weft.api.router.v1.inference_service_pb2.StreamImagesRequest,
         weft.api.router.v1.inference_service_pb2.StreamImagesResponse,
     ]
-    """StreamImages makes images, and streams waits, progress, previews, and each image as it is complete."""
+    """StreamImages generates images, and streams waits, progress, previews, and each image when it is complete."""
 
     StreamTranscription: grpc.aio.UnaryStreamMultiCallable[
         weft.api.router.v1.inference_service_pb2.StreamTranscriptionRequest,
         weft.api.router.v1.inference_service_pb2.StreamTranscriptionResponse,
     ]
-    """StreamTranscription streams the words of a recording as they are found, with waits and progress."""
+    """StreamTranscription streams the text of a recording as it is transcribed, with waits and progress."""
 
     Speak: grpc.aio.UnaryStreamMultiCallable[
         weft.api.router.v1.inference_service_pb2.SpeakRequest,
         weft.api.router.v1.inference_service_pb2.SpeakResponse,
     ]
-    """Speak streams spoken words."""
+    """Speak streams generated speech."""
 
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
-    """InferenceService is the public gRPC surface: one address over every model of the mesh.
+    """InferenceService is the public gRPC API: one address for all models of the mesh.
 
-    Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
-    on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
+    Metadata: `x-request-id` (echoed; generated if absent), `x-tenant-id`, `traceparent`. The remaining deadline is
+    passed on, and cancelling the call stops the engine. The receipt is also in the trailer `weft-receipt-bin`, even on
+    failures; there it has no signals and warnings, because trailers are small.
     """
 
     @abc.abstractmethod
@@ -192,7 +196,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.inference_service_pb2.RerankRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.inference_service_pb2.RerankResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.RerankResponse]]:
-        """Rerank says how well documents answer a query, the best first."""
+        """Rerank returns the relevance of documents to a query, best first."""
 
     @abc.abstractmethod
     def Tokenize(
@@ -200,7 +204,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.inference_service_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.inference_service_pb2.TokenizeResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.TokenizeResponse]]:
-        """Tokenize returns the tokens of a text or of a conversation, as the model that would answer counts them."""
+        """Tokenize returns the tokens of a text or a conversation for the model that would answer."""
 
     @abc.abstractmethod
     def GenerateImages(
@@ -208,7 +212,9 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.inference_service_pb2.GenerateImagesRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.inference_service_pb2.GenerateImagesResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.GenerateImagesResponse]]:
-        """GenerateImages makes images. UNIMPLEMENTED / UNSUPPORTED_OPERATION where no runner offers it; so with the next two."""
+        """GenerateImages generates images. This and the other media calls fail with UNIMPLEMENTED / UNSUPPORTED_OPERATION if
+        no runner supports them.
+        """
 
     @abc.abstractmethod
     def Transcribe(
@@ -216,7 +222,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.inference_service_pb2.TranscribeRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.inference_service_pb2.TranscribeResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.TranscribeResponse]]:
-        """Transcribe returns the words of a recording."""
+        """Transcribe returns the text of a recording."""
 
     @abc.abstractmethod
     def StreamImages(
@@ -224,7 +230,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.inference_service_pb2.StreamImagesRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.inference_service_pb2.StreamImagesResponse], collections.abc.AsyncIterator[weft.api.router.v1.inference_service_pb2.StreamImagesResponse]]:
-        """StreamImages makes images, and streams waits, progress, previews, and each image as it is complete."""
+        """StreamImages generates images, and streams waits, progress, previews, and each image when it is complete."""
 
     @abc.abstractmethod
     def StreamTranscription(
@@ -232,7 +238,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.inference_service_pb2.StreamTranscriptionRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.inference_service_pb2.StreamTranscriptionResponse], collections.abc.AsyncIterator[weft.api.router.v1.inference_service_pb2.StreamTranscriptionResponse]]:
-        """StreamTranscription streams the words of a recording as they are found, with waits and progress."""
+        """StreamTranscription streams the text of a recording as it is transcribed, with waits and progress."""
 
     @abc.abstractmethod
     def Speak(
@@ -240,6 +246,6 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.inference_service_pb2.SpeakRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.inference_service_pb2.SpeakResponse], collections.abc.AsyncIterator[weft.api.router.v1.inference_service_pb2.SpeakResponse]]:
-        """Speak streams spoken words."""
+        """Speak streams generated speech."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

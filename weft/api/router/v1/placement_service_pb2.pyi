@@ -54,7 +54,7 @@ global___ListQueuesResponse = ListQueuesResponse
 
 @typing.final
 class PoolQueue(google.protobuf.message.Message):
-    """PoolQueue is how much is asked of one pool or route."""
+    """PoolQueue is the queue of one pool or route."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -64,16 +64,16 @@ class PoolQueue(google.protobuf.message.Message):
     RUNNING_COUNT_FIELD_NUMBER: builtins.int
     AVERAGE_WAIT_FIELD_NUMBER: builtins.int
     pool: builtins.str
-    """The pool, where a model without one is its own pool; or route/ and the name of a route."""
+    """Name of the pool, or of a model without a pool, or route/NAME."""
     waiting_count: builtins.int
     """Requests that wait for one of its models."""
     max_waiting: builtins.int
     """How many may."""
     running_count: builtins.int
-    """Requests that this router has running on its models, by whichever name they were asked for."""
+    """Running requests of this router on its models, by whatever name they were requested."""
     @property
     def average_wait(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the requests waited that were placed lately, on average. Not set: none were."""
+        """Average wait of recently placed requests. Not set: none."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ global___PoolQueue = PoolQueue
 
 @typing.final
 class PlaceRequest(google.protobuf.message.Message):
-    """PlaceRequest is a message of a dispatcher."""
+    """PlaceRequest is a message from a dispatcher."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -105,7 +105,7 @@ class PlaceRequest(google.protobuf.message.Message):
 
     @property
     def first_content(self) -> global___FirstContent:
-        """The first content of the current attempt arrived: no failover from here on."""
+        """The first content of the current attempt arrived; no failover from now on."""
 
     @property
     def attempt_failed(self) -> global___AttemptFailed:
@@ -171,56 +171,56 @@ class PlaceOpen(google.protobuf.message.Message):
     allow_remote: builtins.bool
     """Whether it may be sent to a remote provider."""
     attempts_used: builtins.int
-    """Attempts granted by an earlier placement of the same request; attempt numbers go on from there."""
+    """Attempts granted by an earlier placement of the same request; attempt numbers continue from there."""
     prompt_tokens: builtins.int
     """Estimated tokens of its prompt. 0: unknown."""
     max_output_tokens: builtins.int
-    """The most tokens that its answer may have. Absent: it does not say."""
+    """Maximum tokens of its answer. Absent: not set."""
     affinity_key: builtins.bytes
     """Requests with the same key should go to the same runner. Empty: none. At most 64 bytes; a digest that is salted with
     the tenant.
     """
     client_id: builtins.str
-    """The client id that the caller states. Empty: none."""
+    """Client id of the caller. Empty: none."""
     needed_thinking: weft.api.registry.v1.model_pb2.ThinkingMode.ValueType
-    """How it sets the model's thinking. Not set: as the model does by default."""
+    """Thinking mode of the request. Not set: the model's default."""
     asked_model: builtins.str
-    """The name that the caller asked for, where an alias stood for `model`. Empty: it asked for no alias."""
+    """Requested name if it was an alias for `model`. Empty: it was not an alias."""
     caller: builtins.str
-    """Who sent it, for usage: "key:<id>", "service:<name>" or "local". Empty: it is not known."""
+    """Caller, for usage: "key:<id>", "service:<name>" or "local". Empty: unknown."""
     work: builtins.float
-    """Work of a request for images (steps of denoising, times the megapixels of all of them), a transcription (seconds of the
-    recording) or speech (characters); an estimate. 0: it is none, or unknown. At most 1,000,000,000.
+    """Estimated work: for images denoising steps times megapixels of all images, for a transcription seconds of the
+    recording, for speech characters. 0: another kind of request, or unknown. At most 1,000,000,000.
     """
     is_counted: builtins.bool
-    """Whether an earlier placement of the same request was counted by the limits of its tenant and client."""
+    """Whether an earlier placement of the same request was counted in the rate limits of its tenant and client."""
     prompt_digest: builtins.int
-    """Digest of its payload, salted with the tenant and the cache tag: a prompt that fails on several runners counts against
-    none of them. 0: unknown.
+    """Digest of its payload, salted with the tenant and the cache tag. A prompt that fails on several runners is not
+    counted as a failure of the runners. 0: unknown.
     """
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
-        """How long ago it first arrived: a request placed again after a lost router keeps its age."""
+        """Time since its first arrival; a request that is placed again after a lost router keeps its age."""
 
     @property
     def time_left(self) -> google.protobuf.duration_pb2.Duration:
-        """Time left to its deadline. Absent: none."""
+        """Time left until its deadline. Absent: no deadline."""
 
     @property
     def needed_skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weft.api.registry.v1.model_pb2.ModelSkill.ValueType]:
-        """What a model must be able to do for it."""
+        """Skills that the model must have."""
 
     @property
     def needed_tools(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Tools of the mesh that its runner must have, by name; at most 128."""
+        """Tools that the runner must have, by name; at most 128."""
 
     @property
     def prefix_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Digests of ever longer beginnings of the prompt, salted with the tenant and the cache tag; at most 64."""
+        """Digests of prefixes of the prompt, of increasing length, salted with the tenant and the cache tag; at most 64."""
 
     @property
     def prefix_holder(self) -> global___PrefixHolder:
-        """The endpoint to which the dispatcher sent the longest prompt with the same beginning. A router that has placed such a
+        """Endpoint to which the dispatcher sent the longest prompt with the same prefix. A router that has placed such a
         prompt itself ignores it. Not set: none.
         """
 
@@ -259,7 +259,7 @@ global___PlaceOpen = PlaceOpen
 
 @typing.final
 class PrefixHolder(google.protobuf.message.Message):
-    """PrefixHolder is an endpoint that has the beginning of a prompt in its cache, unless it has evicted it."""
+    """PrefixHolder is an endpoint that probably has a prefix of the prompt in its cache."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -274,7 +274,7 @@ class PrefixHolder(google.protobuf.message.Message):
     runner_incarnation: builtins.str
     """The runner's incarnation."""
     digest_count: builtins.int
-    """How many of the prompt's digests it has; at least 1."""
+    """Number of the prompt's digests that it has; at least 1."""
     def __init__(
         self,
         *,
@@ -289,7 +289,7 @@ global___PrefixHolder = PrefixHolder
 
 @typing.final
 class FirstContent(google.protobuf.message.Message):
-    """FirstContent says that the answer has begun."""
+    """FirstContent means that the answer has begun."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -307,7 +307,7 @@ global___FirstContent = FirstContent
 
 @typing.final
 class AttemptFailed(google.protobuf.message.Message):
-    """AttemptFailed says that an attempt failed before any content."""
+    """AttemptFailed means that an attempt failed before any content."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -319,7 +319,7 @@ class AttemptFailed(google.protobuf.message.Message):
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
     """Why."""
     message: builtins.str
-    """The error in words, as the caller gets it if no other attempt follows; at most 512 characters."""
+    """Error message, as the caller gets it if no other attempt follows; at most 512 characters."""
     def __init__(
         self,
         *,
@@ -333,7 +333,7 @@ global___AttemptFailed = AttemptFailed
 
 @typing.final
 class PlaceFinished(google.protobuf.message.Message):
-    """PlaceFinished says that the request ended."""
+    """PlaceFinished means that the request ended."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -343,7 +343,7 @@ class PlaceFinished(google.protobuf.message.Message):
     """Why it failed; unspecified when it completed."""
     @property
     def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
-        """What happened: the router corrects its estimates by it and remembers it for a while. Not set: nothing is known."""
+        """Receipt, with which the router corrects its estimates. Not set: nothing is known."""
 
     def __init__(
         self,
@@ -358,7 +358,7 @@ global___PlaceFinished = PlaceFinished
 
 @typing.final
 class ReportEndRequest(google.protobuf.message.Message):
-    """ReportEndRequest is a request that has ended, and how."""
+    """ReportEndRequest is a request that has ended, with its outcome."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -366,7 +366,7 @@ class ReportEndRequest(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     @property
     def open(self) -> global___PlaceOpen:
-        """The request: its names, its caller, and how long ago it arrived. What only a scheduler needs may be left out."""
+        """The request: its names, its caller and its age. Fields that only a scheduler needs may be left out."""
 
     @property
     def finished(self) -> global___PlaceFinished:
@@ -385,13 +385,13 @@ global___ReportEndRequest = ReportEndRequest
 
 @typing.final
 class ReportEndResponse(google.protobuf.message.Message):
-    """ReportEndResponse says what became of the report."""
+    """ReportEndResponse is the result of the report."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RECORDED_FIELD_NUMBER: builtins.int
     recorded: builtins.bool
-    """Whether it was recorded. False: the end of the request is known already, and nothing has changed."""
+    """Whether the end was recorded. False: it was already known, and nothing has changed."""
     def __init__(
         self,
         *,
@@ -403,7 +403,7 @@ global___ReportEndResponse = ReportEndResponse
 
 @typing.final
 class PlaceResponse(google.protobuf.message.Message):
-    """PlaceResponse is a message of the scheduler."""
+    """PlaceResponse is a message from the scheduler."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -422,7 +422,7 @@ class PlaceResponse(google.protobuf.message.Message):
 
     @property
     def granted(self) -> global___Granted:
-        """A runner is free for it."""
+        """The request was granted a slot of a runner."""
 
     @property
     def cancelled(self) -> global___PlaceCancelled:
@@ -430,7 +430,7 @@ class PlaceResponse(google.protobuf.message.Message):
 
     @property
     def rate_limits(self) -> weft.api.common.v1.rate_limit_pb2.RateLimitStatus:
-        """How much more its caller may ask for. With the first message, where a limit of its tenant or client counts the request."""
+        """State of the rate limits, in the first message, if a limit of its tenant or client counts the request."""
 
     def __init__(
         self,
@@ -449,7 +449,7 @@ global___PlaceResponse = PlaceResponse
 
 @typing.final
 class PlaceCancelled(google.protobuf.message.Message):
-    """PlaceCancelled says that the request is to end."""
+    """PlaceCancelled means that the request must end."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -467,7 +467,7 @@ global___PlaceCancelled = PlaceCancelled
 
 @typing.final
 class Granted(google.protobuf.message.Message):
-    """Granted is a permit and where to use it."""
+    """Granted is a ticket and the runner to use it with."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -492,24 +492,22 @@ class Granted(google.protobuf.message.Message):
     model: builtins.str
     """The model that was chosen, by its name in the mesh."""
     attempt: builtins.int
-    """Which attempt this is, counted from 1."""
+    """Number of the attempt, counted from 1."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The priority class that it was granted in, which its client's profile may have chosen. Unspecified: as the request
-    says.
-    """
+    """Effective priority class, which may come from its client's profile. Unspecified: as in the request."""
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
         """The permit."""
 
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the model stays loaded after this request, where the request's route says so. Not set: as the request
-        says, else as the model is configured. Negative: until it is unloaded.
+        """How long the model stays loaded after this request, if the request's route sets it. Not set: as the request says,
+        else as configured for the model. Negative: until it is unloaded.
         """
 
     @property
     def time_left(self) -> google.protobuf.duration_pb2.Duration:
-        """Time left until the answer must be complete, where the request's route says so. Not set: as the request says."""
+        """Time left until the answer must be complete, if the request's route sets it. Not set: as in the request."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PlacementServiceStub(object):
-    """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers.
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers.
     """
 
     def __init__(self, channel):
@@ -53,33 +53,34 @@ class PlacementServiceStub(object):
 
 
 class PlacementServiceServicer(object):
-    """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers.
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers.
     """
 
     def Place(self, request_iterator, context):
-        """Place holds one request's place in the mesh from arrival to its end.
+        """Place accompanies one request from its arrival to its end.
 
-        The dispatcher sends `open` first and hears `queued` and `loading` while it waits, then `granted`. It calls the
-        runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`, after which
-        it hears `granted` again for another runner or the stream ends. A request that is rejected ends the stream with a
-        non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
-        (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
-        `finished`. Closing the stream releases whatever it held.
+        The dispatcher sends `open` first and receives `queued` and `loading` while the request waits, then `granted`. It
+        calls the runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`,
+        after which it receives `granted` for another runner or the stream ends. A rejected request ends the stream with a
+        non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). A request that is cancelled by id
+        (RequestService.CancelRequest), waiting or running, receives `cancelled` once; the dispatcher ends it and reports
+        `finished`. Closing the stream releases what the request holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportEnd(self, request, context):
-        """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
-        that leads now records and counts it, once. SERVICE_UNAVAILABLE is worth another attempt.
+        """ReportEnd reports the end of a request that lost its router while it ran, or for which no router could be reached.
+        The current leader records and counts it once. Retry on SERVICE_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListQueues(self, request, context):
-        """ListQueues returns how many requests wait and run, by pool and by route; pools without a member are left out.
+        """ListQueues returns the number of waiting and running requests, by pool and by route; pools without a member are
+        left out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,7 +113,7 @@ def add_PlacementServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PlacementService(object):
-    """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers.
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers.
     """
 
     @staticmethod

@@ -18,70 +18,74 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class PlacementServiceStub:
-    """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers."""
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Place: grpc.StreamStreamMultiCallable[
         weft.api.router.v1.placement_service_pb2.PlaceRequest,
         weft.api.router.v1.placement_service_pb2.PlaceResponse,
     ]
-    """Place holds one request's place in the mesh from arrival to its end.
+    """Place accompanies one request from its arrival to its end.
 
-    The dispatcher sends `open` first and hears `queued` and `loading` while it waits, then `granted`. It calls the
-    runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`, after which
-    it hears `granted` again for another runner or the stream ends. A request that is rejected ends the stream with a
-    non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
-    (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
-    `finished`. Closing the stream releases whatever it held.
+    The dispatcher sends `open` first and receives `queued` and `loading` while the request waits, then `granted`. It
+    calls the runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`,
+    after which it receives `granted` for another runner or the stream ends. A rejected request ends the stream with a
+    non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). A request that is cancelled by id
+    (RequestService.CancelRequest), waiting or running, receives `cancelled` once; the dispatcher ends it and reports
+    `finished`. Closing the stream releases what the request holds.
     """
 
     ReportEnd: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.placement_service_pb2.ReportEndRequest,
         weft.api.router.v1.placement_service_pb2.ReportEndResponse,
     ]
-    """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
-    that leads now records and counts it, once. SERVICE_UNAVAILABLE is worth another attempt.
+    """ReportEnd reports the end of a request that lost its router while it ran, or for which no router could be reached.
+    The current leader records and counts it once. Retry on SERVICE_UNAVAILABLE.
     """
 
     ListQueues: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
         weft.api.router.v1.placement_service_pb2.ListQueuesResponse,
     ]
-    """ListQueues returns how many requests wait and run, by pool and by route; pools without a member are left out."""
+    """ListQueues returns the number of waiting and running requests, by pool and by route; pools without a member are
+    left out.
+    """
 
 class PlacementServiceAsyncStub:
-    """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers."""
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers."""
 
     Place: grpc.aio.StreamStreamMultiCallable[
         weft.api.router.v1.placement_service_pb2.PlaceRequest,
         weft.api.router.v1.placement_service_pb2.PlaceResponse,
     ]
-    """Place holds one request's place in the mesh from arrival to its end.
+    """Place accompanies one request from its arrival to its end.
 
-    The dispatcher sends `open` first and hears `queued` and `loading` while it waits, then `granted`. It calls the
-    runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`, after which
-    it hears `granted` again for another runner or the stream ends. A request that is rejected ends the stream with a
-    non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
-    (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
-    `finished`. Closing the stream releases whatever it held.
+    The dispatcher sends `open` first and receives `queued` and `loading` while the request waits, then `granted`. It
+    calls the runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`,
+    after which it receives `granted` for another runner or the stream ends. A rejected request ends the stream with a
+    non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). A request that is cancelled by id
+    (RequestService.CancelRequest), waiting or running, receives `cancelled` once; the dispatcher ends it and reports
+    `finished`. Closing the stream releases what the request holds.
     """
 
     ReportEnd: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.placement_service_pb2.ReportEndRequest,
         weft.api.router.v1.placement_service_pb2.ReportEndResponse,
     ]
-    """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
-    that leads now records and counts it, once. SERVICE_UNAVAILABLE is worth another attempt.
+    """ReportEnd reports the end of a request that lost its router while it ran, or for which no router could be reached.
+    The current leader records and counts it once. Retry on SERVICE_UNAVAILABLE.
     """
 
     ListQueues: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
         weft.api.router.v1.placement_service_pb2.ListQueuesResponse,
     ]
-    """ListQueues returns how many requests wait and run, by pool and by route; pools without a member are left out."""
+    """ListQueues returns the number of waiting and running requests, by pool and by route; pools without a member are
+    left out.
+    """
 
 class PlacementServiceServicer(metaclass=abc.ABCMeta):
-    """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers."""
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers."""
 
     @abc.abstractmethod
     def Place(
@@ -89,14 +93,14 @@ class PlacementServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[weft.api.router.v1.placement_service_pb2.PlaceRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.placement_service_pb2.PlaceResponse], collections.abc.AsyncIterator[weft.api.router.v1.placement_service_pb2.PlaceResponse]]:
-        """Place holds one request's place in the mesh from arrival to its end.
+        """Place accompanies one request from its arrival to its end.
 
-        The dispatcher sends `open` first and hears `queued` and `loading` while it waits, then `granted`. It calls the
-        runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`, after which
-        it hears `granted` again for another runner or the stream ends. A request that is rejected ends the stream with a
-        non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). One that somebody cancels
-        (RequestService.CancelRequest), waiting or running, hears `cancelled` once: the dispatcher ends it and reports
-        `finished`. Closing the stream releases whatever it held.
+        The dispatcher sends `open` first and receives `queued` and `loading` while the request waits, then `granted`. It
+        calls the runner itself and reports `first_content`, then `finished`; or, before any content, `attempt_failed`,
+        after which it receives `granted` for another runner or the stream ends. A rejected request ends the stream with a
+        non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). A request that is cancelled by id
+        (RequestService.CancelRequest), waiting or running, receives `cancelled` once; the dispatcher ends it and reports
+        `finished`. Closing the stream releases what the request holds.
         """
 
     @abc.abstractmethod
@@ -105,8 +109,8 @@ class PlacementServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.placement_service_pb2.ReportEndRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.placement_service_pb2.ReportEndResponse, collections.abc.Awaitable[weft.api.router.v1.placement_service_pb2.ReportEndResponse]]:
-        """ReportEnd says how a request ended whose router was lost while it ran, or that no router could be reached for. The router
-        that leads now records and counts it, once. SERVICE_UNAVAILABLE is worth another attempt.
+        """ReportEnd reports the end of a request that lost its router while it ran, or for which no router could be reached.
+        The current leader records and counts it once. Retry on SERVICE_UNAVAILABLE.
         """
 
     @abc.abstractmethod
@@ -115,6 +119,8 @@ class PlacementServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.placement_service_pb2.ListQueuesResponse, collections.abc.Awaitable[weft.api.router.v1.placement_service_pb2.ListQueuesResponse]]:
-        """ListQueues returns how many requests wait and run, by pool and by route; pools without a member are left out."""
+        """ListQueues returns the number of waiting and running requests, by pool and by route; pools without a member are
+        left out.
+        """
 
 def add_PlacementServiceServicer_to_server(servicer: PlacementServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

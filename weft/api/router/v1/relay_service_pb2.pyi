@@ -22,7 +22,7 @@ class AttachRequest(google.protobuf.message.Message):
     FRAMES_FIELD_NUMBER: builtins.int
     @property
     def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.link_pb2.LinkFrame]:
-        """Frames in order; what was ready at one moment travels together."""
+        """Frames in order; frames that were ready at the same time are sent together."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class AttachResponse(google.protobuf.message.Message):
     FRAMES_FIELD_NUMBER: builtins.int
     @property
     def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.link_pb2.LinkFrame]:
-        """Frames in order; what was ready at one moment travels together."""
+        """Frames in order; frames that were ready at the same time are sent together."""
 
     def __init__(
         self,

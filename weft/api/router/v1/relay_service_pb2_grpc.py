@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RelayServiceStub(object):
-    """RelayService is the mesh's end of the links that dial-out runners open.
+    """RelayService accepts the links of dial-out runners.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class RelayServiceStub(object):
 
 
 class RelayServiceServicer(object):
-    """RelayService is the mesh's end of the links that dial-out runners open.
+    """RelayService accepts the links of dial-out runners.
     """
 
     def Attach(self, request_iterator, context):
-        """Attach opens a link: one stream that carries gRPC calls both ways, each with its own flow control.
+        """Attach opens a link: one stream that carries gRPC calls in both directions, each with its own flow control.
 
         The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
         is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
@@ -77,7 +77,7 @@ def add_RelayServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RelayService(object):
-    """RelayService is the mesh's end of the links that dial-out runners open.
+    """RelayService accepts the links of dial-out runners.
     """
 
     @staticmethod

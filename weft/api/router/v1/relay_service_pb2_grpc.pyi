@@ -18,14 +18,14 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RelayServiceStub:
-    """RelayService is the mesh's end of the links that dial-out runners open."""
+    """RelayService accepts the links of dial-out runners."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Attach: grpc.StreamStreamMultiCallable[
         weft.api.router.v1.relay_service_pb2.AttachRequest,
         weft.api.router.v1.relay_service_pb2.AttachResponse,
     ]
-    """Attach opens a link: one stream that carries gRPC calls both ways, each with its own flow control.
+    """Attach opens a link: one stream that carries gRPC calls in both directions, each with its own flow control.
 
     The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
     is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
@@ -36,13 +36,13 @@ class RelayServiceStub:
     """
 
 class RelayServiceAsyncStub:
-    """RelayService is the mesh's end of the links that dial-out runners open."""
+    """RelayService accepts the links of dial-out runners."""
 
     Attach: grpc.aio.StreamStreamMultiCallable[
         weft.api.router.v1.relay_service_pb2.AttachRequest,
         weft.api.router.v1.relay_service_pb2.AttachResponse,
     ]
-    """Attach opens a link: one stream that carries gRPC calls both ways, each with its own flow control.
+    """Attach opens a link: one stream that carries gRPC calls in both directions, each with its own flow control.
 
     The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
     is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
@@ -53,7 +53,7 @@ class RelayServiceAsyncStub:
     """
 
 class RelayServiceServicer(metaclass=abc.ABCMeta):
-    """RelayService is the mesh's end of the links that dial-out runners open."""
+    """RelayService accepts the links of dial-out runners."""
 
     @abc.abstractmethod
     def Attach(
@@ -61,7 +61,7 @@ class RelayServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[weft.api.router.v1.relay_service_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.relay_service_pb2.AttachResponse], collections.abc.AsyncIterator[weft.api.router.v1.relay_service_pb2.AttachResponse]]:
-        """Attach opens a link: one stream that carries gRPC calls both ways, each with its own flow control.
+        """Attach opens a link: one stream that carries gRPC calls in both directions, each with its own flow control.
 
         The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
         is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:

@@ -27,7 +27,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RequestRecord(google.protobuf.message.Message):
-    """RequestRecord is what a router knows of one request, from its arrival until a while after its end."""
+    """RequestRecord is a router's record of one request, from its arrival until some time after its end."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -49,7 +49,7 @@ class RequestRecord(google.protobuf.message.Message):
         """It has ended."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
-        """State is where the request is."""
+        """State is the state of the request."""
 
     STATE_UNSPECIFIED: RequestRecord.State.ValueType  # 0
     """Not set."""
@@ -83,46 +83,46 @@ class RequestRecord(google.protobuf.message.Message):
     tenant: builtins.str
     """The tenant it is for."""
     client_id: builtins.str
-    """The client id that the caller stated. Empty: none."""
+    """Client id of the caller. Empty: none."""
     target: builtins.str
-    """What was asked for: a model, a pool, or "route/" and a route."""
+    """Target of the request: a model, a pool, or "route/NAME"."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The priority class that it waits in."""
+    """Priority class in the queue."""
     state: global___RequestRecord.State.ValueType
     """Where it is."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """Why it ended without an answer; unspecified while it continues, and when it completed."""
+    """Why it ended without an answer; unspecified while it is unfinished, and if it completed."""
     message: builtins.str
-    """The same in words, as its caller got it; of an attempt's error at most 512 characters."""
+    """Error message as the caller got it; at most 512 characters of an attempt's error."""
     cancelled_by: builtins.str
-    """Who cancelled it, such as "key:<id>". Empty: no one, or its caller went away."""
+    """Caller who cancelled it by id, such as "key:<id>". Empty: it was not cancelled by id."""
     asked_model: builtins.str
-    """The name that the caller asked for, where an alias stood for `target`. Empty: it asked for no alias."""
+    """Requested name if it was an alias for `target`. Empty: it was not an alias."""
     @property
     def arrive_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it arrived."""
 
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ended. Not set: not yet. Of one that was lost with its router (ROUTER_LOST): when that router was last known to be
-        there, until its gateway or its runner has reported how it ended.
+        """When it ended. Not set: not yet. For a request that was lost with its router (ROUTER_LOST): when that router was
+        last online, until its gateway or runner has reported the end.
         """
 
     @property
     def queued(self) -> weft.api.common.v1.event_pb2.Queued:
-        """The last status message of its wait in the queue. Not set: it does not wait there."""
+        """Last status message of its wait in the queue. Not set: it is not waiting in the queue."""
 
     @property
     def loading(self) -> weft.api.common.v1.event_pb2.Loading:
-        """The last status message of the model load that it waits for. Not set: none."""
+        """Last status message of the model load that it waits for. Not set: none."""
 
     @property
     def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
-        """What happened. Not set: it is not over, or its dispatcher did not say."""
+        """Receipt. Not set: it has not ended, or its dispatcher did not report it."""
 
     @property
     def decisions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DecisionRecord]:
-        """What was decided about it, in order; the last 64."""
+        """The last 64 scheduling decisions, in order."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ global___RequestRecord = RequestRecord
 
 @typing.final
 class DecisionRecord(google.protobuf.message.Message):
-    """DecisionRecord is one decision about a request, and why."""
+    """DecisionRecord is one scheduling decision about a request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -170,16 +170,16 @@ class DecisionRecord(google.protobuf.message.Message):
         KIND_LOAD_STARTED: DecisionRecord._Kind.ValueType  # 3
         """A model is loaded for it."""
         KIND_PLACED: DecisionRecord._Kind.ValueType  # 4
-        """It goes to a runner."""
+        """It is sent to a runner."""
         KIND_RETRIED: DecisionRecord._Kind.ValueType  # 5
-        """An attempt failed, and it was placed again."""
+        """An attempt failed, and it is retried."""
         KIND_REJECTED: DecisionRecord._Kind.ValueType  # 6
         """It is refused."""
         KIND_FAILED: DecisionRecord._Kind.ValueType  # 7
-        """An attempt failed, and it was not placed again, or not yet."""
+        """An attempt failed, and it is not retried, or not yet."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
-        """Kind is what was decided."""
+        """Kind is the kind of decision."""
 
     KIND_UNSPECIFIED: DecisionRecord.Kind.ValueType  # 0
     """Not set."""
@@ -190,13 +190,13 @@ class DecisionRecord(google.protobuf.message.Message):
     KIND_LOAD_STARTED: DecisionRecord.Kind.ValueType  # 3
     """A model is loaded for it."""
     KIND_PLACED: DecisionRecord.Kind.ValueType  # 4
-    """It goes to a runner."""
+    """It is sent to a runner."""
     KIND_RETRIED: DecisionRecord.Kind.ValueType  # 5
-    """An attempt failed, and it was placed again."""
+    """An attempt failed, and it is retried."""
     KIND_REJECTED: DecisionRecord.Kind.ValueType  # 6
     """It is refused."""
     KIND_FAILED: DecisionRecord.Kind.ValueType  # 7
-    """An attempt failed, and it was not placed again, or not yet."""
+    """An attempt failed, and it is not retried, or not yet."""
 
     KIND_FIELD_NUMBER: builtins.int
     AGE_FIELD_NUMBER: builtins.int
@@ -209,16 +209,16 @@ class DecisionRecord(google.protobuf.message.Message):
     detail: builtins.str
     """Why, in words."""
     policy: builtins.str
-    """The policy that chose. Empty: there was nothing to choose."""
+    """Policy that made the choice. Empty: there was no choice."""
     candidate_count: builtins.int
-    """How many could have, named above or not."""
+    """Total number of candidates, listed or not."""
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
-        """How long after its arrival."""
+        """Time since the arrival of the request."""
 
     @property
     def candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ConsideredCandidate]:
-        """Who could have served it, in the order of preference; at most 16."""
+        """Candidates in the order of preference; at most 16."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ global___DecisionRecord = DecisionRecord
 
 @typing.final
 class ConsideredCandidate(google.protobuf.message.Message):
-    """ConsideredCandidate is one model on one runner as a decision saw it."""
+    """ConsideredCandidate is one model on one runner, as considered in a decision."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -252,15 +252,14 @@ class ConsideredCandidate(google.protobuf.message.Message):
     runner: builtins.str
     """The runner. Empty: none serves it yet."""
     score: builtins.float
-    """Its worth; of two the higher one is preferred. What goes into it depends on the policy."""
+    """Score; higher is preferred. Its meaning depends on the policy."""
     gate: builtins.str
-    """What kept it from being chosen, in words, such as "all 4 slots are busy" or "remote". Empty: nothing."""
+    """Why it could not be chosen, such as "all 4 slots are busy" or "remote". Empty: it could."""
     chosen: builtins.bool
     """Whether it was chosen."""
     engine_load: builtins.str
-    """Why it counts as busier than its slots say, by its engine's own figures, such as "3 requests wait in its engine", and
-    the expected time to the first token there, by its terms. Empty: the one does not hold, and the policy of the pool
-    does not compare the other.
+    """Additional engine load, such as "3 requests wait in its engine", and the parts of the expected time to first token,
+    if the policy compares it. Empty: neither applies.
     """
     def __init__(
         self,
@@ -278,7 +277,7 @@ global___ConsideredCandidate = ConsideredCandidate
 
 @typing.final
 class ClientRecord(google.protobuf.message.Message):
-    """ClientRecord is what a router knows of one client, by the id that its requests carry."""
+    """ClientRecord is a router's record of one client, by the client id of its requests."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -305,26 +304,26 @@ class ClientRecord(google.protobuf.message.Message):
     request_count: builtins.int
     """Requests since it was first seen."""
     refused_count: builtins.int
-    """Of these, refused before any runner worked on them."""
+    """Requests that were refused before a runner processed them."""
     running_count: builtins.int
     """Of these, under way."""
     token_count: builtins.int
     """Tokens of prompts and answers, as far as they are known."""
     route: builtins.str
-    """The route that its requests for the model "auto" take. Empty: none."""
+    """Route of its requests for the model "auto". Empty: none."""
     default_priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The priority class of requests that name none; unspecified: normal."""
+    """Default priority class of its requests; unspecified: normal."""
     measured_count: builtins.int
-    """Requests whose share in the work of accelerators was measured: `device_time` is theirs alone."""
+    """Number of requests with a measured accelerator share; `device_time` is their sum."""
     energy_millijoules: builtins.int
-    """The energy that accelerators used for those of them whose energy was measured. Not set: none was."""
+    """Accelerator energy of the measured requests. Not set: none was measured."""
     @property
     def targets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientTarget]:
-        """Requests by what was asked for; the eight most frequent."""
+        """The eight most frequent targets of its requests."""
 
     @property
     def usual_interval(self) -> google.protobuf.duration_pb2.Duration:
-        """Usual time between two requests. Not set: there were not two yet."""
+        """Usual time between two requests. Not set: fewer than two requests."""
 
     @property
     def first_seen_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -336,11 +335,11 @@ class ClientRecord(google.protobuf.message.Message):
 
     @property
     def cooldown_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Until when it is refused, for having asked too often. Not set: it is not."""
+        """End of its cooldown after too many rate limit refusals. Not set: no cooldown."""
 
     @property
     def device_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Their time on accelerators. Not set: none was measured."""
+        """Accelerator time of the measured requests. Not set: none was measured."""
 
     def __init__(
         self,
@@ -370,7 +369,7 @@ global___ClientRecord = ClientRecord
 
 @typing.final
 class ClientTarget(google.protobuf.message.Message):
-    """ClientTarget is how often a client asked for something."""
+    """ClientTarget is the number of a client's requests for one target."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -31,27 +31,27 @@ class _RequestSelectionEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     REQUEST_SELECTION_UNSPECIFIED: _RequestSelection.ValueType  # 0
     """Those that go on."""
     REQUEST_SELECTION_ENDED: _RequestSelection.ValueType  # 1
-    """Those that have ended and are remembered."""
+    """Ended requests."""
     REQUEST_SELECTION_COMPLETED: _RequestSelection.ValueType  # 2
-    """Those that ended with a whole answer."""
+    """Completed requests."""
     REQUEST_SELECTION_FAILED: _RequestSelection.ValueType  # 3
-    """Those that ended without one, and were not cancelled."""
+    """Failed or refused requests."""
     REQUEST_SELECTION_CANCELLED: _RequestSelection.ValueType  # 4
-    """Those that ended because their caller left, or somebody cancelled them."""
+    """Requests that were cancelled or whose caller disconnected."""
 
 class RequestSelection(_RequestSelection, metaclass=_RequestSelectionEnumTypeWrapper):
-    """RequestSelection is which requests are listed."""
+    """RequestSelection selects the requests to list."""
 
 REQUEST_SELECTION_UNSPECIFIED: RequestSelection.ValueType  # 0
 """Those that go on."""
 REQUEST_SELECTION_ENDED: RequestSelection.ValueType  # 1
-"""Those that have ended and are remembered."""
+"""Ended requests."""
 REQUEST_SELECTION_COMPLETED: RequestSelection.ValueType  # 2
-"""Those that ended with a whole answer."""
+"""Completed requests."""
 REQUEST_SELECTION_FAILED: RequestSelection.ValueType  # 3
-"""Those that ended without one, and were not cancelled."""
+"""Failed or refused requests."""
 REQUEST_SELECTION_CANCELLED: RequestSelection.ValueType  # 4
-"""Those that ended because their caller left, or somebody cancelled them."""
+"""Requests that were cancelled or whose caller disconnected."""
 global___RequestSelection = RequestSelection
 
 @typing.final
@@ -65,7 +65,7 @@ class GetRequestRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
-    """Only if it is this tenant's. Empty: any tenant's."""
+    """Tenant of the request. Empty: any."""
     def __init__(
         self,
         *,
@@ -109,11 +109,9 @@ class CancelRequestRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
-    """Only if it is this tenant's. Empty: any tenant's, where the caller may name tenants, else its own."""
+    """Tenant of the request. Empty: any tenant if the caller may access all, else its own."""
     requested_by: builtins.str
-    """Who asks, where the caller acts for others, at most 256 characters. Empty, or of a caller who does not: the caller
-    itself.
-    """
+    """Requester, if the caller acts for others; at most 256 characters. Otherwise the requester is the caller itself."""
     def __init__(
         self,
         *,
@@ -134,8 +132,8 @@ class CancelRequestResponse(google.protobuf.message.Message):
     REQUEST_FIELD_NUMBER: builtins.int
     @property
     def request(self) -> weft.api.router.v1.request_pb2.RequestRecord:
-        """The request as it ended. If it has not ended within five seconds, as where its caller does not read, it is as it is
-        then.
+        """The request as it ended, or its current state if it has not ended within five seconds, for example because its
+        caller does not read.
         """
 
     def __init__(
@@ -150,7 +148,7 @@ global___CancelRequestResponse = CancelRequestResponse
 
 @typing.final
 class ListRequestsRequest(google.protobuf.message.Message):
-    """ListRequestsRequest asks for those that go on, or that have ended."""
+    """ListRequestsRequest selects requests."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -158,11 +156,11 @@ class ListRequestsRequest(google.protobuf.message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     SELECTION_FIELD_NUMBER: builtins.int
     limit: builtins.int
-    """At most this many; 0 means 100, more than 1,000 means 1,000."""
+    """Maximum number of results, at most 1,000; 0: 100."""
     tenant: builtins.str
     """Only those of this tenant. Empty: of any tenant."""
     selection: global___RequestSelection.ValueType
-    """Which ones. Unspecified: those that go on."""
+    """Which requests to return. Unspecified: unfinished ones."""
     def __init__(
         self,
         *,
@@ -185,16 +183,16 @@ class ListRequestsResponse(google.protobuf.message.Message):
     HISTORY_MISSING_FIELD_NUMBER: builtins.int
     UNWRITTEN_COUNT_FIELD_NUMBER: builtins.int
     total_count: builtins.int
-    """How many there are, listed or not."""
+    """Total number, listed or not."""
     history_missing: builtins.bool
     """Whether older requests are missing, because the database of a router cannot be read."""
     unwritten_count: builtins.int
-    """Ended requests that routers could not write to their database since they started, because more waited to be written than
-    `router.records.max_unwritten`: they are forgotten first, and not found after a restart.
+    """Number of ended requests that routers could not write to their database since they started, because more than
+    `router.records.max_unwritten` were waiting. They are missing after a restart.
     """
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.request_pb2.RequestRecord]:
-        """Of those that go on the oldest first, of those that have ended the last first."""
+        """Unfinished requests in the order of arrival, or ended requests, newest first."""
 
     def __init__(
         self,
@@ -242,7 +240,7 @@ global___ListClientsResponse = ListClientsResponse
 
 @typing.final
 class ListLimitUsesRequest(google.protobuf.message.Message):
-    """ListLimitUsesRequest says whose."""
+    """ListLimitUsesRequest selects a tenant."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -267,7 +265,7 @@ class ListLimitUsesResponse(google.protobuf.message.Message):
     USES_FIELD_NUMBER: builtins.int
     @property
     def uses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LimitUse]:
-        """By tenant, those of the whole tenant first; at most 10,000."""
+        """Windows by tenant, the tenant-wide ones first; at most 10,000."""
 
     def __init__(
         self,
@@ -319,26 +317,26 @@ class LimitUse(google.protobuf.message.Message):
     tenant: builtins.str
     """The tenant."""
     key: builtins.str
-    """The API key that it is of, as "key:<id>". Empty: of all."""
+    """API key that it applies to, as "key:<id>". Empty: all."""
     model: builtins.str
-    """The model, pool or route that it is of, as it is asked for, or the names that its limit is for, with "*" at their end.
-    Empty: of all.
+    """Model, pool or route that it applies to, as requested, or the pattern of its limit, with "*" at the end. Empty:
+    all.
     """
     client: builtins.str
-    """The client that it is of, by the profile of that client. Empty: of all."""
+    """Client that it applies to, if the limit is in a client profile. Empty: all."""
     unit: global___LimitUse.Unit.ValueType
     """What it counts."""
     limit: builtins.int
-    """The most that it admits."""
+    """Limit of the window."""
     used: builtins.int
-    """What was counted in it; it may be more than the limit: tokens of answers are counted when they end."""
+    """Current count. It may exceed the limit, because answer tokens are counted when answers end."""
     @property
     def window(self) -> google.protobuf.duration_pb2.Duration:
         """Its length."""
 
     @property
     def reset(self) -> google.protobuf.duration_pb2.Duration:
-        """How long until it is empty, if nothing else is asked for meanwhile."""
+        """Time until the window is empty, if no other requests are sent."""
 
     def __init__(
         self,
@@ -369,9 +367,7 @@ class WatchRequestsRequest(google.protobuf.message.Message):
     tenant: builtins.str
     """Only those of this tenant. Empty: of any tenant."""
     ended_limit: builtins.int
-    """How many of those that have ended come first: the last ones; 0: none, more than 10,000 means 10,000. Those that end
-    later come in any case.
-    """
+    """Number of recently ended requests to send first, at most 10,000; 0: none. Requests that end later are always sent."""
     def __init__(
         self,
         *,
@@ -384,17 +380,17 @@ global___WatchRequestsRequest = WatchRequestsRequest
 
 @typing.final
 class WatchRequestsResponse(google.protobuf.message.Message):
-    """WatchRequestsResponse is requests as they are now."""
+    """WatchRequestsResponse is the current state of requests."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUESTS_FIELD_NUMBER: builtins.int
     SYNCED_FIELD_NUMBER: builtins.int
     synced: builtins.bool
-    """Whether all that were there at first have been sent with this response; set once."""
+    """Whether the initial requests are now complete; set once."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.request_pb2.RequestRecord]:
-        """Without their decisions. Of several with one id and one tenant the one that arrived last."""
+        """Requests without their decisions. Of several with the same id and tenant, the last one."""
 
     def __init__(
         self,
@@ -427,7 +423,7 @@ class GetFiguresResponse(google.protobuf.message.Message):
     FIGURES_FIELD_NUMBER: builtins.int
     @property
     def figures(self) -> weft.api.router.v1.figures_pb2.Figures:
-        """Those of the last hour, without the step that continues."""
+        """Figures of the last hour, without the current step."""
 
     def __init__(
         self,
@@ -460,7 +456,7 @@ class WatchFiguresResponse(google.protobuf.message.Message):
     FIGURES_FIELD_NUMBER: builtins.int
     @property
     def figures(self) -> weft.api.router.v1.figures_pb2.Figures:
-        """First those of the last hour, then those of each step that has ended since."""
+        """First the figures of the last hour, then those of each step that has ended since."""
 
     def __init__(
         self,

@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class RequestServiceStub(object):
-    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Routers write
-    it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
-    and what a killed router loses.
+    """RequestService returns and cancels requests, and returns clients, rate limits and figures. Routers store all of it in
+    their database every few seconds and continue from there after a restart. `router.records` sets how long it is kept
+    and how much a killed router loses.
 
-    Of several routers the one that leads answers.
+    Of several routers, the leader answers.
     """
 
     def __init__(self, channel):
@@ -82,75 +82,75 @@ class RequestServiceStub(object):
 
 
 class RequestServiceServicer(object):
-    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Routers write
-    it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
-    and what a killed router loses.
+    """RequestService returns and cancels requests, and returns clients, rate limits and figures. Routers store all of it in
+    their database every few seconds and continue from there after a restart. `router.records` sets how long it is kept
+    and how much a killed router loses.
 
-    Of several routers the one that leads answers.
+    Of several routers, the leader answers.
     """
 
     def GetRequest(self, request, context):
-        """GetRequest returns one request, while it continues and for a while after; NOT_FOUND / NOT_FOUND when it is not
-        remembered. Of two requests with one id it is the later one.
+        """GetRequest returns one unfinished or recent request; NOT_FOUND / NOT_FOUND if there is no record of it. Of two
+        requests with the same id, it returns the later one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """ListRequests returns the requests that go on, in the order of their arrival.
+        """ListRequests returns unfinished or ended requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRequests(self, request, context):
-        """WatchRequests streams the requests that go on and the last ones that have ended, then each one that is new or whose
-        state has changed, for as long as the caller listens. Of several changes of one request the newest is sent. Positions
-        and estimates of waiting requests are sent at most once a second. A request that is forgotten is not reported.
+        """WatchRequests streams unfinished and recently ended requests, then each new or changed one, for as long as the
+        caller listens. Of several changes of one request, only the newest is sent. Positions and estimates of waiting
+        requests are sent at most once a second. The deletion of a record is not reported.
 
-        A watcher that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again; above the maximum
-        number of watches of a router it is refused with RESOURCE_EXHAUSTED / RATE_LIMIT_EXCEEDED.
+        A watcher that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and must watch again. Beyond a
+        router's maximum number of watches, it is refused with RESOURCE_EXHAUSTED / RATE_LIMIT_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRequest(self, request, context):
-        """CancelRequest ends a request, whether it waits or a runner works on it, and returns it as it ended: cancelled, or
-        otherwise if its end came first. Its caller gets CANCELLED with the name of who cancelled it, its slot is free, and
-        a durable task whose attempt it is ends as cancelled. Of several requests of a tenant with one id it ends all. A
-        request that has ended stays as it is. NOT_FOUND / NOT_FOUND for one that neither runs nor is remembered;
-        INVALID_ARGUMENT / INVALID_ARGUMENT naming `tenant` where several tenants have a running request of this id.
+        """CancelRequest cancels a waiting or running request and returns it as it ended, which may differ if it ended first.
+        Its caller gets CANCELLED with the name of who cancelled it, its slot is released, and a durable task of which it
+        is an attempt is cancelled. All requests of a tenant with the same id are cancelled. A request that has ended does
+        not change. NOT_FOUND / NOT_FOUND if there is no record of it; INVALID_ARGUMENT / INVALID_ARGUMENT for `tenant` if
+        several tenants have a running request with this id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListClients(self, request, context):
-        """ListClients returns the clients that were seen lately, by id.
+        """ListClients returns recent clients, by id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLimitUses(self, request, context):
-        """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-        tenants with their own limits that have a window for the whole tenant.
+        """ListLimitUses returns the use of rate limits: all windows that are not empty, and the tenant-wide windows of
+        tenants with their own limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFigures(self, request, context):
-        """GetFigures returns what the router counted in the last hour, of all tenants, in steps of some seconds.
+        """GetFigures returns the figures of the last hour over all tenants, in steps of some seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchFigures(self, request, context):
-        """WatchFigures streams the same, then each step as it ends; it ends like WatchRequests.
+        """WatchFigures streams the figures of the last hour, then each step when it ends; it ends like WatchRequests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,11 +208,11 @@ def add_RequestServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RequestService(object):
-    """RequestService answers what routers remember of requests and of who sent them, and cancels those that go on. Routers write
-    it to their database every few seconds and go on from there after a restart: `router.records` says for how long it is kept,
-    and what a killed router loses.
+    """RequestService returns and cancels requests, and returns clients, rate limits and figures. Routers store all of it in
+    their database every few seconds and continue from there after a restart. `router.records` sets how long it is kept
+    and how much a killed router loses.
 
-    Of several routers the one that leads answers.
+    Of several routers, the leader answers.
     """
 
     @staticmethod

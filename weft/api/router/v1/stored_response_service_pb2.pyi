@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class StoredResponse(google.protobuf.message.Message):
-    """StoredResponse is an answer as it is kept."""
+    """StoredResponse is a stored response."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -30,14 +30,14 @@ class StoredResponse(google.protobuf.message.Message):
     tenant: builtins.str
     """Whose it is."""
     previous_id: builtins.str
-    """The answer it continues. Empty: none."""
+    """Id of the response that it continues. Empty: none."""
     body: builtins.bytes
     """The answer, as JSON."""
     items: builtins.bytes
-    """Its own input, as JSON; not that of the answers before it."""
+    """Its own input, as JSON, without that of earlier responses."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was made."""
+        """Creation time."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ global___StoredResponse = StoredResponse
 
 @typing.final
 class SaveResponseRequest(google.protobuf.message.Message):
-    """SaveResponseRequest is what is to be kept."""
+    """SaveResponseRequest is a response to store."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -96,7 +96,7 @@ class GetResponseRequest(google.protobuf.message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     ID_FIELD_NUMBER: builtins.int
     tenant: builtins.str
-    """Whose it must be."""
+    """Tenant of the response."""
     id: builtins.str
     """Its id."""
     def __init__(
@@ -139,7 +139,7 @@ class ListChainRequest(google.protobuf.message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     ID_FIELD_NUMBER: builtins.int
     tenant: builtins.str
-    """Whose it must be."""
+    """Tenant of the response."""
     id: builtins.str
     """Its id."""
     def __init__(
@@ -181,7 +181,7 @@ class DeleteResponseRequest(google.protobuf.message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     ID_FIELD_NUMBER: builtins.int
     tenant: builtins.str
-    """Whose it must be."""
+    """Tenant of the response."""
     id: builtins.str
     """Its id."""
     def __init__(

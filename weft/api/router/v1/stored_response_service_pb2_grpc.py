@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class StoredResponseServiceStub(object):
-    """StoredResponseService keeps answers that callers may come back to. Called by gateways, who vouch for the tenant: an
-    answer of another tenant is NOT_FOUND.
+    """StoredResponseService stores responses that callers can retrieve and continue. Called by gateways, which are trusted
+    to set the tenant; a response of another tenant is NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -59,35 +59,35 @@ class StoredResponseServiceStub(object):
 
 
 class StoredResponseServiceServicer(object):
-    """StoredResponseService keeps answers that callers may come back to. Called by gateways, who vouch for the tenant: an
-    answer of another tenant is NOT_FOUND.
+    """StoredResponseService stores responses that callers can retrieve and continue. Called by gateways, which are trusted
+    to set the tenant; a response of another tenant is NOT_FOUND.
     """
 
     def SaveResponse(self, request, context):
-        """SaveResponse keeps an answer; once it is acknowledged it is durable. One of the same id and tenant is replaced.
-        INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant keeps as many as it may.
+        """SaveResponse stores a response; once it is acknowledged, it is durable. One with the same id and tenant is
+        replaced. INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetResponse(self, request, context):
-        """GetResponse returns one answer. NOT_FOUND / NOT_FOUND.
+        """GetResponse returns one response. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListChain(self, request, context):
-        """ListChain returns an answer and all that it continues, the oldest first. NOT_FOUND / NOT_FOUND where one of them is
-        gone, INVALID_ARGUMENT where there are more than 256 or more bytes than one call may carry.
+        """ListChain returns a response and all earlier ones of its conversation, oldest first. NOT_FOUND / NOT_FOUND if one
+        of them is missing, INVALID_ARGUMENT if there are more than 256 or they are too large for one call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteResponse(self, request, context):
-        """DeleteResponse forgets an answer. NOT_FOUND / NOT_FOUND.
+        """DeleteResponse deletes a response. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,8 +125,8 @@ def add_StoredResponseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StoredResponseService(object):
-    """StoredResponseService keeps answers that callers may come back to. Called by gateways, who vouch for the tenant: an
-    answer of another tenant is NOT_FOUND.
+    """StoredResponseService stores responses that callers can retrieve and continue. Called by gateways, which are trusted
+    to set the tenant; a response of another tenant is NOT_FOUND.
     """
 
     @staticmethod

@@ -18,8 +18,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class StoredResponseServiceStub:
-    """StoredResponseService keeps answers that callers may come back to. Called by gateways, who vouch for the tenant: an
-    answer of another tenant is NOT_FOUND.
+    """StoredResponseService stores responses that callers can retrieve and continue. Called by gateways, which are trusted
+    to set the tenant; a response of another tenant is NOT_FOUND.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -27,66 +27,66 @@ class StoredResponseServiceStub:
         weft.api.router.v1.stored_response_service_pb2.SaveResponseRequest,
         weft.api.router.v1.stored_response_service_pb2.SaveResponseResponse,
     ]
-    """SaveResponse keeps an answer; once it is acknowledged it is durable. One of the same id and tenant is replaced.
-    INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant keeps as many as it may.
+    """SaveResponse stores a response; once it is acknowledged, it is durable. One with the same id and tenant is
+    replaced. INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
     """
 
     GetResponse: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.stored_response_service_pb2.GetResponseRequest,
         weft.api.router.v1.stored_response_service_pb2.GetResponseResponse,
     ]
-    """GetResponse returns one answer. NOT_FOUND / NOT_FOUND."""
+    """GetResponse returns one response. NOT_FOUND / NOT_FOUND."""
 
     ListChain: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.stored_response_service_pb2.ListChainRequest,
         weft.api.router.v1.stored_response_service_pb2.ListChainResponse,
     ]
-    """ListChain returns an answer and all that it continues, the oldest first. NOT_FOUND / NOT_FOUND where one of them is
-    gone, INVALID_ARGUMENT where there are more than 256 or more bytes than one call may carry.
+    """ListChain returns a response and all earlier ones of its conversation, oldest first. NOT_FOUND / NOT_FOUND if one
+    of them is missing, INVALID_ARGUMENT if there are more than 256 or they are too large for one call.
     """
 
     DeleteResponse: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.stored_response_service_pb2.DeleteResponseRequest,
         weft.api.router.v1.stored_response_service_pb2.DeleteResponseResponse,
     ]
-    """DeleteResponse forgets an answer. NOT_FOUND / NOT_FOUND."""
+    """DeleteResponse deletes a response. NOT_FOUND / NOT_FOUND."""
 
 class StoredResponseServiceAsyncStub:
-    """StoredResponseService keeps answers that callers may come back to. Called by gateways, who vouch for the tenant: an
-    answer of another tenant is NOT_FOUND.
+    """StoredResponseService stores responses that callers can retrieve and continue. Called by gateways, which are trusted
+    to set the tenant; a response of another tenant is NOT_FOUND.
     """
 
     SaveResponse: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.stored_response_service_pb2.SaveResponseRequest,
         weft.api.router.v1.stored_response_service_pb2.SaveResponseResponse,
     ]
-    """SaveResponse keeps an answer; once it is acknowledged it is durable. One of the same id and tenant is replaced.
-    INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant keeps as many as it may.
+    """SaveResponse stores a response; once it is acknowledged, it is durable. One with the same id and tenant is
+    replaced. INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
     """
 
     GetResponse: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.stored_response_service_pb2.GetResponseRequest,
         weft.api.router.v1.stored_response_service_pb2.GetResponseResponse,
     ]
-    """GetResponse returns one answer. NOT_FOUND / NOT_FOUND."""
+    """GetResponse returns one response. NOT_FOUND / NOT_FOUND."""
 
     ListChain: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.stored_response_service_pb2.ListChainRequest,
         weft.api.router.v1.stored_response_service_pb2.ListChainResponse,
     ]
-    """ListChain returns an answer and all that it continues, the oldest first. NOT_FOUND / NOT_FOUND where one of them is
-    gone, INVALID_ARGUMENT where there are more than 256 or more bytes than one call may carry.
+    """ListChain returns a response and all earlier ones of its conversation, oldest first. NOT_FOUND / NOT_FOUND if one
+    of them is missing, INVALID_ARGUMENT if there are more than 256 or they are too large for one call.
     """
 
     DeleteResponse: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.stored_response_service_pb2.DeleteResponseRequest,
         weft.api.router.v1.stored_response_service_pb2.DeleteResponseResponse,
     ]
-    """DeleteResponse forgets an answer. NOT_FOUND / NOT_FOUND."""
+    """DeleteResponse deletes a response. NOT_FOUND / NOT_FOUND."""
 
 class StoredResponseServiceServicer(metaclass=abc.ABCMeta):
-    """StoredResponseService keeps answers that callers may come back to. Called by gateways, who vouch for the tenant: an
-    answer of another tenant is NOT_FOUND.
+    """StoredResponseService stores responses that callers can retrieve and continue. Called by gateways, which are trusted
+    to set the tenant; a response of another tenant is NOT_FOUND.
     """
 
     @abc.abstractmethod
@@ -95,8 +95,8 @@ class StoredResponseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.stored_response_service_pb2.SaveResponseRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.stored_response_service_pb2.SaveResponseResponse, collections.abc.Awaitable[weft.api.router.v1.stored_response_service_pb2.SaveResponseResponse]]:
-        """SaveResponse keeps an answer; once it is acknowledged it is durable. One of the same id and tenant is replaced.
-        INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant keeps as many as it may.
+        """SaveResponse stores a response; once it is acknowledged, it is durable. One with the same id and tenant is
+        replaced. INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
         """
 
     @abc.abstractmethod
@@ -105,7 +105,7 @@ class StoredResponseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.stored_response_service_pb2.GetResponseRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.stored_response_service_pb2.GetResponseResponse, collections.abc.Awaitable[weft.api.router.v1.stored_response_service_pb2.GetResponseResponse]]:
-        """GetResponse returns one answer. NOT_FOUND / NOT_FOUND."""
+        """GetResponse returns one response. NOT_FOUND / NOT_FOUND."""
 
     @abc.abstractmethod
     def ListChain(
@@ -113,8 +113,8 @@ class StoredResponseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.stored_response_service_pb2.ListChainRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.stored_response_service_pb2.ListChainResponse, collections.abc.Awaitable[weft.api.router.v1.stored_response_service_pb2.ListChainResponse]]:
-        """ListChain returns an answer and all that it continues, the oldest first. NOT_FOUND / NOT_FOUND where one of them is
-        gone, INVALID_ARGUMENT where there are more than 256 or more bytes than one call may carry.
+        """ListChain returns a response and all earlier ones of its conversation, oldest first. NOT_FOUND / NOT_FOUND if one
+        of them is missing, INVALID_ARGUMENT if there are more than 256 or they are too large for one call.
         """
 
     @abc.abstractmethod
@@ -123,6 +123,6 @@ class StoredResponseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.stored_response_service_pb2.DeleteResponseRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.stored_response_service_pb2.DeleteResponseResponse, collections.abc.Awaitable[weft.api.router.v1.stored_response_service_pb2.DeleteResponseResponse]]:
-        """DeleteResponse forgets an answer. NOT_FOUND / NOT_FOUND."""
+        """DeleteResponse deletes a response. NOT_FOUND / NOT_FOUND."""
 
 def add_StoredResponseServiceServicer_to_server(servicer: StoredResponseServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

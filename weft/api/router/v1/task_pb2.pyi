@@ -39,40 +39,40 @@ class _TaskStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     TASK_STATE_UNSPECIFIED: _TaskState.ValueType  # 0
     """Not set."""
     TASK_STATE_PENDING: _TaskState.ValueType  # 1
-    """It waits for a slot, or for its pool to have a runner at all."""
+    """It waits for a slot, or for a runner of its pool."""
     TASK_STATE_RUNNING: _TaskState.ValueType  # 2
-    """A router has claimed it and a runner works on it."""
+    """A router has claimed it, and a runner is processing it."""
     TASK_STATE_COMPLETED: _TaskState.ValueType  # 3
-    """The answer is whole and kept."""
+    """It completed, and its answer is stored."""
     TASK_STATE_FAILED: _TaskState.ValueType  # 4
-    """It will not be done; its error says why."""
+    """It failed; see its error."""
     TASK_STATE_CANCELLED: _TaskState.ValueType  # 5
     """It was cancelled."""
 
 class TaskState(_TaskState, metaclass=_TaskStateEnumTypeWrapper):
-    """TaskState is where a task is in its life; docs/durable.md has the diagram.
+    """TaskState is the state of a task; docs/durable.md has the diagram.
 
-    PENDING -> RUNNING when a router claims it with a slot in its hand; RUNNING -> PENDING when the attempt is lost;
-    both -> one of COMPLETED, FAILED, CANCELLED, which nothing leaves.
+    PENDING -> RUNNING when a router that has a slot claims it; RUNNING -> PENDING when the attempt is lost; both ->
+    COMPLETED, FAILED or CANCELLED, which are final.
     """
 
 TASK_STATE_UNSPECIFIED: TaskState.ValueType  # 0
 """Not set."""
 TASK_STATE_PENDING: TaskState.ValueType  # 1
-"""It waits for a slot, or for its pool to have a runner at all."""
+"""It waits for a slot, or for a runner of its pool."""
 TASK_STATE_RUNNING: TaskState.ValueType  # 2
-"""A router has claimed it and a runner works on it."""
+"""A router has claimed it, and a runner is processing it."""
 TASK_STATE_COMPLETED: TaskState.ValueType  # 3
-"""The answer is whole and kept."""
+"""It completed, and its answer is stored."""
 TASK_STATE_FAILED: TaskState.ValueType  # 4
-"""It will not be done; its error says why."""
+"""It failed; see its error."""
 TASK_STATE_CANCELLED: TaskState.ValueType  # 5
 """It was cancelled."""
 global___TaskState = TaskState
 
 @typing.final
 class TaskSpec(google.protobuf.message.Message):
-    """TaskSpec is what is to be done. It does not change once it is acknowledged."""
+    """TaskSpec is the request of a task. It does not change once it is acknowledged."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -110,25 +110,23 @@ class TaskSpec(google.protobuf.message.Message):
     METADATA_FIELD_NUMBER: builtins.int
     ASKED_MODEL_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """A model or a pool, by name, "route/" and the name of a route, or "agent/" and the name of an agent. One that
-    nothing has is refused unless `wait_for_model` is set; one whose runner is away, or that vanishes later, is waited for.
+    """A model or pool by name, "route/NAME" or "agent/NAME". An unknown name is refused unless `wait_for_model` is set.
+    The task waits if the runner is offline, or if the model disappears later.
     """
     origin: builtins.bytes
-    """Opaque data of the submitter, returned with the task, such as the request in its original API; at most
-    `router.tasks.max_origin_bytes`.
-    """
+    """Opaque data of the submitter that is returned with the task, such as the original request; at most 12 MiB."""
     origin_kind: builtins.str
-    """What `origin` is, in the submitter's words; at most 64 characters."""
+    """Kind of `origin`, as named by the submitter; at most 64 characters."""
     traceparent: builtins.str
     """W3C trace context of the submitter; empty: none."""
     max_attempts: builtins.int
-    """How often it may be begun; 0: `router.tasks.max_attempts`."""
+    """Maximum number of attempts; 0: `router.tasks.max_attempts`."""
     wait_for_model: builtins.bool
-    """Whether a name that nothing in the mesh has is accepted all the same, and waited for until `pending_limit`."""
+    """Whether an unknown model name is accepted, so that the task waits for it until `pending_limit`."""
     user: builtins.str
-    """The end user as the submitter reports it; at most 1,024 characters."""
+    """End user, as reported by the submitter; at most 1,024 characters."""
     asked_model: builtins.str
-    """The name that the caller asked for, where an alias stood for `model`. Set by the mesh. Empty: it asked for no alias."""
+    """Requested name if it was an alias for `model`. Set by the mesh. Empty: it was not an alias."""
     @property
     def chat(self) -> weft.api.common.v1.chat_pb2.ChatPayload:
         """A chat completion."""
@@ -147,7 +145,7 @@ class TaskSpec(google.protobuf.message.Message):
 
     @property
     def transcription(self) -> weft.api.common.v1.audio_pb2.TranscriptionPayload:
-        """A transcription; its recording likewise."""
+        """A transcription. Its recording is given inline or by the id of a file."""
 
     @property
     def speech(self) -> weft.api.common.v1.audio_pb2.SpeechPayload:
@@ -155,19 +153,19 @@ class TaskSpec(google.protobuf.message.Message):
 
     @property
     def options(self) -> weft.api.router.v1.inference_service_pb2.RequestOptions:
-        """How to handle it. Without a priority it is durable work: it runs in its own share and in all capacity that is
-        otherwise idle. With one it waits in that priority class like an interactive request.
+        """Options of the request. Without a priority, the task runs in the share of durable tasks and in idle capacity. With
+        one, it waits in that priority class like an interactive request.
         """
 
     @property
     def pending_limit(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it may wait before its first attempt, and after each that was lost, until it fails; not set:
+        """How long it may wait for its first attempt, or for the next one after a lost attempt, before it fails. Not set:
         `router.tasks.pending_limit_seconds`.
         """
 
     @property
     def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """The submitter's own names and values: at most 16, names of at most 64 characters, values of at most 512."""
+        """Metadata of the submitter: at most 16 entries, with names of at most 64 and values of at most 512 characters."""
 
     def __init__(
         self,
@@ -220,7 +218,7 @@ global___TaskError = TaskError
 
 @typing.final
 class TaskAttempt(google.protobuf.message.Message):
-    """TaskAttempt is one time that a task was begun."""
+    """TaskAttempt is one attempt of a task."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -234,9 +232,9 @@ class TaskAttempt(google.protobuf.message.Message):
     attempt: builtins.int
     """Counted from 1."""
     owner: builtins.str
-    """The start of a router that claimed it, as "<name of the router>/<random digits>"."""
+    """Router process that claimed it, as "<name of the router>/<random digits>"."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """Why it failed; unspecified while it runs, and for the one that completed."""
+    """Why it failed; unspecified while it is running, and if it completed."""
     message: builtins.str
     """The same for people."""
     @property
@@ -249,7 +247,7 @@ class TaskAttempt(google.protobuf.message.Message):
 
     @property
     def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
-        """What happened, as far as it is known."""
+        """Receipt, as far as it is known."""
 
     def __init__(
         self,
@@ -316,42 +314,42 @@ class Task(google.protobuf.message.Message):
     tenant: builtins.str
     """Whose it is."""
     state: global___TaskState.ValueType
-    """Where it is in its life."""
+    """Current state."""
     model: builtins.str
-    """What was asked for, by name."""
+    """Requested model, pool, route or agent."""
     batch: builtins.str
-    """The batch that it is a line of; empty: none."""
+    """Batch of which it is a line; empty: none."""
     line: builtins.int
-    """Which line, counted from 0."""
+    """Number of the line, counted from 0."""
     attempt: builtins.int
-    """How often it was begun."""
+    """Number of attempts so far."""
     max_attempts: builtins.int
     """How often it may be."""
     last_event: builtins.int
-    """Number of the last event that is kept of its current attempt; 0: none. See WatchTask."""
+    """Number of the last stored event of its current attempt; 0: none. See WatchTask."""
     waiting_for: builtins.str
-    """What the router that answers knows of why it waits; empty: nothing, or it does not wait."""
+    """Why it waits, if the answering router knows; empty: unknown, or it is not waiting."""
     origin_kind: builtins.str
-    """What `TaskSpec.origin_kind` says."""
+    """`TaskSpec.origin_kind`."""
     owner: builtins.str
-    """The start of a router that has claimed it, as "<name of the router>/<random digits>"; empty unless it runs."""
+    """Router process that has claimed it, as "<name of the router>/<random digits>"; empty unless it is running."""
     caller: builtins.str
-    """Who submitted it: "key:<id>", "service:<name>" or "local"."""
+    """Submitter: "key:<id>", "service:<name>" or "local"."""
     user: builtins.str
-    """What `TaskSpec.user` says."""
+    """`TaskSpec.user`."""
     request_id: builtins.str
-    """Id of the request that its submitter waits or waited for; empty: of none."""
+    """Id of the request whose caller waits or waited for the task; empty: none."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was acknowledged."""
 
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was claimed last. Not set: never."""
+        """When it was last claimed. Not set: never."""
 
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it reached its end. Not set: it has not."""
+        """When it ended. Not set: not yet."""
 
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -359,16 +357,16 @@ class Task(google.protobuf.message.Message):
 
     @property
     def error(self) -> global___TaskError:
-        """Why it failed, or who cancelled it by the id of its request."""
+        """Why it failed, or who cancelled it by the id of its request. Not set: neither."""
 
     @property
     def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """What `TaskSpec.metadata` says."""
+        """`TaskSpec.metadata`."""
 
     @property
     def progress(self) -> weft.api.common.v1.event_pb2.WorkProgress:
-        """How far its running attempt is with an image or a recording, as the router that runs it knows. It is not stored. Not
-        set: unknown, or it does not run.
+        """Progress of its running attempt on an image or a recording, if its router knows it. It is not stored. Not set:
+        unknown, or it is not running.
         """
 
     def __init__(
@@ -404,7 +402,7 @@ global___Task = Task
 
 @typing.final
 class TaskOutput(google.protobuf.message.Message):
-    """TaskOutput is a piece of an answer."""
+    """TaskOutput is a part of an answer."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -412,13 +410,13 @@ class TaskOutput(google.protobuf.message.Message):
     EMBEDDINGS_FIELD_NUMBER: builtins.int
     @property
     def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.event_pb2.InferenceEvent]:
-        """Events of a runner, in order; waiting, progress and previews are not kept. `finished` is the last of the last piece.
-        Images and speech have the id of a file instead of their data: FileService reads it.
+        """Events of a runner, in order, without waits, progress and previews. The last event of the answer is `finished`.
+        Images and speech have the id of a file instead of their data; FileService returns it.
         """
 
     @property
     def embeddings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.embedding_pb2.Embedding]:
-        """Of an embedding: all vectors, beside `finished`."""
+        """For an embedding: all vectors, in addition to `finished`."""
 
     def __init__(
         self,
@@ -432,7 +430,7 @@ global___TaskOutput = TaskOutput
 
 @typing.final
 class TaskPiece(google.protobuf.message.Message):
-    """TaskPiece is a piece of an answer that is on disk."""
+    """TaskPiece is a stored part of an answer."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -440,9 +438,11 @@ class TaskPiece(google.protobuf.message.Message):
     LAST_EVENT_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     attempt: builtins.int
-    """The attempt it is of. Chunks of a lost attempt are dropped: a reader who has some of them starts again."""
+    """Attempt of the part. Parts of a lost attempt are discarded; a reader who has received some of them starts again."""
     last_event: builtins.int
-    """Number of its last event: the attempt in the upper 32 bits, in the lower ones the events of that attempt counted from 1."""
+    """Number of its last event: the attempt in the upper 32 bits, and the event of that attempt, counted from 1, in the
+    lower ones.
+    """
     @property
     def output(self) -> global___TaskOutput:
         """The piece itself."""

@@ -24,15 +24,15 @@ class SubmitTaskRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     REQUESTED_BY_FIELD_NUMBER: builtins.int
     idempotency_key: builtins.str
-    """The same submission has the same key; at most 255 characters. Empty: none, and sent twice it is done twice."""
+    """Idempotency key, at most 255 characters, the same for every retry of a submission. Empty: none; a retry then
+    creates another task.
+    """
     request_id: builtins.str
-    """Id of the request whose caller waits for the task: it can be cancelled by it. Empty: no one waits. Not a part of
-    what the same submission is.
+    """Id of the request whose caller waits for the task, by which it can be cancelled. Empty: no caller waits. It may
+    differ between retries.
     """
     requested_by: builtins.str
-    """Who asks, where the caller acts for others, at most 128 characters. Empty, or of a caller who does not: the caller
-    itself.
-    """
+    """Requester, if the caller acts for others; at most 128 characters. Otherwise the requester is the caller itself."""
     @property
     def spec(self) -> weft.api.router.v1.task_pb2.TaskSpec:
         """The task."""
@@ -59,7 +59,7 @@ class SubmitTaskResponse(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     EXISTED_FIELD_NUMBER: builtins.int
     existed: builtins.bool
-    """Whether it was there already."""
+    """Whether the task already existed."""
     @property
     def task(self) -> weft.api.router.v1.task_pb2.Task:
         """The task."""
@@ -128,7 +128,7 @@ global___GetTaskResponse = GetTaskResponse
 
 @typing.final
 class ListTasksRequest(google.protobuf.message.Message):
-    """ListTasksRequest says which tasks."""
+    """ListTasksRequest selects tasks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -140,20 +140,20 @@ class ListTasksRequest(google.protobuf.message.Message):
     CALLER_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """For this model, pool, route or agent, as it was asked for. Empty: for all."""
+    """Only tasks for this model, pool, route or agent, as requested. Empty: all."""
     batch: builtins.str
-    """Lines of this batch. Empty: of any, and those of none."""
+    """Only lines of this batch. Empty: all tasks."""
     page_size: builtins.int
-    """At most so many, 1 to 1,000; 0: 100."""
+    """Maximum number of results, 1 to 1,000; 0: 100."""
     page_token: builtins.str
-    """From the response before. Empty: from the newest on."""
+    """Token from the previous response. Empty: start with the newest."""
     caller: builtins.str
-    """Of this caller. Empty: of any."""
+    """Only tasks of this caller. Empty: all."""
     request_id: builtins.str
-    """Of the request with this id. Empty: of any, and those of none."""
+    """Only the task of the request with this id. Empty: all tasks."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weft.api.router.v1.task_pb2.TaskState.ValueType]:
-        """Of these states. Empty: of all."""
+        """Only tasks in these states. Empty: all."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ global___ListTasksRequest = ListTasksRequest
 
 @typing.final
 class ListTasksResponse(google.protobuf.message.Message):
-    """ListTasksResponse is some tasks."""
+    """ListTasksResponse is a page of tasks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -180,11 +180,9 @@ class ListTasksResponse(google.protobuf.message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     NOTICE_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
-    """For the next page. Empty: there is none."""
+    """Token of the next page. Empty on the last page."""
     notice: builtins.str
-    """A notice for users and operators about the database, such as that acknowledged tasks are missing from it. Empty:
-    none.
-    """
+    """Notice about the database, such as that acknowledged tasks are missing from it. Empty: none."""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.task_pb2.Task]:
         """The tasks, the newest first."""
@@ -250,7 +248,7 @@ class WatchTaskRequest(google.protobuf.message.Message):
     id: builtins.str
     """Its id."""
     after_event: builtins.int
-    """The last event that the watcher has; 0: none."""
+    """Last event that the watcher has received; 0: none."""
     def __init__(
         self,
         *,
@@ -263,7 +261,7 @@ global___WatchTaskRequest = WatchTaskRequest
 
 @typing.final
 class WatchTaskResponse(google.protobuf.message.Message):
-    """WatchTaskResponse is what is new."""
+    """WatchTaskResponse is a change of the task."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -275,7 +273,7 @@ class WatchTaskResponse(google.protobuf.message.Message):
 
     @property
     def piece(self) -> weft.api.router.v1.task_pb2.TaskPiece:
-        """A piece of its answer."""
+        """A part of its answer."""
 
     def __init__(
         self,
@@ -291,13 +289,13 @@ global___WatchTaskResponse = WatchTaskResponse
 
 @typing.final
 class WatchTasksRequest(google.protobuf.message.Message):
-    """WatchTasksRequest says what comes first."""
+    """WatchTasksRequest selects the initial tasks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PAST_COUNT_FIELD_NUMBER: builtins.int
     past_count: builtins.int
-    """At most this many of the newest tasks, the oldest of them first; 0 means 100, more than 1,000 means 1,000."""
+    """Number of newest tasks to send first, oldest first, at most 1,000; 0: 100."""
     def __init__(
         self,
         *,
@@ -309,7 +307,7 @@ global___WatchTasksRequest = WatchTasksRequest
 
 @typing.final
 class WatchTasksResponse(google.protobuf.message.Message):
-    """WatchTasksResponse is what is new."""
+    """WatchTasksResponse is a change of a task."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -319,7 +317,7 @@ class WatchTasksResponse(google.protobuf.message.Message):
     deleted_id: builtins.str
     """The id of a task that was deleted."""
     synced: builtins.bool
-    """The newest tasks have been sent; what changes follows."""
+    """The newest tasks have been sent; changes follow."""
     @property
     def task(self) -> weft.api.router.v1.task_pb2.Task:
         """A task as it is now."""

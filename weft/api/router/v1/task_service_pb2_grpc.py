@@ -26,11 +26,12 @@ if _version_not_supported:
 
 
 class TaskServiceStub(object):
-    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
+    """TaskService runs durable tasks: requests that are accepted now and completed even if their caller disconnects or the
+    mesh restarts.
 
-    A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
-    sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
-    RetryInfo where the router's database fails: nothing is acknowledged that is not durable.
+    A task is executed at least once and has exactly one final state; acknowledged tasks are never lost. A tenant sees
+    only its own tasks; others are NOT_FOUND. Metadata is as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
+    RetryInfo if the router's database fails, as only durable tasks are acknowledged.
     """
 
     def __init__(self, channel):
@@ -77,17 +78,18 @@ class TaskServiceStub(object):
 
 
 class TaskServiceServicer(object):
-    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
+    """TaskService runs durable tasks: requests that are accepted now and completed even if their caller disconnects or the
+    mesh restarts.
 
-    A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
-    sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
-    RetryInfo where the router's database fails: nothing is acknowledged that is not durable.
+    A task is executed at least once and has exactly one final state; acknowledged tasks are never lost. A tenant sees
+    only its own tasks; others are NOT_FOUND. Metadata is as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
+    RetryInfo if the router's database fails, as only durable tasks are acknowledged.
     """
 
     def SubmitTask(self, request, context):
-        """SubmitTask accepts a task; once it is acknowledged it is durable. Sent again with the same idempotency key it returns
-        the task that is there. ALREADY_EXISTS / IDEMPOTENCY_CONFLICT where the key was used for something else,
-        RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant has as many as it may, INVALID_ARGUMENT.
+        """SubmitTask accepts a task; once it is acknowledged, it is durable. A retry with the same idempotency key returns
+        the existing task. ALREADY_EXISTS / IDEMPOTENCY_CONFLICT if the key was used for a different task,
+        RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant, INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,18 +110,18 @@ class TaskServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelTask(self, request, context):
-        """CancelTask cancels a task: a waiting one never starts, a running one is stopped with its backend, and a finished
-        one stays as it is. Returns the finished task. NOT_FOUND / NOT_FOUND.
+        """CancelTask cancels a task and returns it: a waiting one never starts, a running one is stopped in its engine, and a
+        finished one does not change. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchTask(self, request, context):
-        """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every stored chunk
-        and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
-        NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
-        comes first says which attempt it is.
+        """WatchTask streams a task and its answer, starting after a given event: first the current task, then all stored and
+        new parts of the answer, the task again whenever its state or attempt changes, and last the finished task.
+        NOT_FOUND / NOT_FOUND. An event of a lost attempt counts as none; the task that is sent first has the current
+        attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,11 +190,12 @@ def add_TaskServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TaskService(object):
-    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
+    """TaskService runs durable tasks: requests that are accepted now and completed even if their caller disconnects or the
+    mesh restarts.
 
-    A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
-    sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
-    RetryInfo where the router's database fails: nothing is acknowledged that is not durable.
+    A task is executed at least once and has exactly one final state; acknowledged tasks are never lost. A tenant sees
+    only its own tasks; others are NOT_FOUND. Metadata is as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
+    RetryInfo if the router's database fails, as only durable tasks are acknowledged.
     """
 
     @staticmethod

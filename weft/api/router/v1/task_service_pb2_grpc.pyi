@@ -18,11 +18,12 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class TaskServiceStub:
-    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
+    """TaskService runs durable tasks: requests that are accepted now and completed even if their caller disconnects or the
+    mesh restarts.
 
-    A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
-    sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
-    RetryInfo where the router's database fails: nothing is acknowledged that is not durable.
+    A task is executed at least once and has exactly one final state; acknowledged tasks are never lost. A tenant sees
+    only its own tasks; others are NOT_FOUND. Metadata is as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
+    RetryInfo if the router's database fails, as only durable tasks are acknowledged.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -30,9 +31,9 @@ class TaskServiceStub:
         weft.api.router.v1.task_service_pb2.SubmitTaskRequest,
         weft.api.router.v1.task_service_pb2.SubmitTaskResponse,
     ]
-    """SubmitTask accepts a task; once it is acknowledged it is durable. Sent again with the same idempotency key it returns
-    the task that is there. ALREADY_EXISTS / IDEMPOTENCY_CONFLICT where the key was used for something else,
-    RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant has as many as it may, INVALID_ARGUMENT.
+    """SubmitTask accepts a task; once it is acknowledged, it is durable. A retry with the same idempotency key returns
+    the existing task. ALREADY_EXISTS / IDEMPOTENCY_CONFLICT if the key was used for a different task,
+    RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant, INVALID_ARGUMENT.
     """
 
     GetTask: grpc.UnaryUnaryMultiCallable[
@@ -51,18 +52,18 @@ class TaskServiceStub:
         weft.api.router.v1.task_service_pb2.CancelTaskRequest,
         weft.api.router.v1.task_service_pb2.CancelTaskResponse,
     ]
-    """CancelTask cancels a task: a waiting one never starts, a running one is stopped with its backend, and a finished
-    one stays as it is. Returns the finished task. NOT_FOUND / NOT_FOUND.
+    """CancelTask cancels a task and returns it: a waiting one never starts, a running one is stopped in its engine, and a
+    finished one does not change. NOT_FOUND / NOT_FOUND.
     """
 
     WatchTask: grpc.UnaryStreamMultiCallable[
         weft.api.router.v1.task_service_pb2.WatchTaskRequest,
         weft.api.router.v1.task_service_pb2.WatchTaskResponse,
     ]
-    """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every stored chunk
-    and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
-    NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
-    comes first says which attempt it is.
+    """WatchTask streams a task and its answer, starting after a given event: first the current task, then all stored and
+    new parts of the answer, the task again whenever its state or attempt changes, and last the finished task.
+    NOT_FOUND / NOT_FOUND. An event of a lost attempt counts as none; the task that is sent first has the current
+    attempt.
     """
 
     WatchTasks: grpc.UnaryStreamMultiCallable[
@@ -81,20 +82,21 @@ class TaskServiceStub:
     """DeleteTask deletes a finished task. FAILED_PRECONDITION / RESOURCE_IN_USE for an unfinished one."""
 
 class TaskServiceAsyncStub:
-    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
+    """TaskService runs durable tasks: requests that are accepted now and completed even if their caller disconnects or the
+    mesh restarts.
 
-    A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
-    sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
-    RetryInfo where the router's database fails: nothing is acknowledged that is not durable.
+    A task is executed at least once and has exactly one final state; acknowledged tasks are never lost. A tenant sees
+    only its own tasks; others are NOT_FOUND. Metadata is as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
+    RetryInfo if the router's database fails, as only durable tasks are acknowledged.
     """
 
     SubmitTask: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.task_service_pb2.SubmitTaskRequest,
         weft.api.router.v1.task_service_pb2.SubmitTaskResponse,
     ]
-    """SubmitTask accepts a task; once it is acknowledged it is durable. Sent again with the same idempotency key it returns
-    the task that is there. ALREADY_EXISTS / IDEMPOTENCY_CONFLICT where the key was used for something else,
-    RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant has as many as it may, INVALID_ARGUMENT.
+    """SubmitTask accepts a task; once it is acknowledged, it is durable. A retry with the same idempotency key returns
+    the existing task. ALREADY_EXISTS / IDEMPOTENCY_CONFLICT if the key was used for a different task,
+    RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant, INVALID_ARGUMENT.
     """
 
     GetTask: grpc.aio.UnaryUnaryMultiCallable[
@@ -113,18 +115,18 @@ class TaskServiceAsyncStub:
         weft.api.router.v1.task_service_pb2.CancelTaskRequest,
         weft.api.router.v1.task_service_pb2.CancelTaskResponse,
     ]
-    """CancelTask cancels a task: a waiting one never starts, a running one is stopped with its backend, and a finished
-    one stays as it is. Returns the finished task. NOT_FOUND / NOT_FOUND.
+    """CancelTask cancels a task and returns it: a waiting one never starts, a running one is stopped in its engine, and a
+    finished one does not change. NOT_FOUND / NOT_FOUND.
     """
 
     WatchTask: grpc.aio.UnaryStreamMultiCallable[
         weft.api.router.v1.task_service_pb2.WatchTaskRequest,
         weft.api.router.v1.task_service_pb2.WatchTaskResponse,
     ]
-    """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every stored chunk
-    and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
-    NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
-    comes first says which attempt it is.
+    """WatchTask streams a task and its answer, starting after a given event: first the current task, then all stored and
+    new parts of the answer, the task again whenever its state or attempt changes, and last the finished task.
+    NOT_FOUND / NOT_FOUND. An event of a lost attempt counts as none; the task that is sent first has the current
+    attempt.
     """
 
     WatchTasks: grpc.aio.UnaryStreamMultiCallable[
@@ -143,11 +145,12 @@ class TaskServiceAsyncStub:
     """DeleteTask deletes a finished task. FAILED_PRECONDITION / RESOURCE_IN_USE for an unfinished one."""
 
 class TaskServiceServicer(metaclass=abc.ABCMeta):
-    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
+    """TaskService runs durable tasks: requests that are accepted now and completed even if their caller disconnects or the
+    mesh restarts.
 
-    A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
-    sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
-    RetryInfo where the router's database fails: nothing is acknowledged that is not durable.
+    A task is executed at least once and has exactly one final state; acknowledged tasks are never lost. A tenant sees
+    only its own tasks; others are NOT_FOUND. Metadata is as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
+    RetryInfo if the router's database fails, as only durable tasks are acknowledged.
     """
 
     @abc.abstractmethod
@@ -156,9 +159,9 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.task_service_pb2.SubmitTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.task_service_pb2.SubmitTaskResponse, collections.abc.Awaitable[weft.api.router.v1.task_service_pb2.SubmitTaskResponse]]:
-        """SubmitTask accepts a task; once it is acknowledged it is durable. Sent again with the same idempotency key it returns
-        the task that is there. ALREADY_EXISTS / IDEMPOTENCY_CONFLICT where the key was used for something else,
-        RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES where the tenant has as many as it may, INVALID_ARGUMENT.
+        """SubmitTask accepts a task; once it is acknowledged, it is durable. A retry with the same idempotency key returns
+        the existing task. ALREADY_EXISTS / IDEMPOTENCY_CONFLICT if the key was used for a different task,
+        RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant, INVALID_ARGUMENT.
         """
 
     @abc.abstractmethod
@@ -183,8 +186,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.task_service_pb2.CancelTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.task_service_pb2.CancelTaskResponse, collections.abc.Awaitable[weft.api.router.v1.task_service_pb2.CancelTaskResponse]]:
-        """CancelTask cancels a task: a waiting one never starts, a running one is stopped with its backend, and a finished
-        one stays as it is. Returns the finished task. NOT_FOUND / NOT_FOUND.
+        """CancelTask cancels a task and returns it: a waiting one never starts, a running one is stopped in its engine, and a
+        finished one does not change. NOT_FOUND / NOT_FOUND.
         """
 
     @abc.abstractmethod
@@ -193,10 +196,10 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.task_service_pb2.WatchTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.task_service_pb2.WatchTaskResponse], collections.abc.AsyncIterator[weft.api.router.v1.task_service_pb2.WatchTaskResponse]]:
-        """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every stored chunk
-        and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
-        NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
-        comes first says which attempt it is.
+        """WatchTask streams a task and its answer, starting after a given event: first the current task, then all stored and
+        new parts of the answer, the task again whenever its state or attempt changes, and last the finished task.
+        NOT_FOUND / NOT_FOUND. An event of a lost attempt counts as none; the task that is sent first has the current
+        attempt.
         """
 
     @abc.abstractmethod

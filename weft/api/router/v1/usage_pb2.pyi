@@ -41,7 +41,7 @@ class _UsageGroupEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """The day of the end, in UTC."""
 
 class UsageGroup(_UsageGroup, metaclass=_UsageGroupEnumTypeWrapper):
-    """UsageGroup is what rows of usage are kept apart by."""
+    """UsageGroup is a dimension by which usage is grouped."""
 
 USAGE_GROUP_UNSPECIFIED: UsageGroup.ValueType  # 0
 """None."""
@@ -61,8 +61,8 @@ global___UsageGroup = UsageGroup
 
 @typing.final
 class UsageCounts(google.protobuf.message.Message):
-    """UsageCounts is sums over the receipts of requests that ended. What a receipt does not know is counted as not known,
-    and adds nothing to the sum.
+    """UsageCounts are sums over the receipts of ended requests. Unknown values are counted as unknown and add nothing to
+    the sums.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -90,45 +90,45 @@ class UsageCounts(google.protobuf.message.Message):
     completed_count: builtins.int
     """Requests that completed."""
     failed_count: builtins.int
-    """Requests that failed after a runner had worked on them, and tasks that failed."""
+    """Requests that failed after a runner had processed them, and failed tasks."""
     cancelled_count: builtins.int
-    """Requests that were cancelled, or whose caller left."""
+    """Requests that were cancelled, or whose caller disconnected."""
     rejected_count: builtins.int
-    """Requests that were refused before a runner worked on them."""
+    """Requests that were refused before a runner processed them."""
     unknown_count: builtins.int
-    """Requests that came without a receipt: their gateway was lost."""
+    """Requests without a receipt, because their gateway was lost."""
     retried_count: builtins.int
-    """Attempts of tasks that were begun again: they are no separate requests, but their tokens count."""
+    """Retried attempts of tasks. They are not separate requests, but their tokens count."""
     prompt_tokens: builtins.int
     """Tokens of prompts, cached ones included."""
     cached_prompt_tokens: builtins.int
-    """Of these, those served from a prefix cache."""
+    """Prompt tokens served from a prefix cache."""
     completion_tokens: builtins.int
     """Generated tokens, reasoning included."""
     unknown_tokens_count: builtins.int
-    """Requests and attempts on which a runner worked and whose tokens are not known."""
+    """Requests and attempts that a runner processed but whose tokens are unknown."""
     unknown_gpu_count: builtins.int
-    """Requests and attempts on which a runner worked and whose time on an accelerator is not known."""
+    """Requests and attempts that a runner processed but whose accelerator time is unknown."""
     remote_count: builtins.int
-    """Requests and attempts of which bytes left the premises, or may have."""
+    """Requests and attempts that were sent, or may have been sent, to a remote provider."""
     remote_prompt_tokens: builtins.int
-    """The tokens of their prompts."""
+    """Prompt tokens of remote requests."""
     remote_completion_tokens: builtins.int
-    """The tokens generated for them."""
+    """Answer tokens of remote requests."""
     energy_millijoules: builtins.int
-    """Energy that accelerators used for those requests and attempts of which it was measured. Not set: of none."""
+    """Accelerator energy of the requests and attempts for which it was measured. Not set: none was measured."""
     measured_energy_count: builtins.int
-    """Requests and attempts of which it was measured; the energy of the others is not known."""
+    """Requests and attempts with measured energy; that of the others is unknown."""
     image_steps: builtins.int
     """Steps of denoising, over all images."""
     image_pixels: builtins.int
-    """Pixels of the images that were made."""
+    """Pixels of the generated images."""
     audio_milliseconds: builtins.int
-    """Length of the recordings that were heard or spoken, in milliseconds."""
+    """Length of the transcribed or generated recordings, in milliseconds."""
     @property
     def gpu_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time that accelerators computed, of those requests and attempts that report it: the measured share of the devices' time
-        where it is known, else the engine's report. Not set: of some it is not known, and none reports any.
+        """Accelerator time of the requests and attempts for which it is known: the measured share of the devices' time, else
+        as reported by the engine. Not set: it is unknown for all of them.
         """
 
     def __init__(
@@ -174,18 +174,18 @@ class UsageRow(google.protobuf.message.Message):
     ASKED_FIELD_NUMBER: builtins.int
     COUNTS_FIELD_NUMBER: builtins.int
     tenant: builtins.str
-    """Its tenant. Empty: all. "_other": those beyond `router.usage.max_rows_per_hour`."""
+    """Tenant. Empty: all. "_other": beyond the 1,000 rows of one hour."""
     key: builtins.str
-    """Its caller: "key:<id>", "service:<name>" or "local". Empty: all; "_other" as above."""
+    """Caller: "key:<id>", "service:<name>" or "local". Empty: all; "_other" as for the tenant."""
     model: builtins.str
-    """The model that answered, or that was asked for where none did; "unknown" for a name that the mesh does not know.
-    Empty: all; "_other" as above.
+    """Model that answered, else the requested one; "unknown" for a name that the mesh does not know. Empty: all; "_other"
+    as for the tenant.
     """
     asked: builtins.str
-    """The name that was asked for. Empty: all, or the model's own; "_other" as above."""
+    """Requested name. Empty: all, or the model's own; "_other" as for the tenant."""
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Begin of its hour or day. Not set: rows are not kept apart by time."""
+        """Start of its hour or day. Not set: rows are not grouped by time."""
 
     @property
     def counts(self) -> global___UsageCounts:

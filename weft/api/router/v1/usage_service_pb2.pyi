@@ -16,7 +16,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ListUsageRequest(google.protobuf.message.Message):
-    """ListUsageRequest says which usage."""
+    """ListUsageRequest selects usage."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -27,24 +27,22 @@ class ListUsageRequest(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     tenant: builtins.str
-    """Only this tenant's. Empty: all, or the caller's own where it may not name tenants."""
+    """Only this tenant. Empty: all, or only the caller's own if it may not access others."""
     model: builtins.str
-    """Only of this model. Empty: of all."""
+    """Only this model. Empty: all."""
     limit: builtins.int
-    """At most this many rows; 0 means 1,000, more than 10,000 means 10,000."""
+    """Maximum number of rows, at most 10,000; 0: 1,000."""
     @property
     def since(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Only requests that ended then or later; whole hours are counted, so that its hour counts from its begin. Not set: as
-        far back as usage is kept.
-        """
+        """Only requests that ended at or after this time, rounded down to the hour. Not set: as far back as usage is kept."""
 
     @property
     def until(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Only requests that ended before; its hour counts to its end. Not set: until now."""
+        """Only requests that ended before this time, rounded up to the hour. Not set: until now."""
 
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weft.api.router.v1.usage_pb2.UsageGroup.ValueType]:
-        """What rows are kept apart by, at most 6. Empty: one row."""
+        """Dimensions by which rows are grouped, at most 6. Empty: one row."""
 
     def __init__(
         self,
@@ -76,19 +74,19 @@ class ListUsageResponse(google.protobuf.message.Message):
     """Whether there are more rows than the limit."""
     @property
     def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.usage_pb2.UsageRow]:
-        """By time, then by the names."""
+        """Rows, ordered by time, then by names."""
 
     @property
     def total(self) -> weft.api.router.v1.usage_pb2.UsageCounts:
-        """The sum of all rows, those beyond the limit included."""
+        """Sum of all rows, including those beyond the limit."""
 
     @property
     def since(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Begin of the first hour that was counted. Not set: as far back as usage is kept."""
+        """Start of the first counted hour. Not set: as far back as usage is kept."""
 
     @property
     def until(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """End of the last hour that was counted."""
+        """End of the last counted hour."""
 
     def __init__(
         self,

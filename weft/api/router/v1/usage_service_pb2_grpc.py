@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class UsageServiceStub(object):
-    """UsageService answers what tenants, keys and models used, as counted in the router's database.
+    """UsageService returns the usage of tenants, keys and models, as counted in the router's database.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,12 @@ class UsageServiceStub(object):
 
 
 class UsageServiceServicer(object):
-    """UsageService answers what tenants, keys and models used, as counted in the router's database.
+    """UsageService returns the usage of tenants, keys and models, as counted in the router's database.
     """
 
     def ListUsage(self, request, context):
-        """ListUsage returns sums over the requests that ended in a time, those of all routers that share the database. Requests
-        that ended in the last seconds at another router may be missing (`router.usage.flush_interval_seconds`).
+        """ListUsage returns sums over the requests that ended in a period, for all routers that share the database. Requests
+        that ended at another router in the last 2 seconds may be missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +71,7 @@ def add_UsageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class UsageService(object):
-    """UsageService answers what tenants, keys and models used, as counted in the router's database.
+    """UsageService returns the usage of tenants, keys and models, as counted in the router's database.
     """
 
     @staticmethod

@@ -18,30 +18,30 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class UsageServiceStub:
-    """UsageService answers what tenants, keys and models used, as counted in the router's database."""
+    """UsageService returns the usage of tenants, keys and models, as counted in the router's database."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     ListUsage: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.usage_service_pb2.ListUsageRequest,
         weft.api.router.v1.usage_service_pb2.ListUsageResponse,
     ]
-    """ListUsage returns sums over the requests that ended in a time, those of all routers that share the database. Requests
-    that ended in the last seconds at another router may be missing (`router.usage.flush_interval_seconds`).
+    """ListUsage returns sums over the requests that ended in a period, for all routers that share the database. Requests
+    that ended at another router in the last 2 seconds may be missing.
     """
 
 class UsageServiceAsyncStub:
-    """UsageService answers what tenants, keys and models used, as counted in the router's database."""
+    """UsageService returns the usage of tenants, keys and models, as counted in the router's database."""
 
     ListUsage: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.usage_service_pb2.ListUsageRequest,
         weft.api.router.v1.usage_service_pb2.ListUsageResponse,
     ]
-    """ListUsage returns sums over the requests that ended in a time, those of all routers that share the database. Requests
-    that ended in the last seconds at another router may be missing (`router.usage.flush_interval_seconds`).
+    """ListUsage returns sums over the requests that ended in a period, for all routers that share the database. Requests
+    that ended at another router in the last 2 seconds may be missing.
     """
 
 class UsageServiceServicer(metaclass=abc.ABCMeta):
-    """UsageService answers what tenants, keys and models used, as counted in the router's database."""
+    """UsageService returns the usage of tenants, keys and models, as counted in the router's database."""
 
     @abc.abstractmethod
     def ListUsage(
@@ -49,8 +49,8 @@ class UsageServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.usage_service_pb2.ListUsageRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.usage_service_pb2.ListUsageResponse, collections.abc.Awaitable[weft.api.router.v1.usage_service_pb2.ListUsageResponse]]:
-        """ListUsage returns sums over the requests that ended in a time, those of all routers that share the database. Requests
-        that ended in the last seconds at another router may be missing (`router.usage.flush_interval_seconds`).
+        """ListUsage returns sums over the requests that ended in a period, for all routers that share the database. Requests
+        that ended at another router in the last 2 seconds may be missing.
         """
 
 def add_UsageServiceServicer_to_server(servicer: UsageServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -16,8 +16,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class AddedModel(google.protobuf.message.Message):
-    """AddedModel is a model that a runner serves because it was asked for by its source: no weft.yaml names it. The runner
-    keeps it in a file under its home, and serves it again after a restart.
+    """AddedModel is a model that was added to a runner by its source, without an entry in weft.yaml. The runner stores it
+    in a file under its home, and serves it again after a restart.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -34,20 +34,20 @@ class AddedModel(google.protobuf.message.Message):
     name: builtins.str
     """Name in the mesh."""
     source: builtins.str
-    """What its files come from, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; of a URL without its query."""
+    """Source of its files, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; a URL without its query."""
     form: weft.api.runner.v1.model_store_pb2.StoredForm.ValueType
-    """Form of its files."""
+    """Format of its files."""
     runtime: builtins.str
-    """The runtime whose engine serves it, such as "llama_server"."""
+    """Runtime that serves it, such as "llama_server"."""
     stored_source: builtins.str
-    """The whole source, with the query of a URL; only in the file of the runner."""
+    """The complete source, with the query of a URL; only in the file of the runner."""
     @property
     def sizing(self) -> global___ModelSizing:
-        """How it is sized, where the caller did not say."""
+        """Default load options that were chosen for it."""
 
     @property
     def reasons(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Sentences that say what was chosen for it and why: file, runtime, context, slots, place. At most 16."""
+        """Explanations of what was chosen for it: file, runtime, context, slots, device. At most 16."""
 
     @property
     def add_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -55,7 +55,7 @@ class AddedModel(google.protobuf.message.Message):
 
     @property
     def server(self) -> global___AttachedServer:
-        """Set of a server that was attached: `name` is that of the server, and `source` its address."""
+        """Set for an attached server: `name` is the name of the server and `source` its address."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ global___AddedModel = AddedModel
 
 @typing.final
 class AttachedServer(google.protobuf.message.Message):
-    """AttachedServer is a server that runs already, of which a runner serves every model that it lists."""
+    """AttachedServer is a running server whose listed models a runner serves."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -86,14 +86,16 @@ class AttachedServer(google.protobuf.message.Message):
     REMOTE_FIELD_NUMBER: builtins.int
     LISTED_COUNT_FIELD_NUMBER: builtins.int
     api_key_env: builtins.str
-    """Environment variable of the runner that holds the server's key; empty: it needs none."""
+    """Environment variable of the runner that contains the server's API key; empty: no key is needed."""
     remote: builtins.bool
-    """Whether serving its models sends bytes to a remote provider. Absent: it is on your own network."""
+    """Whether requests for its models are sent to a remote provider. Absent: the server is on your own network."""
     listed_count: builtins.int
-    """Models that it listed when it was attached; more than are served if the runner's `max_listed_models` is less."""
+    """Number of models that it listed when it was attached; more than the served ones if it exceeds the runner's
+    `max_listed_models`.
+    """
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ListedModel]:
-        """The models that are served of it."""
+        """Its served models."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ global___AttachedServer = AttachedServer
 
 @typing.final
 class ListedModel(google.protobuf.message.Message):
-    """ListedModel is a model of a server's list."""
+    """ListedModel is a model that a server lists."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -120,7 +122,7 @@ class ListedModel(google.protobuf.message.Message):
     name: builtins.str
     """Name in the mesh."""
     upstream_name: builtins.str
-    """The server's own name of it."""
+    """Name of the model on the server."""
     def __init__(
         self,
         *,
@@ -133,7 +135,7 @@ global___ListedModel = ListedModel
 
 @typing.final
 class ModelSizing(google.protobuf.message.Message):
-    """ModelSizing is how an added model is loaded where a load does not say. What is not set is as its runtime has it."""
+    """ModelSizing is the default load options of an added model. Fields that are not set are the defaults of its runtime."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -141,12 +143,12 @@ class ModelSizing(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     GPU_LAYERS_FIELD_NUMBER: builtins.int
     context_tokens: builtins.int
-    """Context of one slot, prompt and answer together. 0: the runtime's default."""
+    """Context length of one slot in tokens, for prompt and answer together. 0: the runtime's default."""
     slots: builtins.int
-    """Requests that it works on concurrently. 0: the runtime's default."""
+    """Maximum number of concurrent requests. 0: the runtime's default."""
     gpu_layers: builtins.int
-    """Layers on accelerators, of engines that can have some of them in the memory of the host; -1: all. Absent: as many as
-    the engine finds room for.
+    """Number of layers on accelerators, for engines that can keep the others in main memory; -1: all. Absent: as many as
+    fit.
     """
     def __init__(
         self,
@@ -163,14 +165,14 @@ global___ModelSizing = ModelSizing
 
 @typing.final
 class AddedModels(google.protobuf.message.Message):
-    """AddedModels is the file of a runner with its added models."""
+    """AddedModels is the file of a runner's added models."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SCHEMA_VERSION_FIELD_NUMBER: builtins.int
     MODELS_FIELD_NUMBER: builtins.int
     schema_version: builtins.int
-    """Version of this message in the file; of a later one than weft knows nothing is read or changed."""
+    """Version of this message in the file. A later version than weft knows is neither read nor changed."""
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AddedModel]:
         """The models, in the order in which they were added."""

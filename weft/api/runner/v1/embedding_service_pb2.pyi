@@ -18,7 +18,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class EmbedRequest(google.protobuf.message.Message):
-    """EmbedRequest is one piece of work with the permit to do it."""
+    """EmbedRequest is an embedding request with its ticket."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -27,7 +27,7 @@ class EmbedRequest(google.protobuf.message.Message):
     OPTIONS_FIELD_NUMBER: builtins.int
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
-        """The router's permit."""
+        """The router's ticket."""
 
     @property
     def payload(self) -> weft.api.common.v1.embedding_pb2.EmbeddingPayload:
@@ -35,7 +35,7 @@ class EmbedRequest(google.protobuf.message.Message):
 
     @property
     def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
-        """How the runner handles it."""
+        """Options for the runner."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EmbeddingServiceStub(object):
-    """EmbeddingService is the data plane of a runner for vectors. Called by dispatchers, never by end users.
+    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users.
     """
 
     def __init__(self, channel):
@@ -43,13 +43,13 @@ class EmbeddingServiceStub(object):
 
 
 class EmbeddingServiceServicer(object):
-    """EmbeddingService is the data plane of a runner for vectors. Called by dispatchers, never by end users.
+    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users.
     """
 
     def Embed(self, request, context):
         """Embed returns one vector per input, in input order.
 
-        Refusals are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model gives no
+        Errors are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model has no
         embeddings.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -73,7 +73,7 @@ def add_EmbeddingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EmbeddingService(object):
-    """EmbeddingService is the data plane of a runner for vectors. Called by dispatchers, never by end users.
+    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users.
     """
 
     @staticmethod

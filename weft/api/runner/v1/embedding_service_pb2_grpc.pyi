@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class EmbeddingServiceStub:
-    """EmbeddingService is the data plane of a runner for vectors. Called by dispatchers, never by end users."""
+    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Embed: grpc.UnaryUnaryMultiCallable[
@@ -27,12 +27,12 @@ class EmbeddingServiceStub:
     ]
     """Embed returns one vector per input, in input order.
 
-    Refusals are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model gives no
+    Errors are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model has no
     embeddings.
     """
 
 class EmbeddingServiceAsyncStub:
-    """EmbeddingService is the data plane of a runner for vectors. Called by dispatchers, never by end users."""
+    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users."""
 
     Embed: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.embedding_service_pb2.EmbedRequest,
@@ -40,12 +40,12 @@ class EmbeddingServiceAsyncStub:
     ]
     """Embed returns one vector per input, in input order.
 
-    Refusals are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model gives no
+    Errors are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model has no
     embeddings.
     """
 
 class EmbeddingServiceServicer(metaclass=abc.ABCMeta):
-    """EmbeddingService is the data plane of a runner for vectors. Called by dispatchers, never by end users."""
+    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users."""
 
     @abc.abstractmethod
     def Embed(
@@ -55,7 +55,7 @@ class EmbeddingServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[weft.api.runner.v1.embedding_service_pb2.EmbedResponse, collections.abc.Awaitable[weft.api.runner.v1.embedding_service_pb2.EmbedResponse]]:
         """Embed returns one vector per input, in input order.
 
-        Refusals are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model gives no
+        Errors are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model has no
         embeddings.
         """
 

@@ -29,15 +29,15 @@ class _EnvironmentStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     ENVIRONMENT_STATE_UNSPECIFIED: _EnvironmentState.ValueType  # 0
     """Not said."""
     ENVIRONMENT_STATE_NOT_INSTALLED: _EnvironmentState.ValueType  # 1
-    """It was never installed here, or it was removed."""
+    """It is not installed."""
     ENVIRONMENT_STATE_CHANGING: _EnvironmentState.ValueType  # 2
-    """A process installs or removes it now."""
+    """A process is installing or removing it."""
     ENVIRONMENT_STATE_INSTALLED: _EnvironmentState.ValueType  # 3
-    """It is as its lock files say."""
+    """It matches its lock files."""
     ENVIRONMENT_STATE_OUTDATED: _EnvironmentState.ValueType  # 4
-    """It works, but was made from other lock files than this version of weft has."""
+    """It works, but was installed from lock files of another version of weft."""
     ENVIRONMENT_STATE_BROKEN: _EnvironmentState.ValueType  # 5
-    """It cannot be used, as where its Python was uninstalled or its folder was moved."""
+    """It cannot be used, for example because its Python was uninstalled or its folder was moved."""
 
 class EnvironmentState(_EnvironmentState, metaclass=_EnvironmentStateEnumTypeWrapper):
     """EnvironmentState is whether engines can run in an environment."""
@@ -45,15 +45,15 @@ class EnvironmentState(_EnvironmentState, metaclass=_EnvironmentStateEnumTypeWra
 ENVIRONMENT_STATE_UNSPECIFIED: EnvironmentState.ValueType  # 0
 """Not said."""
 ENVIRONMENT_STATE_NOT_INSTALLED: EnvironmentState.ValueType  # 1
-"""It was never installed here, or it was removed."""
+"""It is not installed."""
 ENVIRONMENT_STATE_CHANGING: EnvironmentState.ValueType  # 2
-"""A process installs or removes it now."""
+"""A process is installing or removing it."""
 ENVIRONMENT_STATE_INSTALLED: EnvironmentState.ValueType  # 3
-"""It is as its lock files say."""
+"""It matches its lock files."""
 ENVIRONMENT_STATE_OUTDATED: EnvironmentState.ValueType  # 4
-"""It works, but was made from other lock files than this version of weft has."""
+"""It works, but was installed from lock files of another version of weft."""
 ENVIRONMENT_STATE_BROKEN: EnvironmentState.ValueType  # 5
-"""It cannot be used, as where its Python was uninstalled or its folder was moved."""
+"""It cannot be used, for example because its Python was uninstalled or its folder was moved."""
 global___EnvironmentState = EnvironmentState
 
 class _EnvironmentVariant:
@@ -70,7 +70,7 @@ class _EnvironmentVariantEnumTypeWrapper(google.protobuf.internal.enum_type_wrap
     """For NVIDIA cards."""
 
 class EnvironmentVariant(_EnvironmentVariant, metaclass=_EnvironmentVariantEnumTypeWrapper):
-    """EnvironmentVariant is for which devices the packages of an environment are built."""
+    """EnvironmentVariant is the kind of devices that the packages of an environment are built for."""
 
 ENVIRONMENT_VARIANT_UNSPECIFIED: EnvironmentVariant.ValueType  # 0
 """Not said."""
@@ -94,13 +94,13 @@ class EnvironmentStatus(google.protobuf.message.Message):
     RUNTIMES_FIELD_NUMBER: builtins.int
     INSTALLED_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name of `weft runtime install`."""
+    """Name, as in `weft runtime install NAME`."""
     summary: builtins.str
     """Description in one line."""
     state: global___EnvironmentState.ValueType
     """Whether engines can run in it."""
     detail: builtins.str
-    """What to do where the state is not INSTALLED, or why it is as it is."""
+    """What to do if the state is not INSTALLED, or the reason for the state."""
     @property
     def variants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___EnvironmentVariant.ValueType]:
         """Variants that can be installed."""
@@ -111,7 +111,7 @@ class EnvironmentStatus(google.protobuf.message.Message):
 
     @property
     def installed(self) -> global___InstalledEnvironment:
-        """What is installed; not set where nothing is."""
+        """The installation; not set if nothing is installed."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ global___EnvironmentStatus = EnvironmentStatus
 
 @typing.final
 class InstalledEnvironment(google.protobuf.message.Message):
-    """InstalledEnvironment is the receipt of an installation, which lies in the environment's folder."""
+    """InstalledEnvironment describes an installation; it is stored in the environment's folder."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -149,7 +149,7 @@ class InstalledEnvironment(google.protobuf.message.Message):
     python_version: builtins.str
     """Version of its Python, such as "3.11.7"."""
     folder: builtins.str
-    """Its folder when it was installed: programs in it name this path."""
+    """Folder at the time of installation; its programs contain this path."""
     installed_bytes: builtins.int
     """Size on disk."""
     weft_version: builtins.str

@@ -20,7 +20,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class GenerateRequest(google.protobuf.message.Message):
-    """GenerateRequest is one piece of work with the permit to do it."""
+    """GenerateRequest is a chat or text completion request with its ticket."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -31,10 +31,10 @@ class GenerateRequest(google.protobuf.message.Message):
     AGENT_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     agent: builtins.str
-    """The agent that was asked for, by name; empty: none."""
+    """Name of the requested agent; empty: none."""
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
-        """The router's permit."""
+        """The router's ticket."""
 
     @property
     def chat(self) -> weft.api.common.v1.chat_pb2.ChatPayload:
@@ -46,11 +46,11 @@ class GenerateRequest(google.protobuf.message.Message):
 
     @property
     def behaviour(self) -> weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour:
-        """What the mesh does around the chat, where an agent was asked for; not set: nothing. For chat only."""
+        """Additional behavior of the mesh if the request is for an agent; not set: none. For chat only."""
 
     @property
     def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
-        """How the runner handles it."""
+        """Options for the runner."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerationServiceStub(object):
-    """GenerationService is the data plane of a runner: text out of models. Called by dispatchers, never by end users.
+    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users.
     """
 
     def __init__(self, channel):
@@ -43,15 +43,16 @@ class GenerationServiceStub(object):
 
 
 class GenerationServiceServicer(object):
-    """GenerationService is the data plane of a runner: text out of models. Called by dispatchers, never by end users.
+    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users.
     """
 
     def Generate(self, request, context):
-        """Generate works on one request and streams its events.
+        """Generate processes one request and streams its events.
 
-        `started` leads the first frame. Cancelling the call stops the generation on the backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
-        RESOURCE_EXHAUSTED / NO_SLOT_AVAILABLE when every slot is taken, with UNAVAILABLE / BACKEND_NOT_READY while the
-        backend is not ready. After content has been sent, any fault is a non-OK status; nothing is replayed.
+        The first frame begins with `started`. Cancelling the call stops the generation in the engine. Refused with
+        UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a valid ticket, with RESOURCE_EXHAUSTED /
+        NO_SLOT_AVAILABLE if all slots are in use, with UNAVAILABLE / BACKEND_NOT_READY while the engine is not ready.
+        After content has been sent, a failure is a non-OK status; nothing is replayed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,7 +75,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
-    """GenerationService is the data plane of a runner: text out of models. Called by dispatchers, never by end users.
+    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users.
     """
 
     @staticmethod

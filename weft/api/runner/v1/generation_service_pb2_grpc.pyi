@@ -18,36 +18,38 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class GenerationServiceStub:
-    """GenerationService is the data plane of a runner: text out of models. Called by dispatchers, never by end users."""
+    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Generate: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.generation_service_pb2.GenerateRequest,
         weft.api.runner.v1.generation_service_pb2.GenerateResponse,
     ]
-    """Generate works on one request and streams its events.
+    """Generate processes one request and streams its events.
 
-    `started` leads the first frame. Cancelling the call stops the generation on the backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
-    RESOURCE_EXHAUSTED / NO_SLOT_AVAILABLE when every slot is taken, with UNAVAILABLE / BACKEND_NOT_READY while the
-    backend is not ready. After content has been sent, any fault is a non-OK status; nothing is replayed.
+    The first frame begins with `started`. Cancelling the call stops the generation in the engine. Refused with
+    UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a valid ticket, with RESOURCE_EXHAUSTED /
+    NO_SLOT_AVAILABLE if all slots are in use, with UNAVAILABLE / BACKEND_NOT_READY while the engine is not ready.
+    After content has been sent, a failure is a non-OK status; nothing is replayed.
     """
 
 class GenerationServiceAsyncStub:
-    """GenerationService is the data plane of a runner: text out of models. Called by dispatchers, never by end users."""
+    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users."""
 
     Generate: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.generation_service_pb2.GenerateRequest,
         weft.api.runner.v1.generation_service_pb2.GenerateResponse,
     ]
-    """Generate works on one request and streams its events.
+    """Generate processes one request and streams its events.
 
-    `started` leads the first frame. Cancelling the call stops the generation on the backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
-    RESOURCE_EXHAUSTED / NO_SLOT_AVAILABLE when every slot is taken, with UNAVAILABLE / BACKEND_NOT_READY while the
-    backend is not ready. After content has been sent, any fault is a non-OK status; nothing is replayed.
+    The first frame begins with `started`. Cancelling the call stops the generation in the engine. Refused with
+    UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a valid ticket, with RESOURCE_EXHAUSTED /
+    NO_SLOT_AVAILABLE if all slots are in use, with UNAVAILABLE / BACKEND_NOT_READY while the engine is not ready.
+    After content has been sent, a failure is a non-OK status; nothing is replayed.
     """
 
 class GenerationServiceServicer(metaclass=abc.ABCMeta):
-    """GenerationService is the data plane of a runner: text out of models. Called by dispatchers, never by end users."""
+    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users."""
 
     @abc.abstractmethod
     def Generate(
@@ -55,11 +57,12 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.generation_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.generation_service_pb2.GenerateResponse], collections.abc.AsyncIterator[weft.api.runner.v1.generation_service_pb2.GenerateResponse]]:
-        """Generate works on one request and streams its events.
+        """Generate processes one request and streams its events.
 
-        `started` leads the first frame. Cancelling the call stops the generation on the backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
-        RESOURCE_EXHAUSTED / NO_SLOT_AVAILABLE when every slot is taken, with UNAVAILABLE / BACKEND_NOT_READY while the
-        backend is not ready. After content has been sent, any fault is a non-OK status; nothing is replayed.
+        The first frame begins with `started`. Cancelling the call stops the generation in the engine. Refused with
+        UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a valid ticket, with RESOURCE_EXHAUSTED /
+        NO_SLOT_AVAILABLE if all slots are in use, with UNAVAILABLE / BACKEND_NOT_READY while the engine is not ready.
+        After content has been sent, a failure is a non-OK status; nothing is replayed.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -47,7 +47,7 @@ global___LoadValue = LoadValue
 
 @typing.final
 class LoadParameter(google.protobuf.message.Message):
-    """LoadParameter is something about a model that may be set for one load, with the values that it may have."""
+    """LoadParameter is a setting of a model that can be changed for one load, with its allowed values."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -60,24 +60,24 @@ class LoadParameter(google.protobuf.message.Message):
     FLAG_FIELD_NUMBER: builtins.int
     DEFAULT_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Its name, such as "context_tokens"."""
+    """Name, such as "context_tokens"."""
     description: builtins.str
-    """What it does, for people."""
+    """Description for people."""
     minimum: builtins.float
-    """The least it may be, for numbers."""
+    """Minimum, for numbers."""
     maximum: builtins.float
-    """The most it may be, for numbers."""
+    """Maximum, for numbers."""
     integer: builtins.bool
-    """Whether it is a whole number."""
+    """Whether it is an integer."""
     flag: builtins.bool
-    """Whether it is yes or no."""
+    """Whether it is a boolean."""
     @property
     def words(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The words it may be; empty: it is no word."""
+        """Allowed words; empty: it is not a word."""
 
     @property
     def default(self) -> global___LoadValue:
-        """What it is when nothing is said, as configured. Not set: the engine's own."""
+        """Default, as configured. Not set: the engine's default."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ global___LoadParameter = LoadParameter
 
 @typing.final
 class LoadOptions(google.protobuf.message.Message):
-    """LoadOptions is how a model is loaded, for this life of its backend only: a restart after a crash keeps it, the next
-    load without it goes back to the configuration.
+    """LoadOptions are the options of one load. A restart after a crash keeps them; the next load without options uses the
+    configuration.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -134,17 +134,17 @@ class LoadOptions(google.protobuf.message.Message):
     quantization: builtins.str
     """One of the model's declared variants, such as "q8_0"; empty: the one configured."""
     memory_budget_bytes: builtins.int
-    """The most accelerator memory it may take. 0: as much as it needs."""
+    """Limit of accelerator memory. 0: as much as it needs."""
     pin: builtins.bool
     """Whether it is never evicted for another model."""
     @property
     def parameters(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___LoadValue]:
-        """Values by name of a LoadParameter; others are INVALID_ARGUMENT, naming it."""
+        """Values by LoadParameter name; other names are refused with INVALID_ARGUMENT."""
 
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it stays loaded after a request. Negative: until it is unloaded. Zero: for one request. Not set: negative,
-        for it was loaded on purpose.
+        """How long the model stays loaded after a request. Negative or not set: until it is unloaded. Zero: it is unloaded
+        after one request.
         """
 
     def __init__(

@@ -23,7 +23,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RerankRequest(google.protobuf.message.Message):
-    """RerankRequest is one piece of work with the permit to do it."""
+    """RerankRequest is a reranking request with its ticket."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -32,7 +32,7 @@ class RerankRequest(google.protobuf.message.Message):
     OPTIONS_FIELD_NUMBER: builtins.int
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
-        """The router's permit."""
+        """The router's ticket."""
 
     @property
     def payload(self) -> weft.api.common.v1.rerank_pb2.RerankPayload:
@@ -40,7 +40,7 @@ class RerankRequest(google.protobuf.message.Message):
 
     @property
     def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
-        """How the runner handles it."""
+        """Options for the runner."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ global___RerankResponse = RerankResponse
 
 @typing.final
 class TokenizeRequest(google.protobuf.message.Message):
-    """TokenizeRequest is one piece of work with the permit to do it."""
+    """TokenizeRequest is a tokenization request with its ticket."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -92,7 +92,7 @@ class TokenizeRequest(google.protobuf.message.Message):
     OPTIONS_FIELD_NUMBER: builtins.int
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
-        """The router's permit."""
+        """The router's ticket."""
 
     @property
     def payload(self) -> weft.api.common.v1.tokenize_pb2.TokenizePayload:
@@ -100,7 +100,7 @@ class TokenizeRequest(google.protobuf.message.Message):
 
     @property
     def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
-        """How the runner handles it."""
+        """Options for the runner."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ global___TokenizeResponse = TokenizeResponse
 
 @typing.final
 class StreamImagesRequest(google.protobuf.message.Message):
-    """StreamImagesRequest is one piece of work with the permit to do it."""
+    """StreamImagesRequest is an image generation request with its ticket."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -153,7 +153,7 @@ class StreamImagesRequest(google.protobuf.message.Message):
     WORKFLOW_FIELD_NUMBER: builtins.int
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
-        """The router's permit."""
+        """The router's ticket."""
 
     @property
     def payload(self) -> weft.api.common.v1.image_pb2.ImagePayload:
@@ -161,11 +161,11 @@ class StreamImagesRequest(google.protobuf.message.Message):
 
     @property
     def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
-        """How the runner handles it."""
+        """Options for the runner."""
 
     @property
     def workflow(self) -> weft.api.common.v1.workflow_pb2.Workflow:
-        """The workflow that is run. Not set: the model makes images as it is configured."""
+        """Workflow to run. Not set: as the model is configured."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ global___StreamImagesResponse = StreamImagesResponse
 
 @typing.final
 class StreamTranscriptionRequest(google.protobuf.message.Message):
-    """StreamTranscriptionRequest is one piece of work with the permit to do it."""
+    """StreamTranscriptionRequest is a transcription request with its ticket."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -211,7 +211,7 @@ class StreamTranscriptionRequest(google.protobuf.message.Message):
     OPTIONS_FIELD_NUMBER: builtins.int
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
-        """The router's permit."""
+        """The router's ticket."""
 
     @property
     def payload(self) -> weft.api.common.v1.audio_pb2.TranscriptionPayload:
@@ -219,7 +219,7 @@ class StreamTranscriptionRequest(google.protobuf.message.Message):
 
     @property
     def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
-        """How the runner handles it."""
+        """Options for the runner."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ global___StreamTranscriptionResponse = StreamTranscriptionResponse
 
 @typing.final
 class SpeakRequest(google.protobuf.message.Message):
-    """SpeakRequest is one piece of work with the permit to do it."""
+    """SpeakRequest is a speech request with its ticket."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -264,7 +264,7 @@ class SpeakRequest(google.protobuf.message.Message):
     OPTIONS_FIELD_NUMBER: builtins.int
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
-        """The router's permit."""
+        """The router's ticket."""
 
     @property
     def payload(self) -> weft.api.common.v1.audio_pb2.SpeechPayload:
@@ -272,7 +272,7 @@ class SpeakRequest(google.protobuf.message.Message):
 
     @property
     def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
-        """How the runner handles it."""
+        """Options for the runner."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ global___SpeakRequest = SpeakRequest
 
 @typing.final
 class SpeakResponse(google.protobuf.message.Message):
-    """SpeakResponse is a piece of the recording."""
+    """SpeakResponse is a chunk of the recording."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -296,7 +296,7 @@ class SpeakResponse(google.protobuf.message.Message):
     MEDIA_TYPE_FIELD_NUMBER: builtins.int
     RECEIPT_FIELD_NUMBER: builtins.int
     data: builtins.bytes
-    """Bytes that continue it."""
+    """Next bytes."""
     media_type: builtins.str
     """Its media type, in the first message."""
     @property

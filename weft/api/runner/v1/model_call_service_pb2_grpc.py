@@ -26,11 +26,10 @@ if _version_not_supported:
 
 
 class ModelCallServiceStub(object):
-    """ModelCallService is the data plane of a runner for what is neither text out of models nor vectors. Called by
-    dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
 
-    Refusals of every call are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model
-    does not offer it.
+    Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
+    does not support the operation.
     """
 
     def __init__(self, channel):
@@ -67,44 +66,43 @@ class ModelCallServiceStub(object):
 
 
 class ModelCallServiceServicer(object):
-    """ModelCallService is the data plane of a runner for what is neither text out of models nor vectors. Called by
-    dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
 
-    Refusals of every call are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model
-    does not offer it.
+    Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
+    does not support the operation.
     """
 
     def Rerank(self, request, context):
-        """Rerank says how well documents answer a query, the best first.
+        """Rerank returns the relevance of documents to a query, best first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Tokenize returns the tokens of a text or of a conversation. It takes no slot.
+        """Tokenize returns the tokens of a text or a conversation. It needs no slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamImages(self, request, context):
-        """StreamImages makes images, and streams their progress, previews and the images as they are complete. The end is that
-        of GenerationService.Generate: one `finished` event with the receipt.
+        """StreamImages generates images, and streams progress, previews, and each image when it is complete. It ends like
+        GenerationService.Generate: with one `finished` event with the receipt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamTranscription(self, request, context):
-        """StreamTranscription streams the words of a recording and its progress; its end likewise.
+        """StreamTranscription streams the text of a recording and its progress. It ends like StreamImages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Speak(self, request, context):
-        """Speak streams spoken words. `receipt` stands in the last message.
+        """Speak streams generated speech. The last message has the receipt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,11 +145,10 @@ def add_ModelCallServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelCallService(object):
-    """ModelCallService is the data plane of a runner for what is neither text out of models nor vectors. Called by
-    dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
 
-    Refusals of every call are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model
-    does not offer it.
+    Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
+    does not support the operation.
     """
 
     @staticmethod

@@ -18,11 +18,10 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ModelCallServiceStub:
-    """ModelCallService is the data plane of a runner for what is neither text out of models nor vectors. Called by
-    dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
 
-    Refusals of every call are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model
-    does not offer it.
+    Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
+    does not support the operation.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -30,80 +29,78 @@ class ModelCallServiceStub:
         weft.api.runner.v1.model_call_service_pb2.RerankRequest,
         weft.api.runner.v1.model_call_service_pb2.RerankResponse,
     ]
-    """Rerank says how well documents answer a query, the best first."""
+    """Rerank returns the relevance of documents to a query, best first."""
 
     Tokenize: grpc.UnaryUnaryMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.TokenizeRequest,
         weft.api.runner.v1.model_call_service_pb2.TokenizeResponse,
     ]
-    """Tokenize returns the tokens of a text or of a conversation. It takes no slot."""
+    """Tokenize returns the tokens of a text or a conversation. It needs no slot."""
 
     StreamImages: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.StreamImagesRequest,
         weft.api.runner.v1.model_call_service_pb2.StreamImagesResponse,
     ]
-    """StreamImages makes images, and streams their progress, previews and the images as they are complete. The end is that
-    of GenerationService.Generate: one `finished` event with the receipt.
+    """StreamImages generates images, and streams progress, previews, and each image when it is complete. It ends like
+    GenerationService.Generate: with one `finished` event with the receipt.
     """
 
     StreamTranscription: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionRequest,
         weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionResponse,
     ]
-    """StreamTranscription streams the words of a recording and its progress; its end likewise."""
+    """StreamTranscription streams the text of a recording and its progress. It ends like StreamImages."""
 
     Speak: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.SpeakRequest,
         weft.api.runner.v1.model_call_service_pb2.SpeakResponse,
     ]
-    """Speak streams spoken words. `receipt` stands in the last message."""
+    """Speak streams generated speech. The last message has the receipt."""
 
 class ModelCallServiceAsyncStub:
-    """ModelCallService is the data plane of a runner for what is neither text out of models nor vectors. Called by
-    dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
 
-    Refusals of every call are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model
-    does not offer it.
+    Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
+    does not support the operation.
     """
 
     Rerank: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.RerankRequest,
         weft.api.runner.v1.model_call_service_pb2.RerankResponse,
     ]
-    """Rerank says how well documents answer a query, the best first."""
+    """Rerank returns the relevance of documents to a query, best first."""
 
     Tokenize: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.TokenizeRequest,
         weft.api.runner.v1.model_call_service_pb2.TokenizeResponse,
     ]
-    """Tokenize returns the tokens of a text or of a conversation. It takes no slot."""
+    """Tokenize returns the tokens of a text or a conversation. It needs no slot."""
 
     StreamImages: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.StreamImagesRequest,
         weft.api.runner.v1.model_call_service_pb2.StreamImagesResponse,
     ]
-    """StreamImages makes images, and streams their progress, previews and the images as they are complete. The end is that
-    of GenerationService.Generate: one `finished` event with the receipt.
+    """StreamImages generates images, and streams progress, previews, and each image when it is complete. It ends like
+    GenerationService.Generate: with one `finished` event with the receipt.
     """
 
     StreamTranscription: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionRequest,
         weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionResponse,
     ]
-    """StreamTranscription streams the words of a recording and its progress; its end likewise."""
+    """StreamTranscription streams the text of a recording and its progress. It ends like StreamImages."""
 
     Speak: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.model_call_service_pb2.SpeakRequest,
         weft.api.runner.v1.model_call_service_pb2.SpeakResponse,
     ]
-    """Speak streams spoken words. `receipt` stands in the last message."""
+    """Speak streams generated speech. The last message has the receipt."""
 
 class ModelCallServiceServicer(metaclass=abc.ABCMeta):
-    """ModelCallService is the data plane of a runner for what is neither text out of models nor vectors. Called by
-    dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
 
-    Refusals of every call are those of GenerationService.Generate; UNIMPLEMENTED / UNSUPPORTED_OPERATION when the model
-    does not offer it.
+    Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
+    does not support the operation.
     """
 
     @abc.abstractmethod
@@ -112,7 +109,7 @@ class ModelCallServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.model_call_service_pb2.RerankRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.model_call_service_pb2.RerankResponse, collections.abc.Awaitable[weft.api.runner.v1.model_call_service_pb2.RerankResponse]]:
-        """Rerank says how well documents answer a query, the best first."""
+        """Rerank returns the relevance of documents to a query, best first."""
 
     @abc.abstractmethod
     def Tokenize(
@@ -120,7 +117,7 @@ class ModelCallServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.model_call_service_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.model_call_service_pb2.TokenizeResponse, collections.abc.Awaitable[weft.api.runner.v1.model_call_service_pb2.TokenizeResponse]]:
-        """Tokenize returns the tokens of a text or of a conversation. It takes no slot."""
+        """Tokenize returns the tokens of a text or a conversation. It needs no slot."""
 
     @abc.abstractmethod
     def StreamImages(
@@ -128,8 +125,8 @@ class ModelCallServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.model_call_service_pb2.StreamImagesRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.model_call_service_pb2.StreamImagesResponse], collections.abc.AsyncIterator[weft.api.runner.v1.model_call_service_pb2.StreamImagesResponse]]:
-        """StreamImages makes images, and streams their progress, previews and the images as they are complete. The end is that
-        of GenerationService.Generate: one `finished` event with the receipt.
+        """StreamImages generates images, and streams progress, previews, and each image when it is complete. It ends like
+        GenerationService.Generate: with one `finished` event with the receipt.
         """
 
     @abc.abstractmethod
@@ -138,7 +135,7 @@ class ModelCallServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionResponse], collections.abc.AsyncIterator[weft.api.runner.v1.model_call_service_pb2.StreamTranscriptionResponse]]:
-        """StreamTranscription streams the words of a recording and its progress; its end likewise."""
+        """StreamTranscription streams the text of a recording and its progress. It ends like StreamImages."""
 
     @abc.abstractmethod
     def Speak(
@@ -146,6 +143,6 @@ class ModelCallServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.model_call_service_pb2.SpeakRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.model_call_service_pb2.SpeakResponse], collections.abc.AsyncIterator[weft.api.runner.v1.model_call_service_pb2.SpeakResponse]]:
-        """Speak streams spoken words. `receipt` stands in the last message."""
+        """Speak streams generated speech. The last message has the receipt."""
 
 def add_ModelCallServiceServicer_to_server(servicer: ModelCallServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

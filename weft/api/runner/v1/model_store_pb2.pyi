@@ -34,7 +34,7 @@ class _StoredFormEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """A folder with configuration, tokenizer and weights."""
 
 class StoredForm(_StoredForm, metaclass=_StoredFormEnumTypeWrapper):
-    """StoredForm is the form of a model's files."""
+    """StoredForm is the format of a model's files."""
 
 STORED_FORM_UNSPECIFIED: StoredForm.ValueType  # 0
 """Not said."""
@@ -55,19 +55,19 @@ class _StoredFileRoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     STORED_FILE_ROLE_WEIGHTS: _StoredFileRole.ValueType  # 1
     """Weights."""
     STORED_FILE_ROLE_PROJECTOR: _StoredFileRole.ValueType  # 2
-    """Encoder of images or audio beside a GGUF."""
+    """Multimodal projector (encoder of images or audio) of a GGUF."""
     STORED_FILE_ROLE_OTHER: _StoredFileRole.ValueType  # 3
     """Configuration, tokenizer, templates."""
 
 class StoredFileRole(_StoredFileRole, metaclass=_StoredFileRoleEnumTypeWrapper):
-    """StoredFileRole is what a file of a model is for."""
+    """StoredFileRole is the role of a model file."""
 
 STORED_FILE_ROLE_UNSPECIFIED: StoredFileRole.ValueType  # 0
 """Not said."""
 STORED_FILE_ROLE_WEIGHTS: StoredFileRole.ValueType  # 1
 """Weights."""
 STORED_FILE_ROLE_PROJECTOR: StoredFileRole.ValueType  # 2
-"""Encoder of images or audio beside a GGUF."""
+"""Multimodal projector (encoder of images or audio) of a GGUF."""
 STORED_FILE_ROLE_OTHER: StoredFileRole.ValueType  # 3
 """Configuration, tokenizer, templates."""
 global___StoredFileRole = StoredFileRole
@@ -81,36 +81,36 @@ class _PullStageEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     PULL_STAGE_UNSPECIFIED: _PullStage.ValueType  # 0
     """Not said."""
     PULL_STAGE_LOOKING: _PullStage.ValueType  # 1
-    """Asks for the files and their sizes."""
+    """Getting the list of files and their sizes."""
     PULL_STAGE_WAITING: _PullStage.ValueType  # 2
-    """Another process pulls the same; this one waits for it."""
+    """Waiting for another process that pulls the same source."""
     PULL_STAGE_LOADING: _PullStage.ValueType  # 3
     """Loads files."""
     PULL_STAGE_CHECKING: _PullStage.ValueType  # 4
-    """Checks the digest of a file."""
+    """Checking the digest of a file."""
     PULL_STAGE_DONE: _PullStage.ValueType  # 5
-    """All files are there."""
+    """All files are complete."""
 
 class PullStage(_PullStage, metaclass=_PullStageEnumTypeWrapper):
-    """PullStage is what a pull does."""
+    """PullStage is the stage of a pull."""
 
 PULL_STAGE_UNSPECIFIED: PullStage.ValueType  # 0
 """Not said."""
 PULL_STAGE_LOOKING: PullStage.ValueType  # 1
-"""Asks for the files and their sizes."""
+"""Getting the list of files and their sizes."""
 PULL_STAGE_WAITING: PullStage.ValueType  # 2
-"""Another process pulls the same; this one waits for it."""
+"""Waiting for another process that pulls the same source."""
 PULL_STAGE_LOADING: PullStage.ValueType  # 3
 """Loads files."""
 PULL_STAGE_CHECKING: PullStage.ValueType  # 4
-"""Checks the digest of a file."""
+"""Checking the digest of a file."""
 PULL_STAGE_DONE: PullStage.ValueType  # 5
-"""All files are there."""
+"""All files are complete."""
 global___PullStage = PullStage
 
 @typing.final
 class StoredModel(google.protobuf.message.Message):
-    """StoredModel is a model whose files were pulled: its manifest in the model store, and a row of `weft models ls`."""
+    """StoredModel is a pulled model: its manifest in the model store, and a row of `weft models ls`."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -130,29 +130,29 @@ class StoredModel(google.protobuf.message.Message):
     PATH_FIELD_NUMBER: builtins.int
     USED_BY_FIELD_NUMBER: builtins.int
     source: builtins.str
-    """What it was pulled from, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; of a URL without its query."""
+    """Source, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; a URL without its query."""
     source_digest: builtins.str
-    """SHA-256 of the whole source, in hex."""
+    """SHA-256 of the complete source, in hex."""
     schema_version: builtins.int
-    """Version of this message in the store; a later one than weft knows is left alone."""
+    """Version of this message in the store. A later version than weft knows is not changed."""
     form: global___StoredForm.ValueType
-    """Form of its files."""
+    """Format of its files."""
     quantization: builtins.str
-    """Quantization by the name of its file, such as "Q4_K_M"; empty where it is not known."""
+    """Quantization according to its file name, such as "Q4_K_M"; empty: unknown."""
     main_path: builtins.str
-    """The file that an engine is given, relative to `folder`; empty: the folder."""
+    """File for the engine, relative to `folder`; empty: the folder."""
     size_bytes: builtins.int
     """Size of all files."""
     digest: builtins.str
-    """SHA-256 of the file where it is one, else of the names and digests of all; "sha256:" and hex."""
+    """SHA-256 of a single file, else of the names and digests of all files; "sha256:" and hex."""
     revision: builtins.str
     """Commit of the repository, or the ETag of a URL; empty for a path."""
     weft_version: builtins.str
     """Version of weft that pulled it."""
     folder: builtins.str
-    """Name of the folder of its files in the store."""
+    """Name of its folder in the store."""
     path: builtins.str
-    """Path that an engine is given. Not stored: it follows from the place of the store."""
+    """Path for the engine. Not stored: derived from the location of the store."""
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StoredFile]:
         """Files of the model."""
@@ -204,7 +204,7 @@ class StoredFile(google.protobuf.message.Message):
     size_bytes: builtins.int
     """Size."""
     sha256: builtins.str
-    """SHA-256 in hex: its content lies under this name."""
+    """SHA-256 in hex; also the name under which the content is stored."""
     role: global___StoredFileRole.ValueType
     """What it is for."""
     def __init__(
@@ -221,7 +221,7 @@ global___StoredFile = StoredFile
 
 @typing.final
 class PullProgress(google.protobuf.message.Message):
-    """PullProgress is how far a pull is; `weft pull -o json` prints one per line."""
+    """PullProgress is the progress of a pull; `weft pull -o json` prints one per line."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -239,20 +239,20 @@ class PullProgress(google.protobuf.message.Message):
     stage: global___PullStage.ValueType
     """What is done now."""
     file: builtins.str
-    """File that is loaded now; empty: none."""
+    """File that is being downloaded; empty: none."""
     done_bytes: builtins.int
-    """Bytes of all files that are here, those of earlier pulls included."""
+    """Downloaded bytes of all files, including those of earlier pulls."""
     total_bytes: builtins.int
-    """Bytes of all files; 0: not known."""
+    """Total bytes of all files; 0: unknown."""
     bytes_per_second: builtins.int
-    """Speed of the last seconds; 0: not known."""
+    """Speed over the last seconds; 0: unknown."""
     detail: builtins.str
-    """What was chosen or happened, in words; empty: nothing."""
+    """Message about a choice or an event; empty: none."""
     file_sha256: builtins.str
-    """SHA-256 in hex of the file that is loaded now; empty: not known before it is here."""
+    """SHA-256 in hex of the file that is being downloaded; empty: not known in advance."""
     @property
     def model(self) -> global___StoredModel:
-        """What is stored; set with the last one only."""
+        """The stored model; only in the last message."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ global___PullProgress = PullProgress
 
 @typing.final
 class FoundModel(google.protobuf.message.Message):
-    """FoundModel is a model that another program has pulled on this machine; it is used where it lies, and never changed."""
+    """FoundModel is a model that another program has pulled on this machine. It is used in place and never changed."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -286,17 +286,17 @@ class FoundModel(google.protobuf.message.Message):
     PROJECTOR_PATH_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     source: builtins.str
-    """How weft.yaml names it, such as "ollama:llama3.2:latest", or a path."""
+    """Name in weft.yaml, such as "ollama:llama3.2:latest", or a path."""
     program: builtins.str
     """The program: "ollama", "lmstudio", "llama.cpp" or "huggingface"."""
     form: global___StoredForm.ValueType
-    """Form of its files."""
+    """Format of its files."""
     quantization: builtins.str
-    """Quantization by name; empty where it is not known."""
+    """Quantization; empty: unknown."""
     path: builtins.str
     """Path that an engine is given."""
     projector_path: builtins.str
-    """Encoder of images or audio; empty: none."""
+    """Multimodal projector (encoder of images or audio); empty: none."""
     size_bytes: builtins.int
     """Size of all files."""
     def __init__(

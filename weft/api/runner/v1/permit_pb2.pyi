@@ -22,8 +22,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 class OperationPermit(google.protobuf.message.Message):
     """OperationPermit is a short-lived permit from the registry to carry out one operation on one runner.
 
-    `mac` is HMAC-SHA256 over "weft-operation-permit-v1" and a zero byte, followed by the very bytes of `claims`, with the
-    runner session's key: a permit never passes for a ticket, nor a ticket for a permit.
+    `mac` is HMAC-SHA256 over "weft-operation-permit-v1" and a zero byte, followed by the bytes of `claims`, with the
+    runner session's key. A permit therefore cannot be used as a ticket, nor a ticket as a permit.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -46,7 +46,7 @@ global___OperationPermit = OperationPermit
 
 @typing.final
 class PermitClaims(google.protobuf.message.Message):
-    """PermitClaims is what a permit allows."""
+    """PermitClaims are the claims of a permit."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -65,16 +65,16 @@ class PermitClaims(google.protobuf.message.Message):
         ACTION_FLUSH: PermitClaims._Action.ValueType  # 3
         """Flush caches."""
         ACTION_YIELD: PermitClaims._Action.ValueType  # 4
-        """Give up the memory of an idle model."""
+        """Release the memory of an idle model."""
         ACTION_PULL: PermitClaims._Action.ValueType  # 5
         """Pull the files of a model."""
         ACTION_ADD: PermitClaims._Action.ValueType  # 6
-        """Serve a model that weft.yaml does not name."""
+        """Add a model that is not in weft.yaml."""
         ACTION_REMOVE: PermitClaims._Action.ValueType  # 7
-        """Serve such a model no longer."""
+        """Remove an added model."""
 
     class Action(_Action, metaclass=_ActionEnumTypeWrapper):
-        """Action is what may be done."""
+        """Action is what the permit allows."""
 
     ACTION_UNSPECIFIED: PermitClaims.Action.ValueType  # 0
     """Not set."""
@@ -85,13 +85,13 @@ class PermitClaims(google.protobuf.message.Message):
     ACTION_FLUSH: PermitClaims.Action.ValueType  # 3
     """Flush caches."""
     ACTION_YIELD: PermitClaims.Action.ValueType  # 4
-    """Give up the memory of an idle model."""
+    """Release the memory of an idle model."""
     ACTION_PULL: PermitClaims.Action.ValueType  # 5
     """Pull the files of a model."""
     ACTION_ADD: PermitClaims.Action.ValueType  # 6
-    """Serve a model that weft.yaml does not name."""
+    """Add a model that is not in weft.yaml."""
     ACTION_REMOVE: PermitClaims.Action.ValueType  # 7
-    """Serve such a model no longer."""
+    """Remove an added model."""
 
     PERMIT_ID_FIELD_NUMBER: builtins.int
     OPERATION_ID_FIELD_NUMBER: builtins.int
@@ -101,20 +101,20 @@ class PermitClaims(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
     permit_id: builtins.str
-    """Unique for every permit, and accepted once."""
+    """Unique nonce of the permit, accepted once."""
     operation_id: builtins.str
-    """The operation, by id; empty for a yield."""
+    """Id of the operation; empty for a yield."""
     action: global___PermitClaims.Action.ValueType
     """What may be done."""
     runner: builtins.str
     """The runner, by name."""
     runner_incarnation: builtins.str
-    """Its incarnation; any other must refuse."""
+    """Incarnation of the runner; any other must refuse the permit."""
     model: builtins.str
-    """The model; the source of a pull or of a model that is added; empty for a flush of all models."""
+    """Name of the model, or the source of a pull or of an added model; empty for a flush of all models."""
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the permit stops being good for a start."""
+        """Time until which the action may be started."""
 
     def __init__(
         self,

@@ -36,17 +36,17 @@ class _ClaimState:
 class _ClaimStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ClaimState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     CLAIM_STATE_UNSPECIFIED: _ClaimState.ValueType  # 0
-    """It was not looked at, or could not be seen."""
+    """It was not or could not be checked."""
     CLAIM_STATE_KEPT: _ClaimState.ValueType  # 1
     """It is kept."""
     CLAIM_STATE_BROKEN: _ClaimState.ValueType  # 2
     """It is not kept."""
 
 class ClaimState(_ClaimState, metaclass=_ClaimStateEnumTypeWrapper):
-    """ClaimState is whether an engine keeps a claim."""
+    """ClaimState is the result of checking an assumption."""
 
 CLAIM_STATE_UNSPECIFIED: ClaimState.ValueType  # 0
-"""It was not looked at, or could not be seen."""
+"""It was not or could not be checked."""
 CLAIM_STATE_KEPT: ClaimState.ValueType  # 1
 """It is kept."""
 CLAIM_STATE_BROKEN: ClaimState.ValueType  # 2
@@ -62,25 +62,25 @@ class _CacheIsolationEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     CACHE_ISOLATION_UNSPECIFIED: _CacheIsolation.ValueType  # 0
     """Not set."""
     CACHE_ISOLATION_SLOTS: _CacheIsolation.ValueType  # 1
-    """Each slot belongs to one tenant and tag at a time, and is emptied before another one gets it."""
+    """Each slot belongs to one tenant and cache tag at a time, and is emptied before another one gets it."""
     CACHE_ISOLATION_WHOLE: _CacheIsolation.ValueType  # 2
-    """The whole cache belongs to one tenant and tag at a time."""
+    """The whole cache belongs to one tenant and cache tag at a time."""
     CACHE_ISOLATION_SALT: _CacheIsolation.ValueType  # 3
-    """The server is given a salt per tenant and tag."""
+    """The server gets a salt per tenant and cache tag."""
     CACHE_ISOLATION_NONE: _CacheIsolation.ValueType  # 4
     """No isolation: the server shares its cache among tenants."""
 
 class CacheIsolation(_CacheIsolation, metaclass=_CacheIsolationEnumTypeWrapper):
-    """CacheIsolation is how prefixes of different tenants are kept apart."""
+    """CacheIsolation is how cached prefixes of tenants are isolated."""
 
 CACHE_ISOLATION_UNSPECIFIED: CacheIsolation.ValueType  # 0
 """Not set."""
 CACHE_ISOLATION_SLOTS: CacheIsolation.ValueType  # 1
-"""Each slot belongs to one tenant and tag at a time, and is emptied before another one gets it."""
+"""Each slot belongs to one tenant and cache tag at a time, and is emptied before another one gets it."""
 CACHE_ISOLATION_WHOLE: CacheIsolation.ValueType  # 2
-"""The whole cache belongs to one tenant and tag at a time."""
+"""The whole cache belongs to one tenant and cache tag at a time."""
 CACHE_ISOLATION_SALT: CacheIsolation.ValueType  # 3
-"""The server is given a salt per tenant and tag."""
+"""The server gets a salt per tenant and cache tag."""
 CACHE_ISOLATION_NONE: CacheIsolation.ValueType  # 4
 """No isolation: the server shares its cache among tenants."""
 global___CacheIsolation = CacheIsolation
@@ -96,7 +96,7 @@ class WakeRequest(google.protobuf.message.Message):
     model: builtins.str
     """The model, by its name in the mesh."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The priority of the request that waits for it: models of a higher one are not evicted. Unspecified: normal."""
+    """Priority of the waiting request; models of a higher priority are not evicted. Unspecified: normal."""
     def __init__(
         self,
         *,
@@ -109,7 +109,7 @@ global___WakeRequest = WakeRequest
 
 @typing.final
 class WakeResponse(google.protobuf.message.Message):
-    """WakeResponse says that it is awake."""
+    """WakeResponse means that the model is awake."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -152,7 +152,7 @@ global___LoadRequest = LoadRequest
 
 @typing.final
 class LoadResponse(google.protobuf.message.Message):
-    """LoadResponse is one word about a load."""
+    """LoadResponse is one message about a load."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -160,11 +160,11 @@ class LoadResponse(google.protobuf.message.Message):
     RESULT_FIELD_NUMBER: builtins.int
     @property
     def progress(self) -> global___LoadProgress:
-        """It is under way."""
+        """Progress."""
 
     @property
     def result(self) -> global___LoadResult:
-        """It takes requests. Always last."""
+        """The result. Always last."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ global___LoadResponse = LoadResponse
 
 @typing.final
 class LoadProgress(google.protobuf.message.Message):
-    """LoadProgress says how far a load is."""
+    """LoadProgress is the progress of a load."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -189,14 +189,14 @@ class LoadProgress(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     ETA_FIELD_NUMBER: builtins.int
     stage: builtins.str
-    """What is being done, such as "waiting for memory", "starting", "loading"."""
+    """Current stage, such as "waiting for memory", "starting" or "loading"."""
     detail: builtins.str
-    """The same in more words; may be empty."""
+    """Details of the stage; may be empty."""
     progress: builtins.float
-    """Share done, 0 to 1. Absent: unknown."""
+    """Progress, 0 to 1. Absent: unknown."""
     @property
     def eta(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it will still take, from earlier loads. Absent: unknown."""
+        """Estimated remaining time, based on earlier loads. Absent: unknown."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ global___LoadProgress = LoadProgress
 
 @typing.final
 class LoadResult(google.protobuf.message.Message):
-    """LoadResult says what was loaded."""
+    """LoadResult is the result of a load."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -223,14 +223,14 @@ class LoadResult(google.protobuf.message.Message):
     LOAD_TIME_FIELD_NUMBER: builtins.int
     WAS_LOADED_FIELD_NUMBER: builtins.int
     memory_bytes: builtins.int
-    """Accelerator memory that it holds; the lease's where it cannot be measured. 0: none."""
+    """Accelerator memory in use; the leased memory if it cannot be measured. 0: none."""
     memory_measured: builtins.bool
     """Whether `memory_bytes` was measured."""
     was_loaded: builtins.bool
-    """Whether it was loaded so already, and nothing was done."""
+    """Whether it was already loaded with these options, so that nothing was done."""
     @property
     def load_time(self) -> google.protobuf.duration_pb2.Duration:
-        """From the start of the load until it took requests, waiting for memory included."""
+        """Time from the start of the load until it was ready, including the wait for memory."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ global___UnloadRequest = UnloadRequest
 
 @typing.final
 class UnloadResponse(google.protobuf.message.Message):
-    """UnloadResponse says that it hibernates."""
+    """UnloadResponse means that the model hibernates."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -281,7 +281,7 @@ class UnloadResponse(google.protobuf.message.Message):
     memory_freed_bytes: builtins.int
     """Accelerator memory that it held, and that has been given up."""
     cache_flushed: builtins.bool
-    """Whether its caches are gone with it; not so for a server that only hibernates."""
+    """Whether its cached prefixes are lost; false for a server that only hibernates."""
     def __init__(
         self,
         *,
@@ -304,7 +304,7 @@ class PullModelRequest(google.protobuf.message.Message):
     source: builtins.str
     """What to pull, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" (docs/models.md)."""
     form: weft.api.runner.v1.model_store_pb2.StoredForm.ValueType
-    """Form of its files; not set: GGUF where there is one."""
+    """Format of the files. Not set: GGUF if available."""
     @property
     def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
         """The registry's permit."""
@@ -331,7 +331,7 @@ class PullModelResponse(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     @property
     def progress(self) -> weft.api.runner.v1.model_store_pb2.PullProgress:
-        """It is under way."""
+        """Progress."""
 
     @property
     def model(self) -> weft.api.runner.v1.model_store_pb2.StoredModel:
@@ -351,7 +351,7 @@ global___PullModelResponse = PullModelResponse
 
 @typing.final
 class AddModelRequest(google.protobuf.message.Message):
-    """AddModelRequest names a source, and the model that it becomes."""
+    """AddModelRequest names a source and the new model."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -360,7 +360,7 @@ class AddModelRequest(google.protobuf.message.Message):
     PERMIT_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     source: builtins.str
-    """What it is, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" (docs/models.md)."""
+    """Source, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" (docs/models.md)."""
     name: builtins.str
     """Its name in the mesh."""
     @property
@@ -369,7 +369,7 @@ class AddModelRequest(google.protobuf.message.Message):
 
     @property
     def options(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
-        """What the caller wants of the load: its context bounds what is chosen."""
+        """Load options of the caller, which are respected when defaults are chosen."""
 
     def __init__(
         self,
@@ -398,7 +398,7 @@ class AddModelResponse(google.protobuf.message.Message):
 
     @property
     def model(self) -> weft.api.runner.v1.added_model_pb2.AddedModel:
-        """It is served. Always last."""
+        """The added model. Always last."""
 
     def __init__(
         self,
@@ -439,7 +439,7 @@ global___RemoveModelRequest = RemoveModelRequest
 
 @typing.final
 class RemoveModelResponse(google.protobuf.message.Message):
-    """RemoveModelResponse says that it is served no longer."""
+    """RemoveModelResponse means that the model is removed."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -476,11 +476,11 @@ class YieldMemoryRequest(google.protobuf.message.Message):
     model: builtins.str
     """The model, by its name in the mesh."""
     lease_id: builtins.str
-    """The lease that is to be given up."""
+    """Lease to release."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The priority of the request that needs the memory."""
     wanted_by: builtins.str
-    """Who needs it, for the log."""
+    """What needs the memory, for the log."""
     @property
     def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
         """The registry's permit."""
@@ -501,7 +501,7 @@ global___YieldMemoryRequest = YieldMemoryRequest
 
 @typing.final
 class YieldMemoryResponse(google.protobuf.message.Message):
-    """YieldMemoryResponse says that it hibernates."""
+    """YieldMemoryResponse means that the model hibernates."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -513,7 +513,7 @@ global___YieldMemoryResponse = YieldMemoryResponse
 
 @typing.final
 class FlushCacheRequest(google.protobuf.message.Message):
-    """FlushCacheRequest says what to forget."""
+    """FlushCacheRequest selects the prefixes to flush."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -526,27 +526,27 @@ class FlushCacheRequest(google.protobuf.message.Message):
         SCOPE_UNSPECIFIED: FlushCacheRequest._Scope.ValueType  # 0
         """Not set."""
         SCOPE_ALL: FlushCacheRequest._Scope.ValueType  # 1
-        """Everything of every model, or of `model` where it is set."""
+        """All prefixes of all models, or of `model` if it is set."""
         SCOPE_MODEL: FlushCacheRequest._Scope.ValueType  # 2
-        """Everything of one model."""
+        """All prefixes of one model."""
         SCOPE_TENANT: FlushCacheRequest._Scope.ValueType  # 3
-        """Everything of one tenant."""
+        """All prefixes of one tenant."""
         SCOPE_TAG: FlushCacheRequest._Scope.ValueType  # 4
-        """What was cached under one tag, of `tenant` where it is set."""
+        """Prefixes with one cache tag, of `tenant` if it is set."""
 
     class Scope(_Scope, metaclass=_ScopeEnumTypeWrapper):
-        """Scope is what is forgotten."""
+        """Scope is which prefixes are flushed."""
 
     SCOPE_UNSPECIFIED: FlushCacheRequest.Scope.ValueType  # 0
     """Not set."""
     SCOPE_ALL: FlushCacheRequest.Scope.ValueType  # 1
-    """Everything of every model, or of `model` where it is set."""
+    """All prefixes of all models, or of `model` if it is set."""
     SCOPE_MODEL: FlushCacheRequest.Scope.ValueType  # 2
-    """Everything of one model."""
+    """All prefixes of one model."""
     SCOPE_TENANT: FlushCacheRequest.Scope.ValueType  # 3
-    """Everything of one tenant."""
+    """All prefixes of one tenant."""
     SCOPE_TAG: FlushCacheRequest.Scope.ValueType  # 4
-    """What was cached under one tag, of `tenant` where it is set."""
+    """Prefixes with one cache tag, of `tenant` if it is set."""
 
     PERMIT_FIELD_NUMBER: builtins.int
     SCOPE_FIELD_NUMBER: builtins.int
@@ -554,7 +554,7 @@ class FlushCacheRequest(google.protobuf.message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     TAG_FIELD_NUMBER: builtins.int
     scope: global___FlushCacheRequest.Scope.ValueType
-    """What is forgotten."""
+    """Which prefixes are flushed."""
     model: builtins.str
     """The model, by its name in the mesh; empty: all of the runner."""
     tenant: builtins.str
@@ -581,7 +581,7 @@ global___FlushCacheRequest = FlushCacheRequest
 
 @typing.final
 class FlushCacheResponse(google.protobuf.message.Message):
-    """FlushCacheResponse says what was forgotten."""
+    """FlushCacheResponse is the result of a flush."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -589,12 +589,12 @@ class FlushCacheResponse(google.protobuf.message.Message):
     TOKEN_COUNT_FIELD_NUMBER: builtins.int
     REUSABLE_BYTES_FIELD_NUMBER: builtins.int
     entry_count: builtins.int
-    """How many cached prefixes (slots of a server) were forgotten."""
+    """Number of flushed prefixes (slots of a server)."""
     token_count: builtins.int
-    """Tokens that they held. Absent: unknown."""
+    """Number of tokens in the flushed prefixes. Absent: unknown."""
     reusable_bytes: builtins.int
-    """Memory of the KV cache that is free for other prefixes now, from the model's bytes per token. Absent: unknown. A
-    KV cache is reserved as a whole, so this gives no memory back to the device.
+    """KV cache memory that is free for other prefixes now, based on the model's bytes per token. Absent: unknown. No
+    device memory is released, as the KV cache is reserved as a whole.
     """
     def __init__(
         self,
@@ -624,9 +624,9 @@ class TailLogsRequest(google.protobuf.message.Message):
     model: builtins.str
     """The model, by its name in the mesh."""
     line_count: builtins.int
-    """How many of the last lines to begin with; at most 1,000."""
+    """Number of last lines to begin with; at most 1,000."""
     follow: builtins.bool
-    """Whether to go on with new lines; otherwise the stream ends after the last ones."""
+    """Whether to continue with new lines; otherwise the stream ends after the last ones."""
     def __init__(
         self,
         *,
@@ -640,14 +640,14 @@ global___TailLogsRequest = TailLogsRequest
 
 @typing.final
 class TailLogsResponse(google.protobuf.message.Message):
-    """TailLogsResponse is some lines."""
+    """TailLogsResponse is lines of an engine log."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LINES_FIELD_NUMBER: builtins.int
     LOST_LINE_COUNT_FIELD_NUMBER: builtins.int
     lost_line_count: builtins.int
-    """Lines that were lost before these because the reader was too slow."""
+    """Number of lines lost before these, because the reader was too slow."""
     @property
     def lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Lines, oldest first."""
@@ -664,7 +664,7 @@ global___TailLogsResponse = TailLogsResponse
 
 @typing.final
 class DescribeRequest(google.protobuf.message.Message):
-    """DescribeRequest asks for the description."""
+    """DescribeRequest requests the description of a runner."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -673,13 +673,13 @@ class DescribeRequest(google.protobuf.message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     PERMIT_FIELD_NUMBER: builtins.int
     log_line_count: builtins.int
-    """How many of the last log lines of each backend to include; at most 1,000."""
+    """Number of last log lines of each engine to include; at most 1,000."""
     checks_engine: builtins.bool
-    """Whether to include what is claimed of the engines, each claim compared with what the engine does now: it is asked
-    for its metrics, its models and the like, which takes some seconds.
+    """Whether to check the assumptions about the engines by requesting their metrics, models and the like, which takes
+    some seconds.
     """
     source: builtins.str
-    """A source of a model, as a load names it: then `source_engines` is filled. Needs a permit, as AddModel does."""
+    """Source of a model, for which `source_engines` is filled. Needs a permit, as AddModel does."""
     @property
     def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
         """The registry's permit for `source`."""
@@ -699,7 +699,7 @@ global___DescribeRequest = DescribeRequest
 
 @typing.final
 class DescribeResponse(google.protobuf.message.Message):
-    """DescribeResponse is the description."""
+    """DescribeResponse is the description of a runner."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -716,8 +716,8 @@ class DescribeResponse(google.protobuf.message.Message):
 
     @property
     def source_engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceDescription]:
-        """The engines that may serve the requested source, the runner's own first, with `load_parameters` alone; empty: the
-        runner serves no models by their source.
+        """Engines that could serve the requested source, with only their `load_parameters`, the runner's own first; empty:
+        models cannot be added to the runner.
         """
 
     def __init__(
@@ -734,7 +734,7 @@ global___DescribeResponse = DescribeResponse
 
 @typing.final
 class InstanceDescription(google.protobuf.message.Message):
-    """InstanceDescription is one backend process and the model it serves."""
+    """InstanceDescription is one engine and the model that it serves."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -762,22 +762,22 @@ class InstanceDescription(google.protobuf.message.Message):
     model: builtins.str
     """The model, by its name in the mesh."""
     process_id: builtins.int
-    """The backend's process id; 0 when there is no process."""
+    """Process id of the engine; 0: no process."""
     restart_count: builtins.int
-    """How often the backend was restarted after a fault."""
+    """Number of restarts after a fault."""
     last_restart_reason: builtins.str
-    """Why it was last restarted, in words; empty when never."""
+    """Reason of the last restart; empty: never."""
     containment: builtins.str
-    """How its processes are held together, in words, such as "cgroup" or "process group, sub-reaper"."""
+    """How its processes are contained, such as "cgroup" or "process group, sub-reaper"."""
     cache_isolation: global___CacheIsolation.ValueType
     """How prefixes of different tenants are kept apart."""
     model_path: builtins.str
-    """The model's file, as configured; empty: none."""
+    """Configured model file; empty: none."""
     vision_input: builtins.bool
-    """Whether it takes images."""
+    """Whether it accepts images."""
     @property
     def log_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The last lines of the backend's output, oldest first."""
+        """Last lines of the engine log, oldest first."""
 
     @property
     def active_request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -785,15 +785,15 @@ class InstanceDescription(google.protobuf.message.Message):
 
     @property
     def restarts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Restart]:
-        """The last restarts after a fault, oldest first; at most 20."""
+        """Last restarts after a fault, oldest first; at most 20."""
 
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RequestRecord]:
-        """Requests under way and the last ones that ended, oldest first; without their output."""
+        """Running and recently ended requests, oldest first, without their output."""
 
     @property
     def last_crash_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The last lines before the last crash, oldest first; they stay while newer output replaces the log."""
+        """Last log lines before the last crash, oldest first; newer output does not replace them."""
 
     @property
     def last_ready_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -801,31 +801,31 @@ class InstanceDescription(google.protobuf.message.Message):
 
     @property
     def timeouts(self) -> global___TimeoutProfile:
-        """The limits of time it works under."""
+        """Timeouts of the engine."""
 
     @property
     def load_parameters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.runner.v1.load_pb2.LoadParameter]:
-        """What may be set for one load."""
+        """Parameters that can be set for one load."""
 
     @property
     def quantizations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The variants that may be loaded, by quantization; empty: only the one configured."""
+        """Quantizations that can be loaded; empty: only the configured one."""
 
     @property
     def load_options(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
-        """The options of the present or next load."""
+        """Options of the current or next load."""
 
     @property
     def cache(self) -> global___CacheFigures:
-        """Prefix-cache figures since the runner started."""
+        """Prefix cache figures since the start of the runner."""
 
     @property
     def engine_claims(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EngineClaim]:
-        """What is claimed of its engine, where `checks_engine` asked for it; empty: nothing is claimed."""
+        """Checked assumptions about the engine, if `checks_engine` was set; empty: none."""
 
     @property
     def added(self) -> weft.api.runner.v1.added_model_pb2.AddedModel:
-        """How it came to be served, and what was chosen for it, where weft.yaml does not name it."""
+        """For an added model: its source and what was chosen for it."""
 
     def __init__(
         self,
@@ -859,7 +859,7 @@ global___InstanceDescription = InstanceDescription
 
 @typing.final
 class EngineClaim(google.protobuf.message.Message):
-    """EngineClaim is one fact that a runtime takes for granted of an engine, such as a preset of a server program."""
+    """EngineClaim is an assumption of a runtime about an engine, such as one of a server preset."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -869,15 +869,15 @@ class EngineClaim(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     SEEN_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """The fact, such as "usage_in_streams"."""
+    """Name of the assumption, such as "usage_in_streams"."""
     claim: builtins.str
-    """What is claimed, in words, such as "yes" or "/metrics"."""
+    """Expected value, such as "yes" or "/metrics"."""
     source: builtins.str
-    """Where the claim was read, such as a file of the program at a version."""
+    """Source of the assumption, such as a file of the program at a version."""
     state: global___ClaimState.ValueType
-    """Whether the engine keeps it."""
+    """Whether it is true for the engine."""
     seen: builtins.str
-    """What was seen, in words; empty: nothing."""
+    """Observation; empty: none."""
     def __init__(
         self,
         *,
@@ -893,7 +893,7 @@ global___EngineClaim = EngineClaim
 
 @typing.final
 class CacheFigures(google.protobuf.message.Message):
-    """CacheFigures counts what the prefix cache did, as the engine reported it."""
+    """CacheFigures are the counters of the prefix cache, as reported by the engine."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -902,9 +902,9 @@ class CacheFigures(google.protobuf.message.Message):
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     CACHED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     hit_count: builtins.int
-    """Requests that found some of their prompt cached."""
+    """Requests with a part of their prompt in the cache."""
     miss_count: builtins.int
-    """Requests that found nothing."""
+    """Requests without any part in the cache."""
     prompt_token_count: builtins.int
     """Prompt tokens, cached ones included."""
     cached_token_count: builtins.int
@@ -923,7 +923,7 @@ global___CacheFigures = CacheFigures
 
 @typing.final
 class Restart(google.protobuf.message.Message):
-    """Restart is one time that a backend was ended and started again because of a fault."""
+    """Restart is one restart of an engine because of a fault."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -932,16 +932,16 @@ class Restart(google.protobuf.message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     RECOVERY_FIELD_NUMBER: builtins.int
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """What kind of fault it was."""
+    """Kind of the fault."""
     detail: builtins.str
     """The same in words."""
     @property
     def time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the fault was noticed."""
+        """Time of the fault."""
 
     @property
     def recovery(self) -> google.protobuf.duration_pb2.Duration:
-        """From the moment the fault was noticed until it took requests again. Not set: it does not yet, or never did."""
+        """Time from the fault until the engine accepted requests again. Not set: not yet, or never."""
 
     def __init__(
         self,
@@ -958,7 +958,7 @@ global___Restart = Restart
 
 @typing.final
 class TimeoutProfile(google.protobuf.message.Message):
-    """TimeoutProfile is how long a runner waits for what. A limit that is not set is off."""
+    """TimeoutProfile is the timeouts of a runner. A timeout that is not set is off."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -971,11 +971,11 @@ class TimeoutProfile(google.protobuf.message.Message):
     PROBE_INTERVAL_FIELD_NUMBER: builtins.int
     @property
     def connect(self) -> google.protobuf.duration_pb2.Duration:
-        """For a connection to the backend."""
+        """Longest wait for a connection to the engine."""
 
     @property
     def headers(self) -> google.protobuf.duration_pb2.Duration:
-        """For the headers of its response."""
+        """Longest wait for response headers."""
 
     @property
     def first_token(self) -> google.protobuf.duration_pb2.Duration:
@@ -983,19 +983,19 @@ class TimeoutProfile(google.protobuf.message.Message):
 
     @property
     def prefill_liveness(self) -> google.protobuf.duration_pb2.Duration:
-        """Longest time without a sign of life before the first token: prefill progress, CPU or GPU time."""
+        """Longest time without progress before the first token. Progress is prefill progress, CPU or GPU time."""
 
     @property
     def idle_stream(self) -> google.protobuf.duration_pb2.Duration:
-        """Longest time without a token once the answer has begun."""
+        """Longest time between two tokens of an answer."""
 
     @property
     def absolute(self) -> google.protobuf.duration_pb2.Duration:
-        """For the whole request, tools included."""
+        """Longest duration of a request, tool calls included."""
 
     @property
     def probe_interval(self) -> google.protobuf.duration_pb2.Duration:
-        """How often signs of life are looked for."""
+        """Interval of checks for progress."""
 
     def __init__(
         self,
@@ -1015,7 +1015,7 @@ global___TimeoutProfile = TimeoutProfile
 
 @typing.final
 class RequestRecord(google.protobuf.message.Message):
-    """RequestRecord is what a runner knows of a request."""
+    """RequestRecord is a runner's record of a request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1028,35 +1028,35 @@ class RequestRecord(google.protobuf.message.Message):
         STATE_UNSPECIFIED: RequestRecord._State.ValueType  # 0
         """Not set."""
         STATE_PREFILL: RequestRecord._State.ValueType  # 1
-        """The backend works on the prompt."""
+        """The engine processes the prompt."""
         STATE_GENERATING: RequestRecord._State.ValueType  # 2
         """Tokens come."""
         STATE_RUNNING_TOOL: RequestRecord._State.ValueType  # 3
-        """A tool of the mesh runs."""
+        """A tool call is running."""
         STATE_COMPLETED: RequestRecord._State.ValueType  # 4
         """It completed."""
         STATE_FAILED: RequestRecord._State.ValueType  # 5
-        """It failed; `reason` says why."""
+        """It failed; see `reason`."""
         STATE_CANCELLED: RequestRecord._State.ValueType  # 6
-        """The caller left or cancelled."""
+        """The caller disconnected or cancelled it."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
-        """State is how far it is."""
+        """State is the state of the request."""
 
     STATE_UNSPECIFIED: RequestRecord.State.ValueType  # 0
     """Not set."""
     STATE_PREFILL: RequestRecord.State.ValueType  # 1
-    """The backend works on the prompt."""
+    """The engine processes the prompt."""
     STATE_GENERATING: RequestRecord.State.ValueType  # 2
     """Tokens come."""
     STATE_RUNNING_TOOL: RequestRecord.State.ValueType  # 3
-    """A tool of the mesh runs."""
+    """A tool call is running."""
     STATE_COMPLETED: RequestRecord.State.ValueType  # 4
     """It completed."""
     STATE_FAILED: RequestRecord.State.ValueType  # 5
-    """It failed; `reason` says why."""
+    """It failed; see `reason`."""
     STATE_CANCELLED: RequestRecord.State.ValueType  # 6
-    """The caller left or cancelled."""
+    """The caller disconnected or cancelled it."""
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
@@ -1078,20 +1078,20 @@ class RequestRecord(google.protobuf.message.Message):
     output_chars: builtins.int
     """Characters of output so far, reasoning included."""
     tool_iterations_left: builtins.int
-    """How often the model may still be asked again with results of tools; not set where the mesh runs none."""
+    """Remaining turns of the model with tool results; not set if the runner runs no tools for it."""
     model: builtins.str
     """The model it is for."""
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the runner took it on."""
+        """When the runner accepted it."""
 
     @property
     def first_content_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the first content came; not set: none came."""
+        """Time of the first content; not set: none yet."""
 
     @property
     def last_progress_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When something last moved: a token, prefill, a tool, or the backend's processor time."""
+        """Time of the last progress: a token, prefill, a tool, or processor time of the engine."""
 
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -1142,7 +1142,7 @@ global___GetRequestRequest = GetRequestRequest
 
 @typing.final
 class GetRequestResponse(google.protobuf.message.Message):
-    """GetRequestResponse is what is known of it."""
+    """GetRequestResponse is the record."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -97,73 +97,73 @@ class RunnerServiceServicer(object):
     """
 
     def Describe(self, request, context):
-        """Describe returns what the runner is and how its instances are.
+        """Describe returns the runner and its instances.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Wake(self, request, context):
-        """Wake wakes a hibernating model and returns once it takes requests. Calls for one model share one wake; a model that is
-        awake is left alone.
+        """Wake wakes a hibernating model and returns when it accepts requests. Calls for one model share one wake. It has no
+        effect on a model that is awake.
 
-        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it stays hibernating then.
-        INSUFFICIENT_MEMORY when there is no memory for it now and there may be later. A wake that waits for memory ends with
-        its last caller.
+        UNAVAILABLE / WAKE_FAILED with the recipe's error if it does not become ready; it then stays in hibernation.
+        INSUFFICIENT_MEMORY if there is not enough memory now. A wake that waits for memory ends with its last caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """Load starts a model's backend with the given options, or starts it again if it runs with others, and streams how far
-        it is, then the result. Calls for one model share one load. Cancelling the call cancels the load, and what was loaded
-        of it is unloaded.
+        """Load starts a model's engine with the given options, or restarts it if it runs with others, and streams the
+        progress, then the result. Calls for one model share one load. Cancelling the call cancels the load and unloads the
+        model.
 
-        Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a good one. INVALID_ARGUMENT names the
-        option that cannot be; INSUFFICIENT_MEMORY says what is needed and who holds it.
+        Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a valid one. INVALID_ARGUMENT names the
+        invalid option; INSUFFICIENT_MEMORY says how much is needed and what holds it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unload(self, request, context):
-        """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
-        wakes it. Needs a permit as Load does.
+        """Unload drains a model for at most the runner's drain time, then puts it to sleep; the next request wakes it. Needs
+        a permit as Load does.
 
-        UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION for an engine that weft neither started nor can put to sleep.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PullModel(self, request, context):
-        """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
-        stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
-        next one continues there. Needs a permit as Load does.
+        """PullModel pulls the files of a model into the runner's model store and streams the progress, then the stored model.
+        Pulls of the same source are shared. Cancelling the call ends the pull; downloaded parts are kept, and the next
+        pull continues there. Needs a permit as Load does.
 
-        INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
-        NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
+        INVALID_ARGUMENT if the source lacks what was requested, or if the disk or the limit of the store is too small;
+        NOT_FOUND for a repository that does not exist or is private; PERMISSION_DENIED for a gated one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddModel(self, request, context):
-        """AddModel serves a model that weft.yaml does not name: it pulls the files where they are not here, chooses the runtime by
-        their form, publishes the model, and streams how far it is, then the model. It is not loaded by this. The same source
-        under the same name is returned as it is. Needs a permit as Load does.
+        """AddModel adds a model that is not in weft.yaml: it pulls missing files, chooses the runtime by their format,
+        publishes the model, and streams the progress, then the model. It does not load the model. The same source with the
+        same name is returned unchanged. Needs a permit as Load does.
 
-        Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
-        32 added models; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+        Errors are those of PullModel; ALREADY_EXISTS if another model of the runner has the name; TOO_MANY_RESOURCES
+        beyond 32 added models; UNSUPPORTED_OPERATION if no installed runtime can load the files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveModel(self, request, context):
-        """RemoveModel ends such a model: its requests end first, for at most the runner's drain time, then its engine, its lease,
-        and its place in the runner's file. Its files stay in the store. Needs a permit as Load does.
+        """RemoveModel removes an added model: it drains the model for at most the runner's drain time, then ends its engine
+        and its lease and deletes it from the runner's file. Its files stay in the model store. Needs a permit as Load
+        does.
 
         INVALID_ARGUMENT for a model of weft.yaml; MODEL_NOT_FOUND for one that the runner does not serve.
         """
@@ -172,33 +172,33 @@ class RunnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def YieldMemory(self, request, context):
-        """YieldMemory has an idle model put to sleep so that another one can have its memory. It is the model's runner who
-        decides: RESOURCE_IN_USE when it works on a request, is pinned, or has a higher priority. Needs a permit.
+        """YieldMemory puts an idle model to sleep to free its memory for another one. The runner decides: RESOURCE_IN_USE if
+        the model is processing a request, is pinned, or has a higher priority. Needs a permit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """FlushCache forgets cached prefixes. Requests under way keep theirs, which is forgotten when they end. Needs a permit.
+        """FlushCache flushes cached prefixes. Running requests keep theirs until they end. Needs a permit.
 
-        UNIMPLEMENTED / UNSUPPORTED_OPERATION where a backend cannot do that.
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION if an engine does not support it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """GetRequest returns what is known of one request, with its output so far while it runs.
+        """GetRequest returns the record of one request, with its output so far while it is running.
 
-        NOT_FOUND / NOT_FOUND for a request that this life of the runner does not remember.
+        NOT_FOUND / NOT_FOUND if the runner has no record of it since its start.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TailLogs(self, request, context):
-        """TailLogs streams a backend's output: its last lines, then new ones for as long as the caller listens.
+        """TailLogs streams an engine log: its last lines, then new ones for as long as the caller listens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

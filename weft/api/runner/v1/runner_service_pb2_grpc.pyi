@@ -25,72 +25,72 @@ class RunnerServiceStub:
         weft.api.runner.v1.runner_service_pb2.DescribeRequest,
         weft.api.runner.v1.runner_service_pb2.DescribeResponse,
     ]
-    """Describe returns what the runner is and how its instances are."""
+    """Describe returns the runner and its instances."""
 
     Wake: grpc.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.WakeRequest,
         weft.api.runner.v1.runner_service_pb2.WakeResponse,
     ]
-    """Wake wakes a hibernating model and returns once it takes requests. Calls for one model share one wake; a model that is
-    awake is left alone.
+    """Wake wakes a hibernating model and returns when it accepts requests. Calls for one model share one wake. It has no
+    effect on a model that is awake.
 
-    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it stays hibernating then.
-    INSUFFICIENT_MEMORY when there is no memory for it now and there may be later. A wake that waits for memory ends with
-    its last caller.
+    UNAVAILABLE / WAKE_FAILED with the recipe's error if it does not become ready; it then stays in hibernation.
+    INSUFFICIENT_MEMORY if there is not enough memory now. A wake that waits for memory ends with its last caller.
     """
 
     Load: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.LoadRequest,
         weft.api.runner.v1.runner_service_pb2.LoadResponse,
     ]
-    """Load starts a model's backend with the given options, or starts it again if it runs with others, and streams how far
-    it is, then the result. Calls for one model share one load. Cancelling the call cancels the load, and what was loaded
-    of it is unloaded.
+    """Load starts a model's engine with the given options, or restarts it if it runs with others, and streams the
+    progress, then the result. Calls for one model share one load. Cancelling the call cancels the load and unloads the
+    model.
 
-    Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a good one. INVALID_ARGUMENT names the
-    option that cannot be; INSUFFICIENT_MEMORY says what is needed and who holds it.
+    Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a valid one. INVALID_ARGUMENT names the
+    invalid option; INSUFFICIENT_MEMORY says how much is needed and what holds it.
     """
 
     Unload: grpc.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.UnloadRequest,
         weft.api.runner.v1.runner_service_pb2.UnloadResponse,
     ]
-    """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
-    wakes it. Needs a permit as Load does.
+    """Unload drains a model for at most the runner's drain time, then puts it to sleep; the next request wakes it. Needs
+    a permit as Load does.
 
-    UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION for an engine that weft neither started nor can put to sleep.
     """
 
     PullModel: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.PullModelRequest,
         weft.api.runner.v1.runner_service_pb2.PullModelResponse,
     ]
-    """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
-    stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
-    next one continues there. Needs a permit as Load does.
+    """PullModel pulls the files of a model into the runner's model store and streams the progress, then the stored model.
+    Pulls of the same source are shared. Cancelling the call ends the pull; downloaded parts are kept, and the next
+    pull continues there. Needs a permit as Load does.
 
-    INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
-    NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
+    INVALID_ARGUMENT if the source lacks what was requested, or if the disk or the limit of the store is too small;
+    NOT_FOUND for a repository that does not exist or is private; PERMISSION_DENIED for a gated one.
     """
 
     AddModel: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.AddModelRequest,
         weft.api.runner.v1.runner_service_pb2.AddModelResponse,
     ]
-    """AddModel serves a model that weft.yaml does not name: it pulls the files where they are not here, chooses the runtime by
-    their form, publishes the model, and streams how far it is, then the model. It is not loaded by this. The same source
-    under the same name is returned as it is. Needs a permit as Load does.
+    """AddModel adds a model that is not in weft.yaml: it pulls missing files, chooses the runtime by their format,
+    publishes the model, and streams the progress, then the model. It does not load the model. The same source with the
+    same name is returned unchanged. Needs a permit as Load does.
 
-    Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
-    32 added models; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+    Errors are those of PullModel; ALREADY_EXISTS if another model of the runner has the name; TOO_MANY_RESOURCES
+    beyond 32 added models; UNSUPPORTED_OPERATION if no installed runtime can load the files.
     """
 
     RemoveModel: grpc.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.RemoveModelRequest,
         weft.api.runner.v1.runner_service_pb2.RemoveModelResponse,
     ]
-    """RemoveModel ends such a model: its requests end first, for at most the runner's drain time, then its engine, its lease,
-    and its place in the runner's file. Its files stay in the store. Needs a permit as Load does.
+    """RemoveModel removes an added model: it drains the model for at most the runner's drain time, then ends its engine
+    and its lease and deletes it from the runner's file. Its files stay in the model store. Needs a permit as Load
+    does.
 
     INVALID_ARGUMENT for a model of weft.yaml; MODEL_NOT_FOUND for one that the runner does not serve.
     """
@@ -99,33 +99,33 @@ class RunnerServiceStub:
         weft.api.runner.v1.runner_service_pb2.YieldMemoryRequest,
         weft.api.runner.v1.runner_service_pb2.YieldMemoryResponse,
     ]
-    """YieldMemory has an idle model put to sleep so that another one can have its memory. It is the model's runner who
-    decides: RESOURCE_IN_USE when it works on a request, is pinned, or has a higher priority. Needs a permit.
+    """YieldMemory puts an idle model to sleep to free its memory for another one. The runner decides: RESOURCE_IN_USE if
+    the model is processing a request, is pinned, or has a higher priority. Needs a permit.
     """
 
     FlushCache: grpc.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.FlushCacheRequest,
         weft.api.runner.v1.runner_service_pb2.FlushCacheResponse,
     ]
-    """FlushCache forgets cached prefixes. Requests under way keep theirs, which is forgotten when they end. Needs a permit.
+    """FlushCache flushes cached prefixes. Running requests keep theirs until they end. Needs a permit.
 
-    UNIMPLEMENTED / UNSUPPORTED_OPERATION where a backend cannot do that.
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION if an engine does not support it.
     """
 
     GetRequest: grpc.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.GetRequestRequest,
         weft.api.runner.v1.runner_service_pb2.GetRequestResponse,
     ]
-    """GetRequest returns what is known of one request, with its output so far while it runs.
+    """GetRequest returns the record of one request, with its output so far while it is running.
 
-    NOT_FOUND / NOT_FOUND for a request that this life of the runner does not remember.
+    NOT_FOUND / NOT_FOUND if the runner has no record of it since its start.
     """
 
     TailLogs: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.TailLogsRequest,
         weft.api.runner.v1.runner_service_pb2.TailLogsResponse,
     ]
-    """TailLogs streams a backend's output: its last lines, then new ones for as long as the caller listens."""
+    """TailLogs streams an engine log: its last lines, then new ones for as long as the caller listens."""
 
 class RunnerServiceAsyncStub:
     """RunnerService is the control plane of a runner."""
@@ -134,72 +134,72 @@ class RunnerServiceAsyncStub:
         weft.api.runner.v1.runner_service_pb2.DescribeRequest,
         weft.api.runner.v1.runner_service_pb2.DescribeResponse,
     ]
-    """Describe returns what the runner is and how its instances are."""
+    """Describe returns the runner and its instances."""
 
     Wake: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.WakeRequest,
         weft.api.runner.v1.runner_service_pb2.WakeResponse,
     ]
-    """Wake wakes a hibernating model and returns once it takes requests. Calls for one model share one wake; a model that is
-    awake is left alone.
+    """Wake wakes a hibernating model and returns when it accepts requests. Calls for one model share one wake. It has no
+    effect on a model that is awake.
 
-    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it stays hibernating then.
-    INSUFFICIENT_MEMORY when there is no memory for it now and there may be later. A wake that waits for memory ends with
-    its last caller.
+    UNAVAILABLE / WAKE_FAILED with the recipe's error if it does not become ready; it then stays in hibernation.
+    INSUFFICIENT_MEMORY if there is not enough memory now. A wake that waits for memory ends with its last caller.
     """
 
     Load: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.LoadRequest,
         weft.api.runner.v1.runner_service_pb2.LoadResponse,
     ]
-    """Load starts a model's backend with the given options, or starts it again if it runs with others, and streams how far
-    it is, then the result. Calls for one model share one load. Cancelling the call cancels the load, and what was loaded
-    of it is unloaded.
+    """Load starts a model's engine with the given options, or restarts it if it runs with others, and streams the
+    progress, then the result. Calls for one model share one load. Cancelling the call cancels the load and unloads the
+    model.
 
-    Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a good one. INVALID_ARGUMENT names the
-    option that cannot be; INSUFFICIENT_MEMORY says what is needed and who holds it.
+    Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a valid one. INVALID_ARGUMENT names the
+    invalid option; INSUFFICIENT_MEMORY says how much is needed and what holds it.
     """
 
     Unload: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.UnloadRequest,
         weft.api.runner.v1.runner_service_pb2.UnloadResponse,
     ]
-    """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
-    wakes it. Needs a permit as Load does.
+    """Unload drains a model for at most the runner's drain time, then puts it to sleep; the next request wakes it. Needs
+    a permit as Load does.
 
-    UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION for an engine that weft neither started nor can put to sleep.
     """
 
     PullModel: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.PullModelRequest,
         weft.api.runner.v1.runner_service_pb2.PullModelResponse,
     ]
-    """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
-    stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
-    next one continues there. Needs a permit as Load does.
+    """PullModel pulls the files of a model into the runner's model store and streams the progress, then the stored model.
+    Pulls of the same source are shared. Cancelling the call ends the pull; downloaded parts are kept, and the next
+    pull continues there. Needs a permit as Load does.
 
-    INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
-    NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
+    INVALID_ARGUMENT if the source lacks what was requested, or if the disk or the limit of the store is too small;
+    NOT_FOUND for a repository that does not exist or is private; PERMISSION_DENIED for a gated one.
     """
 
     AddModel: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.AddModelRequest,
         weft.api.runner.v1.runner_service_pb2.AddModelResponse,
     ]
-    """AddModel serves a model that weft.yaml does not name: it pulls the files where they are not here, chooses the runtime by
-    their form, publishes the model, and streams how far it is, then the model. It is not loaded by this. The same source
-    under the same name is returned as it is. Needs a permit as Load does.
+    """AddModel adds a model that is not in weft.yaml: it pulls missing files, chooses the runtime by their format,
+    publishes the model, and streams the progress, then the model. It does not load the model. The same source with the
+    same name is returned unchanged. Needs a permit as Load does.
 
-    Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
-    32 added models; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+    Errors are those of PullModel; ALREADY_EXISTS if another model of the runner has the name; TOO_MANY_RESOURCES
+    beyond 32 added models; UNSUPPORTED_OPERATION if no installed runtime can load the files.
     """
 
     RemoveModel: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.RemoveModelRequest,
         weft.api.runner.v1.runner_service_pb2.RemoveModelResponse,
     ]
-    """RemoveModel ends such a model: its requests end first, for at most the runner's drain time, then its engine, its lease,
-    and its place in the runner's file. Its files stay in the store. Needs a permit as Load does.
+    """RemoveModel removes an added model: it drains the model for at most the runner's drain time, then ends its engine
+    and its lease and deletes it from the runner's file. Its files stay in the model store. Needs a permit as Load
+    does.
 
     INVALID_ARGUMENT for a model of weft.yaml; MODEL_NOT_FOUND for one that the runner does not serve.
     """
@@ -208,33 +208,33 @@ class RunnerServiceAsyncStub:
         weft.api.runner.v1.runner_service_pb2.YieldMemoryRequest,
         weft.api.runner.v1.runner_service_pb2.YieldMemoryResponse,
     ]
-    """YieldMemory has an idle model put to sleep so that another one can have its memory. It is the model's runner who
-    decides: RESOURCE_IN_USE when it works on a request, is pinned, or has a higher priority. Needs a permit.
+    """YieldMemory puts an idle model to sleep to free its memory for another one. The runner decides: RESOURCE_IN_USE if
+    the model is processing a request, is pinned, or has a higher priority. Needs a permit.
     """
 
     FlushCache: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.FlushCacheRequest,
         weft.api.runner.v1.runner_service_pb2.FlushCacheResponse,
     ]
-    """FlushCache forgets cached prefixes. Requests under way keep theirs, which is forgotten when they end. Needs a permit.
+    """FlushCache flushes cached prefixes. Running requests keep theirs until they end. Needs a permit.
 
-    UNIMPLEMENTED / UNSUPPORTED_OPERATION where a backend cannot do that.
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION if an engine does not support it.
     """
 
     GetRequest: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.GetRequestRequest,
         weft.api.runner.v1.runner_service_pb2.GetRequestResponse,
     ]
-    """GetRequest returns what is known of one request, with its output so far while it runs.
+    """GetRequest returns the record of one request, with its output so far while it is running.
 
-    NOT_FOUND / NOT_FOUND for a request that this life of the runner does not remember.
+    NOT_FOUND / NOT_FOUND if the runner has no record of it since its start.
     """
 
     TailLogs: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.TailLogsRequest,
         weft.api.runner.v1.runner_service_pb2.TailLogsResponse,
     ]
-    """TailLogs streams a backend's output: its last lines, then new ones for as long as the caller listens."""
+    """TailLogs streams an engine log: its last lines, then new ones for as long as the caller listens."""
 
 class RunnerServiceServicer(metaclass=abc.ABCMeta):
     """RunnerService is the control plane of a runner."""
@@ -245,7 +245,7 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.DescribeResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.DescribeResponse]]:
-        """Describe returns what the runner is and how its instances are."""
+        """Describe returns the runner and its instances."""
 
     @abc.abstractmethod
     def Wake(
@@ -253,12 +253,11 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.WakeRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.WakeResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.WakeResponse]]:
-        """Wake wakes a hibernating model and returns once it takes requests. Calls for one model share one wake; a model that is
-        awake is left alone.
+        """Wake wakes a hibernating model and returns when it accepts requests. Calls for one model share one wake. It has no
+        effect on a model that is awake.
 
-        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it stays hibernating then.
-        INSUFFICIENT_MEMORY when there is no memory for it now and there may be later. A wake that waits for memory ends with
-        its last caller.
+        UNAVAILABLE / WAKE_FAILED with the recipe's error if it does not become ready; it then stays in hibernation.
+        INSUFFICIENT_MEMORY if there is not enough memory now. A wake that waits for memory ends with its last caller.
         """
 
     @abc.abstractmethod
@@ -267,12 +266,12 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.LoadRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.LoadResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.LoadResponse]]:
-        """Load starts a model's backend with the given options, or starts it again if it runs with others, and streams how far
-        it is, then the result. Calls for one model share one load. Cancelling the call cancels the load, and what was loaded
-        of it is unloaded.
+        """Load starts a model's engine with the given options, or restarts it if it runs with others, and streams the
+        progress, then the result. Calls for one model share one load. Cancelling the call cancels the load and unloads the
+        model.
 
-        Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a good one. INVALID_ARGUMENT names the
-        option that cannot be; INSUFFICIENT_MEMORY says what is needed and who holds it.
+        Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a valid one. INVALID_ARGUMENT names the
+        invalid option; INSUFFICIENT_MEMORY says how much is needed and what holds it.
         """
 
     @abc.abstractmethod
@@ -281,10 +280,10 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.UnloadRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.UnloadResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.UnloadResponse]]:
-        """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
-        wakes it. Needs a permit as Load does.
+        """Unload drains a model for at most the runner's drain time, then puts it to sleep; the next request wakes it. Needs
+        a permit as Load does.
 
-        UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION for an engine that weft neither started nor can put to sleep.
         """
 
     @abc.abstractmethod
@@ -293,12 +292,12 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.PullModelRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.PullModelResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.PullModelResponse]]:
-        """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
-        stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
-        next one continues there. Needs a permit as Load does.
+        """PullModel pulls the files of a model into the runner's model store and streams the progress, then the stored model.
+        Pulls of the same source are shared. Cancelling the call ends the pull; downloaded parts are kept, and the next
+        pull continues there. Needs a permit as Load does.
 
-        INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
-        NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
+        INVALID_ARGUMENT if the source lacks what was requested, or if the disk or the limit of the store is too small;
+        NOT_FOUND for a repository that does not exist or is private; PERMISSION_DENIED for a gated one.
         """
 
     @abc.abstractmethod
@@ -307,12 +306,12 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.AddModelRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.AddModelResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.AddModelResponse]]:
-        """AddModel serves a model that weft.yaml does not name: it pulls the files where they are not here, chooses the runtime by
-        their form, publishes the model, and streams how far it is, then the model. It is not loaded by this. The same source
-        under the same name is returned as it is. Needs a permit as Load does.
+        """AddModel adds a model that is not in weft.yaml: it pulls missing files, chooses the runtime by their format,
+        publishes the model, and streams the progress, then the model. It does not load the model. The same source with the
+        same name is returned unchanged. Needs a permit as Load does.
 
-        Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
-        32 added models; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+        Errors are those of PullModel; ALREADY_EXISTS if another model of the runner has the name; TOO_MANY_RESOURCES
+        beyond 32 added models; UNSUPPORTED_OPERATION if no installed runtime can load the files.
         """
 
     @abc.abstractmethod
@@ -321,8 +320,9 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.RemoveModelRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.RemoveModelResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.RemoveModelResponse]]:
-        """RemoveModel ends such a model: its requests end first, for at most the runner's drain time, then its engine, its lease,
-        and its place in the runner's file. Its files stay in the store. Needs a permit as Load does.
+        """RemoveModel removes an added model: it drains the model for at most the runner's drain time, then ends its engine
+        and its lease and deletes it from the runner's file. Its files stay in the model store. Needs a permit as Load
+        does.
 
         INVALID_ARGUMENT for a model of weft.yaml; MODEL_NOT_FOUND for one that the runner does not serve.
         """
@@ -333,8 +333,8 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.YieldMemoryRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.YieldMemoryResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.YieldMemoryResponse]]:
-        """YieldMemory has an idle model put to sleep so that another one can have its memory. It is the model's runner who
-        decides: RESOURCE_IN_USE when it works on a request, is pinned, or has a higher priority. Needs a permit.
+        """YieldMemory puts an idle model to sleep to free its memory for another one. The runner decides: RESOURCE_IN_USE if
+        the model is processing a request, is pinned, or has a higher priority. Needs a permit.
         """
 
     @abc.abstractmethod
@@ -343,9 +343,9 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.FlushCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.FlushCacheResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.FlushCacheResponse]]:
-        """FlushCache forgets cached prefixes. Requests under way keep theirs, which is forgotten when they end. Needs a permit.
+        """FlushCache flushes cached prefixes. Running requests keep theirs until they end. Needs a permit.
 
-        UNIMPLEMENTED / UNSUPPORTED_OPERATION where a backend cannot do that.
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION if an engine does not support it.
         """
 
     @abc.abstractmethod
@@ -354,9 +354,9 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.GetRequestResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.GetRequestResponse]]:
-        """GetRequest returns what is known of one request, with its output so far while it runs.
+        """GetRequest returns the record of one request, with its output so far while it is running.
 
-        NOT_FOUND / NOT_FOUND for a request that this life of the runner does not remember.
+        NOT_FOUND / NOT_FOUND if the runner has no record of it since its start.
         """
 
     @abc.abstractmethod
@@ -365,6 +365,6 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.TailLogsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.TailLogsResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.TailLogsResponse]]:
-        """TailLogs streams a backend's output: its last lines, then new ones for as long as the caller listens."""
+        """TailLogs streams an engine log: its last lines, then new ones for as long as the caller listens."""
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ServeOptions(google.protobuf.message.Message):
-    """ServeOptions is what a request says about how its runner handles it."""
+    """ServeOptions are options of a request for its runner."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -28,9 +28,9 @@ class ServeOptions(google.protobuf.message.Message):
     cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType
     """Whether the prefix cache is used."""
     cache_tag: builtins.str
-    """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
+    """Cache tag, at most 64 characters. Cached prefixes are shared only among requests of a tenant with the same tag."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The priority class it waited in: an idle model is not evicted for a request of a lower one."""
+    """Priority class of the request; an idle model is not evicted for a request of lower priority."""
     whole: builtins.bool
     """Whether the answer is read only when complete. What follows its first content may then come in few, large frames;
     effects, warnings, progress and the first content are sent as they happen.
@@ -42,7 +42,7 @@ class ServeOptions(google.protobuf.message.Message):
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
         """How long the model stays loaded after this request. Negative: until it is unloaded. Zero: it is unloaded when no
-        other request uses it. Not set: as the model is configured.
+        other request uses it. Not set: as configured for the model.
         """
 
     def __init__(

@@ -13,10 +13,10 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Ticket(google.protobuf.message.Message):
-    """Ticket is a short-lived permit from a router to have one runner work on one request, once.
+    """Ticket is a short-lived permit from a router for one runner to process one request, once.
 
-    `mac` is HMAC-SHA256 over the very bytes of `claims` with the runner session's key. A receiver checks the bytes first
-    and parses them afterwards.
+    `mac` is HMAC-SHA256 over the bytes of `claims` with the runner session's key. A receiver checks the bytes before it
+    parses them.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -39,7 +39,7 @@ global___Ticket = Ticket
 
 @typing.final
 class TicketClaims(google.protobuf.message.Message):
-    """TicketClaims is what a ticket permits."""
+    """TicketClaims are the claims of a ticket."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -61,16 +61,16 @@ class TicketClaims(google.protobuf.message.Message):
     runner: builtins.str
     """The runner, by name."""
     runner_incarnation: builtins.str
-    """The runner's incarnation; any other must refuse."""
+    """Incarnation of the runner; any other must refuse the ticket."""
     attempt: builtins.int
-    """Which attempt of the request, counted from 1."""
+    """Number of the attempt, counted from 1."""
     allow_remote: builtins.bool
     """Whether the runner may send bytes to a remote provider for it."""
     ticket_id: builtins.str
-    """Unique for every ticket, and accepted once. Distinct from the request's id, which callers choose and may repeat."""
+    """Unique nonce of the ticket, accepted once. The request id is not unique, as callers choose it."""
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the ticket stops being good for starting work; running work is not affected."""
+        """Time until which the request may be started; a running request is not affected."""
 
     def __init__(
         self,
