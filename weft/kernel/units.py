@@ -145,6 +145,17 @@ def wait_words(seconds: float) -> str:
     return f"{seconds:.0f}" if is_whole else f"{tenths:.1f}"
 
 
+MILLISECONDS_BELOW_SECONDS = 10.0
+
+
+def time_words(seconds: float) -> str:
+    """Returns a measured time: milliseconds below ten seconds, such as "839 ms" or "0.4 ms", else "12.3 s" or "140 s"."""
+    if seconds >= MILLISECONDS_BELOW_SECONDS:
+        return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
+    milliseconds = seconds * 1000
+    return f"{milliseconds:.{0 if milliseconds >= 1 or not milliseconds else 1}f} ms"
+
+
 MAX_SIZE_CHARS = 32
 MAX_SIZE_BYTES = 2**62
 MIN_PLAIN_BYTES = 1024**2

@@ -25,7 +25,7 @@ from weft.kernel.json_objects import plain_object
 from weft.kernel.media_types import audio_type_of, image_type_of
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, matches, require_name, require_name_of_model
 from weft.kernel.reasons import Reason
-from weft.kernel.units import wait_words
+from weft.kernel.units import time_words, wait_words
 from weft.kernel.unknown_names import unknown_target
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.explain import has_tokens, receipt_lines, work_parts
@@ -509,11 +509,11 @@ def timings(receipt: receipt_pb2.Receipt) -> str:
         f"{usage.prompt_tokens} + {usage.completion_tokens} tokens" if is_counted else "",
         *work_parts(known),
         f"{speed:.{0 if speed >= 10 else 1}f} tokens/s" if speed else "",
-        f"first token {receipt.time_to_first_token.ToNanoseconds() / 1e9:.2f} s"
+        f"first token {time_words(receipt.time_to_first_token.ToNanoseconds() / 1e9)}"
         if receipt.HasField("time_to_first_token")
         else "",
-        f"queue {receipt.queue_wait.ToNanoseconds() / 1e9:.2f} s",
-        f"load {load:.2f} s" if load else "",
+        f"queue {time_words(receipt.queue_wait.ToNanoseconds() / 1e9)}",
+        f"load {time_words(load)}" if load else "",
         f"{usage.cached_prompt_tokens} cached" if usage.cached_prompt_tokens else "",
         f"{receipt.attempts[-1].runner} on {receipt.host}",
         f"request {receipt.request_id}" if receipt.request_id else "",

@@ -8,7 +8,7 @@ import typer
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.units import wait_words
+from weft.kernel.units import time_words, wait_words
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import (
@@ -21,7 +21,6 @@ from weft_app.cli.output import (
     page,
     print_page,
     safe_text,
-    span,
 )
 
 _CANDIDATES = (
@@ -38,7 +37,8 @@ def _state(request: Document) -> str:
         return _waits(request)
     took = ""
     if "endedAt" in request:
-        took = f" after {(moment_in(request['endedAt']) - moment_in(request['arrivedAt'])).total_seconds():.3g} s"
+        seconds = (moment_in(request["endedAt"]) - moment_in(request["arrivedAt"])).total_seconds()
+        took = f" after {time_words(seconds)}"
     if "reason" not in request:
         return f"completed{took}"
     return f"{request['reason']}{took}" + _after(": ", request.get("message"))
@@ -91,7 +91,7 @@ _GAPS = {
 
 def _engine(receipt: Document) -> str | None:
     timings = receipt.get("engineTimings", {})
-    return ", ".join(f"{span(timings[name])} {words}" for name, words in _ENGINE if name in timings) or None
+    return ", ".join(f"{time_words(timings[name])} {words}" for name, words in _ENGINE if name in timings) or None
 
 
 def _device_usage(receipt: Document) -> str | None:
@@ -102,7 +102,7 @@ def _device_usage(receipt: Document) -> str | None:
     if "deviceSeconds" not in usage:
         return f"unknown: {_GAPS.get(usage.get('gap', ''), _GAPS[_NOT_SAMPLED])}"
     energy = f"{usage['energyMillijoules'] / 1e3:.3g} J" if "energyMillijoules" in usage else "energy unknown"
-    return f"{span(usage['deviceSeconds'])} of device time, {energy}"
+    return f"{time_words(usage['deviceSeconds'])} of device time, {energy}"
 
 
 def _tokens(receipt: Document) -> str | None:
@@ -113,12 +113,12 @@ def _tokens(receipt: Document) -> str | None:
 
 
 def _waited(receipt: Document) -> str:
-    return f"{span(receipt['queueWaitSeconds'])} in the queue, {span(receipt['loadWaitSeconds'])} for loads"
+    return f"{time_words(receipt['queueWaitSeconds'])} in the queue, {time_words(receipt['loadWaitSeconds'])} for loads"
 
 
 def _first_token(receipt: Document) -> str | None:
     seconds = receipt.get("timeToFirstTokenSeconds")
-    return None if seconds is None else f"after {span(seconds)}"
+    return None if seconds is None else f"after {time_words(seconds)}"
 
 
 def _cancelled(receipt: Document) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from weft.kernel.units import size_words
+from weft.kernel.units import size_words, time_words
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import TextTable, custom_columns, print_document, say
@@ -15,7 +15,7 @@ def _summed(key: str) -> Callable[[Document], str]:
 def _seconds(key: str) -> Callable[[Document], str]:
     def words(row: Document) -> str:
         times = row[f"{key}Seconds"]
-        return f"{times['totalP50']:.3g}s {times['totalP95']:.3g}s" if "totalP50" in times else "-"
+        return f"{time_words(times['totalP50'])}, {time_words(times['totalP95'])}" if "totalP50" in times else "-"
 
     return words
 

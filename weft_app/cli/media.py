@@ -20,6 +20,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason
+from weft.kernel.units import time_words
 from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import EXIT_INTERRUPTED, note
@@ -240,8 +241,8 @@ def work_facts(receipt: receipt_pb2.Receipt) -> str:
         f"{usage.image_steps} steps" if usage.image_steps else "",
         f"{usage.image_pixels / 1e6:.2f} megapixels" if usage.image_pixels else "",
         f"{usage.audio_milliseconds / 1000:.1f} s of audio" if usage.audio_milliseconds else "",
-        f"queue {receipt.queue_wait.ToNanoseconds() / 1e9:.2f} s",
-        f"load {load:.2f} s" if load else "",
+        f"queue {time_words(receipt.queue_wait.ToNanoseconds() / 1e9)}",
+        f"load {time_words(load)}" if load else "",
         f"{receipt.attempts[-1].runner} on {receipt.host}" if receipt.attempts else "",
         f"request {receipt.request_id}" if receipt.request_id else "",
     )

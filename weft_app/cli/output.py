@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
-from weft.kernel.units import size_words, wait_words
+from weft.kernel.units import size_words, time_words, wait_words
 from weft_app.cli.options import note
 
 if TYPE_CHECKING:
@@ -350,7 +350,6 @@ def _line_per_change(style: ProgressStyle) -> Show:
 
 
 MAX_SHORT_CHARS = 60
-LEAST_SHOWN_SECONDS = 0.001
 _SOURCES: Mapping[str, str] = MappingProxyType({"virtual": "runner", "public": "declared"})
 """Source of a model or agent: published by a runner, or declared by an operator."""
 
@@ -411,11 +410,6 @@ def shortened(text: str, max_chars: int = MAX_SHORT_CHARS) -> str:
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
-def span(seconds: float) -> str:
-    """Returns a measured time with three digits, such as "0.313 s", or that it is below a millisecond."""
-    return f"{seconds:.3g} s" if seconds >= LEAST_SHOWN_SECONDS or seconds == 0 else "under 0.001 s"
-
-
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
         "actor": _actor,
@@ -428,7 +422,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "short": lambda found: shortened(found if isinstance(found, str) else ",".join(found)),
         "source": source_word,
         "size": size_words,
-        "span": span,
+        "time": time_words,
         "spaced": lambda word: str(word).replace("_", " "),
         "yes": lambda flag: "yes" if flag else "no",
         "wait": wait_words,

@@ -8,7 +8,7 @@ from typing import Any
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.reasons import Reason
-from weft.kernel.units import Rate, RateUnit, size_words, wait_words
+from weft.kernel.units import Rate, RateUnit, size_words, time_words, wait_words
 from weft.kernel.unknown_names import SECRET, unknown_name
 from weft_app.cli.completion import SECRETS
 from weft_app.cli.follow import RecordChanges, follow, poll_records
@@ -107,14 +107,14 @@ _ROUTER = custom_columns(
 _SECRET = custom_columns("SECRET:name VERSION:version AGE:updateTime:age~ USED_BY:usedBy:commas")
 _CLIENT = custom_columns(
     "CLIENT:clientId PROFILE:hasProfile? PRIORITY:defaultPriority? REQUESTS:requestCount REFUSED:refusedCount "
-    "RUNNING:runningCount TOKENS:tokenCount INTERVAL:usualIntervalSeconds:{:.3g}s LAST_SEEN:lastSeenAt:ago~ COOLDOWN",
+    "RUNNING:runningCount TOKENS:tokenCount INTERVAL:usualIntervalSeconds:time LAST_SEEN:lastSeenAt:ago~ COOLDOWN",
     COOLDOWN=lambda client: "yes" if "cooldownEndsAt" in client else None,
 )
 _CLIENT_WIDE = _CLIENT + custom_columns(
     "ROUTE:route ASKS_FOR GPU_TIME ENERGY",
     ASKS_FOR=lambda client: ",".join(f"{one['target']}={one['requestCount']}" for one in client.get("targets", ())),
     GPU_TIME=lambda client: (
-        f"{client['deviceSeconds']:.3g}s of {client['measuredCount']}" if "deviceSeconds" in client else "?"
+        f"{time_words(client['deviceSeconds'])} of {client['measuredCount']}" if "deviceSeconds" in client else "?"
     ),
     ENERGY=_known("energyMillijoules", lambda millijoules: f"{millijoules / 1e3:.3g}J"),
 )
@@ -296,7 +296,7 @@ _END = custom_columns(
     "REQUEST:requestId TARGET:target OUTCOME TENANT:tenant? PRIORITY:priority? TOKENS TOOK ENDED:endedAt:ago~",
     OUTCOME=lambda request: request.get("reason", "completed"),
     TOKENS=_token_counts,
-    TOOK=lambda request: f"{_seconds_of(request):.3g}s",
+    TOOK=lambda request: time_words(_seconds_of(request)),
 )
 _ENDED = Listing(
     empty="no such request has ended in the last hour",

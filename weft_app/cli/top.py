@@ -16,7 +16,7 @@ import typer
 
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft.kernel.units import size_words, wait_words
+from weft.kernel.units import size_words, time_words, wait_words
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import (
@@ -270,7 +270,7 @@ _QUEUED = custom_columns(
 _ENDED = custom_columns(
     "ENDED:id TARGET:target OUTCOME:outcome TOKENS TOOK TOK/S:tokensPerSecond:{:.1f}",
     TOKENS=lambda request: "+".join(map(str, request["tokens"] or ())),
-    TOOK=lambda request: f"{round(request['seconds'], 3):.3g}s",
+    TOOK=lambda request: time_words(request["seconds"]),
 )
 _BAD = frozenset({"crash-loop", "failed"})
 """States of models with a colour."""

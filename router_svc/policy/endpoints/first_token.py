@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.engine_load import EngineLoad
 from router_svc.policy.endpoints.prefix_affinity import Hit
+from weft.kernel.units import time_words
 from weft.kernel.value import value_class
 
 PRIOR_OVERHEAD_SECONDS = 0.02
@@ -147,14 +148,14 @@ class FirstToken:
         owed = f" and {self.owed_tokens:.0f} of others" if self.owed_tokens else ""
         tokens = f"{self.uncached_tokens} uncached of {self.prompt_tokens} prompt tokens{owed}"
         terms = [
-            f"{self.prefill_seconds:.2f} s for {tokens}",
-            f"{self.overhead_seconds:.2f} s overhead",
+            f"{time_words(self.prefill_seconds)} for {tokens}",
+            f"{time_words(self.overhead_seconds)} overhead",
         ]
         if self.decode_seconds >= SHOWN_SECONDS:
-            terms.append(f"{self.decode_seconds:.2f} s for running answers")
+            terms.append(f"{time_words(self.decode_seconds)} for running answers")
         if self.wait_seconds >= SHOWN_SECONDS:
-            terms.append(f"{self.wait_seconds:.2f} s for a slot of the engine")
-        return f"first token in {self.seconds:.2f} s: {', '.join(terms)}"
+            terms.append(f"{time_words(self.wait_seconds)} for a slot of the engine")
+        return f"first token in {time_words(self.seconds)}: {', '.join(terms)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ def test_image_uses_the_only_image_model(studio: ScriptedMesh) -> None:
     ]
     assert lines[-2:] == [
         "weft: lighthouse.png: seed 7",
-        "weft: 4 steps, 0.00 megapixels, queue 0.00 s, r1 on box, request req-1",
+        "weft: 4 steps, 0.00 megapixels, queue 0 ms, r1 on box, request req-1",
     ]
     (asked,) = studio.asked
     payload = asked.payload
@@ -239,7 +239,7 @@ def test_transcription_streams_text_with_progress_in_seconds(talk: ScriptedMesh)
     result = talk.run("transcribe", "talk.wav", "--language", "en", "--prompt", "fish")
     assert (result.exit_code, result.stdout) == (0, "One fish. Two --> fish.\n"), result.output
     assert "weft: working: 50 % of 3 s of audio" in result.stderr
-    assert result.stderr.endswith("weft: 3.0 s of audio, queue 0.00 s, r1 on box, request req-1\n")
+    assert result.stderr.endswith("weft: 3.0 s of audio, queue 0 ms, r1 on box, request req-1\n")
     (asked,) = talk.asked
     payload = asked.payload
     assert (asked.model, payload.language, payload.prompt, payload.translate) == ("whisper", "en", "fish", False)
@@ -326,7 +326,7 @@ def test_speech_is_saved_to_a_file_with_an_extension_for_its_format(studio: Scri
     result = studio.run("speak", "Hello.", "-o", "hello.wav", "--voice", "amy", "--speed", "1.5")
     assert (result.exit_code, result.stdout) == (0, "hello.wav\n"), result.output
     assert Path("hello.wav").read_bytes() == b"RIFFsound"
-    assert result.stderr.splitlines()[-1] == "weft: 1.2 s of audio, queue 0.00 s, request req-1"
+    assert result.stderr.splitlines()[-1] == "weft: 1.2 s of audio, queue 0 ms, request req-1"
     payload = studio.asked[0].payload
     assert (payload.input, payload.voice, payload.format, payload.speed) == ("Hello.", "amy", "wav", 1.5)
 

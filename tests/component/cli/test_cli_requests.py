@@ -186,7 +186,7 @@ def test_explain_shows_the_full_history_of_a_request(mesh: Mesh) -> None:
         "qwen-1 on atlas: connect_failed",
         "qwen-2 on titan: answered",
     ]
-    assert "1 s in the queue, 8 s for loads" in found.stdout
+    assert "1000 ms in the queue, 8000 ms for loads" in found.stdout
     assert "120 in (64 cached), 30 out" in found.stdout
     assert lines[-1].split() == ["Remote:", "yes"]
 
@@ -215,7 +215,7 @@ def test_explain_of_a_rejected_request_shows_why(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
     refusal = Rejects(key=1, reason=Reason.DEADLINE_UNREACHABLE, message="it would take 52 s, and has 30 s")
     mesh.log.note_decisions([refusal], at + 0.01)
-    assert "deadline_unreachable after 0.01 s: it would take 52 s, and has 30 s" in mesh.run("explain", "req-1").stdout
+    assert "deadline_unreachable after 10 ms: it would take 52 s, and has 30 s" in mesh.run("explain", "req-1").stdout
 
 
 def test_failed_request_shows_the_error_engine_exit_and_last_log_lines(mesh: Mesh) -> None:

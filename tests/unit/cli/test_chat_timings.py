@@ -12,7 +12,7 @@ def _receipt(**fields: object) -> receipt_pb2.Receipt:
 
 def test_unknown_speed_is_not_shown_as_zero() -> None:
     said = timings(_receipt(usage=usage_pb2.Usage(prompt_tokens=3, completion_tokens=4)))
-    assert said == "3 + 4 tokens, queue 0.00 s, left on atlas"
+    assert said == "3 + 4 tokens, queue 0 ms, left on atlas"
 
 
 def test_known_speed_is_shown_and_a_slow_one_with_tenths() -> None:
@@ -21,4 +21,4 @@ def test_known_speed_is_shown_and_a_slow_one_with_tenths() -> None:
 
 
 def test_tokens_are_not_shown_without_counts() -> None:
-    assert timings(_receipt()) == "queue 0.00 s, left on atlas"
+    assert timings(_receipt()) == "queue 0 ms, left on atlas"

@@ -20,9 +20,9 @@ def test_device_share_includes_energy_if_known() -> None:
     receipt = Receipt()
     assert _shown(receipt) == []
     receipt.device_usage.device_time.FromMilliseconds(843)
-    assert _shown(receipt) == ["0.843 s of device time, energy unknown"]
+    assert _shown(receipt) == ["843 ms of device time, energy unknown"]
     receipt.device_usage.energy_millijoules = 72_233
-    assert _shown(receipt) == ["0.843 s of device time, 72.2 J"]
+    assert _shown(receipt) == ["843 ms of device time, 72.2 J"]
 
 
 @pytest.mark.parametrize("gap", [gap for gap in DeviceUsage.Gap.values() if gap])
@@ -40,4 +40,4 @@ def test_client_totals_show_the_request_count_and_are_unknown_for_zero_requests(
     )
     known.device_time.FromMilliseconds(2_500)
     assert table.cells(document_of(unknown))[-2:] == ["?", "?"]
-    assert table.cells(document_of(known))[-2:] == ["2.5s of 3", "5J"]
+    assert table.cells(document_of(known))[-2:] == ["2500 ms of 3", "5J"]

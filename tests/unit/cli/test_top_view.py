@@ -65,9 +65,9 @@ def test_page_shows_devices_models_queue_and_recent_results() -> None:
         "qwen    gpu-0   ready        1/4    5 GiB   -",
         "WAITING  TARGET  STATE    POS  ETA   WAITS FOR",
         "req-9    llama   loading  -    4.2s  llama is loading",
-        "ENDED  TARGET  OUTCOME        TOKENS  TOOK   TOK/S",
-        "req-1  qwen    completed      31+5    0.25s  20.0",
-        "req-2  qwen    queue_timeout  -       30s    -",
+        "ENDED  TARGET  OUTCOME        TOKENS  TOOK    TOK/S",
+        "req-1  qwen    completed      31+5    250 ms  20.0",
+        "req-2  qwen    queue_timeout  -       30 s    -",
         "q quit  p pause  sort: n name, l load, m memory (now name)",
     ]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds, wait_words
+from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds, time_words, wait_words
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,21 @@ def test_duration_above_a_year_is_refused(written: object) -> None:
 )
 def test_short_wait_is_shown_in_tenths_of_a_second(seconds: float, words: str) -> None:
     assert wait_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "0 ms"),
+        (0.00042, "0.4 ms"),
+        (0.0012, "1 ms"),
+        (0.8391, "839 ms"),
+        (9.5, "9500 ms"),
+        (10.0, "10 s"),
+        (12.34, "12.3 s"),
+        (140.4, "140 s"),
+        (123_456.0, "123456 s"),
+    ],
+)
+def test_measured_time_is_shown_in_milliseconds_below_ten_seconds(seconds: float, words: str) -> None:
+    assert time_words(seconds) == words

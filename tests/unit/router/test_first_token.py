@@ -172,7 +172,7 @@ def test_choice_explains_the_estimated_seconds_of_all_candidates() -> None:
     assert choice is not None
     chosen, other = choice.considered
     assert "uncached of 868 prompt tokens" in chosen.engine_load
-    assert other.engine_load.startswith("first token in 0.24 s: 0.22 s for 868 uncached of 868 prompt tokens")
+    assert other.engine_load.startswith("first token in 237 ms: 217 ms for 868 uncached of 868 prompt tokens")
     assert other.score < chosen.score
 
 
