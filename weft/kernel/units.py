@@ -149,7 +149,7 @@ MILLISECONDS_BELOW_SECONDS = 10.0
 
 
 def time_words(seconds: float) -> str:
-    """Returns a measured time: milliseconds below ten seconds, such as "839 ms" or "0.4 ms", else "12.3 s" or "140 s"."""
+    """Returns a measured time: milliseconds below ten seconds, such as "839 ms" or "0.4 ms", else "12.3 s"."""
     if seconds >= MILLISECONDS_BELOW_SECONDS:
         return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
     milliseconds = seconds * 1000
