@@ -12,7 +12,8 @@ from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import ApiKey, key_message, verifier_message
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.records import converted
-from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc, key_service_pb2_grpc
+from weft.api.registry.v1 import join_token_service_pb2 as token_pb
+from weft.api.registry.v1 import join_token_service_pb2_grpc, key_service_pb2_grpc
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
@@ -31,9 +32,9 @@ async def snapshot_message(pepper: bytes, keys: Sequence[ApiKey]) -> pb.WatchKey
     return pb.WatchKeysResponse(snapshot=pb.KeySnapshot(pepper=pepper, keys=await converted(keys, verifier_message)))
 
 
-def token_message(token: JoinToken) -> join_token_service_pb2.JoinToken:
+def token_message(token: JoinToken) -> token_pb.JoinToken:
     """Returns a token without its secret."""
-    return join_token_service_pb2.JoinToken(
+    return token_pb.JoinToken(
         id=token.id,
         description=token.description,
         create_time=stamp_of(token.created_at),
@@ -108,36 +109,34 @@ class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
 
     @override
     async def CreateJoinToken(
-        self, request: join_token_service_pb2.CreateJoinTokenRequest, context: Context
-    ) -> join_token_service_pb2.CreateJoinTokenResponse:
+        self, request: token_pb.CreateJoinTokenRequest, context: Context
+    ) -> token_pb.CreateJoinTokenResponse:
         async with answering(context):
             check_message(request)
             token, text = await self._tokens.create(request)
-            return join_token_service_pb2.CreateJoinTokenResponse(join_token=token_message(token), token=text)
+            return token_pb.CreateJoinTokenResponse(join_token=token_message(token), token=text)
 
     @override
     async def ListJoinTokens(
-        self, request: join_token_service_pb2.ListJoinTokensRequest, context: Context
-    ) -> join_token_service_pb2.ListJoinTokensResponse:
+        self, request: token_pb.ListJoinTokensRequest, context: Context
+    ) -> token_pb.ListJoinTokensResponse:
         del request
         async with answering(context):
             tokens = [token_message(token) for token in self._tokens.newest_first()]
-            return join_token_service_pb2.ListJoinTokensResponse(join_tokens=tokens)
+            return token_pb.ListJoinTokensResponse(join_tokens=tokens)
 
     @override
     async def RevokeJoinToken(
-        self, request: join_token_service_pb2.RevokeJoinTokenRequest, context: Context
-    ) -> join_token_service_pb2.RevokeJoinTokenResponse:
+        self, request: token_pb.RevokeJoinTokenRequest, context: Context
+    ) -> token_pb.RevokeJoinTokenResponse:
         async with answering(context):
             check_message(request)
             await self._tokens.revoke(request.id)
-            return join_token_service_pb2.RevokeJoinTokenResponse()
+            return token_pb.RevokeJoinTokenResponse()
 
     @override
     async def CheckJoinToken(
-        self, request: join_token_service_pb2.CheckJoinTokenRequest, context: Context
-    ) -> join_token_service_pb2.CheckJoinTokenResponse:
+        self, request: token_pb.CheckJoinTokenRequest, context: Context
+    ) -> token_pb.CheckJoinTokenResponse:
         async with answering(context):
-            return join_token_service_pb2.CheckJoinTokenResponse(
-                join_token=token_message(self._tokens.check(request.token))
-            )
+            return token_pb.CheckJoinTokenResponse(join_token=token_message(self._tokens.check(request.token)))

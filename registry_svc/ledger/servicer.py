@@ -11,7 +11,8 @@ from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, LeaseState
 from registry_svc.ledger.requests import check_acquire, check_holder, check_renewal, holder_from
 from registry_svc.wire_values import to_actor
-from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
+from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.kernel.clock import Clock
 from weft.kernel.field_rules import check_message
 from weft.kernel.principal import MESH_ACCESS
@@ -40,7 +41,7 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
     # A coroutine ends as soon as the call is cancelled, see RegistryServicer.Watch.
     @override
     async def AcquireLease(  # type: ignore[override]
-        self, request: lease_service_pb2.AcquireLeaseRequest, context: Context
+        self, request: pb.AcquireLeaseRequest, context: Context
     ) -> None:
         async with answering(context):
             check_acquire(request)
@@ -50,29 +51,25 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
                     await context.write(response)
 
     @override
-    async def RenewLeases(
-        self, request: lease_service_pb2.RenewLeasesRequest, context: Context
-    ) -> lease_service_pb2.RenewLeasesResponse:
+    async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
         async with answering(context):
             check_renewal(request)
             _require_right(request.holder)
             return await self._ledger.renew(request)
 
     @override
-    async def ReleaseLease(
-        self, request: lease_service_pb2.ReleaseLeaseRequest, context: Context
-    ) -> lease_service_pb2.ReleaseLeaseResponse:
+    async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, context: Context) -> pb.ReleaseLeaseResponse:
         async with answering(context):
             check_holder(request)
             _require_right(request.holder)
             holder = holder_from(request.holder)
             await self._ledger.release(holder, request.session_id, request.lease_id, request.fencing_number)
-            return lease_service_pb2.ReleaseLeaseResponse()
+            return pb.ReleaseLeaseResponse()
 
     @override
     async def ReleaseProgramLease(
-        self, request: lease_service_pb2.ReleaseProgramLeaseRequest, context: Context
-    ) -> lease_service_pb2.ReleaseProgramLeaseResponse:
+        self, request: pb.ReleaseProgramLeaseRequest, context: Context
+    ) -> pb.ReleaseProgramLeaseResponse:
         async with answering(context):
             check_message(request)
             actor = to_actor(request.requested_by)
@@ -80,33 +77,31 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
             if lease.state is not LeaseState.RELEASING:
                 await self._record(lease.grant, actor)
             released = await self._ledger.release_program_lease(request.lease_id)
-            return lease_service_pb2.ReleaseProgramLeaseResponse(lease=released)
+            return pb.ReleaseProgramLeaseResponse(lease=released)
 
     @override
     async def ReleaseEarlierLives(
-        self, request: lease_service_pb2.ReleaseEarlierLivesRequest, context: Context
-    ) -> lease_service_pb2.ReleaseEarlierLivesResponse:
+        self, request: pb.ReleaseEarlierLivesRequest, context: Context
+    ) -> pb.ReleaseEarlierLivesResponse:
         async with answering(context):
             check_holder(request)
             holder = holder_from(request.holder)
             released_count = await self._ledger.release_earlier_lives(holder, request.session_id)
-            return lease_service_pb2.ReleaseEarlierLivesResponse(released_count=released_count)
+            return pb.ReleaseEarlierLivesResponse(released_count=released_count)
 
     @override
-    async def ListHostMemory(
-        self, request: lease_service_pb2.ListHostMemoryRequest, context: Context
-    ) -> lease_service_pb2.ListHostMemoryResponse:
+    async def ListHostMemory(self, request: pb.ListHostMemoryRequest, context: Context) -> pb.ListHostMemoryResponse:
         async with answering(context):
             check_message(request)
             hosts = self._ledger.hosts(request.host)
-            return lease_service_pb2.ListHostMemoryResponse(
+            return pb.ListHostMemoryResponse(
                 hosts=hosts,
                 mesh_time=None if self._mesh_clock is None else stamp_of(self._mesh_clock.utc_now()),
             )
 
     @override
     async def WatchHostMemory(  # type: ignore[override]
-        self, request: lease_service_pb2.WatchHostMemoryRequest, context: Context
+        self, request: pb.WatchHostMemoryRequest, context: Context
     ) -> None:
         del request
         async with answering(context), aclosing(self._ledger.watch_hosts()) as responses:

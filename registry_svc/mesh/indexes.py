@@ -222,13 +222,6 @@ class RouteIndex:
     def __len__(self) -> int:
         return len(self._declared)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._declared
-
-    def names(self) -> Iterable[str]:
-        """Returns the names of all routes."""
-        return self._declared.keys()
-
     def get(self, name: str) -> route_pb2.Route | None:
         """Returns the route with this name, or None."""
         make = self.deferred(name)

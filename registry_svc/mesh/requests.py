@@ -11,7 +11,9 @@ from datetime import UTC
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.records import to_kind
 from registry_svc.wire_values import require_at_most, require_count, without_control_characters
-from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
+from weft.api.registry.v1 import registry_service_pb2 as pb
+from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
 from weft.documents.kinds.agent import check_agent
 from weft.documents.kinds.model import check_manifest
 from weft.documents.resource_kinds import ResourceKind
@@ -28,9 +30,7 @@ MAX_PAGE_SIZE = 1000
 _REASONS = frozenset(reason.value for reason in Reason)
 
 
-def valid_opening(
-    request: runner_session_service_pb2.OpenSessionRequest, config: RegistryConfig
-) -> runner_session_service_pb2.OpenSessionRequest:
+def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig) -> session_pb.OpenSessionRequest:
     """Returns a valid OpenSession. Raises INVALID_ARGUMENT naming the field."""
     require_at_most(request.models, "models", config.max_models_per_session)
     require_at_most(request.agents, "agents", config.max_agents_per_session)
@@ -49,9 +49,7 @@ def valid_opening(
     return request
 
 
-def valid_heartbeat(
-    request: runner_session_service_pb2.HeartbeatRequest, config: RegistryConfig
-) -> runner_session_service_pb2.HeartbeatRequest:
+def valid_heartbeat(request: session_pb.HeartbeatRequest, config: RegistryConfig) -> session_pb.HeartbeatRequest:
     """Returns a valid Heartbeat. Raises INVALID_ARGUMENT naming the field."""
     reports = request.HasField("capability")
     if reports:
@@ -95,7 +93,7 @@ def _to_canonical_instance(state: runner_pb2.InstanceState) -> None:
             state.last_fault.ClearField("reason")
 
 
-def page_of(request: registry_service_pb2.ListResourcesRequest) -> tuple[str, int]:
+def page_of(request: pb.ListResourcesRequest) -> tuple[str, int]:
     """Returns the name after which a page begins, and its size. Raises INVALID_ARGUMENT naming the field."""
     if request.page_size < 0:
         raise invalid_field("page_size", "must not be negative")
@@ -117,7 +115,7 @@ def page_token(last_name: str) -> str:
 
 
 def events_of(
-    request: registry_service_pb2.ListEventsRequest | registry_service_pb2.WatchEventsRequest,
+    request: pb.ListEventsRequest | pb.WatchEventsRequest,
 ) -> tuple[ResourceKind | None, str]:
     """Returns kind and name of the requested events, None and "" for all. Raises INVALID_ARGUMENT naming the field."""
     name = require_name_of_model(request.name, "name") if request.name else ""
@@ -128,7 +126,7 @@ def events_of(
     return to_kind(request.kind, "kind"), name
 
 
-def event_limit(request: registry_service_pb2.ListEventsRequest) -> int:
+def event_limit(request: pb.ListEventsRequest) -> int:
     """Returns the maximum number of events. Raises INVALID_ARGUMENT naming the field."""
     return min(require_count(request.limit, "limit") or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
 

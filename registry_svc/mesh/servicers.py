@@ -31,19 +31,19 @@ from registry_svc.mesh.watch import Snapshot, change_message, concerns
 from registry_svc.mesh.watching import WatchingProcesses
 from registry_svc.watchers import Watcher
 from registry_svc.wire_values import require_at_most, to_actor
+from weft.api.registry.v1 import declaration_service_pb2 as declaration_pb
 from weft.api.registry.v1 import (
-    declaration_service_pb2,
     declaration_service_pb2_grpc,
     event_pb2,
     pool_pb2,
-    registry_service_pb2,
     registry_service_pb2_grpc,
     runner_pb2,
-    runner_session_service_pb2,
     runner_session_service_pb2_grpc,
-    settings_service_pb2,
     settings_service_pb2_grpc,
 )
+from weft.api.registry.v1 import registry_service_pb2 as pb
+from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
+from weft.api.registry.v1 import settings_service_pb2 as settings_pb
 from weft.api.registry.v1.journal_pb2 import JournalMode
 from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
 from weft.documents.kinds import DECLARED_KINDS, KINDS, name_in, packed
@@ -156,7 +156,7 @@ class Catalogue:
         pool = None if name is None else self._core.mesh.pool(name)
         return visible_pool(caller(), self._known(ResourceKind.MODEL, model, pool))
 
-    def watch(self) -> tuple[Snapshot, Watcher[registry_service_pb2.WatchResponse]]:
+    def watch(self) -> tuple[Snapshot, Watcher[pb.WatchResponse]]:
         """Returns a snapshot, and a watcher for every later change."""
         return self._core.watch()
 
@@ -191,9 +191,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self._watching = watching
 
     @override
-    async def ListResources(
-        self, request: ListResourcesRequest, context: Context
-    ) -> registry_service_pb2.ListResourcesResponse:
+    async def ListResources(self, request: ListResourcesRequest, context: Context) -> pb.ListResourcesResponse:
         async with answering(context):
             kind = to_kind(request.kind, "kind")
             if request.labels and not KINDS[kind].has_labels:
@@ -204,12 +202,10 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 caller().require(view_of(kind))
             found, token = self._catalogue.page(kind, request)
             resources = [packed(kind, each) for each in found]
-            return registry_service_pb2.ListResourcesResponse(resources=resources, next_page_token=token)
+            return pb.ListResourcesResponse(resources=resources, next_page_token=token)
 
     @override
-    async def GetResource(
-        self, request: registry_service_pb2.GetResourceRequest, context: Context
-    ) -> registry_service_pb2.GetResourceResponse:
+    async def GetResource(self, request: pb.GetResourceRequest, context: Context) -> pb.GetResourceResponse:
         async with answering(context):
             kind, name = to_kind(request.kind, "kind"), self._catalogue.name_of(request.name)
             if KINDS[kind].by_name:
@@ -217,22 +213,20 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             else:
                 caller().require(view_of(kind))
             found = packed(kind, self._catalogue.get(kind, name))
-            return registry_service_pb2.GetResourceResponse(resource=found)
+            return pb.GetResourceResponse(resource=found)
 
     @override
-    async def GetModelMembers(
-        self, request: registry_service_pb2.GetModelMembersRequest, context: Context
-    ) -> registry_service_pb2.GetModelMembersResponse:
+    async def GetModelMembers(self, request: pb.GetModelMembersRequest, context: Context) -> pb.GetModelMembersResponse:
         async with answering(context):
             name = self._catalogue.name_of(request.name)
             caller().require_name(VIEW_MODELS, name)
-            return registry_service_pb2.GetModelMembersResponse(pool=self._catalogue.pool_of(name))
+            return pb.GetModelMembersResponse(pool=self._catalogue.pool_of(name))
 
     # A coroutine closes its watcher as soon as the call is cancelled; a generator would wait for the garbage collector.
     # grpc.aio supports both, the generated types only the latter.
     @override
     async def Watch(  # type: ignore[override]
-        self, request: registry_service_pb2.WatchRequest, context: Context
+        self, request: pb.WatchRequest, context: Context
     ) -> None:
         async with answering(context):
             # The watch includes runners and settings, so access to models is not enough.
@@ -247,17 +241,15 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                     await context.write(change_message(response, with_keys=request.include_ticket_keys))
 
     @override
-    async def ListEvents(
-        self, request: registry_service_pb2.ListEventsRequest, context: Context
-    ) -> registry_service_pb2.ListEventsResponse:
+    async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
         async with answering(context):
             kind, name = events_of(request)
             events = self._catalogue.events(kind, self._catalogue.name_of(name), event_limit(request))
-            return registry_service_pb2.ListEventsResponse(events=events)
+            return pb.ListEventsResponse(events=events)
 
     @override
     async def WatchEvents(  # type: ignore[override]  # see Watch
-        self, request: registry_service_pb2.WatchEventsRequest, context: Context
+        self, request: pb.WatchEventsRequest, context: Context
     ) -> None:
         async with answering(context):
             kind, name = events_of(request)
@@ -267,7 +259,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 await context.send_initial_metadata(())
                 async for event in watcher:
                     if concerns(event, kind, name):
-                        await context.write(registry_service_pb2.WatchEventsResponse(event=event))
+                        await context.write(pb.WatchEventsResponse(event=event))
 
 
 class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
@@ -282,13 +274,13 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
 
     @override
     async def OpenSession(
-        self, request: runner_session_service_pb2.OpenSessionRequest, context: Context
-    ) -> runner_session_service_pb2.OpenSessionResponse:
+        self, request: session_pb.OpenSessionRequest, context: Context
+    ) -> session_pb.OpenSessionResponse:
         async with answering(context):
             session, config = await self._roster.open_session(valid_opening(request, self._config)), self._config
             # A dial-out runner may have any clock, since the operator does not control its machine.
             max_offset = None if request.runner.dial_out else duration_of(config.max_clock_offset_seconds)
-            return runner_session_service_pb2.OpenSessionResponse(
+            return session_pb.OpenSessionResponse(
                 session_id=session.id,
                 ticket_key=session.ticket_key,
                 heartbeat_interval=duration_of(config.heartbeat_interval_seconds),
@@ -299,37 +291,35 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
             )
 
     @override
-    async def Heartbeat(
-        self, request: runner_session_service_pb2.HeartbeatRequest, context: Context
-    ) -> runner_session_service_pb2.HeartbeatResponse:
+    async def Heartbeat(self, request: session_pb.HeartbeatRequest, context: Context) -> session_pb.HeartbeatResponse:
         async with answering(context):
             await self._roster.heartbeat(valid_heartbeat(request, self._config))
-            return runner_session_service_pb2.HeartbeatResponse(
+            return session_pb.HeartbeatResponse(
                 mesh_time=stamp_of(self._mesh_clock.utc_now()), registry_time=stamp_of(self._clock.utc_now())
             )
 
     @override
     async def CloseSession(
-        self, request: runner_session_service_pb2.CloseSessionRequest, context: Context
-    ) -> runner_session_service_pb2.CloseSessionResponse:
+        self, request: session_pb.CloseSessionRequest, context: Context
+    ) -> session_pb.CloseSessionResponse:
         async with answering(context):
             await self._roster.close_session(request.session_id, request.incarnation)
-            return runner_session_service_pb2.CloseSessionResponse()
+            return session_pb.CloseSessionResponse()
 
     @override
     async def RetireSession(
-        self, request: runner_session_service_pb2.RetireSessionRequest, context: Context
-    ) -> runner_session_service_pb2.RetireSessionResponse:
+        self, request: session_pb.RetireSessionRequest, context: Context
+    ) -> session_pb.RetireSessionResponse:
         async with answering(context):
             retired = await self._retirements.retire(request.session_id, process_ended=request.process_ended)
-            return runner_session_service_pb2.RetireSessionResponse(
+            return session_pb.RetireSessionResponse(
                 outcome=retired.outcome.value,  # type: ignore[arg-type]  # same numbers
                 models=retired.models,
                 pools=retired.pools,
             )
 
 
-def author_of(request: declaration_service_pb2.ApplyRequest) -> Author:
+def author_of(request: declaration_pb.ApplyRequest) -> Author:
     """Returns the author: the caller, or the one that it specifies if it may act for others."""
     known = caller()
     if known.names_tenants:
@@ -345,9 +335,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         self._config = config
 
     @override
-    async def Apply(
-        self, request: declaration_service_pb2.ApplyRequest, context: Context
-    ) -> declaration_service_pb2.ApplyResponse:
+    async def Apply(self, request: declaration_pb.ApplyRequest, context: Context) -> declaration_pb.ApplyResponse:
         async with answering(context):
             batch = valid_batch(request, self._config)
             self._declarations.name_targets(batch.documents)
@@ -356,12 +344,10 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
                 caller().require(USE_SECRETS)
             require_declarable(caller(), batch.documents)
             results = await self._declarations.apply(batch, author_of(request))
-            return declaration_service_pb2.ApplyResponse(results=results)
+            return declaration_pb.ApplyResponse(results=results)
 
     @override
-    async def Delete(
-        self, request: declaration_service_pb2.DeleteRequest, context: Context
-    ) -> declaration_service_pb2.DeleteResponse:
+    async def Delete(self, request: declaration_pb.DeleteRequest, context: Context) -> declaration_pb.DeleteResponse:
         async with answering(context):
             kind = to_kind(request.kind, "kind")
             name = self._declarations.name_of(require_name_of_model(request.name, "name"))
@@ -372,7 +358,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
             else:
                 caller().require(EDIT_MODELS)
             await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
-            return declaration_service_pb2.DeleteResponse()
+            return declaration_pb.DeleteResponse()
 
 
 class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
@@ -383,19 +369,19 @@ class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
 
     @override
     async def GetSettings(
-        self, request: settings_service_pb2.GetSettingsRequest, context: Context
-    ) -> settings_service_pb2.GetSettingsResponse:
+        self, request: settings_pb.GetSettingsRequest, context: Context
+    ) -> settings_pb.GetSettingsResponse:
         del request
         async with answering(context):
-            return settings_service_pb2.GetSettingsResponse(settings=self._settings.current())
+            return settings_pb.GetSettingsResponse(settings=self._settings.current())
 
     @override
     async def UpdateSettings(
-        self, request: settings_service_pb2.UpdateSettingsRequest, context: Context
-    ) -> settings_service_pb2.UpdateSettingsResponse:
+        self, request: settings_pb.UpdateSettingsRequest, context: Context
+    ) -> settings_pb.UpdateSettingsResponse:
         async with answering(context):
             wanted = request.allow_cloud_fallback if request.HasField("allow_cloud_fallback") else None
             if request.journal not in JournalMode.values():
                 raise invalid_field("journal", "must be a known mode")
             changed = await self._settings.update(wanted, request.journal)
-            return settings_service_pb2.UpdateSettingsResponse(settings=changed)
+            return settings_pb.UpdateSettingsResponse(settings=changed)

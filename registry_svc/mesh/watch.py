@@ -11,10 +11,10 @@ from registry_svc.mesh.records import event_message, extended, without_key
 from registry_svc.watchers import Watcher, Watchers
 from weft.api.registry.v1 import (
     event_pb2,
-    registry_service_pb2,
     router_pb2,
     settings_pb2,
 )
+from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.clock import Clock
@@ -30,9 +30,9 @@ class Snapshot:
     resources: Sequence[Callable[[], ResourceDocument]]
     routers: Sequence[router_pb2.Router]
 
-    async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
+    async def message(self, *, with_keys: bool) -> pb.WatchResponse:
         """Returns the first response of a watch. Lets other tasks run, since a large one takes long."""
-        response = registry_service_pb2.WatchResponse(revision=self.revision)
+        response = pb.WatchResponse(revision=self.revision)
         shown = response.snapshot
         shown.settings.CopyFrom(self.settings)
         runners = [partial(watched_runner, runner, with_key=with_keys) for runner in self.runners]
@@ -42,15 +42,11 @@ class Snapshot:
         return response
 
 
-def change_message(
-    response: registry_service_pb2.WatchResponse, *, with_keys: bool
-) -> registry_service_pb2.WatchResponse:
+def change_message(response: pb.WatchResponse, *, with_keys: bool) -> pb.WatchResponse:
     """Returns a later response of a watch, without its runner's ticket key unless `with_keys`."""
     if with_keys or not response.change.HasField("runner"):
         return response
-    return registry_service_pb2.WatchResponse(
-        revision=response.revision, change=registry_service_pb2.Change(runner=without_key(response.change.runner))
-    )
+    return pb.WatchResponse(revision=response.revision, change=pb.Change(runner=without_key(response.change.runner)))
 
 
 SaveEvents = Callable[[Sequence[event_pb2.Event], int], Awaitable[None]]

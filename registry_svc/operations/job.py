@@ -15,8 +15,9 @@ from registry_svc.operations.live_operations import OPERATION_PREFIX
 from registry_svc.operations.model_sources import SourceTarget, choose_runner, load_target
 from registry_svc.operations.policy.loads import LoadTimes, plan_pool
 from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
-from weft.api.operations.v1 import operation_pb2
-from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2, runner_service_pb2
+from weft.api.operations.v1 import operation_pb2 as pb
+from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
+from weft.api.runner.v1 import runner_service_pb2 as runner_pb
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -81,7 +82,7 @@ class JobCancelled(Exception):  # noqa: N818 - an outcome, not an error
 class JobReport:
     """Callbacks for a job's reports."""
 
-    progress: Callable[[operation_pb2.Operation, float | None], None]
+    progress: Callable[[pb.Operation, float | None], None]
     """Called with the stage and other fields that are not stored, and the estimated end in monotonic seconds."""
     assigned: Callable[[str], Awaitable[None]]
     """Called with the runner if there is only one; the report is stored when this returns."""
@@ -108,7 +109,7 @@ class Job:
     """
 
     def __init__(
-        self, deps: JobDeps, operation: operation_pb2.Operation, report: JobReport, *, patient_until: float = 0.0
+        self, deps: JobDeps, operation: pb.Operation, report: JobReport, *, patient_until: float = 0.0
     ) -> None:
         self._deps = deps
         self._operation_id = operation.name.removeprefix(OPERATION_PREFIX)
@@ -123,7 +124,7 @@ class Job:
         """The model added for this load; empty: none, or it was served before."""
         self._runners: dict[str, str] = {}
         """Runners of models added for it, which the mesh does not know yet."""
-        self._result = operation_pb2.OperationResult()
+        self._result = pb.OperationResult()
 
     def request_cancel(self) -> None:
         """Ends the job as soon as possible: a load or pull immediately, an unload or flush before its next call."""
@@ -131,7 +132,7 @@ class Job:
         if self._calling is not None:
             self._calling.cancel()
 
-    async def run(self) -> operation_pb2.OperationResult:
+    async def run(self) -> pb.OperationResult:
         """Does the work. Returns its result. Raises JobCancelled, and the WeftError of the runner that failed."""
         self._require_wanted()
         match self._action.WhichOneof("kind"):
@@ -169,7 +170,7 @@ class Job:
                     failures.append(f"{model}: {error.message}")
         return "" if not failures else "could not be unloaded: " + "; ".join(failures[:MAX_NAMED_FAILURES])
 
-    async def _load(self, load: operation_pb2.LoadModel) -> None:
+    async def _load(self, load: pb.LoadModel) -> None:
         if load.evict_model:
             await self._unload(load.evict_model)
         if load.source:
@@ -181,7 +182,7 @@ class Job:
             return
         await self._load_pool(load)
 
-    async def _load_source(self, load: operation_pb2.LoadModel) -> None:
+    async def _load_source(self, load: pb.LoadModel) -> None:
         target = load_target(load, self._deps.directory)
         await self._report.assigned(target.runner)
         added = await self._call_cancellably(target.runner, lambda: self._add_call(target, load))
@@ -231,7 +232,7 @@ class Job:
             return
         runner = self._runners[name]
 
-        async def call() -> runner_service_pb2.RemoveModelResponse:
+        async def call() -> runner_pb.RemoveModelResponse:
             return await self._deps.calls.remove_model(runner, name, operation_id=self._operation_id)
 
         try:
@@ -239,7 +240,7 @@ class Job:
         except WeftError as error:
             log.warning("a model that could not be loaded stays", model=name, reason=error.reason.name)
 
-    async def _add_call(self, target: SourceTarget, load: operation_pb2.LoadModel) -> added_model_pb2.AddedModel:
+    async def _add_call(self, target: SourceTarget, load: pb.LoadModel) -> added_model_pb2.AddedModel:
         self._tell("asking the runner", f"adding {target.model}")
         calls = self._deps.calls.add_model(target.runner, target.model, load, operation_id=self._operation_id)
         async with aclosing(calls) as responses:
@@ -249,13 +250,13 @@ class Job:
                 self._tell_pull(response.progress)
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the runner ended the call without a model")
 
-    async def _pull(self, pull: operation_pb2.PullModel) -> None:
+    async def _pull(self, pull: pb.PullModel) -> None:
         runner = choose_runner(pull.runner, "action.pull_model.runner", self._deps.directory)
         await self._report.assigned(runner)
         stored = await self._call_cancellably(runner, lambda: self._pull_call(runner, pull))
         self._result.pulled.CopyFrom(stored)
 
-    async def _pull_call(self, runner: str, pull: operation_pb2.PullModel) -> model_store_pb2.StoredModel:
+    async def _pull_call(self, runner: str, pull: pb.PullModel) -> model_store_pb2.StoredModel:
         calls = self._deps.calls.pull(runner, pull, operation_id=self._operation_id)
         async with aclosing(calls) as responses:
             async for response in responses:
@@ -270,7 +271,7 @@ class Job:
         runner = directory.holder_of(model) or directory.runner_of_server(model) or ""
         await self._report.assigned(runner)
 
-        async def call() -> runner_service_pb2.RemoveModelResponse:
+        async def call() -> runner_pb.RemoveModelResponse:
             return await self._deps.calls.remove_model(runner, model, operation_id=self._operation_id)
 
         answer = await self._deps.presence.patient_call(runner, call, self._patient_until)
@@ -282,7 +283,7 @@ class Job:
         share = said.done_bytes / said.total_bytes if said.total_bytes > 0 else None
         left = (said.total_bytes - said.done_bytes) / said.bytes_per_second if said.bytes_per_second > 0 else None
         ends_at = None if left is None or share is None else self._deps.clock.monotonic() + min(left, MAX_SECONDS)
-        progress = operation_pb2.Operation(
+        progress = pb.Operation(
             stage=PULLING,
             detail=said.detail or pull_words(said),
             progress=share,
@@ -309,7 +310,7 @@ class Job:
         finally:
             self._calling = None
 
-    async def _load_pool(self, load: operation_pb2.LoadModel) -> None:
+    async def _load_pool(self, load: pb.LoadModel) -> None:
         plan = plan_pool(self._deps.directory.pool(load.model), load.replicas or 1)
         missing, failures = plan.missing, list[WeftError]()
         if load.HasField("options") and load.options.ByteSize():
@@ -348,9 +349,9 @@ class Job:
             self._deps.times.learn(model, seconds_of(result.load_time))
         self._add_load(model, result)
 
-    async def _load_call(self, runner: str, model: str, options: load_pb2.LoadOptions) -> runner_service_pb2.LoadResult:
+    async def _load_call(self, runner: str, model: str, options: load_pb2.LoadOptions) -> runner_pb.LoadResult:
         began = self._deps.clock.monotonic()
-        self._tell_load(model, began, runner_service_pb2.LoadProgress(stage="asking the runner"))
+        self._tell_load(model, began, runner_pb.LoadProgress(stage="asking the runner"))
         responses = self._deps.calls.load(runner, model, options, operation_id=self._operation_id)
         async with aclosing(responses):
             async for response in responses:
@@ -359,21 +360,21 @@ class Job:
                 self._tell_load(model, began, response.progress)
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the runner ended the load without a result")
 
-    def _tell_load(self, model: str, began: float, said: runner_service_pb2.LoadProgress) -> None:
+    def _tell_load(self, model: str, began: float, said: runner_pb.LoadProgress) -> None:
         now = self._deps.clock.monotonic()
         # Earlier loads do not predict when memory becomes free.
         waits = said.stage == WAITING_FOR_MEMORY
         eta = None if waits else self._deps.times.eta_seconds(model, now - began)
         if said.HasField("eta"):
             eta = seconds_of(said.eta)
-        progress = operation_pb2.Operation(
+        progress = pb.Operation(
             stage=said.stage,
             detail=said.detail or f"loading {model}",
             progress=said.progress if said.HasField("progress") else None,
         )
         self._report.progress(progress, None if eta is None else now + max(eta, 0.0))
 
-    def _add_load(self, model: str, result: runner_service_pb2.LoadResult) -> None:
+    def _add_load(self, model: str, result: runner_pb.LoadResult) -> None:
         total = self._result
         first = not total.models
         total.memory_measured = result.memory_measured and (first or total.memory_measured)
@@ -404,20 +405,20 @@ class Job:
 
     async def _unload_patiently(
         self, runner: str, model: str, until: float, *, while_there: bool = False
-    ) -> runner_service_pb2.UnloadResponse:
-        async def call() -> runner_service_pb2.UnloadResponse:
+    ) -> runner_pb.UnloadResponse:
+        async def call() -> runner_pb.UnloadResponse:
             return await self._deps.calls.unload(runner, model, operation_id=self._operation_id)
 
         return await self._deps.presence.patient_call(runner, call, until, while_there=while_there)
 
-    async def _flush(self, flush: operation_pb2.FlushCache) -> None:
+    async def _flush(self, flush: pb.FlushCache) -> None:
         requests = self._flush_requests(flush)
         if not requests:
             raise _no_runner_to_flush(flush.model)
         if len(requests) == 1:
             await self._report.assigned(requests[0][0])
         self._tell("flushing", f"asking {len(requests)} runners")
-        answers: list[runner_service_pb2.FlushCacheResponse] = []
+        answers: list[runner_pb.FlushCacheResponse] = []
         failures: list[WeftError] = []
         for start in range(0, len(requests), MAX_FLUSHES_AT_ONCE):
             self._require_wanted()
@@ -431,9 +432,7 @@ class Job:
         _require_flushed(answers, failures)
         self._add_flushes(answers)
 
-    def _flush_requests(
-        self, flush: operation_pb2.FlushCache
-    ) -> list[tuple[str, runner_service_pb2.FlushCacheRequest]]:
+    def _flush_requests(self, flush: pb.FlushCache) -> list[tuple[str, runner_pb.FlushCacheRequest]]:
         directory = self._deps.directory
         if not flush.model:
             runners = [flush.runner] if flush.runner else directory.active_runners()
@@ -443,9 +442,9 @@ class Job:
         return [(runner, _flush_request(flush, model)) for runner, model in served if flush.runner in {"", runner}]
 
     async def _flush_one(
-        self, runner: str, request: runner_service_pb2.FlushCacheRequest
-    ) -> runner_service_pb2.FlushCacheResponse | WeftError:
-        async def call() -> runner_service_pb2.FlushCacheResponse:
+        self, runner: str, request: runner_pb.FlushCacheRequest
+    ) -> runner_pb.FlushCacheResponse | WeftError:
+        async def call() -> runner_pb.FlushCacheResponse:
             return await self._deps.calls.flush_cache(runner, request, operation_id=self._operation_id)
 
         try:
@@ -453,7 +452,7 @@ class Job:
         except WeftError as error:
             return error
 
-    def _add_flushes(self, answers: Sequence[runner_service_pb2.FlushCacheResponse]) -> None:
+    def _add_flushes(self, answers: Sequence[runner_pb.FlushCacheResponse]) -> None:
         total = self._result
         total.cache_flushed = True
         total.entry_count = amount_of_all(answer.entry_count for answer in answers)
@@ -470,11 +469,11 @@ class Job:
             raise JobCancelled
 
     def _tell(self, stage: str, detail: str = "", *, share: float | None = None) -> None:
-        self._report.progress(operation_pb2.Operation(stage=stage, detail=detail, progress=share), None)
+        self._report.progress(pb.Operation(stage=stage, detail=detail, progress=share), None)
 
 
-def _flush_request(flush: operation_pb2.FlushCache, model: str) -> runner_service_pb2.FlushCacheRequest:
-    return runner_service_pb2.FlushCacheRequest(scope=flush.scope, model=model, tenant=flush.tenant, tag=flush.tag)
+def _flush_request(flush: pb.FlushCache, model: str) -> runner_pb.FlushCacheRequest:
+    return runner_pb.FlushCacheRequest(scope=flush.scope, model=model, tenant=flush.tenant, tag=flush.tag)
 
 
 def _no_runner_to_flush(model: str) -> WeftError:
@@ -483,7 +482,7 @@ def _no_runner_to_flush(model: str) -> WeftError:
     return WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner is there, so no cache was flushed; start one")
 
 
-def _require_flushed(answers: Sequence[runner_service_pb2.FlushCacheResponse], failures: Sequence[WeftError]) -> None:
+def _require_flushed(answers: Sequence[runner_pb.FlushCacheResponse], failures: Sequence[WeftError]) -> None:
     """Raises unless all runners that can flush did. If some did, engines that cannot flush are no failure."""
     grave = [error for error in failures if error.reason is not Reason.UNSUPPORTED_OPERATION]
     if grave or (failures and not answers):

@@ -8,7 +8,8 @@ from typing_extensions import override
 from registry_svc.mesh.policy.ownership import Author
 from registry_svc.operations.profiles import Profiles
 from registry_svc.wire_values import cleaned_multiline, to_actor
-from weft.api.registry.v1 import profile_service_pb2, profile_service_pb2_grpc
+from weft.api.registry.v1 import profile_service_pb2 as pb
+from weft.api.registry.v1 import profile_service_pb2_grpc
 from weft.documents.profiles import documents_of
 from weft.documents.rights import names_secret
 from weft.kernel.names import require_name
@@ -28,20 +29,16 @@ class ProfileServicer(profile_service_pb2_grpc.ProfileServiceServicer):
         self._profiles = profiles
 
     @override
-    async def SaveProfile(
-        self, request: profile_service_pb2.SaveProfileRequest, context: Context
-    ) -> profile_service_pb2.SaveProfileResponse:
+    async def SaveProfile(self, request: pb.SaveProfileRequest, context: Context) -> pb.SaveProfileResponse:
         async with answering(context):
             require_name(request.name, "name")
             request.description = cleaned_multiline(request.description, "description", MAX_DESCRIPTION_CHARS)
             known = caller()
             author = Author(name=request.requested_by if known.names_tenants else known.name)
-            return profile_service_pb2.SaveProfileResponse(result=await self._profiles.save(request, author))
+            return pb.SaveProfileResponse(result=await self._profiles.save(request, author))
 
     @override
-    async def SwitchProfile(
-        self, request: profile_service_pb2.SwitchProfileRequest, context: Context
-    ) -> profile_service_pb2.SwitchProfileResponse:
+    async def SwitchProfile(self, request: pb.SwitchProfileRequest, context: Context) -> pb.SwitchProfileResponse:
         async with answering(context):
             require_name(request.name, "name")
             profile, known = self._profiles.get(request.name), caller()

@@ -15,7 +15,8 @@ from registry_svc.operations.live_operations import OPERATION_PREFIX
 from registry_svc.operations.model_sources import needed_access
 from registry_svc.operations.operations import Operations
 from registry_svc.wire_values import require_count, to_actor
-from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
+from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.documents.rights import require_operable
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import (
@@ -39,8 +40,8 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 
 
 def valid_creation(
-    request: operation_service_pb2.CreateOperationRequest,
-) -> operation_service_pb2.CreateOperationRequest:
+    request: pb.CreateOperationRequest,
+) -> pb.CreateOperationRequest:
     """Returns a valid request with its actor, without checking that names exist. Raises INVALID_ARGUMENT."""
     require_request_id(request.request_id, "request_id")
     if len(request.authorization) > MAX_AUTHORIZATION_CHARS:
@@ -58,7 +59,7 @@ def require_operation_name(name: str) -> str:
     return name
 
 
-def to_page(request: operation_service_pb2.ListOperationsRequest) -> tuple[int | None, int]:
+def to_page(request: pb.ListOperationsRequest) -> tuple[int | None, int]:
     """Returns the number before which a page begins, and its size. Raises INVALID_ARGUMENT naming the field."""
     size = page_size_of(request.page_size)
     if not request.page_token:
@@ -108,9 +109,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         self._name_of = name_of
 
     @override
-    async def CreateOperation(
-        self, request: operation_service_pb2.CreateOperationRequest, context: Context
-    ) -> operation_service_pb2.CreateOperationResponse:
+    async def CreateOperation(self, request: pb.CreateOperationRequest, context: Context) -> pb.CreateOperationResponse:
         async with answering(context):
             wanted = valid_creation(request)
             _name_models(wanted.action, self._name_of)
@@ -119,26 +118,22 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
             require_operable(caller(), wanted.action)
             traceparent = carried_traceparent(context.invocation_metadata())
             operation, existed = await self._operations.create(wanted, traceparent)
-            return operation_service_pb2.CreateOperationResponse(operation=operation, existed=existed)
+            return pb.CreateOperationResponse(operation=operation, existed=existed)
 
     @override
-    async def GetOperation(
-        self, request: operation_service_pb2.GetOperationRequest, context: Context
-    ) -> operation_service_pb2.GetOperationResponse:
+    async def GetOperation(self, request: pb.GetOperationRequest, context: Context) -> pb.GetOperationResponse:
         async with answering(context):
             operation = await self._operations.get(require_operation_name(request.name))
-            return operation_service_pb2.GetOperationResponse(operation=operation)
+            return pb.GetOperationResponse(operation=operation)
 
     @override
-    async def ListOperations(
-        self, request: operation_service_pb2.ListOperationsRequest, context: Context
-    ) -> operation_service_pb2.ListOperationsResponse:
+    async def ListOperations(self, request: pb.ListOperationsRequest, context: Context) -> pb.ListOperationsResponse:
         async with answering(context):
             before, size = to_page(request)
             found = await self._operations.page(
                 before_number=before, size=size + 1, unfinished_only=request.unfinished_only
             )
-            return operation_service_pb2.ListOperationsResponse(
+            return pb.ListOperationsResponse(
                 operations=found[:size],
                 next_page_token=page_token(found[size - 1].number) if len(found) > size else "",
             )
@@ -146,76 +141,70 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
     # A coroutine closes its watcher as soon as the call is cancelled, see RegistryServicer.Watch.
     @override
     async def WatchOperation(  # type: ignore[override]
-        self, request: operation_service_pb2.WatchOperationRequest, context: Context
+        self, request: pb.WatchOperationRequest, context: Context
     ) -> None:
         async with answering(context):
             followed = await self._operations.watch(require_operation_name(request.name))
             if isinstance(followed, operation_pb2.Operation):
-                await context.write(operation_service_pb2.WatchOperationResponse(operation=followed))
+                await context.write(pb.WatchOperationResponse(operation=followed))
                 return
             with followed:
                 async for operation in followed:
-                    await context.write(operation_service_pb2.WatchOperationResponse(operation=operation))
+                    await context.write(pb.WatchOperationResponse(operation=operation))
 
     @override
     async def WatchOperations(  # type: ignore[override]  # see WatchOperation
-        self, request: operation_service_pb2.WatchOperationsRequest, context: Context
+        self, request: pb.WatchOperationsRequest, context: Context
     ) -> None:
         async with answering(context):
             past_count = page_size_of(request.past_count)
             with self._operations.watch_all() as watcher:
                 for operation in await self._operations.present(past_count):
-                    await context.write(operation_service_pb2.WatchOperationsResponse(operation=operation))
-                await context.write(operation_service_pb2.WatchOperationsResponse(synced=True))
+                    await context.write(pb.WatchOperationsResponse(operation=operation))
+                await context.write(pb.WatchOperationsResponse(synced=True))
                 async for operation in watcher:
-                    await context.write(operation_service_pb2.WatchOperationsResponse(operation=operation))
+                    await context.write(pb.WatchOperationsResponse(operation=operation))
 
     @override
-    async def CancelOperation(
-        self, request: operation_service_pb2.CancelOperationRequest, context: Context
-    ) -> operation_service_pb2.CancelOperationResponse:
+    async def CancelOperation(self, request: pb.CancelOperationRequest, context: Context) -> pb.CancelOperationResponse:
         async with answering(context):
             name = require_operation_name(request.name)
             cancelled = await self._operations.cancel(name, to_actor(request.requested_by))
-            return operation_service_pb2.CancelOperationResponse(operation=cancelled)
+            return pb.CancelOperationResponse(operation=cancelled)
 
     @override
-    async def GetGovernance(
-        self, request: operation_service_pb2.GetGovernanceRequest, context: Context
-    ) -> operation_service_pb2.GetGovernanceResponse:
+    async def GetGovernance(self, request: pb.GetGovernanceRequest, context: Context) -> pb.GetGovernanceResponse:
         del request
         async with answering(context):
             return self._operations.rules()
 
     @override
     async def RecordCancellation(
-        self, request: operation_service_pb2.RecordCancellationRequest, context: Context
-    ) -> operation_service_pb2.RecordCancellationResponse:
+        self, request: pb.RecordCancellationRequest, context: Context
+    ) -> pb.RecordCancellationResponse:
         async with answering(context):
             await self._operations.record_cancellation(
                 require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
                 require_token(request.tenant, "tenant", MAX_TENANT_CHARS),
                 to_actor(request.cancelled_by),
             )
-            return operation_service_pb2.RecordCancellationResponse()
+            return pb.RecordCancellationResponse()
 
     @override
-    async def RecordLogLevel(
-        self, request: operation_service_pb2.RecordLogLevelRequest, context: Context
-    ) -> operation_service_pb2.RecordLogLevelResponse:
+    async def RecordLogLevel(self, request: pb.RecordLogLevelRequest, context: Context) -> pb.RecordLogLevelResponse:
         async with answering(context):
             until = (
                 request.end_time.ToDatetime(UTC).isoformat(timespec="seconds") if request.HasField("end_time") else ""
             )
             process, level = to_actor(request.process), require_token(request.level, "level", MAX_REQUEST_ID_CHARS)
             await self._operations.record_log_level(process, level, until, to_actor(request.changed_by))
-            return operation_service_pb2.RecordLogLevelResponse()
+            return pb.RecordLogLevelResponse()
 
     @override
     async def ListAuditEntries(
-        self, request: operation_service_pb2.ListAuditEntriesRequest, context: Context
-    ) -> operation_service_pb2.ListAuditEntriesResponse:
+        self, request: pb.ListAuditEntriesRequest, context: Context
+    ) -> pb.ListAuditEntriesResponse:
         async with answering(context):
             after = require_count(request.after_sequence, "after_sequence")
             entries, head = await self._operations.audit_page(after, page_size_of(request.page_size))
-            return operation_service_pb2.ListAuditEntriesResponse(entries=entries, head=head)
+            return pb.ListAuditEntriesResponse(entries=entries, head=head)

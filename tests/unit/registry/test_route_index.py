@@ -27,8 +27,8 @@ def test_route_is_found_by_each_of_its_names_until_changed_or_removed() -> None:
     index.drop("q2")
     index.drop("never-there")
     assert index.naming(["big"]) == set()
-    assert ("q1" in index, "q2" in index, len(index), list(index.names())) == (True, False, 1, ["q1"])
-    assert index.get("q2") is None
+    assert len(index) == 1
+    assert (index.get("q1") is not None, index.get("q2")) == (True, None)
 
 
 def test_status_is_reported_only_when_it_changes() -> None:
