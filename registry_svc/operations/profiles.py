@@ -10,8 +10,7 @@ from registry_svc.mesh.domain import EventDraft, EventReason
 from registry_svc.mesh.manifests import Batch, valid_profile
 from registry_svc.mesh.policy.declarations import in_use
 from registry_svc.mesh.policy.ownership import Author
-from registry_svc.mesh.policy.profile_steps import Step, StepKind, plan_steps
-from registry_svc.mesh.profile_state import loaded_models, wanted_models
+from registry_svc.mesh.profile_state import loaded_models, plan_steps
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.operations import Operations
 from weft.api.operations.v1.operation_pb2 import LoadModel, OperationAction, UnloadModel
@@ -43,12 +42,6 @@ log = get_logger("weft.registry.operations")
 
 MAX_DESCRIBED_AT_ONCE = 16
 """Maximum concurrent calls that ask runners for load options."""
-_NUMBERS: Mapping[StepKind, ProfileStep.Kind.ValueType] = {
-    StepKind.UNLOAD: ProfileStep.KIND_UNLOAD,
-    StepKind.LOAD: ProfileStep.KIND_LOAD,
-}
-
-
 _REPLACED = (ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
 """Kinds of documents of the previous profile that a switch deletes."""
 
@@ -146,7 +139,7 @@ class Profiles:
             await self._declarations.carry_out(plan)
         return plan.results[0]
 
-    async def _switch(self, request: SwitchProfileRequest, requested_by: str, steps: Sequence[Step]) -> _Switch:
+    async def _switch(self, request: SwitchProfileRequest, requested_by: str, steps: Sequence[ProfileStep]) -> _Switch:
         # The profile may have been changed or deleted during the calls to runners.
         manifest, active = self.get(request.name).manifest, self._core.mesh.active_profile
         previous = "" if active is None else active.manifest.name
@@ -220,7 +213,7 @@ class Profiles:
             if record is not None
         ]
 
-    async def _steps(self, manifest: ProfileManifest) -> list[Step]:
+    async def _steps(self, manifest: ProfileManifest) -> list[ProfileStep]:
         """Returns the unloads and loads of a switch. Raises MODEL_NOT_FOUND."""
         mesh = self._core.mesh
         arriving = {each.manifest.name for each in manifest.models}
@@ -232,9 +225,9 @@ class Profiles:
         wanted = {each.model: each for each in manifest.load if each.model in loaded}
         options = await self._load_options(self._runners_of(wanted))
         as_wanted = {model for model, load in wanted.items() if is_loaded_as(load, options.get(model, LoadOptions()))}
-        return plan_steps(wanted_models(manifest), loaded, as_wanted)
+        return plan_steps(manifest, loaded, as_wanted)
 
-    def _require_permitted(self, name: str, steps: Sequence[Step]) -> None:
+    def _require_permitted(self, name: str, steps: Sequence[ProfileStep]) -> None:
         if steps and self._operations.rules().mode != GetGovernanceResponse.MODE_OFF:
             models = ", ".join(step.model for step in steps)
             raise WeftError(
@@ -245,29 +238,29 @@ class Profiles:
             )
 
     async def _begin(
-        self, step: Step, manifest: ProfileManifest, begun: _Begun, requested_by: str, *, dry_run: bool
+        self, step: ProfileStep, manifest: ProfileManifest, begun: _Begun, requested_by: str, *, dry_run: bool
     ) -> None:
         """Creates the operation of a step; loads wait for the unloads."""
-        shown = ProfileStep(kind=_NUMBERS[step.kind], model=step.model)
         settings = next((each.settings for each in manifest.load if each.model == step.model), ProfileLoadSettings())
-        if step.kind is StepKind.LOAD and settings.ByteSize():
-            shown.settings.CopyFrom(settings)
-        begun.steps.append(shown)
+        is_unload = step.kind == ProfileStep.KIND_UNLOAD
+        if not is_unload and settings.ByteSize():
+            step.settings.CopyFrom(settings)
+        begun.steps.append(step)
         if dry_run:
             return
-        if step.kind is StepKind.UNLOAD:
+        if is_unload:
             action = OperationAction(unload_model=UnloadModel(model=step.model))
         else:
             action = OperationAction(load_model=LoadModel(model=step.model, options=load_options_of(settings)))
         request = CreateOperationRequest(request_id=new_id("prf"), action=action, requested_by=requested_by)
-        after = frozenset(begun.unloads) if step.kind is StepKind.LOAD else frozenset[str]()
+        after = frozenset[str]() if is_unload else frozenset(begun.unloads)
         try:
             operation, _ = await self._operations.create(request, after=after)
         except WeftError as error:
-            shown.problem = error.message
+            step.problem = error.message
             return
-        shown.operation = operation.name
-        if step.kind is StepKind.UNLOAD:
+        step.operation = operation.name
+        if is_unload:
             begun.unloads.add(operation.name)
 
     def _runners_of(self, models: Iterable[str]) -> set[str]:

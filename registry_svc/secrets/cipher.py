@@ -7,7 +7,6 @@ import base64
 import binascii
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,15 +20,6 @@ MAX_KEYS = 16
 """Maximum keys in a file: the current one and earlier ones."""
 MAX_FILE_BYTES = 4_096
 SETTING = "registry.secrets.key_file"
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """An encrypted value."""
-
-    key_id: str
-    data: bytes = field(repr=False)
-    """A nonce, and the encrypted and authenticated value."""
 
 
 class UnreadableSecretError(Exception):
@@ -47,23 +37,23 @@ class SecretCipher:
         """Id of the key that encrypts; empty without keys."""
         return next(iter(self._keys), "")
 
-    def seal(self, name: str, version: int, value: str) -> Sealed:
-        """Encrypts a value. There must be a key."""
+    def seal(self, name: str, version: int, value: str) -> bytes:
+        """Returns a nonce with the value, encrypted and authenticated with the key `key_id`. There must be a key."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - most meshes have no secrets
 
         nonce = secrets.token_bytes(NONCE_BYTES)
         data = AESGCM(self._keys[self.key_id]).encrypt(nonce, value.encode(), _bound_to(name, version))
-        return Sealed(self.key_id, nonce + data)
+        return nonce + data
 
-    def open(self, name: str, version: int, sealed: Sealed) -> str:
+    def open(self, name: str, version: int, key_id: str, sealed: bytes) -> str:
         """Decrypts a value. Raises UnreadableSecretError."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - as in `seal`
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
 
-        key = self._keys.get(sealed.key_id)
+        key = self._keys.get(key_id)
         if key is None:
             raise UnreadableSecretError
-        nonce, data = sealed.data[:NONCE_BYTES], sealed.data[NONCE_BYTES:]
+        nonce, data = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
         try:
             return AESGCM(key).decrypt(nonce, data, _bound_to(name, version)).decode()
         except (InvalidTag, ValueError) as error:

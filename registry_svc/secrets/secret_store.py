@@ -1,21 +1,22 @@
 """Encrypted secrets and their SQL store."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
-from registry_svc.secrets.cipher import Sealed
 from weft.sql.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSecret:
-    """An encrypted secret."""
+    """An encrypted secret, with the columns of `secrets`."""
 
     name: str
     version: int
     """Number of its value, from 1."""
-    sealed: Sealed
+    key_id: str
+    """The key that it is encrypted with."""
+    sealed: bytes = field(repr=False)
     created_at: datetime
     updated_at: datetime
     """When it got its current value."""
@@ -34,34 +35,14 @@ class SqlSecretStore:
     async def load(self) -> tuple[StoredSecret, ...]:
         """Returns all secrets, sorted by name."""
         rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM secrets"))
-        found = (
-            StoredSecret(
-                name=row.name,
-                version=row.version,
-                sealed=Sealed(row.key_id, row.sealed),
-                created_at=row.created_at,
-                updated_at=row.updated_at,
-            )
-            for row in rows
-        )
         # Not with ORDER BY: PostgreSQL sorts by the locale of the database.
-        return tuple(sorted(found, key=lambda secret: secret.name))
+        return tuple(sorted((StoredSecret(**row._asdict()) for row in rows), key=lambda secret: secret.name))
 
     async def save(self, changed: Sequence[StoredSecret]) -> None:
         """Stores or replaces secrets, all or none."""
         if not changed:
             return
-        rows = [
-            {
-                "name": secret.name,
-                "version": secret.version,
-                "key_id": secret.sealed.key_id,
-                "sealed": secret.sealed.data,
-                "created_at": secret.created_at,
-                "updated_at": secret.updated_at,
-            }
-            for secret in changed
-        ]
+        rows = [asdict(secret) for secret in changed]
         await self._database.run(lambda tx: tx.replace("secrets", "name", *rows))
 
     async def delete(self, names: Sequence[str]) -> None:

@@ -65,7 +65,7 @@ class Secrets:
             log.warning("all secrets deleted: their keys are lost", count=len(stored))
             return
         self._secrets = {secret.name: secret for secret in stored}
-        earlier = [secret for secret in stored if secret.sealed.key_id != self._cipher.key_id]
+        earlier = [secret for secret in stored if secret.key_id != self._cipher.key_id]
         await self._keep([self._sealed(secret, values[secret.name]) for secret in earlier])
         if stored:
             log.info("secrets ready", count=len(stored), encrypted_again=len(earlier))
@@ -76,7 +76,7 @@ class Secrets:
         cipher = SecretCipher(() if path is None else read_keys(path))
         try:
             for secret in stored:
-                cipher.open(secret.name, secret.version, secret.sealed)
+                cipher.open(secret.name, secret.version, secret.key_id, secret.sealed)
         except UnreadableSecretError:
             raise self._lost_keys(len(stored)) from None
 
@@ -123,8 +123,8 @@ class Secrets:
         require_room("secrets", len(self._secrets), 1, MAX_SECRETS)
         self._require_key()
         now = self._core.clock.utc_now()
-        sealed = self._cipher.seal(name, 1, value)
-        secret = StoredSecret(name=name, version=1, sealed=sealed, created_at=now, updated_at=now)
+        key_id, sealed = self._cipher.key_id, self._cipher.seal(name, 1, value)
+        secret = StoredSecret(name=name, version=1, key_id=key_id, sealed=sealed, created_at=now, updated_at=now)
         await self._keep([secret])
         log.info("secret created", name=name, by=by.name)
         return self._shown(secret)
@@ -132,8 +132,7 @@ class Secrets:
     async def _update(self, name: str, value: str, by: Principal) -> pb.Secret:
         earlier = self._require(name)
         version = earlier.version + 1
-        sealed = self._cipher.seal(name, version, value)
-        secret = replace(earlier, version=version, sealed=sealed, updated_at=self._core.clock.utc_now())
+        secret = self._sealed(replace(earlier, version=version, updated_at=self._core.clock.utc_now()), value)
         await self._keep([secret])
         log.info("secret updated", name=name, version=version, by=by.name)
         return self._shown(secret)
@@ -160,10 +159,11 @@ class Secrets:
         self._bell.ring()
 
     def _sealed(self, secret: StoredSecret, value: str) -> StoredSecret:
-        return replace(secret, sealed=self._cipher.seal(secret.name, secret.version, value))
+        sealed = self._cipher.seal(secret.name, secret.version, value)
+        return replace(secret, key_id=self._cipher.key_id, sealed=sealed)
 
     def _value_of(self, secret: StoredSecret) -> str:
-        return self._cipher.open(secret.name, secret.version, secret.sealed)
+        return self._cipher.open(secret.name, secret.version, secret.key_id, secret.sealed)
 
     def _shown(self, secret: StoredSecret) -> pb.Secret:
         return pb.Secret(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from registry_svc.mesh.store import SqlStore
-from registry_svc.secrets.cipher import KEY_ID_CHARS, Sealed
+from registry_svc.secrets.cipher import KEY_ID_CHARS
 from registry_svc.secrets.secret_store import SqlSecretStore, StoredSecret
 from weft.kernel.names import MAX_NAME_CHARS
 
@@ -20,7 +20,8 @@ def secret(name: str) -> StoredSecret:
     return StoredSecret(
         name=name,
         version=2**40,
-        sealed=Sealed("f" * KEY_ID_CHARS, b"'\x00\\\xff" * 2_000),
+        key_id="f" * KEY_ID_CHARS,
+        sealed=b"'\x00\\\xff" * 2_000,
         created_at=NOW,
         updated_at=NOW + timedelta(microseconds=1),
     )
@@ -43,7 +44,7 @@ async def test_secrets_round_trip_in_order(secrets: SqlSecretStore) -> None:
 
 async def test_secret_is_replaced_and_deleted_by_name(secrets: SqlSecretStore) -> None:
     await secrets.save([secret("a"), secret("b")])
-    changed = replace(secret("a"), version=2, sealed=Sealed("0" * KEY_ID_CHARS, b"other"))
+    changed = replace(secret("a"), version=2, key_id="0" * KEY_ID_CHARS, sealed=b"other")
     await secrets.save([changed])
     await secrets.delete(["b", "never-there"])
     assert await secrets.load() == (changed,)

@@ -1,7 +1,6 @@
 """The encryption of secrets, and the file with its keys."""
 
 import base64
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from registry_svc.secrets.cipher import (
     KEY_BYTES,
     MAX_KEYS,
-    Sealed,
     SecretCipher,
     UnreadableSecretError,
     key_id_of,
@@ -27,17 +25,17 @@ VALUE = "sk-canary-0123456789"
 def test_value_is_decrypted_with_its_key_and_absent_from_the_sealed_bytes() -> None:
     cipher = SecretCipher([OLD])
     sealed = cipher.seal("provider", 3, VALUE)
-    assert cipher.open("provider", 3, sealed) == VALUE
-    assert VALUE.encode() not in sealed.data
+    assert cipher.open("provider", 3, cipher.key_id, sealed) == VALUE
+    assert VALUE.encode() not in sealed
     assert VALUE not in repr(sealed)
-    assert cipher.seal("provider", 3, VALUE).data != sealed.data, "a nonce of its own each time"
+    assert cipher.seal("provider", 3, VALUE) != sealed, "a nonce of its own each time"
 
 
 def test_first_key_encrypts_and_every_key_decrypts() -> None:
     sealed = SecretCipher([OLD]).seal("provider", 1, VALUE)
     both = SecretCipher([NEW, OLD])
-    assert both.open("provider", 1, sealed) == VALUE
-    assert both.seal("provider", 1, VALUE).key_id == key_id_of(NEW) != sealed.key_id
+    assert both.open("provider", 1, key_id_of(OLD), sealed) == VALUE
+    assert both.key_id == key_id_of(NEW) != key_id_of(OLD)
 
 
 @pytest.mark.parametrize(("name", "version"), [("other", 1), ("provider", 2)])
@@ -45,17 +43,17 @@ def test_value_under_another_name_or_version_is_refused(name: str, version: int)
     cipher = SecretCipher([OLD])
     sealed = cipher.seal("provider", 1, VALUE)
     with pytest.raises(UnreadableSecretError):
-        cipher.open(name, version, sealed)
+        cipher.open(name, version, cipher.key_id, sealed)
 
 
 def test_changed_bytes_and_an_unknown_key_are_refused() -> None:
     cipher = SecretCipher([OLD])
     sealed = cipher.seal("provider", 1, VALUE)
-    changed = bytearray(sealed.data)
+    changed = bytearray(sealed)
     changed[-1] ^= 1
-    for broken in (Sealed(sealed.key_id, bytes(changed)), Sealed(sealed.key_id, b""), replace(sealed, key_id="x")):
+    for key_id, broken in ((cipher.key_id, bytes(changed)), (cipher.key_id, b""), ("x", sealed)):
         with pytest.raises(UnreadableSecretError):
-            cipher.open("provider", 1, broken)
+            cipher.open("provider", 1, key_id, broken)
 
 
 def test_key_file_is_created_for_its_owner_only_and_read_back(tmp_path: Path) -> None:
