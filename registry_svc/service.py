@@ -29,20 +29,17 @@ from registry_svc.mesh.servicers import (
     RegistryServicer,
     RunnerSessionServicer,
     SettingsServicer,
+    WatchingProcesses,
 )
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
-from registry_svc.mesh.watching import WatchingProcesses
 from registry_svc.operations.governance import build_gate
 from registry_svc.operations.operations import OperationService
-from registry_svc.operations.profile_servicer import ProfileServicer
-from registry_svc.operations.profiles import Profiles
+from registry_svc.operations.profiles import Profiles, ProfileServicer
 from registry_svc.operations.servicer import OperationServicer
 from registry_svc.routers.router_sessions import RouterSessions, RouterSessionServicer
-from registry_svc.secrets.secret_store import SqlSecretStore
-from registry_svc.secrets.secrets import Secrets
-from registry_svc.secrets.servicer import SecretServicer
+from registry_svc.secrets.secrets import Secrets, SecretServicer, SqlSecretStore
 from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.api.registry.v1.lease_service_pb2 import HostMemory

@@ -23,8 +23,8 @@ from registry_svc.ledger.policy.leases import (
 from registry_svc.ledger.reconciler import Evictor, Reconciler
 from registry_svc.ledger.requests import holder_from, memory_request_from, processes_in, renewed_with
 from registry_svc.ledger.wait_queue import Waiter, WaitQueue, require_place, require_possible
-from registry_svc.mesh.policy.unowned import UnownedModel
 from registry_svc.mesh.runner_calls import RunnerCalls
+from registry_svc.mesh.unowned import UnownedModel
 from registry_svc.watchers import Watchers
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import lease_pb2

@@ -14,21 +14,22 @@ from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Outcome
 from registry_svc.mesh.events import events_for
-from registry_svc.mesh.manifests import Batch
 from registry_svc.mesh.mesh_state import ResourceIndex
 from registry_svc.mesh.overlay import says_the_same
 from registry_svc.mesh.policy.declarations import (
+    Author,
     absent,
     decide_outcome,
     exists,
     in_use,
     require_free_scope,
+    settled_owner,
     still_loaded,
 )
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
-from registry_svc.mesh.policy.ownership import Author, settled_owner
 from registry_svc.mesh.records import is_loaded, pool_name_of
+from registry_svc.mesh.requests import Batch
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyResult,

@@ -1,7 +1,8 @@
 """gRPC servicers of the mesh: reads and watches, runner sessions, declarations, settings."""
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -13,9 +14,8 @@ from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Retirements
-from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.mesh_state import Mesh
-from registry_svc.mesh.policy.ownership import Author
+from registry_svc.mesh.policy.declarations import Author
 from registry_svc.mesh.profile_state import shown_profile
 from registry_svc.mesh.records import to_kind
 from registry_svc.mesh.requests import (
@@ -23,19 +23,21 @@ from registry_svc.mesh.requests import (
     events_of,
     page_of,
     page_token,
+    valid_batch,
     valid_heartbeat,
     valid_opening,
 )
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.watch import Snapshot, change_message, concerns
-from registry_svc.mesh.watching import WatchingProcesses
 from registry_svc.watchers import Watcher
 from registry_svc.wire_values import require_at_most, to_actor
+from weft.api.operations.v1 import process_service_pb2
 from weft.api.registry.v1 import declaration_service_pb2 as declaration_pb
 from weft.api.registry.v1 import (
     declaration_service_pb2_grpc,
     event_pb2,
     pool_pb2,
+    registry_service_pb2,
     registry_service_pb2_grpc,
     runner_pb2,
     runner_session_service_pb2_grpc,
@@ -65,6 +67,42 @@ from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import duration_of, stamp_of
 from weft.kernel.unknown_names import unknown_name
+
+MAX_LISTED = 1_000
+MAX_WORD_CHARS = 255
+_SERVICES = frozenset({"router", "gateway"})
+
+
+class WatchingProcesses:
+    """The processes with an open watch."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, process_service_pb2.WatchingProcess] = {}
+
+    @contextmanager
+    def watching(self, request: registry_service_pb2.WatchRequest) -> Iterator[None]:
+        """Lists the watcher during the block, if it has sent its service."""
+        if request.service not in _SERVICES or len(self._open) >= MAX_LISTED:
+            yield
+            return
+        process = process_service_pb2.WatchingProcess(
+            service=request.service, host=_word(request.host), version=_word(request.version)
+        )
+        self._open[id(process)] = process
+        try:
+            yield
+        finally:
+            del self._open[id(process)]
+
+    def listed(self) -> Sequence[process_service_pb2.WatchingProcess]:
+        """Returns the processes, sorted by service, host and version."""
+        return sorted(self._open.values(), key=lambda each: (each.service, each.host, each.version))
+
+
+def _word(text: str) -> str:
+    """Returns a caller's text, bounded and without control characters."""
+    return "".join(character for character in text[:MAX_WORD_CHARS] if character.isprintable())
+
 
 T = TypeVar("T")
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from types import MappingProxyType
 
-from registry_svc.load_options import check_options
 from registry_svc.operations.model_sources import choose_runner, load_target, source_of
 from registry_svc.operations.runner_presence import RunnerDirectory
+from registry_svc.wire_values import check_options
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.documents.rights import visible_names

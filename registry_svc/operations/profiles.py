@@ -3,18 +3,24 @@
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import NOBODY, Declarations, Plan, events_of
 from registry_svc.mesh.domain import EventDraft, EventReason
-from registry_svc.mesh.manifests import Batch, valid_profile
-from registry_svc.mesh.policy.declarations import in_use
-from registry_svc.mesh.policy.ownership import Author
+from registry_svc.mesh.policy.declarations import Author, in_use
 from registry_svc.mesh.profile_state import loaded_models, plan_steps
+from registry_svc.mesh.requests import Batch, valid_profile
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.operations import Operations
+from registry_svc.wire_values import cleaned_multiline, to_actor
 from weft.api.operations.v1.operation_pb2 import LoadModel, OperationAction, UnloadModel
 from weft.api.operations.v1.operation_service_pb2 import CreateOperationRequest, GetGovernanceResponse
+from weft.api.registry.v1 import profile_service_pb2 as pb
+from weft.api.registry.v1 import profile_service_pb2_grpc
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.model_pb2 import ModelDeclaration
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileLoad, ProfileLoadSettings, ProfileManifest
@@ -29,11 +35,13 @@ from weft.documents.kinds import DECLARED_KINDS, Key, packed
 from weft.documents.profiles import documents_of, load_options_of, load_settings_of, profile_field
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import new_document
-from weft.documents.rights import visible_names
+from weft.documents.rights import names_secret, visible_names
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.names import new_id
+from weft.kernel.names import new_id, require_name
+from weft.kernel.principal import OPERATE, USE_SECRETS
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 from weft.kernel.unknown_names import MODEL, unknown_name
@@ -310,3 +318,36 @@ def _copy(profile: Profile) -> Profile:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'} changed"
+
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_DESCRIPTION_CHARS = 1_024
+
+
+class ProfileServicer(profile_service_pb2_grpc.ProfileServiceServicer):
+    """See ProfileService in the contract."""
+
+    def __init__(self, profiles: Profiles) -> None:
+        self._profiles = profiles
+
+    @override
+    async def SaveProfile(self, request: pb.SaveProfileRequest, context: Context) -> pb.SaveProfileResponse:
+        async with answering(context):
+            require_name(request.name, "name")
+            request.description = cleaned_multiline(request.description, "description", MAX_DESCRIPTION_CHARS)
+            known = caller()
+            author = Author(name=request.requested_by if known.names_tenants else known.name)
+            return pb.SaveProfileResponse(result=await self._profiles.save(request, author))
+
+    @override
+    async def SwitchProfile(self, request: pb.SwitchProfileRequest, context: Context) -> pb.SwitchProfileResponse:
+        async with answering(context):
+            require_name(request.name, "name")
+            profile, known = self._profiles.get(request.name), caller()
+            manifest = profile.manifest
+            if manifest.load or manifest.unload or manifest.unload_others:
+                known.require(OPERATE)
+            if names_secret(documents_of(manifest)):
+                known.require(USE_SECRETS)
+            return await self._profiles.switch(request, to_actor(request.requested_by))

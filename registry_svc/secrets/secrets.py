@@ -4,20 +4,73 @@ Values are decrypted when they are used. Logs, errors and messages to callers ne
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import grpc
+from typing_extensions import override
 
 from registry_svc.mesh.central import Bell, users_of
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.secrets.cipher import SETTING, SecretCipher, UnreadableSecretError, make_keys, read_keys
-from registry_svc.secrets.secret_store import SqlSecretStore, StoredSecret
 from weft.api.registry.v1 import secret_service_pb2 as pb
+from weft.api.registry.v1 import secret_service_pb2_grpc
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.field_rules import check_message
 from weft.kernel.log import get_logger
 from weft.kernel.principal import Principal
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 from weft.kernel.unknown_names import SECRET, unknown_name
+from weft.sql.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSecret:
+    """An encrypted secret, with the columns of `secrets`."""
+
+    name: str
+    version: int
+    """Number of its value, from 1."""
+    key_id: str
+    """The key that it is encrypted with."""
+    sealed: bytes = field(repr=False)
+    created_at: datetime
+    updated_at: datetime
+    """When it got its current value."""
+
+
+class SqlSecretStore:
+    """Stores encrypted secrets. Writes are durable when the call returns.
+
+    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written, unless the acknowledgement of
+    the commit was lost.
+    """
+
+    def __init__(self, database: Store) -> None:
+        self._database = database
+
+    async def load(self) -> tuple[StoredSecret, ...]:
+        """Returns all secrets, sorted by name."""
+        rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM secrets"))
+        # Not with ORDER BY: PostgreSQL sorts by the locale of the database.
+        return tuple(sorted((StoredSecret(**row._asdict()) for row in rows), key=lambda secret: secret.name))
+
+    async def save(self, changed: Sequence[StoredSecret]) -> None:
+        """Stores or replaces secrets, all or none."""
+        if not changed:
+            return
+        rows = [asdict(secret) for secret in changed]
+        await self._database.run(lambda tx: tx.replace("secrets", "name", *rows))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes secrets. Ignores unknown names."""
+        await self._database.run(lambda tx: tx.delete("secrets", "name", names))
+
 
 log = get_logger("weft.registry.secrets")
 
@@ -196,3 +249,38 @@ class Secrets:
             "database were encrypted with. Restore the file from a backup; if it is lost, set "
             "registry.secrets.delete_all_if_key_lost for one start, and create the secrets again",
         )
+
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SecretServicer(secret_service_pb2_grpc.SecretServiceServicer):
+    """See SecretService in the contract."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+
+    @override
+    async def CreateSecret(self, request: pb.CreateSecretRequest, context: Context) -> pb.CreateSecretResponse:
+        async with answering(context):
+            check_message(request)
+            return pb.CreateSecretResponse(secret=await self._secrets.create(request, caller()))
+
+    @override
+    async def ListSecrets(self, request: pb.ListSecretsRequest, context: Context) -> pb.ListSecretsResponse:
+        del request
+        async with answering(context):
+            return pb.ListSecretsResponse(secrets=self._secrets.all())
+
+    @override
+    async def UpdateSecret(self, request: pb.UpdateSecretRequest, context: Context) -> pb.UpdateSecretResponse:
+        async with answering(context):
+            check_message(request)
+            return pb.UpdateSecretResponse(secret=await self._secrets.update(request, caller()))
+
+    @override
+    async def DeleteSecret(self, request: pb.DeleteSecretRequest, context: Context) -> pb.DeleteSecretResponse:
+        async with answering(context):
+            check_message(request)
+            await self._secrets.delete(request, caller())
+            return pb.DeleteSecretResponse()

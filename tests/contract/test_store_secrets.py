@@ -7,7 +7,7 @@ import pytest
 
 from registry_svc.mesh.store import SqlStore
 from registry_svc.secrets.cipher import KEY_ID_CHARS
-from registry_svc.secrets.secret_store import SqlSecretStore, StoredSecret
+from registry_svc.secrets.secrets import SqlSecretStore, StoredSecret
 from weft.kernel.names import MAX_NAME_CHARS
 
 pytest_plugins = ("database_fixtures",)

@@ -11,7 +11,7 @@ from registry_harness import a_route, an_alias, declare, refused
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.manifests import valid_batch
+from registry_svc.mesh.requests import valid_batch
 from registry_svc.mesh.store import SqlStore
 from weft.api.common.v1 import workflow_pb2 as workflows
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult

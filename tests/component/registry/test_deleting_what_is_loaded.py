@@ -14,8 +14,7 @@ from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.declarations import Declarations
-from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
-from registry_svc.mesh.unowned import UnownedModels
+from registry_svc.mesh.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel, UnownedModels
 from registry_svc.operations.governance import Gatekeeper
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest

@@ -2,7 +2,7 @@
 
 from lease_stage import GIB, Stage, program, use
 
-from registry_svc.mesh.policy.unowned import UnownedModel
+from registry_svc.mesh.unowned import UnownedModel
 from weft.documents.codec import document_of
 from weft_app.cli.doctor import unowned_text
 from weft_app.cli.records import lease_rows

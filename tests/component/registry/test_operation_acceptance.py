@@ -16,18 +16,18 @@ from registry_harness import refused
 from structlog.testing import capture_logs
 
 from registry_svc.operations.audit_chain import AuditCheck
-from registry_svc.operations.audit_log import ENTRIES_PER_OPERATION
+from registry_svc.operations.audit_log import (
+    ENTRIES_PER_OPERATION,
+    MAX_ENTRIES_PER_WINDOW,
+    SHARE_FOR_REFUSALS,
+    WINDOW_SECONDS,
+)
 from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
 from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks
 from registry_svc.operations.live_operations import ENDED, MAX_WATCHERS
 from registry_svc.operations.operation_store import Expired, OperationStore
 from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
 from registry_svc.operations.policy.governance import Refused
-from registry_svc.operations.policy.refusal_window import (
-    MAX_ENTRIES_PER_WINDOW,
-    SHARE_FOR_REFUSALS,
-    WINDOW_SECONDS,
-)
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead, GetGovernanceResponse
 from weft.kernel.errors import WeftError

@@ -8,8 +8,8 @@ import pytest
 from operation_stage import Stage, load, loaded, running_stage
 
 from registry_svc.operations import operations
+from registry_svc.operations.audit_log import MAX_ENTRIES_PER_WINDOW
 from registry_svc.operations.policy.governance import Refused
-from registry_svc.operations.policy.refusal_window import MAX_ENTRIES_PER_WINDOW
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

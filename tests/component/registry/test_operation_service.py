@@ -11,13 +11,12 @@ import pytest
 from operation_stage import WAIT_LIMIT_SECONDS, Stage, load, loaded, running_stage, said, unload
 from registry_harness import refused
 
-from registry_svc.load_options import MAX_PARAMETERS
 from registry_svc.operations.actions import MAX_ACTION_BYTES, check_action
 from registry_svc.operations.audit_chain import AuditCheck
 from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.policy.loads import PoolMember
 from registry_svc.operations.servicer import MAX_AUTHORIZATION_CHARS, OperationServicer
-from registry_svc.wire_values import MAX_ACTOR_CHARS
+from registry_svc.wire_values import MAX_ACTOR_CHARS, MAX_PARAMETERS
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.reasons import Reason

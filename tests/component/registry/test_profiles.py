@@ -14,8 +14,8 @@ from registry_harness import a_route, an_agent, an_alias, refusal
 from roster_harness import BareRegistry
 
 from registry_svc.config import OperationLimits, RegistryConfig
-from registry_svc.mesh.manifests import valid_batch
-from registry_svc.mesh.policy.ownership import Author
+from registry_svc.mesh.policy.declarations import Author
+from registry_svc.mesh.requests import valid_batch
 from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.profiles import Profiles
 from weft.api.operations.v1.operation_pb2 import Operation

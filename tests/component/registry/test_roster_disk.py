@@ -10,7 +10,7 @@ from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Outcome
-from registry_svc.mesh.manifests import Batch
+from registry_svc.mesh.requests import Batch
 from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, Runner

@@ -31,7 +31,7 @@ from watch_steps import (
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Status
-from registry_svc.mesh.manifests import Batch
+from registry_svc.mesh.requests import Batch
 from registry_svc.mesh.watch import Snapshot, change_message
 from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1.agent_pb2 import AgentManifest

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry_svc.operations.live_operations import LiveOperation, startable
-from registry_svc.operations.policy.loads import LAST_LOADS, MAX_MODELS, LoadTimes, PoolMember, PoolPlan, plan_pool
-from registry_svc.operations.policy.refusal_window import (
+from registry_svc.operations.audit_log import (
     MAX_COUNTED_REASONS,
     MAX_ENTRIES_PER_WINDOW,
     OTHER_REASONS,
     WINDOW_SECONDS,
     RefusalWindow,
 )
+from registry_svc.operations.live_operations import LiveOperation, startable
+from registry_svc.operations.policy.loads import LAST_LOADS, MAX_MODELS, LoadTimes, PoolMember, PoolPlan, plan_pool
 from weft.api.operations.v1.operation_pb2 import Operation
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

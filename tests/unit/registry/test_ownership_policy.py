@@ -2,7 +2,7 @@
 
 import pytest
 
-from registry_svc.mesh.policy.ownership import Author, settled_owner
+from registry_svc.mesh.policy.declarations import Author, settled_owner
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 
