@@ -1,6 +1,7 @@
 """Output: tables for people, JSON and YAML for programs and files."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,14 @@ FACT_CHARS = 13
 TEXTS = ("table", "wide")
 """Output formats for people."""
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+_GREEN, _YELLOW, _RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
+STATE_TITLES = frozenset({"STATE", "STATUS", "OUTCOME"})
+"""Columns with a colored word on a terminal, unless NO_COLOR is set."""
+STATE_COLORS: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("ready", "active", "running", "completed", "succeeded", "installed", "leader"), _GREEN)
+    | dict.fromkeys(("loading", "queued", "pending", "draining", "stopping", "changing", "outdated"), _YELLOW)
+    | dict.fromkeys(("failed", "crash-loop", "broken", "gone", "orphaned"), _RED)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,7 @@ class TextTable:
         self._columns = columns
         self._room = shutil.get_terminal_size().columns if is_cut and sys.stdout.isatty() else None
         self._wider = wider
+        self._is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self.titles = [column.title for column in columns]
         self._widths = dict(enumerate(max(column.min_chars, len(column.title)) for column in columns))
 
@@ -135,7 +145,7 @@ class TextTable:
 
     def text(self, rows: Iterable[Any]) -> str:
         """Returns header and rows; on a terminal the header is bold, and a last line names the omitted columns."""
-        header, *lines = self.plain_text(rows).splitlines()
+        header, *lines = self._lines(rows, is_colored=self._is_colored)
         if sys.stdout.isatty():
             header = f"{BOLD}{header}{PLAIN}"
         omitted = [title for place, title in enumerate(self.titles) if place not in self._widths]
@@ -145,19 +155,22 @@ class TextTable:
 
     def plain_text(self, rows: Iterable[Any]) -> str:
         """Returns header and rows."""
+        return "\n".join(self._lines(rows, is_colored=False)) + "\n"
+
+    def _lines(self, rows: Iterable[Any], *, is_colored: bool) -> list[str]:
         table = [self.cells(row) for row in rows]
         for cells in table:
             self._widen(cells)
         if self._room is not None:
             self._widths = fitted(self._columns, self._widths, self._room)
-        return "\n".join(map(self._line, [self.titles, *table])) + "\n"
+        return [self._line(cells, is_colored=is_colored) for cells in (self.titles, *table)]
 
     def line(self, cells: Sequence[str]) -> str:
         """Returns one more row below those already printed."""
         self._widen(cells)
         if self._room is not None:
             self._widths = _cut(self._widths, self._room)
-        return self._line(cells) + "\n"
+        return self._line(cells, is_colored=self._is_colored) + "\n"
 
     def row(self, row: Any) -> str:
         """Returns a record as one more row below those already printed."""
@@ -166,8 +179,12 @@ class TextTable:
     def _widen(self, cells: Sequence[str]) -> None:
         self._widths = {place: max(width, len(cells[place])) for place, width in self._widths.items()}
 
-    def _line(self, cells: Sequence[str]) -> str:
-        shown = (shortened(cells[place], width).ljust(width) for place, width in self._widths.items())
+    def _line(self, cells: Sequence[str], *, is_colored: bool) -> str:
+        shown = []
+        for place, width in self._widths.items():
+            cell = shortened(cells[place], width).ljust(width)
+            color = STATE_COLORS.get(cells[place]) if is_colored and self.titles[place] in STATE_TITLES else None
+            shown.append(cell if color is None else f"{color}{cell}{PLAIN}")
         return COLUMN_GAP.join(shown).rstrip()
 
 

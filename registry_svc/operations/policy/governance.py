@@ -63,7 +63,7 @@ def fault_in_agreement(named: Collection[str], quorum: Quorum) -> str | None:
 def fault_in_time(token: Verified, now: float, *, lifetime: float, skew: float) -> str | None:
     """Returns why a token is not valid at `now`; None if it is. `lifetime` is the maximum.
 
-    Signers' clocks may be ahead by the skew. The expiry gets no tolerance, so a clock that is behind shortens token.
+    Signers' clocks may be ahead by the skew. The expiry gets no tolerance: a clock that is behind shortens it.
     """
     if token.expires_at <= max(token.not_before, token.issued_at):
         return "it expires before it is good"

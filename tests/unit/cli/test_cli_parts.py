@@ -75,6 +75,17 @@ def test_table_in_a_narrow_terminal_names_the_omitted_columns(monkeypatch: pytes
     assert piped.endswith("\nreq-1    team    the engine of the model ended  9s\n")
 
 
+def test_states_are_colored_on_a_terminal_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    columns = custom_columns("NAME:name STATE:state AGE:age~")
+    rows = [{"name": "ready", "state": "ready", "age": "1s"}, {"name": "b", "state": "crash-loop", "age": "2s"}]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    colored = TextTable(columns).text(rows).splitlines()[1:]
+    assert colored == ["ready  \x1b[32mready     \x1b[0m  1s", "b      \x1b[31mcrash-loop\x1b[0m  2s"]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert TextTable(columns).text(rows).splitlines()[1:] == ["ready  ready       1s", "b      crash-loop  2s"]
+
+
 def test_page_omits_the_line_of_an_empty_text() -> None:
     columns = (Column("Detail", "detail"), Column("Slots", "slots_total"))
     assert list(page(columns, InstanceState(slots_total=4))) == ["Slots:        4"]
