@@ -22,7 +22,7 @@ HOME_SOCKET = "weft.home_socket"
 
 
 class KeyRingSource(Protocol):
-    """The source of valid API keys; see `weft.dispatch.key_ring.KeyRingWatcher`."""
+    """The source of valid API keys; see `weft_app.compose.key_ring.KeyRingWatcher`."""
 
     @property
     def ring(self) -> KeyRing:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from router_svc.call_metadata import id_in, tenant_in
 from router_svc.durable.limits import BatchLimits, ResultLimits
+from router_svc.durable.moments import BoundedMoment, bring_back
 from router_svc.durable.uploads import (
     IDLE_SECONDS,
     UPLOAD_LIMIT_SECONDS,
@@ -45,7 +46,6 @@ from weft.kernel.rpc import answering, answers
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
-from weft.sql.moments import BoundedMoment, bring_back
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -9,6 +9,7 @@ import grpc
 from typing_extensions import override
 
 from router_svc.durable.limits import ResponseLimits
+from router_svc.durable.moments import BoundedMoment, bring_back
 from router_svc.durable.store_service import Rpcs, StoreService
 from router_svc.durable.sweeper import Sweeper
 from router_svc.store.database import RouterDatabase
@@ -22,7 +23,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
 from weft.kernel.timestamps import datetime_of, stamp_of
 from weft.sql.connections import Tx
-from weft.sql.moments import BoundedMoment, bring_back
 
 SWEPT_AT_ONCE = 100
 """Maximum responses changed per statement of a sweep, so that other writes run in between."""

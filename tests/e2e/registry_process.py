@@ -15,11 +15,11 @@ from mesh_process import WEFT
 from typer.testing import CliRunner, Result
 
 from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.dispatch.key_ring import KeyRingWatcher
 from weft.kernel.clock import SystemClock
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import open_channel
 from weft_app.cli.main import app
+from weft_app.compose.key_ring import KeyRingWatcher
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceAsyncStub

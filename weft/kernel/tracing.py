@@ -1,7 +1,7 @@
 """Trace contexts, spans, and sampling.
 
 Spans are created when their work has ended, from the same data as the receipt. A request that is not recorded costs
-one comparison, and failed and slow requests can always be recorded. `weft.kernel.span_export` sends spans to a
+one comparison, and failed and slow requests can always be recorded. `weft_app.compose.span_export` sends spans to a
 collector; `docs/observe.md` lists them.
 """
 

@@ -9,7 +9,6 @@ from typing import Literal
 import grpc
 from typing_extensions import override
 
-from weft.dispatch.key_ring import KeyRingWatcher
 from weft.kernel.address import is_loopback
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
@@ -21,6 +20,7 @@ from weft.kernel.service import Service
 from weft.kernel.tls import ServerTls, read_material
 from weft.kernel.tls_channel import ChannelSecurity
 from weft_app.compose.grpc_host import GrpcHost
+from weft_app.compose.key_ring import KeyRingWatcher
 from weft_app.config.config import WeftConfig
 
 

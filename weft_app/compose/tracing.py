@@ -39,7 +39,7 @@ def tracing_of(environment: Mapping[str, str]) -> Tracing:
     exporter = None if sampling is None else _exporter_of(environment)
     if sampling is None or exporter is None:
         return NO_TRACING
-    from weft.kernel.span_export import SpanExport  # noqa: PLC0415 - it needs the SDK, which takes time to import
+    from weft_app.compose.span_export import SpanExport  # noqa: PLC0415 - it needs the SDK, which takes time to import
 
     most = int(_number(environment, _QUEUE, DEFAULT_MAX_QUEUED, most=MAX_QUEUED))
     try:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+from router_svc.durable.moments import BoundedMoment, bring_back, is_any_ahead
 from router_svc.durable.tasks import sql_rows
 from router_svc.durable.tasks.sql_rows import NO_SEQ, SPECS, STAGED, as_many_as_fit, lane_of, task_of
 from router_svc.durable.tasks.task_records import (
@@ -33,7 +34,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Tx
-from weft.sql.moments import BoundedMoment, bring_back, is_any_ahead
 from weft.sql.statements import insert
 
 MAX_CHUNKS_READ = 1_024

@@ -16,10 +16,10 @@ from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.dispatch.key_ring import KeyRingWatcher
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing, authenticate
 from weft.kernel.reasons import Reason
+from weft_app.compose.key_ring import KeyRingWatcher
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from registry_harness import READ_LIMIT_SECONDS, refused
 from registry_svc.keys.api_keys import MAX_KEYS
 from registry_svc.keys.key_store import ApiKey, verifier_message
 from weft.api.registry.v1 import key_service_pb2 as pb
-from weft.dispatch.key_ring import KeyRingWatcher
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS
 from weft.kernel.principal import LOCAL, MAX_SCOPES, KeyRing, Resource, Role, authenticate
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_MESSAGE_BYTES, open_channel
+from weft_app.compose.key_ring import KeyRingWatcher
 from weft_testing.fake_clock import FakeClock
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

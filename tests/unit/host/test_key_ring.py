@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from weft.api.registry.v1 import key_service_pb2 as pb
-from weft.dispatch.key_ring import apply_watch
 from weft.kernel.principal import KeyRing, KeyVerifier, parse_scopes
+from weft_app.compose.key_ring import apply_watch
 
 NOW, LATER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
 VIEW = parse_scopes(["models:view"], "scopes")
