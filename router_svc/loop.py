@@ -121,7 +121,7 @@ class Mailbox:
 
     def put(self, decision: placement.Decision | WeftError) -> None:
         """Deliver a decision. A status message replaces an unread earlier one."""
-        if self._decisions and isinstance(self._decisions[-1], (placement.WaitingInQueue, placement.LoadingModel)):
+        if self._decisions and isinstance(self._decisions[-1], placement.Waiting):
             self._decisions.pop()
         self._decisions.append(decision)
         if isinstance(decision, WeftError):
@@ -570,13 +570,9 @@ class SchedulingLoop:
                     )
                 return self._deps.tickets.grant(decision, mailbox, self._mesh.view)
             case Waits():
-                return placement.WaitingInQueue(
-                    position=decision.position, reason=decision.reason, eta_seconds=decision.eta_seconds
-                )
+                return placement.in_queue(decision.position, decision.reason, decision.eta_seconds)
             case Loads():
-                return placement.LoadingModel(
-                    stage=decision.stage, progress=decision.progress, eta_seconds=decision.eta_seconds
-                )
+                return placement.for_load(decision.stage, decision.progress, decision.eta_seconds)
             case Rejects():
                 self._deps.records.clients.note_rejected(decision.key, decision.reason)
                 return _rejection(decision, mailbox.request.spec)

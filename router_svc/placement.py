@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Self, assert_never
+from typing import TYPE_CHECKING, Self
 
 import grpc
 from typing_extensions import override
@@ -19,13 +19,10 @@ from weft.dispatch.placement import (
     MAX_ATTEMPT_MESSAGE_CHARS,
     Decision,
     Grant,
-    LoadingModel,
     OnCancelled,
     Placement,
     RouterPort,
-    WaitingInQueue,
     canceller_of,
-    waiting_event,
 )
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.abilities import ThinkingMode
@@ -356,15 +353,11 @@ def _grant_to_proto(grant: Grant) -> pb.Granted:
 
 
 def _decision_to_proto(decision: Decision) -> pb.PlaceResponse:
-    match decision:
-        case Grant():
-            return pb.PlaceResponse(granted=_grant_to_proto(decision))
-        case WaitingInQueue():
-            return pb.PlaceResponse(queued=waiting_event(decision).queued)
-        case LoadingModel():
-            return pb.PlaceResponse(loading=waiting_event(decision).loading)
-        case _:
-            assert_never(decision)
+    if isinstance(decision, Grant):
+        return pb.PlaceResponse(granted=_grant_to_proto(decision))
+    if decision.event.HasField("queued"):
+        return pb.PlaceResponse(queued=decision.event.queued)
+    return pb.PlaceResponse(loading=decision.event.loading)
 
 
 def _queue_to_proto(queue: PoolQueue) -> pb.PoolQueue:

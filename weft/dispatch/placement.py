@@ -15,29 +15,30 @@ from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
+from weft.kernel.timestamps import optional_duration
 from weft.kernel.value import value_class
 
 
 @value_class(kw_only=True)
-class WaitingInQueue:
-    """The request is queued."""
+class Waiting:
+    """The request is queued, or waits for a model to load."""
 
-    position: int
-    reason: str
-    eta_seconds: float | None = None
+    event: event_pb2.InferenceEvent
+    """The client's event: `queued` or `loading`. Read-only."""
     rate_limits: RateLimitStatus | None = None
     """See `Grant.rate_limits`."""
 
 
-@value_class(kw_only=True)
-class LoadingModel:
-    """The request waits for a model to load."""
+def in_queue(position: int, reason: str, eta_seconds: float | None = None) -> Waiting:
+    """Returns the decision that a request is queued."""
+    queued = event_pb2.Queued(position=position, reason=reason, eta=optional_duration(eta_seconds))
+    return Waiting(event=event_pb2.InferenceEvent(queued=queued))
 
-    stage: str
-    progress: float | None = None
-    eta_seconds: float | None = None
-    rate_limits: RateLimitStatus | None = None
-    """See `Grant.rate_limits`."""
+
+def for_load(stage: str, progress: float | None = None, eta_seconds: float | None = None) -> Waiting:
+    """Returns the decision that a request waits for a model to load."""
+    loading = event_pb2.Loading(stage=stage, progress=progress, eta=optional_duration(eta_seconds))
+    return Waiting(event=event_pb2.InferenceEvent(loading=loading))
 
 
 @value_class(kw_only=True)
@@ -64,24 +65,7 @@ class Grant:
     """What is left of the caller's rate limits, in the first decision if a limit applies. Read-only."""
 
 
-Decision = WaitingInQueue | LoadingModel | Grant
-
-
-def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.InferenceEvent:
-    """Returns the client's event for a scheduler decision."""
-    event = event_pb2.InferenceEvent()
-    if isinstance(decision, WaitingInQueue):
-        event.queued.position = decision.position
-        event.queued.reason = decision.reason
-        if decision.eta_seconds is not None:
-            event.queued.eta.FromNanoseconds(int(decision.eta_seconds * 1e9))
-        return event
-    event.loading.stage = decision.stage
-    if decision.progress is not None:
-        event.loading.progress = decision.progress
-    if decision.eta_seconds is not None:
-        event.loading.eta.FromNanoseconds(int(decision.eta_seconds * 1e9))
-    return event
+Decision = Waiting | Grant
 
 
 OnCancelled = Callable[[WeftError], None]

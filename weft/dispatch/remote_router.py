@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from typing_extensions import override
 
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
@@ -18,11 +18,10 @@ from weft.dispatch.placement import (
     PLACED_AGAIN,
     Decision,
     Grant,
-    LoadingModel,
     OnCancelled,
     Placement,
     RouterPort,
-    WaitingInQueue,
+    Waiting,
     request_cancelled,
 )
 from weft.kernel.clock import Clock, wait_for_event
@@ -225,21 +224,9 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
     rate_limits = response.rate_limits if response.HasField("rate_limits") else None
     match response.WhichOneof("kind"):
         case "queued":
-            queued = response.queued
-            return WaitingInQueue(
-                position=queued.position,
-                reason=queued.reason,
-                eta_seconds=optional_seconds(queued, "eta"),
-                rate_limits=rate_limits,
-            )
+            return Waiting(event=event_pb2.InferenceEvent(queued=response.queued), rate_limits=rate_limits)
         case "loading":
-            loading = response.loading
-            return LoadingModel(
-                stage=loading.stage,
-                progress=loading.progress if loading.HasField("progress") else None,
-                eta_seconds=optional_seconds(loading, "eta"),
-                rate_limits=rate_limits,
-            )
+            return Waiting(event=event_pb2.InferenceEvent(loading=response.loading), rate_limits=rate_limits)
         case "granted":
             return _grant_of(response.granted, rate_limits)
         case "cancelled":

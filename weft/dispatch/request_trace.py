@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.payload_description import TokenCounter
-from weft.dispatch.placement import MAX_ATTEMPT_MESSAGE_CHARS, Grant, LoadingModel, WaitingInQueue
+from weft.dispatch.placement import MAX_ATTEMPT_MESSAGE_CHARS, Grant, Waiting
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger
@@ -177,14 +177,14 @@ class RequestTrace:
     def __post_init__(self) -> None:
         self.asked_model = self.asked_model or self.context.model
 
-    def note_waiting(self, decision: WaitingInQueue | LoadingModel, now: float) -> None:
-        """Records a decision that is not a grant; time under LoadingModel counts as load wait."""
-        if isinstance(decision, LoadingModel):
+    def note_waiting(self, decision: Waiting, now: float) -> None:
+        """Records a decision that is not a grant; time in which a model loads counts as load wait."""
+        if decision.event.HasField("loading"):
             self._loading_since = self._loading_since or now
-            self._note_period(now, is_load=True, reason=decision.stage)
+            self._note_period(now, is_load=True, reason=decision.event.loading.stage)
         else:
             self._end_load_wait(now)
-            self._note_period(now, is_load=False, reason=decision.reason)
+            self._note_period(now, is_load=False, reason=decision.event.queued.reason)
 
     def _note_period(self, now: float, *, is_load: bool, reason: str) -> None:
         last = self.waits[-1] if self.waits else None

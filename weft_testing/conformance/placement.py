@@ -13,10 +13,10 @@ import asyncio
 import weakref
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Grant, LoadingModel, Placement, RouterPort, WaitingInQueue
+from weft.dispatch.placement import Grant, Placement, RouterPort, Waiting
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
@@ -63,9 +63,9 @@ class PlacementConformance:
             assert held == {"a", "b"}
             async with port.place(_request("r3")) as waiting:
                 decision = await _next(waiting)
-                assert isinstance(decision, WaitingInQueue)
-                assert decision.position == 1
-                assert decision.reason
+                assert is_queued(decision)
+                assert decision.event.queued.position == 1
+                assert decision.event.queued.reason
                 await one.report_finished(Reason.UNSPECIFIED)
                 assert isinstance(await _next(waiting), Grant)
 
@@ -74,7 +74,7 @@ class PlacementConformance:
             await _grant(one)
             async with port.place(_request("r2")) as two, port.place(_request("r3")) as three:
                 await _grant(two)
-                assert isinstance(await _next(three), WaitingInQueue)
+                assert is_queued(await _next(three))
                 (queue,) = await port.queues()
                 assert queue.average_wait_seconds is not None, "two were placed"
                 assert 0.0 <= queue.average_wait_seconds < NOTICE_SECONDS
@@ -128,8 +128,8 @@ class PlacementConformance:
             port.place(_request("r2")) as two,
             port.place(_request("r3")) as three,
         ):
-            assert isinstance(await _next(one), WaitingInQueue)
-            assert isinstance(await _next(two), WaitingInQueue)
+            assert is_queued(await _next(one))
+            assert is_queued(await _next(two))
             refusal = await _refusal(three)
             assert refusal.reason is Reason.QUEUE_FULL
             assert refusal.retry_after_seconds is not None
@@ -140,8 +140,8 @@ class PlacementConformance:
                 await _grant(one)
                 await _grant(two)
                 async with port.place(_request("young")) as young, port.place(_request("old", age_seconds=9.0)) as old:
-                    assert isinstance(await _next(young), WaitingInQueue)
-                    assert isinstance(await _next(old), WaitingInQueue)
+                    assert is_queued(await _next(young))
+                    assert is_queued(await _next(old))
                     await one.report_finished(Reason.UNSPECIFIED)
                     assert isinstance(await _final_decision(old), Grant)
             async with port.place(_request("again", attempts_used=1)) as again:
@@ -158,8 +158,8 @@ class PlacementConformance:
     async def test_a_sleeping_pool_reports_its_wake_and_then_grants(self) -> None:
         async with self.sleeping_placement(None) as port, port.place(_request("r1")) as place:
             decision = await _next(place)
-            assert isinstance(decision, LoadingModel)
-            assert decision.stage.startswith("waking ")
+            assert is_for_load(decision)
+            assert decision.event.loading.stage.startswith("waking ")
             assert isinstance(await _final_decision(place), Grant)
 
     async def test_a_failed_wake_is_refused_with_its_error(self) -> None:
@@ -190,6 +190,16 @@ class PlacementConformance:
             await place.report_attempt_failed(grant.attempt, Reason.SERVER_DIED)
 
 
+def is_queued(decision: object) -> TypeGuard[Waiting]:
+    """Whether a decision is that a request is queued."""
+    return isinstance(decision, Waiting) and decision.event.HasField("queued")
+
+
+def is_for_load(decision: object) -> TypeGuard[Waiting]:
+    """Whether a decision is that a request waits for a model to load."""
+    return isinstance(decision, Waiting) and decision.event.HasField("loading")
+
+
 class _Dispatcher:
     def cancel(self, error: WeftError) -> None:
         """Is not called."""
@@ -213,7 +223,7 @@ async def _next(place: Placement) -> object:
 
 async def _final_decision(place: Placement) -> object:
     """Returns the first decision that is not about waiting: a transport may still deliver an older status."""
-    while isinstance(decision := await _next(place), (WaitingInQueue, LoadingModel)):
+    while isinstance(decision := await _next(place), Waiting):
         pass
     return decision
 

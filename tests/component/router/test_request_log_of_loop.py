@@ -19,7 +19,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
+from weft.dispatch.placement import Grant
 from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -27,6 +27,7 @@ from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.units import Rate
+from weft_testing.conformance.placement import is_for_load, is_queued
 
 
 class SlowWaker:
@@ -110,7 +111,7 @@ async def test_request_is_tracked_from_queue_to_receipt() -> None:
         second = mesh.placement.place(asked("r-2", client_id="nightly", names_priority=False))
         async with first, second:
             assert isinstance(await first.next_decision(), Grant)
-            assert isinstance(await second.next_decision(), WaitingInQueue)
+            assert is_queued(await second.next_decision())
             running, waiting = await mesh.told("r-1"), await mesh.told("r-2")
             assert running.state == pb.RequestRecord.STATE_RUNNING
             assert (waiting.state, waiting.queued.position) == (pb.RequestRecord.STATE_QUEUED, 1)
@@ -167,7 +168,7 @@ async def test_scheduler_rejection_is_recorded_with_its_message() -> None:
 
 async def test_load_decision_is_explained_with_its_cause() -> None:
     async with router(phase=InstanceState.PHASE_HIBERNATING) as mesh, mesh.placement.place(asked("r-1")) as place:
-        assert isinstance(await place.next_decision(), LoadingModel)
+        assert is_for_load(await place.next_decision())
         record = await mesh.told("r-1")
         assert record.state == pb.RequestRecord.STATE_LOADING
         assert "qwen" in record.loading.stage

@@ -16,11 +16,12 @@ from router_svc.config import RouterConfig
 from router_svc.service import RouterService, build
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.registry.v1.wake_pb2 import Wake
-from weft.dispatch.placement import LoadingModel, Placement
+from weft.dispatch.placement import Placement
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server
+from weft_testing.conformance.placement import is_for_load
 
 HARDWARE_ADDRESS = "02:00:00:00:00:01"
 InstancePhase = runner_pb2.InstanceState.Phase
@@ -91,7 +92,7 @@ async def asking(router: RouterService) -> AsyncIterator[Placement]:
     """A request that has heard that the model wakes."""
     request = PlacementRequest(request_id="r", tenant="default", model=MODEL, operation=Operation.CHAT)
     async with router.placement.place(request) as place:
-        assert isinstance(await next_word(place), LoadingModel)
+        assert is_for_load(await next_word(place))
         yield place
 
 

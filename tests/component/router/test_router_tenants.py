@@ -16,12 +16,13 @@ from router_svc.request_servicer import RequestServicer
 from weft.api.registry.v1.tenant_pb2 import REMOTE_PERMISSION_ALWAYS, Tenant, TenantLimit, TenantManifest
 from weft.api.runner.v1.ticket_pb2 import TicketClaims
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import Grant, WaitingInQueue
+from weft.dispatch.placement import Grant
 from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import Rate
+from weft_testing.conformance.placement import is_queued
 
 
 class Router:
@@ -89,14 +90,14 @@ async def test_tenant_changes_do_not_disturb_waiting_and_running_requests() -> N
         first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
         async with first, second:
             assert isinstance(await first.next_decision(), Grant)
-            assert isinstance(await second.next_decision(), WaitingInQueue)
+            assert is_queued(await second.next_decision())
             mesh.declare(TenantManifest(name="a", weight=5, limits=[minutely(1)]))
             mesh.declare(TenantManifest(name="a", weight=0.5, limits=[minutely(3)]))
             record = await mesh.requests.request("r-2")
             assert record.queued.position == 1
             await first.report_finished(Reason.UNSPECIFIED)
             while not isinstance(decision := await second.next_decision(), Grant):
-                assert isinstance(decision, WaitingInQueue)
+                assert is_queued(decision)
             await second.report_finished(Reason.UNSPECIFIED)
 
 
@@ -106,7 +107,7 @@ async def test_raised_tenant_limit_grants_free_slots_immediately() -> None:
         first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
         async with first, second:
             assert isinstance(await first.next_decision(), Grant)
-            assert isinstance(await second.next_decision(), WaitingInQueue)
+            assert is_queued(await second.next_decision())
             mesh.declare(TenantManifest(name="a", max_in_flight=2))
             async with asyncio.timeout(5):
                 while not isinstance(await second.next_decision(), Grant):

@@ -7,14 +7,14 @@ import pytest
 
 from router_svc.durable.tasks.task_call import ClaimMissedError, GatedPlacement
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, Grant, LoadingModel, OnCancelled, Placement, WaitingInQueue
+from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, for_load, in_queue
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
-WAITING = WaitingInQueue(position=1, reason="every slot is taken")
-LOADING = LoadingModel(stage="loading")
+WAITING = in_queue(1, "every slot is taken")
+LOADING = for_load("loading")
 REQUEST = PlacementRequest(request_id="task-1", tenant="ann", model="qwen", operation=Operation.CHAT)
 
 

@@ -24,8 +24,8 @@ from weft.dispatch.placement import (
     Grant,
     OnCancelled,
     Placement,
-    WaitingInQueue,
     canceller_of,
+    in_queue,
     request_cancelled,
 )
 from weft.dispatch.request_trace import RequestContext
@@ -410,7 +410,7 @@ async def test_cancellation_after_the_last_event_has_no_effect(tmp_path: Path) -
 
 async def test_request_cancelled_while_queued_reaches_no_runner(tmp_path: Path) -> None:
     async with _runner(tmp_path) as address:
-        scheduler = ScriptedScheduler(address, WaitingInQueue(position=1, reason="busy"), request_cancelled("local"))
+        scheduler = ScriptedScheduler(address, in_queue(1, "busy"), request_cancelled("local"))
         _, failure, receipt = await _generate(scheduler)
     assert canceller_of(failure) == "local"
     assert receipt is not None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
+from weft.dispatch.placement import Grant, for_load, in_queue
 from weft.dispatch.request_trace import RequestContext, RequestTrace
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -25,9 +25,9 @@ def _seconds(duration: object) -> float:
 
 def test_completed_request_has_separate_waits_attempts_and_runner_facts() -> None:
     journey = RequestTrace(CONTEXT, arrived=100.0)
-    journey.note_waiting(WaitingInQueue(position=1, reason="busy"), 100.0)
-    journey.note_waiting(LoadingModel(stage="loads"), 102.0)
-    journey.note_waiting(LoadingModel(stage="loads more"), 104.0)
+    journey.note_waiting(in_queue(1, "busy"), 100.0)
+    journey.note_waiting(for_load("loads"), 102.0)
+    journey.note_waiting(for_load("loads more"), 104.0)
     journey.note_grant(GRANT, 107.0)
     journey.note_attempt_failed(WeftError(Reason.SERVER_DIED, "it died"), 103.5)
     journey.note_grant(replace(GRANT, runner="b", attempt=2), 107.5)
@@ -48,8 +48,8 @@ def test_completed_request_has_separate_waits_attempts_and_runner_facts() -> Non
 @pytest.mark.parametrize("reason", [Reason.WAKE_FAILED, Reason.CANCELLED, Reason.DEADLINE_EXCEEDED])
 def test_request_that_ends_while_its_model_wakes_waited_for_the_wake_and_not_in_queue(reason: Reason) -> None:
     journey = RequestTrace(CONTEXT, arrived=100.0)
-    journey.note_waiting(WaitingInQueue(position=1, reason="busy"), 100.0)
-    journey.note_waiting(LoadingModel(stage="wakes"), 102.0)
+    journey.note_waiting(in_queue(1, "busy"), 100.0)
+    journey.note_waiting(for_load("wakes"), 102.0)
     receipt = journey.receipt(reason, None, 107.0)
     assert [_seconds(receipt.queue_wait), _seconds(receipt.load_wait)] == pytest.approx([2.0, 5.0])
 
@@ -58,7 +58,7 @@ def test_time_after_an_attempt_is_not_added_to_the_wait_before_it() -> None:
     journey = RequestTrace(CONTEXT, arrived=100.0)
     journey.note_grant(GRANT, 103.0)
     journey.note_attempt_failed(WeftError(Reason.SERVER_DIED, "it died"), 103.5)
-    journey.note_waiting(LoadingModel(stage="wakes"), 104.0)
+    journey.note_waiting(for_load("wakes"), 104.0)
     receipt = journey.receipt(Reason.WAKE_FAILED, None, 110.0)
     assert [_seconds(receipt.queue_wait), _seconds(receipt.load_wait)] == pytest.approx([3.0, 6.0])
 

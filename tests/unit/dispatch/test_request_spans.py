@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
-from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
+from weft.dispatch.placement import Grant, for_load, in_queue
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import MAX_WAIT_PERIODS, RequestContext, RequestTrace
 from weft.kernel.errors import WeftError
@@ -36,9 +36,9 @@ def _of(spans: list[Span], name: str) -> list[tuple[float, float, str]]:
 
 def _answered_at_the_second_attempt() -> tuple[RequestTrace, list[Span]]:
     trace = RequestTrace(CONTEXT, arrived=100.0)
-    trace.note_waiting(WaitingInQueue(position=1, reason="slots"), 100.0)
-    trace.note_waiting(WaitingInQueue(position=1, reason="still slots"), 100.5)
-    trace.note_waiting(LoadingModel(stage="loads"), 102.0)
+    trace.note_waiting(in_queue(1, "slots"), 100.0)
+    trace.note_waiting(in_queue(1, "still slots"), 100.5)
+    trace.note_waiting(for_load("loads"), 102.0)
     trace.note_grant(GRANT, 105.0)
     trace.note_attempt_failed(WeftError(Reason.SERVER_DIED, ""), 106.0)
     trace.note_grant(replace(GRANT, runner="b", attempt=2), 107.0)
@@ -152,7 +152,7 @@ def test_total_time_is_the_sum_of_engine_time_and_outside_time() -> None:
 
 def test_request_that_ends_while_queued_ends_its_wait_and_has_no_attempt() -> None:
     trace = RequestTrace(CONTEXT, arrived=0.0)
-    trace.note_waiting(WaitingInQueue(position=3, reason="slots"), 0.0)
+    trace.note_waiting(in_queue(3, "slots"), 0.0)
     spans = _spans(trace, Reason.QUEUE_TIMEOUT, ended=30.0)
     assert [span.name for span in spans] == ["chat pool", "weft.queue"]
     assert spans[0].error == "queue_timeout"
@@ -170,7 +170,7 @@ def test_cancelled_request_has_a_cancelled_span_and_attempt() -> None:
 def test_wait_periods_are_bounded_and_cover_the_whole_time() -> None:
     trace = RequestTrace(CONTEXT, arrived=0.0)
     for second in range(100):
-        kind = LoadingModel(stage="loads") if second % 2 else WaitingInQueue(position=1, reason="slots")
+        kind = for_load("loads") if second % 2 else in_queue(1, "slots")
         trace.note_waiting(kind, float(second))
     trace.note_grant(GRANT, 100.0)
     assert len(trace.waits) == MAX_WAIT_PERIODS
