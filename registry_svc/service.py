@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from registry_svc.config import RegistryConfig
-from registry_svc.keys.api_keys import ApiKeys
-from registry_svc.keys.join_tokens import JoinTokens
-from registry_svc.keys.key_store import SqlKeyStore
-from registry_svc.keys.servicer import JoinTokenServicer, KeyServicer
+from registry_svc.keys.api_keys import ApiKeys, KeyServicer, SqlKeyStore
+from registry_svc.keys.join_tokens import JoinTokens, JoinTokenServicer
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import runner_lookup
 from registry_svc.ledger.ledger import Ledger

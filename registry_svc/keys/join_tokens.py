@@ -6,16 +6,24 @@ import string
 from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
+from typing import Any
+
+import grpc
+from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.policy.limits import require_room
+from weft.api.registry.v1 import join_token_service_pb2 as token_pb
+from weft.api.registry.v1 import join_token_service_pb2_grpc
 from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
 from weft.kernel.clock import seconds_ahead
 from weft.kernel.errors import WeftError
+from weft.kernel.field_rules import check_message
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import seconds_of
+from weft.kernel.rpc import answering
+from weft.kernel.timestamps import optional_stamp, seconds_of, stamp_of
 
 log = get_logger("weft.registry")
 
@@ -137,3 +145,57 @@ def _hash(secret: str) -> str:
 
 def _is_expired(token: JoinToken, now: datetime) -> bool:
     return token.expires_at is not None and now >= token.expires_at
+
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def token_message(token: JoinToken) -> token_pb.JoinToken:
+    """Returns a token without its secret."""
+    return token_pb.JoinToken(
+        id=token.id,
+        description=token.description,
+        create_time=stamp_of(token.created_at),
+        expire_time=optional_stamp(token.expires_at),
+    )
+
+
+class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
+    """See JoinTokenService in the contract."""
+
+    def __init__(self, tokens: JoinTokens) -> None:
+        self._tokens = tokens
+
+    @override
+    async def CreateJoinToken(
+        self, request: token_pb.CreateJoinTokenRequest, context: Context
+    ) -> token_pb.CreateJoinTokenResponse:
+        async with answering(context):
+            check_message(request)
+            token, text = await self._tokens.create(request)
+            return token_pb.CreateJoinTokenResponse(join_token=token_message(token), token=text)
+
+    @override
+    async def ListJoinTokens(
+        self, request: token_pb.ListJoinTokensRequest, context: Context
+    ) -> token_pb.ListJoinTokensResponse:
+        del request
+        async with answering(context):
+            tokens = [token_message(token) for token in self._tokens.newest_first()]
+            return token_pb.ListJoinTokensResponse(join_tokens=tokens)
+
+    @override
+    async def RevokeJoinToken(
+        self, request: token_pb.RevokeJoinTokenRequest, context: Context
+    ) -> token_pb.RevokeJoinTokenResponse:
+        async with answering(context):
+            check_message(request)
+            await self._tokens.revoke(request.id)
+            return token_pb.RevokeJoinTokenResponse()
+
+    @override
+    async def CheckJoinToken(
+        self, request: token_pb.CheckJoinTokenRequest, context: Context
+    ) -> token_pb.CheckJoinTokenResponse:
+        async with answering(context):
+            return token_pb.CheckJoinTokenResponse(join_token=token_message(self._tokens.check(request.token)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry_svc.keys.key_store import ApiKey, SqlKeyStore, StoredKeys
+from registry_svc.keys.api_keys import ApiKey, SqlKeyStore, StoredKeys
 from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS

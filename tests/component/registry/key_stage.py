@@ -10,8 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from registry_harness import RunningRegistry, running_registry
 
 from registry_svc.config import KeysConfig, RegistryConfig
-from registry_svc.keys.api_keys import ApiKeys
-from registry_svc.keys.key_store import SqlKeyStore
+from registry_svc.keys.api_keys import ApiKeys, SqlKeyStore
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1 import key_service_pb2 as pb

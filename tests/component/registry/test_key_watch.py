@@ -10,8 +10,7 @@ import pytest
 from key_stage import KeyStage, bare_keys, knows, registry_with_keys
 from registry_harness import READ_LIMIT_SECONDS, refused
 
-from registry_svc.keys.api_keys import MAX_KEYS
-from registry_svc.keys.key_store import ApiKey, verifier_message
+from registry_svc.keys.api_keys import MAX_KEYS, ApiKey, verifier_message
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS

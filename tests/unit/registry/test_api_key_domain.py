@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from registry_svc.keys.key_store import ApiKey
+from registry_svc.keys.api_keys import ApiKey
 from weft.kernel.clock import CLOCK_MARGIN_SECONDS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
