@@ -22,7 +22,6 @@ from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Expiry, Retirements
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.mesh.servicers import (
-    Catalogue,
     DeclarationServicer,
     RegistryServicer,
     RunnerSessionServicer,
@@ -155,11 +154,11 @@ class RegistryService:
         operations = self._operations.operations
         declarations = Declarations(core, self._operations.unloader, self._secrets.has, self._bell)
         self._servicers = (
-            RegistryServicer(Catalogue(core), self.watching),
+            RegistryServicer(core, self.watching),
             RouterSessionServicer(self._routers),
             RunnerSessionServicer(SessionManager(core, calls.incarnation_at), self._retirements, core),
             CentralModelServicer(self._central),
-            DeclarationServicer(declarations, config),
+            DeclarationServicer(declarations, core),
             JoinTokenServicer(self._tokens),
             KeyServicer(self._keys),
             LeaseServicer(self.ledger, core.mesh_clock, self._record_release),
@@ -207,7 +206,7 @@ class RegistryService:
             "purpose": grant.purpose,
             "bytes": sum(size for _, size in grant.shares),
         }
-        await self._operations.operations.record_lease_release(lease, requested_by)
+        await self._operations.operations.record_request("lease.release_requested", lease, requested_by)
 
     def reconfigure(self, config: RegistryConfig) -> None:
         """Applies the aliases and tenants of a new configuration; other settings stay unchanged."""

@@ -119,10 +119,6 @@ class Declarations:
         """Applies a batch for `author`. Returns a result per document; see DeclarationService.Apply."""
         return await self._core.write(lambda: self._apply(batch, author))
 
-    def name_of(self, name_or_id: str) -> str:
-        """Returns the name of the model, agent or route with this id; any other text unchanged."""
-        return self._core.name_of(name_or_id)
-
     def name_targets(self, documents: Iterable[AnyDocument]) -> None:
         """Replaces ids in references of documents by names, for storage."""
         for document in documents:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventReason, Standing
 from registry_svc.mesh.events import events_for
-from registry_svc.mesh.policy.heartbeat import LivenessLimits, Retirement, Verdict, decide_retirement, judge
+from registry_svc.mesh.policy.heartbeat import Retirement, Verdict, decide_retirement, judge
 from registry_svc.mesh.session_state import SessionState
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.log import get_logger
@@ -30,34 +30,22 @@ class Expiry:
         self._core = core
         self._clock = core.clock
         self._config = core.config
-        self._swept_monotonic = core.clock.monotonic()
-        self._limits = self._limits_from(self._swept_monotonic)
+        self._swept_monotonic = self._back_since = core.clock.monotonic()
 
     def start(self) -> None:
         """Starts the grace period of a start. Call it once the core has started."""
-        self._swept_monotonic = self._clock.monotonic()
-        self._limits = self._limits_from(self._swept_monotonic)
+        self._swept_monotonic = self._back_since = self._clock.monotonic()
 
     async def sweep(self) -> None:
         """Expires silent runners, deletes those inactive too long, and stores events and due heartbeat times."""
         self._core.require_open()
         await self._core.writer.run(self._sweep)
 
-    def _limits_from(self, back_since_monotonic: float) -> LivenessLimits:
-        return LivenessLimits(
-            inactive_after_seconds=self._config.inactive_after_seconds,
-            delete_after_seconds=self._config.delete_after_seconds,
-            keep_seconds=self._config.hibernating_keep_seconds,
-            back_since_monotonic=back_since_monotonic,
-            grace_seconds=self._config.restart_grace_seconds,
-            spread_seconds=self._config.restart_spread_seconds,
-        )
-
     async def _sweep(self) -> None:
         now = self._clock.monotonic()
         if self._was_frozen(now):
             log.warning("registry was away", seconds=round(now - self._swept_monotonic, 1))
-            self._limits = self._limits_from(now)
+            self._back_since = now
         self._swept_monotonic = now
         verdicts = [(state, self._judge(state, now)) for state in self._core.mesh]
         self._silence([state for state, verdict in verdicts if verdict is Verdict.SILENCE], now)
@@ -66,9 +54,9 @@ class Expiry:
         await self._core.events.save(self._core.store.save_events)
 
     def _judge(self, state: SessionState, now: float) -> Verdict:
-        verdict = judge(state.pulse, self._limits, now, share=state.share)
+        verdict = judge(state.pulse, self._config, self._back_since, now, share=state.share)
         if verdict is Verdict.FORGET and self._is_wakeable(state):
-            return judge(state.pulse, self._limits, now, share=state.share, wakeable=True)
+            return judge(state.pulse, self._config, self._back_since, now, share=state.share, wakeable=True)
         return verdict
 
     def _is_wakeable(self, state: SessionState) -> bool:

@@ -10,7 +10,6 @@ import grpc
 from google.protobuf.message import Message
 from typing_extensions import override
 
-from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Retirements
@@ -183,10 +182,6 @@ class Catalogue:
             raise unknown_name(kind.value, name if is_model_name(name) else "", names)
         return found
 
-    def name_of(self, name_or_id: str) -> str:
-        """Returns the name of the model, agent or route with this id; any other text unchanged."""
-        return self._core.name_of(name_or_id)
-
     def pool_of(self, model: str) -> pool_pb2.Pool:
         """Returns the pool of a model. Raises MODEL_NOT_FOUND."""
         self._core.require_open()
@@ -224,8 +219,9 @@ _ALSO_WATCHED = (Access(Resource.RUNNERS, Role.VIEW), Access(Resource.SETTINGS, 
 class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     """See RegistryService in the contract."""
 
-    def __init__(self, catalogue: Catalogue, watching: WatchingProcesses) -> None:
-        self._catalogue = catalogue
+    def __init__(self, core: RegistryCore, watching: WatchingProcesses) -> None:
+        self._catalogue = Catalogue(core)
+        self._name_of = core.name_of
         self._watching = watching
 
     @override
@@ -245,7 +241,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     @override
     async def GetResource(self, request: pb.GetResourceRequest, context: Context) -> pb.GetResourceResponse:
         async with answering(context):
-            kind, name = to_kind(request.kind, "kind"), self._catalogue.name_of(request.name)
+            kind, name = to_kind(request.kind, "kind"), self._name_of(request.name)
             if KINDS[kind].by_name:
                 caller().require_name(view_of(kind), name)
             else:
@@ -256,7 +252,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     @override
     async def GetModelMembers(self, request: pb.GetModelMembersRequest, context: Context) -> pb.GetModelMembersResponse:
         async with answering(context):
-            name = self._catalogue.name_of(request.name)
+            name = self._name_of(request.name)
             caller().require_name(VIEW_MODELS, name)
             return pb.GetModelMembersResponse(pool=self._catalogue.pool_of(name))
 
@@ -282,7 +278,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
         async with answering(context):
             kind, name = events_of(request)
-            events = self._catalogue.events(kind, self._catalogue.name_of(name), event_limit(request))
+            events = self._catalogue.events(kind, self._name_of(name), event_limit(request))
             return pb.ListEventsResponse(events=events)
 
     @override
@@ -291,7 +287,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> None:
         async with answering(context):
             kind, name = events_of(request)
-            name = self._catalogue.name_of(name)
+            name = self._name_of(name)
             with self._catalogue.watch_events() as watcher:
                 # Once a caller has the headers, it misses no event.
                 await context.send_initial_metadata(())
@@ -368,14 +364,14 @@ def author_of(request: declaration_pb.ApplyRequest) -> Author:
 class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceServicer):
     """See DeclarationService in the contract."""
 
-    def __init__(self, declarations: Declarations, config: RegistryConfig) -> None:
+    def __init__(self, declarations: Declarations, core: RegistryCore) -> None:
         self._declarations = declarations
-        self._config = config
+        self._core = core
 
     @override
     async def Apply(self, request: declaration_pb.ApplyRequest, context: Context) -> declaration_pb.ApplyResponse:
         async with answering(context):
-            batch = valid_batch(request, self._config)
+            batch = valid_batch(request, self._core.config)
             self._declarations.name_targets(batch.documents)
             if names_secret(batch.documents):
                 # Otherwise any caller who may declare models could send any secret anywhere.
@@ -388,7 +384,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
     async def Delete(self, request: declaration_pb.DeleteRequest, context: Context) -> declaration_pb.DeleteResponse:
         async with answering(context):
             kind = to_kind(request.kind, "kind")
-            name = self._declarations.name_of(require_name_of_model(request.name, "name"))
+            name = self._core.name_of(require_name_of_model(request.name, "name"))
             if kind in DECLARED_KINDS and KINDS[kind].resource is not Resource.MODELS:
                 caller().require(Access(KINDS[kind].resource, Role.EDIT))
             elif kind in DECLARED_KINDS and KINDS[kind].by_name:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -141,21 +140,13 @@ class AuditLog:
         detail: dict[str, object] = {"request_id": request_id, "tenant": tenant}
         await self._write_or_count("request.cancelled", cancelled_by, detail, self._cancellations, tenant)
 
-    async def release_requested(self, lease: Mapping[str, object], requested_by: str) -> None:
-        """Records that an operator releases a program's lease. Raises SERVICE_UNAVAILABLE."""
-        await self._write("lease.release_requested", requested_by, dict(lease))
-
-    async def switch_requested(self, profile: Mapping[str, object], requested_by: str) -> None:
-        """Records that an operator switches the mesh to a profile. Raises SERVICE_UNAVAILABLE."""
-        await self._write("profile.switch_requested", requested_by, dict(profile))
-
     async def log_level_changed(self, process: str, level: str, until: str, changed_by: str) -> None:
         """Records a change of a process's log level. Raises SERVICE_UNAVAILABLE.
 
         Does nothing if the remaining room is reserved for operations; the process's log still has the change.
         """
         if self._has_room_for_refusals():
-            await self._write("log_level.changed", changed_by, {"process": process, "level": level, "until": until})
+            await self.write("log_level.changed", changed_by, {"process": process, "level": level, "until": until})
 
     async def close_window(self, *, at_once: bool = False) -> None:
         """Writes entries about counted refusals and cancellations if their window has ended, or with `at_once`."""
@@ -176,19 +167,20 @@ class AuditLog:
     ) -> None:
         await self.close_window()
         if self._has_room_for_refusals() and window.takes(self._clock.utc_now()):
-            await self._write(event, actor, detail)
+            await self.write(event, actor, detail)
         else:
             window.count(counted_as)
 
     async def _write_counted(self, event: str, counted: CountedRefusals, by: str) -> None:
         if self._has_room_for_refusals():
-            await self._write(event, "", _counted_detail(counted, by))
+            await self.write(event, "", _counted_detail(counted, by))
 
     def tell_head(self) -> None:
         """Writes the head to the process's log, which is stored elsewhere."""
         log.info("audit head", sequence=self._head.sequence, hash=self._head.hash)
 
-    async def _write(self, event: str, actor: str, detail: dict[str, object]) -> None:
+    async def write(self, event: str, actor: str, detail: dict[str, object]) -> None:
+        """Writes an entry that belongs to no operation. Raises SERVICE_UNAVAILABLE."""
         draft = entry_draft(
             at=self._clock.utc_now(), event=event, actor=actor, operation="", detail=detail_json(detail)
         )

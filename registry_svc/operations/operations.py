@@ -191,31 +191,21 @@ class Operations:
         self._require_turn()
         await self._writer.run(lambda: self.audit.cancelled(request_id, tenant, cancelled_by))
 
-    async def record_lease_release(self, lease: Mapping[str, object], requested_by: str) -> None:
-        """Records in the audit log that an operator releases a program's lease.
+    async def record_request(self, event: str, detail: Mapping[str, object], requested_by: str) -> None:
+        """Records in the audit log that an operator requests something besides operations.
 
         Raises TOO_MANY_RESOURCES if the log is full, QUEUE_FULL and SERVICE_UNAVAILABLE.
         """
         self._require_open()
         self._require_turn()
         self.audit.require_room(len(self._table))
-        await self._writer.run(lambda: self.audit.release_requested(lease, requested_by))
+        await self._writer.run(lambda: self.audit.write(event, requested_by, dict(detail)))
 
     async def record_log_level(self, process: str, level: str, until: str, changed_by: str) -> None:
         """Records a change of a log level in the audit log. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
         self._require_open()
         self._require_turn()
         await self._writer.run(lambda: self.audit.log_level_changed(process, level, until, changed_by))
-
-    async def record_profile_switch(self, detail: Mapping[str, object], requested_by: str) -> None:
-        """Records in the audit log that an operator switches the mesh to a profile.
-
-        Raises TOO_MANY_RESOURCES if the log is full, QUEUE_FULL and SERVICE_UNAVAILABLE.
-        """
-        self._require_open()
-        self._require_turn()
-        self.audit.require_room(len(self._table))
-        await self._writer.run(lambda: self.audit.switch_requested(detail, requested_by))
 
     async def audit_page(self, after_sequence: int, size: int) -> tuple[list[AuditEntry], AuditHead]:
         """Returns at most `size` entries after a sequence number, oldest first, and the head of the log."""

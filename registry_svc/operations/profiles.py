@@ -163,9 +163,8 @@ class Profiles:
         if request.dry_run:
             return switch
         documents = sum(each.outcome != ApplyResult.OUTCOME_UNCHANGED for each in switch.results)
-        await self._operations.record_profile_switch(
-            {"profile": request.name, "previous": previous, "documents": documents, "models": len(steps)}, requested_by
-        )
+        detail = {"profile": request.name, "previous": previous, "documents": documents, "models": len(steps)}
+        await self._operations.record_request("profile.switch_requested", detail, requested_by)
         self._activate(plan, request.name)
         message = f"switched to by an operator: {_count(documents, 'document')}, {_count(len(steps), 'model')}"
         event = EventDraft(kind=ResourceKind.PROFILE, name=request.name, reason=EventReason.SWITCHED, message=message)

@@ -88,16 +88,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 def _name_models(action: operation_pb2.OperationAction, name_of: Callable[[str], str]) -> None:
     """Replaces model ids in an action by names, as governance and audit need them."""
-    match action.WhichOneof("kind"):
-        case "load_model":
-            action.load_model.model = name_of(action.load_model.model)
-            action.load_model.evict_model = name_of(action.load_model.evict_model)
-        case "unload_model":
-            action.unload_model.model = name_of(action.unload_model.model)
-        case "remove_model":
-            action.remove_model.model = name_of(action.remove_model.model)
-        case "flush_cache":
-            action.flush_cache.model = name_of(action.flush_cache.model)
+    work: Any = getattr(action, str(action.WhichOneof("kind")))
+    for field in {"model", "evict_model"} & work.DESCRIPTOR.fields_by_name.keys():
+        setattr(work, field, name_of(getattr(work, field)))
 
 
 class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):

@@ -13,27 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 
+from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.policy.namespace import Claim, sessions_to_end
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LivenessLimits:
-    """Limits of silence."""
-
-    inactive_after_seconds: float
-    delete_after_seconds: float
-    back_since_monotonic: float
-    """When the registry became reachable again."""
-    grace_seconds: float
-    """No runner expires for this time afterwards, since runners could not reach the registry."""
-    spread_seconds: float
-    """Expiries due by the end of the grace period are spread over this time."""
-    keep_seconds: float
-    """Replaces `delete_after_seconds`, if longer, for a runner on a host that the mesh can wake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,31 +80,38 @@ class Verdict(Enum):
     FORGET = auto()
 
 
-def judge(pulse: Pulse, limits: LivenessLimits, now: float, *, share: float = 0.0, wakeable: bool = False) -> Verdict:
+def judge(
+    pulse: Pulse,
+    config: RegistryConfig,
+    back_since: float,
+    now: float,
+    *,
+    share: float = 0.0,
+    wakeable: bool = False,
+) -> Verdict:
     """Returns what to do with a runner at `now`.
 
-    `share` is its position in the spread, from 0 to 1; `wakeable` is whether the mesh can wake its host.
+    `back_since` is when the registry became reachable again: no runner expires during the grace period after it, and
+    expiries due by its end are spread. `share` is the position in the spread, from 0 to 1; `wakeable` is whether the
+    mesh can wake the runner's host.
     """
-    if pulse.lost_monotonic is None:
-        deadline = _deadline(pulse.heard_monotonic, limits.inactive_after_seconds, limits, share)
-        return Verdict.SILENCE if now >= deadline else Verdict.KEEP
-    patience = limits.delete_after_seconds
-    if wakeable:
-        patience = max(patience, limits.keep_seconds)
-    return Verdict.FORGET if now >= _deadline(pulse.lost_monotonic, patience, limits, share) else Verdict.KEEP
+    is_active = pulse.lost_monotonic is None
+    since = pulse.heard_monotonic if pulse.lost_monotonic is None else pulse.lost_monotonic
+    patience = config.inactive_after_seconds if is_active else config.delete_after_seconds
+    if wakeable and not is_active:
+        patience = max(patience, config.hibernating_keep_seconds)
+    grace_until = back_since + config.restart_grace_seconds
+    # A runner that sent a heartbeat since the registry is back does not need the spread.
+    if since < back_since:
+        grace_until += share * config.restart_spread_seconds
+    if now < max(since + patience, grace_until):
+        return Verdict.KEEP
+    return Verdict.SILENCE if is_active else Verdict.FORGET
 
 
 def share_of(name: str) -> float:
     """Returns a runner's position in a spread, 0 <= x < 1: constant for a name, uniform over many names."""
     return zlib.crc32(name.encode()) / 2**32
-
-
-def _deadline(since: float, patience_seconds: float, limits: LivenessLimits, share: float) -> float:
-    grace_until = limits.back_since_monotonic + limits.grace_seconds
-    # A runner that sent a heartbeat since the registry is back does not need the spread.
-    if since < limits.back_since_monotonic:
-        grace_until += share * limits.spread_seconds
-    return max(since + patience_seconds, grace_until)
 
 
 def heard(now: float) -> Pulse:

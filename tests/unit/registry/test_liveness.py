@@ -6,25 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Standing
-from registry_svc.mesh.policy.heartbeat import LivenessLimits, Pulse, Verdict, heard, judge, lost, resumed, share_of
+from registry_svc.mesh.policy.heartbeat import Pulse, Verdict, heard, judge, lost, resumed, share_of
 
-LIMITS = LivenessLimits(
-    inactive_after_seconds=90.0,
-    delete_after_seconds=14_400.0,
-    back_since_monotonic=0.0,
-    grace_seconds=0.0,
-    spread_seconds=30.0,
-    keep_seconds=604_800.0,
-)
-GRACE = replace(LIMITS, back_since_monotonic=49_910.0, grace_seconds=90.0)
+LIMITS = RegistryConfig(database_url="sqlite://", restart_grace_seconds=0.0)
+GRACE = replace(LIMITS, restart_grace_seconds=90.0)
+BACK = 49_910.0
 
 
 @pytest.mark.parametrize(
     ("age_seconds", "verdict"), [(0.0, Verdict.KEEP), (89.999, Verdict.KEEP), (90.0, Verdict.SILENCE)]
 )
 def test_active_runner_becomes_silent_at_the_inactive_limit(age_seconds: float, verdict: Verdict) -> None:
-    assert judge(heard(1_000.0), LIMITS, 1_000.0 + age_seconds) is verdict
+    assert judge(heard(1_000.0), LIMITS, 0.0, 1_000.0 + age_seconds) is verdict
 
 
 @pytest.mark.parametrize("standing", [Standing.SILENT, Standing.CLOSED])
@@ -35,19 +30,19 @@ def test_inactive_runner_is_deleted_at_the_delete_limit_counted_from_its_loss(
     standing: Standing, age_seconds: float, verdict: Verdict
 ) -> None:
     pulse = lost(heard(1_000.0), standing, 1_090.0)
-    assert judge(pulse, LIMITS, 1_090.0 + age_seconds) is verdict
+    assert judge(pulse, LIMITS, 0.0, 1_090.0 + age_seconds) is verdict
 
 
 def test_no_runner_expires_during_the_grace_and_all_due_ones_at_its_end() -> None:
     silent = lost(heard(1_000.0), Standing.SILENT, 1_090.0)
-    assert judge(heard(1_000.0), GRACE, 49_999.9) is Verdict.KEEP
-    assert judge(silent, GRACE, 49_999.9) is Verdict.KEEP
-    assert judge(heard(1_000.0), GRACE, 50_000.0) is Verdict.SILENCE
-    assert judge(silent, GRACE, 50_000.0) is Verdict.FORGET
+    assert judge(heard(1_000.0), GRACE, BACK, 49_999.9) is Verdict.KEEP
+    assert judge(silent, GRACE, BACK, 49_999.9) is Verdict.KEEP
+    assert judge(heard(1_000.0), GRACE, BACK, 50_000.0) is Verdict.SILENCE
+    assert judge(silent, GRACE, BACK, 50_000.0) is Verdict.FORGET
 
 
 def test_grace_never_shortens_a_lifetime() -> None:
-    assert judge(heard(49_999.0), GRACE, 50_000.0) is Verdict.KEEP
+    assert judge(heard(49_999.0), GRACE, BACK, 50_000.0) is Verdict.KEEP
 
 
 def test_heartbeat_revives_a_runner_in_any_state() -> None:
@@ -73,26 +68,26 @@ def test_ages_from_the_future_count_as_zero() -> None:
 
 def test_runner_expirations_are_spread_after_a_grace() -> None:
     early, late = heard(1_000.0), lost(heard(1_000.0), Standing.SILENT, 1_090.0)
-    assert judge(early, GRACE, 50_014.9, share=0.5) is Verdict.KEEP
-    assert judge(early, GRACE, 50_015.0, share=0.5) is Verdict.SILENCE
-    assert judge(late, GRACE, 50_014.9, share=0.5) is Verdict.KEEP
-    assert judge(late, GRACE, 50_015.0, share=0.5) is Verdict.FORGET
+    assert judge(early, GRACE, BACK, 50_014.9, share=0.5) is Verdict.KEEP
+    assert judge(early, GRACE, BACK, 50_015.0, share=0.5) is Verdict.SILENCE
+    assert judge(late, GRACE, BACK, 50_014.9, share=0.5) is Verdict.KEEP
+    assert judge(late, GRACE, BACK, 50_015.0, share=0.5) is Verdict.FORGET
 
 
 def test_runner_with_a_heartbeat_after_the_restart_is_not_spread() -> None:
-    assert judge(heard(49_910.0), GRACE, 50_000.0, share=0.99) is Verdict.SILENCE
+    assert judge(heard(49_910.0), GRACE, BACK, 50_000.0, share=0.99) is Verdict.SILENCE
 
 
 def test_wakeable_host_is_kept_longer_but_becomes_silent_at_the_same_time() -> None:
     asleep = lost(heard(0.0), Standing.SILENT, 90.0)
-    assert judge(heard(0.0), LIMITS, 90.0, wakeable=True) is Verdict.SILENCE
-    assert judge(asleep, LIMITS, 90.0 + 604_799.9, wakeable=True) is Verdict.KEEP
-    assert judge(asleep, LIMITS, 90.0 + 604_800.0, wakeable=True) is Verdict.FORGET
+    assert judge(heard(0.0), LIMITS, 0.0, 90.0, wakeable=True) is Verdict.SILENCE
+    assert judge(asleep, LIMITS, 0.0, 90.0 + 604_799.9, wakeable=True) is Verdict.KEEP
+    assert judge(asleep, LIMITS, 0.0, 90.0 + 604_800.0, wakeable=True) is Verdict.FORGET
 
 
 def test_keep_time_below_the_delete_limit_does_not_shorten_it() -> None:
     asleep = lost(heard(0.0), Standing.SILENT, 90.0)
-    assert judge(asleep, replace(LIMITS, keep_seconds=1.0), 14_489.9, wakeable=True) is Verdict.KEEP
+    assert judge(asleep, replace(LIMITS, hibernating_keep_seconds=1.0), 0.0, 14_489.9, wakeable=True) is Verdict.KEEP
 
 
 @settings(deadline=None)  # a busy machine is not a failure
