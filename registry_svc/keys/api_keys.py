@@ -11,6 +11,7 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
-from registry_svc.mesh.records import converted
+from registry_svc.mesh.records import extended
 from registry_svc.store.owner_file import read_owner_file, write_owner_file
 from registry_svc.watchers import Watcher, Watchers
 from weft.api.registry.v1 import key_service_pb2 as pb
@@ -502,7 +503,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 async def snapshot_message(pepper: bytes, keys: Sequence[ApiKey]) -> pb.WatchKeysResponse:
     """Returns the first response of a watch. Lets other tasks run, since a large one takes long."""
-    return pb.WatchKeysResponse(snapshot=pb.KeySnapshot(pepper=pepper, keys=await converted(keys, verifier_message)))
+    response = pb.WatchKeysResponse(snapshot=pb.KeySnapshot(pepper=pepper))
+    await extended(response.snapshot.keys, [partial(verifier_message, key) for key in keys])
+    return response
 
 
 def to_grace(request: pb.RotateKeyRequest) -> timedelta | None:

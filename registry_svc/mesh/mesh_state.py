@@ -137,27 +137,18 @@ class ResourceIndex:
         """Returns the session of a runner, or None."""
         return self._by_runner.get(name)
 
-    def runner_names(self) -> Iterable[str]:
-        """Returns the names of all runners."""
-        return self._by_runner.keys()
-
-    def model_names(self) -> Iterable[str]:
-        """Returns the names of all models, declared and published."""
-        return self._by_model.keys() | self.documents[ResourceKind.MODEL].shown.keys()
-
-    def agent_names(self) -> Iterable[str]:
-        """Returns the names of all agents, declared and published."""
-        return self._by_agent.keys() | self.documents[ResourceKind.AGENT].shown.keys()
-
     def names_of(self, kind: ResourceKind) -> Iterable[str]:
         """Returns the names of all resources of a kind."""
-        names: Mapping[ResourceKind, Callable[[], Iterable[str]]] = {
-            ResourceKind.MODEL: self.model_names,
-            ResourceKind.AGENT: self.agent_names,
-            ResourceKind.RUNNER: self.runner_names,
-            ResourceKind.POOL: self.pools.names,
-        }
-        return names[kind]() if kind in names else self.documents[kind].shown.keys()
+        match kind:
+            case ResourceKind.RUNNER:
+                return self._by_runner.keys()
+            case ResourceKind.POOL:
+                return self.pools.names()
+            case ResourceKind.MODEL:
+                return self._by_model.keys() | self.documents[kind].shown.keys()
+            case ResourceKind.AGENT:
+                return self._by_agent.keys() | self.documents[kind].shown.keys()
+        return self.documents[kind].shown.keys()
 
     def count(self, kind: ResourceKind) -> int:
         """Returns the number of resources of a declared kind, without configured ones."""
@@ -428,57 +419,50 @@ class Mesh(ResourceIndex):
     ) -> list[Change]:
         """Returns a step's changes: agents and routes are deleted before models and runners, and added after them."""
         concerned = self._routes_over(models)
-        gone_models, new_models, touched_pools = self._replaced_models(models)
-        gone_agents, new_agents = self._replaced_agents(agents)
-        affected = self.targets.affected(models, touched_pools)
-        new_agents += [
-            agent for name in affected - agents.keys() if (agent := self._agent_with_new_status(name)) is not None
-        ]
-        gone_routes, new_routes = self._replaced_routes(routes, concerned | self._routes_over(models))
+        gone_models, new_models, touched_pools = self._settled(ResourceKind.MODEL, models)
+        gone_agents, new_agents, _ = self._settled(ResourceKind.AGENT, agents)
+        for name in self.targets.affected(models, touched_pools) - agents.keys():
+            agent = self.agent(name)
+            if agent is not None and self.targets.put(agent.manifest, agent.status):
+                new_agents[name] = agent
+        gone_routes, new_routes, _ = self._settled(ResourceKind.ROUTE, routes)
+        for name in concerned | self._routes_over(models):
+            route = self.routes.get(name)
+            if route is not None and self.routes.note_status(route):
+                new_routes[name] = route
         return [
             *(_gone(ResourceKind.ROUTE, name) for name in gone_routes),
             *(_gone(ResourceKind.AGENT, name) for name in gone_agents),
             *(_gone(ResourceKind.MODEL, name) for name in gone_models),
             *(Change(deleted_runner=name) for name in gone_runners),
             *_with_their_models(members, new_models),
-            *(_put(ResourceKind.AGENT, agent) for agent in new_agents),
-            *(_put(ResourceKind.ROUTE, route) for route in new_routes),
+            *(_put(ResourceKind.AGENT, agent) for agent in new_agents.values()),
+            *(_put(ResourceKind.ROUTE, route) for route in new_routes.values()),
         ]
 
-    def _replaced_models(self, names: Iterable[str]) -> tuple[list[str], dict[str, model_pb2.Model], set[str]]:
-        gone: list[str] = []
-        new: dict[str, model_pb2.Model] = {}
-        touched_pools: set[str] = set()
+    def _settled(self, kind: ResourceKind, names: Iterable[str]) -> tuple[list[str], dict[str, Any], set[str]]:
+        """Updates the indexes. Returns deleted names, current resources by name, and pools with a new status."""
+        shown = {ResourceKind.MODEL: self.model, ResourceKind.AGENT: self.agent, ResourceKind.ROUTE: self.routes.get}
+        gone, new, pools = list[str](), dict[str, Any](), set[str]()
         for name in names:
-            model = self.model(name)
-            if model is None:
+            found: Any = shown[kind](name)
+            if kind is ResourceKind.MODEL:
+                pools |= self.pools.drop(name) if found is None else self.pools.put(found.manifest, found.status)
+            if found is None:
                 gone.append(name)
-                touched_pools |= self.pools.drop(name)
-                self.sizes.drop(ResourceKind.MODEL, name)
-                self.ids.drop(ResourceKind.MODEL, name)
-            else:
-                new[name] = model
-                touched_pools |= self.pools.put(model.manifest, model.status)
-                self.sizes.put(ResourceKind.MODEL, name, model.manifest)
-                self.ids.put(ResourceKind.MODEL, name, model.id)
-        return gone, new, touched_pools
-
-    def _replaced_agents(self, names: Iterable[str]) -> tuple[list[str], list[agent_pb2.Agent]]:
-        gone: list[str] = []
-        new: list[agent_pb2.Agent] = []
-        for name in names:
-            agent = self.agent(name)
-            if agent is None:
-                gone.append(name)
-                self.targets.drop(name)
-                self.sizes.drop(ResourceKind.AGENT, name)
-                self.ids.drop(ResourceKind.AGENT, name)
-            else:
-                new.append(agent)
-                self.targets.put(agent.manifest, agent.status)
-                self.sizes.put(ResourceKind.AGENT, name, agent.manifest)
-                self.ids.put(ResourceKind.AGENT, name, agent.id)
-        return gone, new
+                self.sizes.drop(kind, name)
+                self.ids.drop(kind, name)
+                if kind is ResourceKind.AGENT:
+                    self.targets.drop(name)
+                continue
+            new[name] = found
+            self.sizes.put(kind, name, found.manifest)
+            self.ids.put(kind, name, found.id)
+            if kind is ResourceKind.AGENT:
+                self.targets.put(found.manifest, found.status)
+            elif kind is ResourceKind.ROUTE:
+                self.routes.note_status(found)
+        return gone, new, pools
 
     def _routes_over(self, models: Iterable[str]) -> set[str]:
         """Returns the routes that name one of these models or its pool."""
@@ -486,36 +470,6 @@ class Mesh(ResourceIndex):
             return set()
         pools = (pool for model in models if (pool := self.pools.pool_of(model)) is not None)
         return self.routes.naming([*models, *pools])
-
-    def _replaced_routes(
-        self, names: Iterable[str], affected: Iterable[str]
-    ) -> tuple[list[str], list[route_pb2.Route]]:
-        """Returns the deleted routes of `names`, and the current ones plus those of `affected` with a new status."""
-        gone: list[str] = []
-        new: dict[str, route_pb2.Route] = {}
-        for name in names:
-            route = self.routes.get(name)
-            if route is None:
-                gone.append(name)
-                self.sizes.drop(ResourceKind.ROUTE, name)
-                self.ids.drop(ResourceKind.ROUTE, name)
-            else:
-                new[name] = route
-                self.routes.note_status(route)
-                self.sizes.put(ResourceKind.ROUTE, name, route.manifest)
-                self.ids.put(ResourceKind.ROUTE, name, route.id)
-        for name in affected:
-            route = self.routes.get(name)
-            if route is not None and self.routes.note_status(route):
-                new[name] = route
-        return gone, list(new.values())
-
-    def _agent_with_new_status(self, name: str) -> agent_pb2.Agent | None:
-        """Returns an agent if its published status has changed, otherwise None."""
-        agent = self.agent(name)
-        if agent is None or not self.targets.put(agent.manifest, agent.status):
-            return None
-        return agent
 
 
 def _with_their_models(members: Sequence[SessionState], models: dict[str, model_pb2.Model]) -> Iterator[Change]:

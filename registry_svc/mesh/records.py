@@ -6,9 +6,9 @@ immutable: a change creates a new one. Messages that exist per runner or model a
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from datetime import datetime
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 from typing_extensions import override
@@ -17,7 +17,6 @@ from registry_svc.mesh.domain import EventDraft
 from weft.api.registry.v1 import (
     event_pb2,
     model_pb2,
-    registry_service_pb2,
     runner_pb2,
 )
 from weft.documents.kinds import KINDS
@@ -25,10 +24,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import invalid_field
 from weft.kernel.timestamps import stamp_of
 
-T = TypeVar("T")
-M = TypeVar("M")
 P = TypeVar("P", bound=Message)
-M_contra = TypeVar("M_contra", contravariant=True)
 
 MESH = "mesh"
 """Kind in events of the mesh itself."""
@@ -58,32 +54,14 @@ def event_message(draft: EventDraft, sequence: int, now: datetime) -> event_pb2.
     )
 
 
-# Messages converted between turns of the event loop, since a snapshot of a large mesh takes long.
-CONVERTED_PER_TURN = 200
+# Messages built between turns of the event loop, since a snapshot of a large mesh takes long.
+BUILT_PER_TURN = 200
 
 
-async def converted(items: Iterable[T], convert: Callable[[T], M]) -> Sequence[M]:
-    """Converts many items to messages, letting other tasks run."""
-    messages: list[M] = []
-    for item in items:
-        messages.append(convert(item))
-        if len(messages) % CONVERTED_PER_TURN == 0:
-            await asyncio.sleep(0)
-    return messages
-
-
-class Extensible(Protocol[M_contra]):
-    """A repeated field of messages."""
-
-    def extend(self, elem_seq: Iterable[M_contra], /) -> None:
-        """Adds copies of messages."""
-        ...
-
-
-async def extended(items: Extensible[M], makers: Sequence[Callable[[], M]]) -> None:
-    """Builds many messages and adds them to a field, letting other tasks run."""
-    for start in range(0, len(makers), CONVERTED_PER_TURN):
-        items.extend(make() for make in makers[start : start + CONVERTED_PER_TURN])
+async def extended(items: Any, makers: Sequence[Callable[[], Message]]) -> None:
+    """Builds many messages and adds them to a repeated field, letting other tasks run."""
+    for start in range(0, len(makers), BUILT_PER_TURN):
+        items.extend(make() for make in makers[start : start + BUILT_PER_TURN])
         await asyncio.sleep(0)
 
 
@@ -124,11 +102,6 @@ class Held(Generic[P]):
         return hash(self._wire)
 
 
-def without_key(watched: registry_service_pb2.WatchedRunner) -> registry_service_pb2.WatchedRunner:
-    """Returns a runner without its ticket key."""
-    return registry_service_pb2.WatchedRunner(runner=watched.runner)
-
-
 _LOADED_PHASES = frozenset(
     {
         runner_pb2.InstanceState.PHASE_LOADING,
@@ -161,11 +134,7 @@ def detail_bytes(report: runner_pb2.Capability) -> int:
     """Returns the wire size of a report's texts: model details and tool names."""
     texts = [instance.detail for instance in report.instances]
     texts += [instance.last_fault.detail for instance in report.instances]
-    return _utf8_bytes([*texts, *report.tool_names])
-
-
-def _utf8_bytes(texts: list[str]) -> int:
-    return sum(len(text.encode()) for text in texts)
+    return sum(len(text.encode()) for text in (*texts, *report.tool_names))
 
 
 def kept(report: runner_pb2.Capability, models: Collection[str], room_bytes: int) -> runner_pb2.Capability:

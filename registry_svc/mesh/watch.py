@@ -7,7 +7,7 @@ from functools import partial
 
 from registry_svc.mesh.domain import EventDraft
 from registry_svc.mesh.overlay import Publisher, watched_runner
-from registry_svc.mesh.records import event_message, extended, without_key
+from registry_svc.mesh.records import event_message, extended
 from registry_svc.watchers import Watcher, Watchers
 from weft.api.registry.v1 import (
     event_pb2,
@@ -46,7 +46,9 @@ def change_message(response: pb.WatchResponse, *, with_keys: bool) -> pb.WatchRe
     """Returns a later response of a watch, without its runner's ticket key unless `with_keys`."""
     if with_keys or not response.change.HasField("runner"):
         return response
-    return pb.WatchResponse(revision=response.revision, change=pb.Change(runner=without_key(response.change.runner)))
+    return pb.WatchResponse(
+        revision=response.revision, change=pb.Change(runner=pb.WatchedRunner(runner=response.change.runner.runner))
+    )
 
 
 SaveEvents = Callable[[Sequence[event_pb2.Event], int], Awaitable[None]]

@@ -2,9 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf import duration_pb2
@@ -231,24 +232,18 @@ class Job:
         if not name:
             return
         runner = self._runners[name]
-
-        async def call() -> runner_pb.RemoveModelResponse:
-            return await self._deps.calls.remove_model(runner, name, operation_id=self._operation_id)
-
         try:
-            await self._deps.presence.call(runner, call)
+            await self._deps.presence.call(
+                runner, lambda: self._deps.calls.remove_model(runner, name, operation_id=self._operation_id)
+            )
         except WeftError as error:
             log.warning("a model that could not be loaded stays", model=name, reason=error.reason.name)
 
     async def _add_call(self, target: SourceTarget, load: pb.LoadModel) -> added_model_pb2.AddedModel:
         self._tell("asking the runner", f"adding {target.model}")
-        calls = self._deps.calls.add_model(target.runner, target.model, load, operation_id=self._operation_id)
-        async with aclosing(calls) as responses:
-            async for response in responses:
-                if response.WhichOneof("kind") == "model":
-                    return response.model
-                self._tell_pull(response.progress)
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the runner ended the call without a model")
+        responses = self._deps.calls.add_model(target.runner, target.model, load, operation_id=self._operation_id)
+        model: added_model_pb2.AddedModel = await _last(responses, self._tell_pull, "the call without a model")
+        return model
 
     async def _pull(self, pull: pb.PullModel) -> None:
         runner = choose_runner(pull.runner, "action.pull_model.runner", self._deps.directory)
@@ -257,24 +252,20 @@ class Job:
         self._result.pulled.CopyFrom(stored)
 
     async def _pull_call(self, runner: str, pull: pb.PullModel) -> model_store_pb2.StoredModel:
-        calls = self._deps.calls.pull(runner, pull, operation_id=self._operation_id)
-        async with aclosing(calls) as responses:
-            async for response in responses:
-                if response.WhichOneof("kind") == "model":
-                    return response.model
-                self._tell_pull(response.progress)
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the runner ended the pull without a result")
+        responses = self._deps.calls.pull(runner, pull, operation_id=self._operation_id)
+        stored: model_store_pb2.StoredModel = await _last(responses, self._tell_pull, "the pull without a result")
+        return stored
 
     async def _remove(self, model: str) -> None:
         self._tell("unloading", f"removing {model}")
         directory = self._deps.directory
         runner = directory.holder_of(model) or directory.runner_of_server(model) or ""
         await self._report.assigned(runner)
-
-        async def call() -> runner_pb.RemoveModelResponse:
-            return await self._deps.calls.remove_model(runner, model, operation_id=self._operation_id)
-
-        answer = await self._deps.presence.patient_call(runner, call, self._patient_until)
+        answer = await self._deps.presence.patient_call(
+            runner,
+            lambda: self._deps.calls.remove_model(runner, model, operation_id=self._operation_id),
+            self._patient_until,
+        )
         self._result.memory_freed_bytes = amount(answer.memory_freed_bytes)
         self._result.added.CopyFrom(answer.model)
         self._result.models.append(model)
@@ -353,12 +344,9 @@ class Job:
         began = self._deps.clock.monotonic()
         self._tell_load(model, began, runner_pb.LoadProgress(stage="asking the runner"))
         responses = self._deps.calls.load(runner, model, options, operation_id=self._operation_id)
-        async with aclosing(responses):
-            async for response in responses:
-                if response.WhichOneof("kind") == "result":
-                    return response.result
-                self._tell_load(model, began, response.progress)
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the runner ended the load without a result")
+        tell = partial(self._tell_load, model, began)
+        result: runner_pb.LoadResult = await _last(responses, tell, "the load without a result")
+        return result
 
     def _tell_load(self, model: str, began: float, said: runner_pb.LoadProgress) -> None:
         now = self._deps.clock.monotonic()
@@ -406,10 +394,12 @@ class Job:
     async def _unload_patiently(
         self, runner: str, model: str, until: float, *, while_there: bool = False
     ) -> runner_pb.UnloadResponse:
-        async def call() -> runner_pb.UnloadResponse:
-            return await self._deps.calls.unload(runner, model, operation_id=self._operation_id)
-
-        return await self._deps.presence.patient_call(runner, call, until, while_there=while_there)
+        return await self._deps.presence.patient_call(
+            runner,
+            lambda: self._deps.calls.unload(runner, model, operation_id=self._operation_id),
+            until,
+            while_there=while_there,
+        )
 
     async def _flush(self, flush: pb.FlushCache) -> None:
         requests = self._flush_requests(flush)
@@ -444,11 +434,12 @@ class Job:
     async def _flush_one(
         self, runner: str, request: runner_pb.FlushCacheRequest
     ) -> runner_pb.FlushCacheResponse | WeftError:
-        async def call() -> runner_pb.FlushCacheResponse:
-            return await self._deps.calls.flush_cache(runner, request, operation_id=self._operation_id)
-
         try:
-            return await self._deps.presence.patient_call(runner, call, self._patient_until)
+            return await self._deps.presence.patient_call(
+                runner,
+                lambda: self._deps.calls.flush_cache(runner, request, operation_id=self._operation_id),
+                self._patient_until,
+            )
         except WeftError as error:
             return error
 
@@ -470,6 +461,17 @@ class Job:
 
     def _tell(self, stage: str, detail: str = "", *, share: float | None = None) -> None:
         self._report.progress(pb.Operation(stage=stage, detail=detail, progress=share), None)
+
+
+async def _last(responses: AsyncGenerator[Any], tell: Callable[[Any], None], missing: str) -> Any:
+    """Returns the model or result in the last response of a call. `tell` is called with each progress before it."""
+    async with aclosing(responses):
+        async for response in responses:
+            kind = response.WhichOneof("kind")
+            if kind in ("model", "result"):
+                return getattr(response, kind)
+            tell(response.progress)
+    raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the runner ended {missing}")
 
 
 def _flush_request(flush: pb.FlushCache, model: str) -> runner_pb.FlushCacheRequest:

@@ -226,7 +226,7 @@ class Profiles:
         arriving = {each.manifest.name for each in manifest.models}
         for index, load in enumerate(manifest.load):
             if mesh.model(load.model) is None and load.model not in arriving:
-                names = visible_names(caller(), mesh.model_names())
+                names = visible_names(caller(), mesh.names_of(ResourceKind.MODEL))
                 raise unknown_name(MODEL, load.model, names, field=f"load[{index}].model")
         loaded = loaded_models(mesh)
         wanted = {each.model: each for each in manifest.load if each.model in loaded}

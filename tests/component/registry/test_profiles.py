@@ -197,7 +197,7 @@ async def test_switch_declares_deletes_previous_declarations_and_loads_after_unl
     assert mesh.active() == ["day"], "a dry run changes nothing"
     assert await mesh.switch("night") == expected
     assert mesh.active() == ["night"]
-    assert set(mesh.registry.core.mesh.agent_names()) == {"own", "both"}, "what no profile declares stays"
+    assert set(mesh.registry.core.mesh.names_of(ResourceKind.AGENT)) == {"own", "both"}, "what no profile declares stays"
     await mesh.until_heard("unload m1 on r1")
     mesh.calls.held["m1"].set()
     await mesh.until_heard("unload m1 on r1", "load m2 on r1")
@@ -227,7 +227,7 @@ async def test_rejected_switch_changes_nothing_and_error_names_the_problem(mesh:
     await mesh.profile(broken)
     error = await refusal(Reason.MODEL_NOT_FOUND, mesh.switch("day"))
     assert "nothing" in error.message
-    assert not set(mesh.registry.core.mesh.agent_names())
+    assert not set(mesh.registry.core.mesh.names_of(ResourceKind.AGENT))
     assert mesh.active() == []
     assert not mesh.calls.heard
 
@@ -291,7 +291,7 @@ async def test_changed_active_profile_stays_active_and_can_be_deleted(mesh: Mesh
     assert mesh.active() == ["day"]
     await mesh.declarations.delete(ResourceKind.PROFILE, "day")
     assert mesh.active() == []
-    assert set(mesh.registry.core.mesh.agent_names()) == {"coder"}, "what it declared stays"
+    assert set(mesh.registry.core.mesh.names_of(ResourceKind.AGENT)) == {"coder"}, "what it declared stays"
     await refusal(Reason.NOT_FOUND, mesh.switch("day"))
 
 

@@ -84,7 +84,7 @@ async def test_cancelled_registration_is_not_written_and_makes_room(registry: Ba
     assert store.gate is not None
     store.gate.set()
     await asyncio.gather(*writing, another)
-    assert sorted(registry.core.mesh.runner_names()) == ["r0", "r1", "r3", "r99"]
+    assert sorted(registry.core.mesh.names_of(ResourceKind.RUNNER)) == ["r0", "r1", "r3", "r99"]
 
 
 async def test_flood_does_not_block_heartbeats_or_sweeps(registry: BareRegistry, store: GatedStore) -> None:
