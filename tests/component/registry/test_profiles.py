@@ -197,7 +197,9 @@ async def test_switch_declares_deletes_previous_declarations_and_loads_after_unl
     assert mesh.active() == ["day"], "a dry run changes nothing"
     assert await mesh.switch("night") == expected
     assert mesh.active() == ["night"]
-    assert set(mesh.registry.core.mesh.names_of(ResourceKind.AGENT)) == {"own", "both"}, "what no profile declares stays"
+    assert set(mesh.registry.core.mesh.names_of(ResourceKind.AGENT)) == {"own", "both"}, (
+        "what no profile declares stays"
+    )
     await mesh.until_heard("unload m1 on r1")
     mesh.calls.held["m1"].set()
     await mesh.until_heard("unload m1 on r1", "load m2 on r1")
