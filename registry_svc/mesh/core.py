@@ -5,7 +5,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from registry_svc.config import AliasSetting, RegistryConfig
-from registry_svc.mesh.domain import EventDraft, JoinToken
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.records import Held
@@ -14,7 +13,7 @@ from registry_svc.mesh.store import SqlStore, StoredSession
 from registry_svc.mesh.watch import EventLog, Snapshot
 from registry_svc.watchers import Watcher, Watchers
 from registry_svc.writer import SingleWriter
-from weft.api.registry.v1 import alias_pb2, registry_service_pb2, settings_pb2, tenant_pb2
+from weft.api.registry.v1 import alias_pb2, event_pb2, registry_service_pb2, settings_pb2, tenant_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.errors import WeftError
@@ -23,6 +22,7 @@ from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, ascii_name
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:
+    from registry_svc.mesh.domain import JoinToken
     from weft.api.registry.v1.router_pb2 import Router
 
 log = get_logger("weft.registry")
@@ -146,7 +146,7 @@ class RegistryCore:
         """Number of the last published change."""
         return self._revision
 
-    def publish(self, changes: Iterable[registry_service_pb2.Change], drafts: Iterable[EventDraft] = ()) -> None:
+    def publish(self, changes: Iterable[registry_service_pb2.Change], drafts: Iterable[event_pb2.Event] = ()) -> None:
         """Publishes changes and events to the watchers."""
         batch: list[registry_service_pb2.WatchResponse] = []
         for change in changes:

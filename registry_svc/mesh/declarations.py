@@ -12,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from registry_svc.mesh.central import Bell
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventDraft, EventReason, Outcome
+from registry_svc.mesh.domain import Outcome
 from registry_svc.mesh.events import events_for
 from registry_svc.mesh.mesh_state import ResourceIndex
 from registry_svc.mesh.overlay import says_the_same
@@ -28,9 +28,9 @@ from registry_svc.mesh.policy.declarations import (
 )
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
-from registry_svc.mesh.records import is_loaded, pool_name_of
+from registry_svc.mesh.records import MESH, is_loaded, pool_name_of
 from registry_svc.mesh.requests import Batch
-from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2
+from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, registry_service_pb2
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyResult,
     PoolDeclaration,
@@ -53,10 +53,10 @@ from weft.kernel.unknown_names import unknown_name
 
 log = get_logger("weft.registry")
 
-_EVENT_REASONS: dict[int, EventReason] = {
-    ApplyResult.OUTCOME_CREATED: EventReason.CREATED,
-    ApplyResult.OUTCOME_CONFIGURED: EventReason.CONFIGURED,
-    ApplyResult.OUTCOME_DELETED: EventReason.DELETED,
+_EVENT_REASONS: dict[int, event_pb2.EventReason.ValueType] = {
+    ApplyResult.OUTCOME_CREATED: event_pb2.EVENT_REASON_CREATED,
+    ApplyResult.OUTCOME_CONFIGURED: event_pb2.EVENT_REASON_CONFIGURED,
+    ApplyResult.OUTCOME_DELETED: event_pb2.EVENT_REASON_DELETED,
 }
 _EVENT_MESSAGES: dict[int, str] = {
     ApplyResult.OUTCOME_CREATED: "declared by an operator",
@@ -147,7 +147,7 @@ class Declarations:
             await self.carry_out(plan)
         return plan.results
 
-    async def carry_out(self, plan: Plan, events: Iterable[EventDraft] = ()) -> None:
+    async def carry_out(self, plan: Plan, events: Iterable[event_pb2.Event] = ()) -> None:
         """Stores a plan's records, deletes what leaves, and publishes both with their events and `events`.
 
         Call it in a write.
@@ -470,10 +470,10 @@ def _settle_owner(
         manifest.tags.owner = owner
 
 
-def events_of(results: Iterable[ApplyResult]) -> list[EventDraft]:
+def events_of(results: Iterable[ApplyResult]) -> list[event_pb2.Event]:
     """Returns the events for the results of an Apply."""
     return [
-        EventDraft(
+        event_pb2.Event(
             kind=ResourceKind(result.kind),
             name=result.name,
             reason=_EVENT_REASONS[result.outcome],
@@ -484,8 +484,8 @@ def events_of(results: Iterable[ApplyResult]) -> list[EventDraft]:
     ]
 
 
-def _deleted(rows: list[tuple[ResourceKind, str]]) -> list[EventDraft]:
-    return list(events_for(rows, EventReason.DELETED, "deleted by an operator"))
+def _deleted(rows: list[tuple[ResourceKind, str]]) -> list[event_pb2.Event]:
+    return list(events_for(rows, event_pb2.EVENT_REASON_DELETED, "deleted by an operator"))
 
 
 class SettingsManager:
@@ -528,17 +528,17 @@ class SettingsManager:
         return changed
 
 
-def _happening(before: MeshSettings, settings: MeshSettings) -> EventDraft:
+def _happening(before: MeshSettings, settings: MeshSettings) -> event_pb2.Event:
     may = "may" if settings.allow_cloud_fallback else "may not"
     changes = []
     if before.allow_cloud_fallback != settings.allow_cloud_fallback:
         changes.append(f"routes {may} fall back to remote models")
     if before.journal != settings.journal:
         changes.append(f"requests without their own setting are journaled: {_journal_word(settings)}")
-    return EventDraft(
-        kind=None,
+    return event_pb2.Event(
+        kind=MESH,
         name="settings",
-        reason=EventReason.CONFIGURED,
+        reason=event_pb2.EVENT_REASON_CONFIGURED,
         message=f"set by an operator: {'; '.join(changes)}",
     )
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntEnum
 
-from weft.documents.resource_kinds import ResourceKind
-
 
 class Status(IntEnum):
     """Whether a model, agent or route can answer; numbers as in the `Status` of their messages."""
@@ -30,28 +28,6 @@ class Standing(Enum):
     """No heartbeat for the inactive limit; the next one reconnects it."""
     CLOSED = "closed"
     """It closed its session; only a new OpenSession reconnects it."""
-
-
-class EventReason(IntEnum):
-    """Reason of an event; numbers as in `registry.v1.EventReason`."""
-
-    REGISTERED = 1
-    REVIVED = 2
-    SILENT = 3
-    CLOSED = 4
-    HIBERNATED = 5
-    WOKE = 6
-    EXPIRED = 7
-    DELETED = 8
-    CREATED = 9
-    CONFIGURED = 10
-    WITHDRAWN = 11
-    FAILED = 12
-    READY = 13
-    DIED = 14
-    RESTARTED = 15
-    UNOWNED = 16
-    SWITCHED = 17
 
 
 class Outcome(IntEnum):
@@ -75,17 +51,6 @@ class Session:
     incarnation: str
     ticket_key: bytes = field(repr=False)
     """Key of this incarnation's tickets, known only to the runner and the routers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventDraft:
-    """An event of one resource, or of the mesh itself, before it is recorded."""
-
-    kind: ResourceKind | None
-    """None: the mesh itself; `name` is then a part of it, such as "settings"."""
-    name: str
-    reason: EventReason
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

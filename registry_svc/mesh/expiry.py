@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventReason, Standing
+from registry_svc.mesh.domain import Standing
 from registry_svc.mesh.events import events_for
 from registry_svc.mesh.policy.heartbeat import Retirement, Verdict, decide_retirement, judge
 from registry_svc.mesh.session_state import SessionState
+from weft.api.registry.v1 import event_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.log import get_logger
 
@@ -83,7 +84,9 @@ class Expiry:
             draft
             for state in members
             for draft in events_for(
-                state.rows(), EventReason.SILENT, f"the runner {state.profile.name} sends no heartbeats any more"
+                state.rows(),
+                event_pb2.EVENT_REASON_SILENT,
+                f"the runner {state.profile.name} sends no heartbeats any more",
             )
         ]
         self._core.publish(self._core.mesh.changes_for(members), drafts)
@@ -103,8 +106,10 @@ class Expiry:
         self._core.publish(
             changes,
             [
-                *events_for(gone, EventReason.EXPIRED, "its runner was away for too long"),
-                *events_for(stays, EventReason.WITHDRAWN, "its runner was away for too long and is forgotten"),
+                *events_for(gone, event_pb2.EVENT_REASON_EXPIRED, "its runner was away for too long"),
+                *events_for(
+                    stays, event_pb2.EVENT_REASON_WITHDRAWN, "its runner was away for too long and is forgotten"
+                ),
             ],
         )
 
@@ -198,7 +203,7 @@ class Retirements:
         rows = [row for row in state.rows() if not mesh.is_declared(*row)]
         await self._core.store.delete_sessions([state.session.id])
         changes = mesh.forget([state])
-        self._core.publish(changes, events_for(rows, EventReason.WITHDRAWN, "its runner was retired"))
+        self._core.publish(changes, events_for(rows, event_pb2.EVENT_REASON_WITHDRAWN, "its runner was retired"))
         log.info("runner retired", runner=state.profile.name, models=len(names))
         gone = tuple(sorted(pool for pool in pools if mesh.pool(pool) is None))
         return Retired(outcome=Retirement.RETIRED, models=tuple(sorted(names)), pools=gone)
@@ -206,5 +211,7 @@ class Retirements:
     def _lose(self, state: SessionState) -> None:
         """Marks a runner as closed; stored with the due pulses."""
         state.lose(Standing.CLOSED, self._core.clock.monotonic(), self._core.clock.utc_now())
-        said = events_for(state.rows(), EventReason.CLOSED, f"the process of the runner {state.profile.name} has ended")
+        said = events_for(
+            state.rows(), event_pb2.EVENT_REASON_CLOSED, f"the process of the runner {state.profile.name} has ended"
+        )
         self._core.publish(self._core.mesh.changes_for([state]), said)

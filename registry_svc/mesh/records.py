@@ -7,22 +7,18 @@ immutable: a change creates a new one. Messages that exist per runner or model a
 
 import asyncio
 from collections.abc import Callable, Collection, Container, Sequence
-from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 from typing_extensions import override
 
-from registry_svc.mesh.domain import EventDraft
 from weft.api.registry.v1 import (
-    event_pb2,
     model_pb2,
     runner_pb2,
 )
 from weft.documents.kinds import KINDS
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import invalid_field
-from weft.kernel.timestamps import stamp_of
 
 P = TypeVar("P", bound=Message)
 
@@ -40,18 +36,6 @@ def to_kind(word: str, field: str) -> ResourceKind:
 def pool_name_of(manifest: model_pb2.ModelManifest) -> str:
     """Returns the effective pool of a model: the declared one, or its name."""
     return manifest.pool_name or manifest.name
-
-
-def event_message(draft: EventDraft, sequence: int, now: datetime) -> event_pb2.Event:
-    """Returns an event recorded at `now`."""
-    return event_pb2.Event(
-        sequence=sequence,
-        time=stamp_of(now),
-        kind=draft.kind or MESH,
-        name=draft.name,
-        reason=event_pb2.EventReason.ValueType(draft.reason),
-        message=draft.message,
-    )
 
 
 # Messages built between turns of the event loop, since a snapshot of a large mesh takes long.

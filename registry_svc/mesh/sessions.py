@@ -6,7 +6,7 @@ from datetime import datetime
 
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventDraft, EventReason, Session, Standing
+from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.events import events_for, opening_events, report_events, waking_after
 from registry_svc.mesh.policy.declarations import absent, exists
 from registry_svc.mesh.policy.heartbeat import (
@@ -25,7 +25,7 @@ from registry_svc.mesh.policy.namespace import Claim
 from registry_svc.mesh.records import Held, compact, kept, pool_name_of, unowned_in
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import profile_of
-from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
+from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
@@ -158,7 +158,7 @@ class SessionManager:
                 if not exists(mesh.target(reference.target), to, arriving=arriving, leaving=gone):
                     raise absent(ResourceKind.AGENT, agent.name, reference, mesh.names_of(ResourceKind(to.value)))
 
-    def _opening_events(self, state: SessionState, leaving: list[SessionState]) -> list[EventDraft]:
+    def _opening_events(self, state: SessionState, leaving: list[SessionState]) -> list[event_pb2.Event]:
         mesh, name = self._core.mesh, state.profile.name
         rows = list(state.rows())
         earlier = {(ResourceKind.MODEL, each) for each in state.publications if mesh.publisher_of(each)}
@@ -209,7 +209,7 @@ class SessionManager:
             if beat.HasField("capability"):
                 self._core.mesh.report(state, self._kept(beat.capability, state.publications, state))
                 state.unowned = unowned_in(beat.capability, state.publications)
-        drafts = list[EventDraft]()
+        drafts = list[event_pb2.Event]()
         if state.capability != earlier:
             drafts = report_events(
                 earlier.message().instances,
@@ -221,7 +221,9 @@ class SessionManager:
             state.waking = waking_after(earlier.message().instances, state.capability.message().instances, state.waking)
         if not was_active:
             log.info("runner is back", runner=state.profile.name)
-            back = events_for(state.rows(), EventReason.REVIVED, f"the runner {state.profile.name} was heard again")
+            back = events_for(
+                state.rows(), event_pb2.EVENT_REASON_REVIVED, f"the runner {state.profile.name} was heard again"
+            )
             self._core.publish(self._core.mesh.changes_for([state]), [*back, *drafts])
         elif (state.sleeping, state.failed, state.runtimes) != (was_asleep, had_failed, ran):
             moved = {name for name, _ in state.runtimes.items() ^ ran.items()}
@@ -243,7 +245,9 @@ class SessionManager:
         state.saved_pulse = state.pulse
         log.info("session closed", runner=state.profile.name)
         if was_active:
-            said = events_for(state.rows(), EventReason.CLOSED, f"the runner {state.profile.name} said good-bye")
+            said = events_for(
+                state.rows(), event_pb2.EVENT_REASON_CLOSED, f"the runner {state.profile.name} said good-bye"
+            )
             self._core.publish(self._core.mesh.changes_for([state]), said)
 
 

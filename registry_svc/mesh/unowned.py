@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventDraft, EventReason
 from registry_svc.mesh.runner_calls import RunnerCalls
+from weft.api.registry.v1 import event_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -123,11 +123,11 @@ class UnownedModels:
             self._unloads.pop(unowned, None)
 
 
-def _event_of(unowned: UnownedModel) -> EventDraft:
-    return EventDraft(
+def _event_of(unowned: UnownedModel) -> event_pb2.Event:
+    return event_pb2.Event(
         kind=ResourceKind.RUNNER,
         name=unowned.runner,
-        reason=EventReason.UNOWNED,
+        reason=event_pb2.EVENT_REASON_UNOWNED,
         message=(
             f"{unowned.model} was loaded there for {UNLOAD_GRACE_SECONDS:.0f} s and is not published any more: its "
             "memory has no owner, and it is unloaded"

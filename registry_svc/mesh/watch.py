@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from registry_svc.mesh.domain import EventDraft
 from registry_svc.mesh.overlay import Publisher, watched_runner
-from registry_svc.mesh.records import event_message, extended
+from registry_svc.mesh.records import extended
 from registry_svc.watchers import Watcher, Watchers
 from weft.api.registry.v1 import (
     event_pb2,
@@ -18,6 +17,7 @@ from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.clock import Clock
+from weft.kernel.timestamps import stamp_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,14 @@ class EventLog:
         self._sequence = self._saved_sequence = 0
         self._watchers = Watchers[event_pb2.Event](watch_buffer_events)
 
-    def record(self, drafts: Iterable[EventDraft]) -> None:
-        """Records and publishes events in this order, with the same time."""
-        now = self._clock.utc_now()
-        batch: list[event_pb2.Event] = []
-        for draft in drafts:
+    def record(self, drafts: Iterable[event_pb2.Event]) -> None:
+        """Numbers, records and publishes events in this order, with the same time."""
+        now = stamp_of(self._clock.utc_now())
+        batch = list(drafts)
+        for event in batch:
             self._sequence += 1
-            batch.append(event_message(draft, self._sequence, now))
+            event.sequence = self._sequence
+            event.time.CopyFrom(now)
         if batch:
             self._events.extend(batch)
             self._watchers.publish(batch)

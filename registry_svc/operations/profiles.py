@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import NOBODY, Declarations, Plan, events_of
-from registry_svc.mesh.domain import EventDraft, EventReason
 from registry_svc.mesh.policy.declarations import Author, in_use
 from registry_svc.mesh.profile_state import loaded_models, plan_steps
 from registry_svc.mesh.requests import Batch, valid_profile
@@ -19,8 +18,8 @@ from registry_svc.operations.operations import Operations
 from registry_svc.wire_values import cleaned_multiline, to_actor
 from weft.api.operations.v1.operation_pb2 import LoadModel, OperationAction, UnloadModel
 from weft.api.operations.v1.operation_service_pb2 import CreateOperationRequest, GetGovernanceResponse
+from weft.api.registry.v1 import event_pb2, profile_service_pb2_grpc
 from weft.api.registry.v1 import profile_service_pb2 as pb
-from weft.api.registry.v1 import profile_service_pb2_grpc
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.model_pb2 import ModelDeclaration
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileLoad, ProfileLoadSettings, ProfileManifest
@@ -167,7 +166,9 @@ class Profiles:
         await self._operations.record_request("profile.switch_requested", detail, requested_by)
         self._activate(plan, request.name)
         message = f"switched to by an operator: {_count(documents, 'document')}, {_count(len(steps), 'model')}"
-        event = EventDraft(kind=ResourceKind.PROFILE, name=request.name, reason=EventReason.SWITCHED, message=message)
+        event = event_pb2.Event(
+            kind=ResourceKind.PROFILE, name=request.name, reason=event_pb2.EVENT_REASON_SWITCHED, message=message
+        )
         await self._declarations.carry_out(plan, [*events_of(switch.deleted), event])
         return switch
 

@@ -89,8 +89,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 def _name_models(action: operation_pb2.OperationAction, name_of: Callable[[str], str]) -> None:
     """Replaces model ids in an action by names, as governance and audit need them."""
     work: Any = getattr(action, str(action.WhichOneof("kind")))
-    for field in {"model", "evict_model"} & work.DESCRIPTOR.fields_by_name.keys():
-        setattr(work, field, name_of(getattr(work, field)))
+    for field in ("model", "evict_model"):
+        if field in work.DESCRIPTOR.fields_by_name:
+            setattr(work, field, name_of(getattr(work, field)))
 
 
 class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):

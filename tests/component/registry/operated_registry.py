@@ -9,7 +9,7 @@ from roster_harness import BareRegistry
 
 from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.declarations import Declarations
-from registry_svc.mesh.domain import EventReason, Session
+from registry_svc.mesh.domain import Session
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.operations import OperationService
@@ -17,6 +17,7 @@ from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
+from weft.documents.codec import word_of
 from weft.documents.resource_kinds import ResourceKind
 from weft_testing.fake_clock import FakeClock
 
@@ -45,7 +46,7 @@ class OperatedRegistry:
     def events(self, kind: ResourceKind | None = None) -> list[str]:
         """All events, such as "m1 configured"."""
         found = self.registry.core.events.newest(kind, "", 1000)
-        return [f"{each.name} {EventReason(each.reason).name.lower()}" for each in found]
+        return [f"{each.name} {word_of(each, 'reason')}" for each in found]
 
 
 class GovernedGate(Gatekeeper):

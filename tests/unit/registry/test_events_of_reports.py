@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from registry_svc.mesh.domain import EventReason
 from registry_svc.mesh.events import report_events, waking_after
+from weft.api.registry.v1 import event_pb2
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceFault, InstanceState
 from weft.kernel.reasons import Reason
 
@@ -30,9 +30,9 @@ def _report(
     return Capability(instances=[instance])
 
 
-def _events(*reports: Capability, reported_before: bool = True) -> list[tuple[EventReason, str]]:
+def _events(*reports: Capability, reported_before: bool = True) -> list[tuple[event_pb2.EventReason.ValueType, str]]:
     """The events of a row of reports, the first of which is known already."""
-    events, waking = list[tuple[EventReason, str]](), frozenset[str]()
+    events, waking = list[tuple[event_pb2.EventReason.ValueType, str]](), frozenset[str]()
     for earlier, report in pairwise(reports):
         drafts = report_events(
             earlier.instances, report.instances, {"m"}, waking=waking, reported_before=reported_before
@@ -42,8 +42,8 @@ def _events(*reports: Capability, reported_before: bool = True) -> list[tuple[Ev
     return events
 
 
-READY = (EventReason.READY, "its engine takes requests")
-DIED = (EventReason.DIED, "signal SIGKILL (restart 1)")
+READY = (event_pb2.EVENT_REASON_READY, "its engine takes requests")
+DIED = (event_pb2.EVENT_REASON_DIED, "signal SIGKILL (restart 1)")
 
 
 def test_failure_is_reported_before_the_following_ready() -> None:
@@ -65,7 +65,7 @@ def test_report_without_a_new_fault_emits_no_failure() -> None:
 
 def test_several_failures_between_two_reports_are_counted() -> None:
     events = _events(_report(InstanceState.PHASE_READY, 1, KILLED), _report(InstanceState.PHASE_LOADING, 4, KILLED))
-    assert events == [(EventReason.DIED, "signal SIGKILL (restarts 2 to 4, the last one)")]
+    assert events == [(event_pb2.EVENT_REASON_DIED, "signal SIGKILL (restarts 2 to 4, the last one)")]
 
 
 @pytest.mark.parametrize(
@@ -73,26 +73,28 @@ def test_several_failures_between_two_reports_are_counted() -> None:
     [
         (
             _fault(Reason.OUT_OF_MEMORY, "exit code 1"),
-            (EventReason.DIED, "out of memory: exit code 1 (restart 1)"),
+            (event_pb2.EVENT_REASON_DIED, "out of memory: exit code 1 (restart 1)"),
         ),
         (
             _fault(Reason.OUT_OF_MEMORY, "signal SIGKILL: its memory limit was reached"),
-            (EventReason.DIED, "signal SIGKILL: its memory limit was reached (restart 1)"),
+            (event_pb2.EVENT_REASON_DIED, "signal SIGKILL: its memory limit was reached (restart 1)"),
         ),
         (
             _fault(Reason.STALL_TIMEOUT, "no token for 120 s"),
-            (EventReason.RESTARTED, "no token for 120 s (restart 1)"),
+            (event_pb2.EVENT_REASON_RESTARTED, "no token for 120 s (restart 1)"),
         ),
-        (_fault(Reason.SERVER_DIED, ""), (EventReason.DIED, "server_died (restart 1)")),
+        (_fault(Reason.SERVER_DIED, ""), (event_pb2.EVENT_REASON_DIED, "server_died (restart 1)")),
     ],
     ids=["out of memory", "killed for memory", "stalled", "without words"],
 )
-def test_failure_event_has_the_exit_reason(fault: InstanceFault, event: tuple[EventReason, str]) -> None:
+def test_failure_event_has_the_exit_reason(
+    fault: InstanceFault, event: tuple[event_pb2.EventReason.ValueType, str]
+) -> None:
     assert _events(_report(InstanceState.PHASE_READY), _report(InstanceState.PHASE_LOADING, 1, fault)) == [event]
 
 
-WOKE = (EventReason.WOKE, "it woke up")
-HIBERNATED = (EventReason.HIBERNATED, "it went to sleep")
+WOKE = (event_pb2.EVENT_REASON_WOKE, "it woke up")
+HIBERNATED = (event_pb2.EVENT_REASON_HIBERNATED, "it went to sleep")
 ASLEEP, LOADING = _report(InstanceState.PHASE_HIBERNATING), _report(InstanceState.PHASE_LOADING)
 
 
@@ -108,7 +110,7 @@ def test_failure_is_reported_once_until_the_model_wakes() -> None:
         InstanceState.PHASE_READY,
         InstanceState.PHASE_READY,
     )
-    failed = (EventReason.FAILED, "its engine is in a crash loop")
+    failed = (event_pb2.EVENT_REASON_FAILED, "its engine is in a crash loop")
     assert _events(ASLEEP, LOADING, *map(_report, phases)) == [failed, WOKE, READY]
 
 
@@ -125,7 +127,7 @@ def test_model_that_never_hibernated_is_ready_without_a_wake() -> None:
 def test_model_that_never_ran_has_no_failure() -> None:
     fault = _fault(Reason.TEMPLATE_FAILED, "bad template")
     events = _events(_report(InstanceState.PHASE_LOADING), _report(InstanceState.PHASE_FAILED, 1, fault))
-    assert [reason for reason, _ in events] == [EventReason.FAILED]
+    assert [reason for reason, _ in events] == [event_pb2.EVENT_REASON_FAILED]
 
 
 def test_faults_from_before_a_registry_restart_are_not_reported() -> None:
