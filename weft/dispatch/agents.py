@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, image_pb2, workflow_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, workflow_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.api.registry.v1 import workflow_pb2 as registered_pb2
 from weft.dispatch.fleet import FleetSource, FleetView, ModelView, abilities_in
@@ -37,13 +38,15 @@ from weft.kernel.unknown_names import FOR_TASKS, unknown_field_target, unknown_t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRequest:
-    """A request for an agent, translated to a request for its model."""
+class ResolvedRequest:
+    """A request for an agent or a workflow, translated to a request for its model."""
 
     context: RequestContext
-    payload: chat_pb2.ChatPayload
-    behaviour: agent_behaviour_pb2.AgentBehaviour | None
+    payload: Any
+    behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
     """What the runner adds around the chat; None: nothing. Read-only."""
+    workflow: workflow_pb2.Workflow | None = None
+    """The graph that the runner fills; None: the target is no workflow. Read-only."""
 
 
 def agent_name_of(model: str) -> str | None:
@@ -91,35 +94,41 @@ def require_target(text: str, field: str) -> str:
     return require_name_of_model(text, field)
 
 
-def require_chat(context: RequestContext) -> None:
-    """Raises UNSUPPORTED_OPERATION if the target is an agent and the operation is not chat."""
-    name = agent_name_of(context.model)
-    if name is not None and context.operation is not Operation.CHAT:
-        raise WeftError(
-            Reason.UNSUPPORTED_OPERATION,
-            "an agent answers chat only; ask its model by name",
-            metadata={"agent": name, "field": "model"},
-        )
+def resolve(view: FleetView, context: RequestContext, payload: Any) -> ResolvedRequest | None:
+    """Returns the request to the model of an agent or a workflow; None: `context` names neither.
 
-
-def resolve(view: FleetView, context: RequestContext, payload: chat_pb2.ChatPayload) -> AgentRequest | None:
-    """Returns the request to an agent's model; None: `context` does not name an agent.
-
-    Changes neither the payload nor the agent. Raises UNSUPPORTED_OPERATION for anything but chat, MODEL_NOT_FOUND
-    for an unknown agent or an agent without its model, NO_RUNNER_AVAILABLE if the agent's runner is gone, and
-    SERVICE_UNAVAILABLE before the first snapshot of the mesh.
+    Changes neither the payload nor the agent. Raises UNSUPPORTED_OPERATION for an agent and anything but chat, or a
+    workflow and anything but images; MODEL_NOT_FOUND for an unknown one or one without its model; NO_RUNNER_AVAILABLE
+    if the agent's runner is gone; SERVICE_UNAVAILABLE before the first snapshot of the mesh; INVALID_ARGUMENT for a
+    payload that does not fit the inputs of a workflow.
     """
-    name = agent_name_of(context.model)
-    if name is None:
+    name = context.model.partition("/")[2]
+    if context.model.startswith(AGENT_PREFIX):
+        if context.operation is not Operation.CHAT:
+            raise _unsupported("an agent answers chat only; ask its model by name", {"agent": name})
+        agent = _require_agent(view, name)
+        return ResolvedRequest(
+            context=replace(context, model=_require_target(view, agent), agent=name),
+            payload=with_agent(payload, agent.manifest),
+            behaviour=agent.manifest.behaviour if agent.manifest.HasField("behaviour") else None,
+        )
+    if not context.model.startswith(WORKFLOW_PREFIX):
         return None
-    require_chat(context)
-    agent = _require_agent(view, name)
-    target = _require_target(view, agent)
-    return AgentRequest(
-        context=replace(context, model=target, agent=name),
-        payload=with_agent(payload, agent.manifest),
-        behaviour=agent.manifest.behaviour if agent.manifest.HasField("behaviour") else None,
-    )
+    if context.operation is not Operation.IMAGE:
+        raise _unsupported("a workflow answers requests for images only", {"workflow": name})
+    found = view.workflows.get(name)
+    if found is None and view.revision == 0:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "no workflow is known yet; try again in a moment")
+    if found is None:
+        raise unknown_target(context.model)
+    workflow = found.manifest.workflow
+    input_values(workflow, payload, name=name)
+    target = _require_model(view, found)
+    return ResolvedRequest(context=replace(context, model=target), payload=payload, workflow=workflow)
+
+
+def _unsupported(message: str, metadata: dict[str, str]) -> WeftError:
+    return WeftError(Reason.UNSUPPORTED_OPERATION, message, metadata=metadata | {"field": "model"})
 
 
 def target_of(agent: agent_pb2.AgentManifest) -> tuple[str, bool]:
@@ -250,52 +259,6 @@ def skills_lacking_behind(view: FleetView, name: str) -> frozenset[Skill]:
     models = view.models.values() if name == AUTO_MODEL else models_behind(view, name)
     lacking = [abilities_in(view, model).lacking for model in models]
     return frozenset.intersection(*lacking) if lacking else frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowRequest:
-    """A request for a workflow, translated to a request for its model."""
-
-    context: RequestContext
-    workflow: workflow_pb2.Workflow
-    """The graph that the runner fills. Read-only."""
-
-
-def workflow_name_of(model: str) -> str | None:
-    """Returns the name of the requested workflow; None: `model` names no workflow."""
-    return model.removeprefix(WORKFLOW_PREFIX) if model.startswith(WORKFLOW_PREFIX) else None
-
-
-def require_images(context: RequestContext) -> None:
-    """Raises UNSUPPORTED_OPERATION if the target is a workflow and the operation is not images."""
-    name = workflow_name_of(context.model)
-    if name is not None and context.operation is not Operation.IMAGE:
-        raise WeftError(
-            Reason.UNSUPPORTED_OPERATION,
-            "a workflow answers requests for images only",
-            metadata={"workflow": name, "field": "model"},
-        )
-
-
-def resolve_workflow(
-    view: FleetView, context: RequestContext, payload: image_pb2.ImagePayload
-) -> WorkflowRequest | None:
-    """Returns the request to a workflow's model; None: `context` names no workflow.
-
-    Raises MODEL_NOT_FOUND for an unknown workflow or one without its model, SERVICE_UNAVAILABLE before the first
-    snapshot of the mesh, INVALID_ARGUMENT for a payload that does not fit its inputs.
-    """
-    name = workflow_name_of(context.model)
-    if name is None:
-        return None
-    found = view.workflows.get(name)
-    if found is None and view.revision == 0:
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, "no workflow is known yet; try again in a moment")
-    if found is None:
-        raise unknown_target(context.model)
-    input_values(found.manifest.workflow, payload, name=name)
-    target = _require_model(view, found)
-    return WorkflowRequest(context=replace(context, model=target), workflow=found.manifest.workflow)
 
 
 def _require_model(view: FleetView, workflow: registered_pb2.RegisteredWorkflow) -> str:

@@ -21,14 +21,9 @@ from weft.api.common.v1 import (
 )
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.agents import (
-    agent_name_of,
-    require_chat,
-    require_images,
     resolve,
-    resolve_workflow,
     skills_lacking_behind,
     usable_names,
-    workflow_name_of,
 )
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
@@ -46,9 +41,10 @@ from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import LACKED_ROUTER, WeftError
 from weft.kernel.interrupt import task_is_cancelled
+from weft.kernel.names import AGENT_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import Skill
 from weft.kernel.rpc import ChannelPool, error_from_call
 from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT
@@ -253,7 +249,7 @@ class _RequestRun(Generic[T]):
 
     async def _until_names_are_known(self) -> None:
         """Waits for the first snapshot of the mesh, without which no agent or workflow can be resolved."""
-        if agent_name_of(self.context.model) is None and workflow_name_of(self.context.model) is None:
+        if not self.context.model.startswith((AGENT_PREFIX, WORKFLOW_PREFIX)):
             return
         clock, began = self.deps.clock, self.deps.clock.monotonic()
         limit, own = self.deps.steady.router_outage_limit_seconds, self._seconds_to_deadline()
@@ -263,18 +259,10 @@ class _RequestRun(Generic[T]):
 
     def _resolve_names(self) -> None:
         """Replaces a request for an agent or a workflow by a request for its model, for every attempt."""
-        require_chat(self.context)
-        require_images(self.context)
-        view = self.deps.view()
-        if self.context.operation is Operation.CHAT:
-            if (agent := resolve(view, self.context, self.payload)) is not None:
-                self.context = self.trace.context = agent.context
-                self.payload, self.behaviour = agent.payload, agent.behaviour
-        elif self.context.operation is Operation.IMAGE:
-            workflow = resolve_workflow(view, self.context, self.payload)
-            if workflow is not None:
-                self.context = self.trace.context = workflow.context
-                self.workflow = workflow.workflow
+        found = resolve(self.deps.view(), self.context, self.payload)
+        if found is not None:
+            self.context = self.trace.context = found.context
+            self.payload, self.behaviour, self.workflow = found.payload, found.behaviour, found.workflow
 
     def _place(self) -> ReconnectingPlacement:
         request = placement_request(

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from weft.api.common.v1 import image_pb2
+from weft.api.common.v1 import chat_pb2, image_pb2
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
-from weft.dispatch.agents import models_behind, name_asked_for, require_images, require_model_name, resolve_workflow
+from weft.dispatch.agents import models_behind, name_asked_for, require_model_name, resolve
 from weft.dispatch.fleet import FleetView, expected_model
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import FieldError, WeftError
@@ -31,37 +31,37 @@ def context(model: str = "workflow/turbo", operation: Operation = Operation.IMAG
 
 
 def test_workflow_request_becomes_a_model_request_with_the_graph() -> None:
-    found = resolve_workflow(view(), context(), image_pb2.ImagePayload(steps=8))
+    found = resolve(view(), context(), image_pb2.ImagePayload(steps=8))
     assert found is not None
+    assert found.workflow is not None
     assert (found.context.model, found.workflow.graph) == ("pictures", GRAPH)
 
 
 def test_model_request_is_unchanged() -> None:
-    assert resolve_workflow(view(), context("comfy"), image_pb2.ImagePayload()) is None
+    assert resolve(view(), context("comfy"), image_pb2.ImagePayload()) is None
 
 
 def test_out_of_range_value_is_refused_before_the_request_is_queued() -> None:
     with pytest.raises(FieldError, match="from"):
-        resolve_workflow(view(), context(), image_pb2.ImagePayload(steps=9))
+        resolve(view(), context(), image_pb2.ImagePayload(steps=9))
 
 
 def test_unknown_workflow_or_one_without_its_model_is_not_found() -> None:
     for seen, words in ((view(workflows={}), "there is no workflow turbo"), (view(models={}), "run by pictures")):
         with pytest.raises(WeftError, match=words) as caught:
-            resolve_workflow(seen, context(), image_pb2.ImagePayload())
+            resolve(seen, context(), image_pb2.ImagePayload())
         assert caught.value.reason is Reason.MODEL_NOT_FOUND
 
 
 def test_no_workflow_is_known_before_the_first_snapshot() -> None:
     with pytest.raises(WeftError) as caught:
-        resolve_workflow(FleetView(), context(), image_pb2.ImagePayload())
+        resolve(FleetView(), context(), image_pb2.ImagePayload())
     assert caught.value.reason is Reason.SERVICE_UNAVAILABLE
 
 
 def test_workflow_accepts_image_requests_only() -> None:
-    require_images(context())
     with pytest.raises(WeftError) as caught:
-        require_images(context(operation=Operation.CHAT))
+        resolve(view(), context(operation=Operation.CHAT), chat_pb2.ChatPayload())
     assert caught.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
