@@ -87,6 +87,10 @@ def _cache_metrics(instances: Iterable[pb.InstanceDescription], page: MetricsPag
     yield page.count("weft_runner_prompt_tokens", "Prompt tokens, cached ones included.", _MODEL, prompts)
     cached = _by_model((model, each.cached_token_count) for model, each in caches)
     yield page.count("weft_runner_cached_prompt_tokens", "Prompt tokens from the cache.", _MODEL, cached)
+    prewarmed = _by_model((model, each.prewarmed_token_count) for model, each in caches)
+    yield page.count(
+        "weft_runner_prewarmed_prompt_tokens", "Prompt tokens of agents processed while idle.", _MODEL, prewarmed
+    )
 
 
 def _load_metrics(states: Iterable[InstanceState], page: MetricsPage) -> Iterator[Metric]:

@@ -30,6 +30,7 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.replacement import ReplacementOrder, replacement_order, replacement_words
+from runner_svc.prewarmer import Prewarmer
 from runner_svc.servicers.control import RunnerServicer
 from runner_svc.servicers.inference import DataPlane
 from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
@@ -46,6 +47,7 @@ from weft.api.runner.v1 import (
     runner_service_pb2,
     runner_service_pb2_grpc,
 )
+from weft.dispatch.fleet import FleetView, read_fleet
 from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.failover_channel import FailoverChannel
@@ -59,6 +61,8 @@ from weft.wake.run import run_recipe
 log = get_logger("weft.runner")
 
 DRAIN_CHECK_SECONDS = 0.05
+PUBLISHED_SECONDS = 30.0
+"""Maximum wait for the registry to have this runner's models, before prompts of their agents are processed."""
 REPLACEMENT_SECONDS = 1.0
 """Maximum wait for a replacing instance; after that requests may have to wait for it."""
 _IN_MEMORY = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.STOPPING})
@@ -105,7 +109,7 @@ class RunnerService(Service):
             servers = AttachedServers(config.server_adder, self._followed)
             self._added = AddedModels(config.adder, self, file, servers=servers)
         for instance in self._instances.values():
-            instance.on_adopted = partial(self._note_adopted, instance)
+            self._prepare(instance)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
         self._permits = PermitGate(runner=config.name, incarnation=incarnation)
         self._report = RunnerReport(
@@ -217,7 +221,7 @@ class RunnerService(Service):
         order; empty for a new model.
         """
         instance = self._instance(model, self._limit)
-        instance.on_adopted = partial(self._note_adopted, instance)
+        self._prepare(instance)
         await self._foresee(instance)
         old = self._instances.get(model.name)
         order, words = await self._replacement(instance)
@@ -474,6 +478,16 @@ class RunnerService(Service):
                 instance.adapter_digests[adapter.name] = await _digest(adapter.name, adapter.file, memory)
         if self._report.manifests() != published:
             self._note_models()
+
+    def _prepare(self, instance: Instance) -> None:
+        instance.on_adopted = partial(self._note_adopted, instance)
+        instance.set_idle_work(Prewarmer(instance, self._caches, self._chats, self._mesh_view, self._clock))
+
+    async def _mesh_view(self) -> FleetView:
+        """Returns the mesh, with the models and agents of this runner. Raises as the registry."""
+        if self._registry is None or not await self.until_published(PUBLISHED_SECONDS):
+            return FleetView()
+        return await read_fleet(self._registry)
 
     def _note_adopted(self, instance: Instance) -> None:
         """Uses a model's pulled files: its cache and its digest."""

@@ -95,6 +95,10 @@ class CacheManager:
         """Counts an answered request by the engine's figures."""
         self._cache(model).note(usage)
 
+    def note_prewarmed(self, model: str, token_count: int) -> None:
+        """Counts a prompt that was processed before a request needed it."""
+        self._cache(model).figures.prewarmed_token_count += token_count
+
     def figures(self, model: str) -> pb.CacheFigures:
         """Returns a model's cumulative cache figures since the runner started. Read-only.
 

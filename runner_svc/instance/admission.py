@@ -1,18 +1,13 @@
 """Slots and admitted requests of an instance. Slots have no queue: requests wait in the router."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    aclosing,
-    contextmanager,
-    nullcontext,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
+from runner_svc.instance.lifecycle_loop import IdleWork
 from runner_svc.memory.device_meter import RequestMeter
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, event_pb2, receipt_pb2, tokenize_pb2, warning_pb2
@@ -116,12 +111,14 @@ class AdmittedRequest:
         cache: RequestCache | None = None,
         abilities: Abilities = UNKNOWN,
         meter: RequestMeter | None = None,
+        idle_work: IdleWork | None = None,
     ) -> None:
         """`cache`: None if tenants' caches are not isolated. `abilities`: those of the model.
 
-        `meter`: None if no devices are observed.
+        `meter`: None if no devices are observed. `idle_work`: what its engine calls interrupt.
         """
         self._meter = meter
+        self._idle_work = idle_work or IdleWork()
         self.record = record
         self._abilities = abilities
         self._cache = cache
@@ -245,11 +242,15 @@ class AdmittedRequest:
                     yield part
                     record.with_caller = False
 
-    def _caching(self, payload: GenerationPayload | None = None) -> AbstractAsyncContextManager[RunningTurn]:
+    @asynccontextmanager
+    async def _caching(self, payload: GenerationPayload | None = None) -> AsyncIterator[RunningTurn]:
         """Wraps the prefix cache use of a turn, which is a generating turn if it has a payload."""
+        await self._idle_work.make_way()
         if self._cache is None:
-            return nullcontext(RunningTurn())
-        return self._cache.embedding() if payload is None else self._cache.generating(payload)
+            yield RunningTurn()
+            return
+        async with self._cache.embedding() if payload is None else self._cache.generating(payload) as turn:
+            yield turn
 
     @contextmanager
     def _judging(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from runner_svc.backend.port import Backend
 from runner_svc.cache.model_cache import RequestCache
 from runner_svc.instance.admission import AdmittedRequest, RequestLimit, SlotTable
-from runner_svc.instance.lifecycle_loop import LifecycleLoop
+from runner_svc.instance.lifecycle_loop import IdleWork, LifecycleLoop
 from runner_svc.instance.settings import RunRecipe, ServedModel, no_recipes
 from runner_svc.memory.device_meter import DeviceMeter, RequestMeter
 from runner_svc.memory.model_memory import ModelMemory
@@ -72,6 +72,7 @@ class Instance:
         self._clock = clock
         self._on_change = on_change
         self._lifecycle = LifecycleLoop(config, backend, self.records, self.memory, clock, on_change, run_recipe)
+        self.idle_work = IdleWork()
         self.loader = self._lifecycle.loader
         self.loader.on_slots = self._resize_slots
         self.loader.on_fetched = self._adopt
@@ -104,6 +105,10 @@ class Instance:
         if adapter is None or not adapter.skills:
             return known
         return known_abilities(declared=complete_list(adapter.skills), engine=known)
+
+    def set_idle_work(self, work: IdleWork) -> None:
+        """Sets the work of the engine while it has no requests."""
+        self.idle_work, self._lifecycle.while_serving = work, work.run
 
     @property
     def phase(self) -> Phase:
@@ -213,6 +218,7 @@ class Instance:
                         cache,
                         self.loader.abilities,
                         self._request_meter(),
+                        self.idle_work,
                     )
             except WeftError as error:
                 if classify(error.reason) is FailureKind.BROKE:

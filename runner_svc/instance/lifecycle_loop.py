@@ -1,7 +1,7 @@
 """The lifecycle loop of a backend, the only code that starts, stops, wakes and hibernates it, and its idle timer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
 
 from runner_svc.backend.port import Backend
@@ -49,6 +49,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Handling
 
 log = get_logger("weft.instance")
 
@@ -107,6 +108,7 @@ class LifecycleLoop:
         self.state = LifeState()
         self.restart_log = RestartLog(clock)
         self.idle_timer = IdleTimer(config.hibernation, memory, records, clock)
+        self.while_serving: Callable[[], Coroutine[None, None, None]] = IdleWork().run
         self.stopping = False
         self.keeps_process = False
         """Whether the model sleeps in a process that still runs."""
@@ -295,6 +297,7 @@ class LifecycleLoop:
         exited = asyncio.create_task(self._backend.wait_exit())
         watchdog = Watchdog(self._records, self._backend, self._config.timeouts, self._clock)
         watching = asyncio.create_task(watchdog.run())
+        beside = asyncio.create_task(self.while_serving())
         for task in (exited, watching):
             task.add_done_callback(lambda _: self._nudged.set())
         try:
@@ -314,7 +317,7 @@ class LifecycleLoop:
             report = exited.result()
             return Died(report.reason, report.how, report.exit)
         finally:
-            await end_tasks(exited, watching)
+            await end_tasks(exited, watching, beside)
 
     async def _clear(self) -> Event:
         """Cleans up after a dead or faulted backend: its requests, and processes that it started."""
@@ -424,6 +427,19 @@ class LifecycleLoop:
             if self.wake_requested.is_set():
                 return WakeAsked()
         return PauseOver()
+
+
+class IdleWork:
+    """Work that an engine does only while it has no requests; by default none."""
+
+    async def run(self) -> None:
+        """Works from each start or wake of the engine until it is done, or cancelled because the engine stops."""
+
+    async def make_way(self) -> None:
+        """Interrupts the work for a request, and returns once the engine has no part of it."""
+
+    def note(self, agent: str, model: str, tenant: str, handling: Handling) -> None:
+        """Records a chat with an agent on a model or an adapter."""
 
 
 class IdleTimer:

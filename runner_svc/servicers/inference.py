@@ -27,6 +27,7 @@ from weft.api.runner.v1 import generation_service_pb2, ticket_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.dispatch.frames import Frame, apart, has_content
 from weft.dispatch.operations import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, TRANSCRIPTION, OperationSpec
+from weft.dispatch.parameter_checks import handling_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import add_methods, answering
@@ -153,6 +154,8 @@ class DataPlane:
             )
             require_abilities(instance, permit.model, chat.payload)
             with self._desk.hold(permit, instance, request.options) as work:
+                if request.agent:
+                    instance.idle_work.note(request.agent, permit.model, permit.tenant, handling_of(request.options))
                 answer = AnswerWriter(
                     self._desk.started(permit), whole=call.whole, joined_texts=request.options.joined_texts
                 )

@@ -337,6 +337,18 @@ MAX_RETRY_SECONDS = 5.0
 FleetListener = Callable[[FleetView], None]
 
 
+async def read_fleet(registry: grpc.aio.Channel) -> FleetView:
+    """Returns the current view of the mesh, without following its changes. Raises the registry's errors."""
+    stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
+    view, watch = FleetView(), stub.Watch(registry_service_pb2.WatchRequest())
+    with calling(Reason.SERVICE_UNAVAILABLE):
+        async for snapshot in watch:
+            view = apply_watch(view, snapshot)
+            break
+    watch.cancel()
+    return view
+
+
 class FleetWatcher:
     """Follows the registry's Watch, passes each new FleetView to listeners, and reconnects until stopped."""
 

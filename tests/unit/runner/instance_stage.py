@@ -119,10 +119,11 @@ class Stage:
         book: SteppedLedger | None = None,
         *,
         unload_keeps_process: bool = False,
+        engine: StepBackend | None = None,
         **limits: Any,
     ) -> None:
         self.clock = FakeClock()
-        self.backend = StepBackend()
+        self.backend = engine or StepBackend()
         self.recipes = RecipeBook()
         self.told: list[Phase] = []
         self.forecast: MemoryForecast = MemoryForecast() if book is None else StepForecast()

@@ -21,7 +21,9 @@ def _description() -> pb.DescribeResponse:
     adapter = InstanceState(model="lora", base_model="vllm", phase=InstanceState.PHASE_READY, engine_load=load)
     found = pb.DescribeResponse()
     found.runner.capability.instances.extend([vllm, llama, adapter])
-    cache = pb.CacheFigures(hit_count=3, miss_count=1, prompt_token_count=400, cached_token_count=200)
+    cache = pb.CacheFigures(
+        hit_count=3, miss_count=1, prompt_token_count=400, cached_token_count=200, prewarmed_token_count=90
+    )
     found.instances.add(model="vllm", cache=cache)
     found.instances.add(model="llama")
     return found
@@ -50,6 +52,7 @@ async def test_model_metrics_have_slots_memory_faults_and_caches() -> None:
     assert 'weft_runner_faults_total{model="llama"} 2.0' in lines
     assert 'weft_runner_cache_hit_rate{model="vllm"} 0.75' in lines
     assert 'weft_runner_cached_prompt_tokens_total{model="vllm"} 200.0' in lines
+    assert 'weft_runner_prewarmed_prompt_tokens_total{model="vllm"} 90.0' in lines
     # Without requests there is no hit rate.
     assert not [line for line in lines if line.startswith('weft_runner_cache_hit_rate{model="llama"')]
 

@@ -901,6 +901,7 @@ class CacheFigures(google.protobuf.message.Message):
     MISS_COUNT_FIELD_NUMBER: builtins.int
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     CACHED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    PREWARMED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     hit_count: builtins.int
     """Requests with a part of their prompt in the cache."""
     miss_count: builtins.int
@@ -909,6 +910,8 @@ class CacheFigures(google.protobuf.message.Message):
     """Prompt tokens, cached ones included."""
     cached_token_count: builtins.int
     """Prompt tokens that were cached."""
+    prewarmed_token_count: builtins.int
+    """Prompt tokens of agents that were processed while the engine was idle. They are not part of the other figures."""
     def __init__(
         self,
         *,
@@ -916,8 +919,9 @@ class CacheFigures(google.protobuf.message.Message):
         miss_count: builtins.int = ...,
         prompt_token_count: builtins.int = ...,
         cached_token_count: builtins.int = ...,
+        prewarmed_token_count: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "hit_count", b"hit_count", "miss_count", b"miss_count", "prompt_token_count", b"prompt_token_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "hit_count", b"hit_count", "miss_count", b"miss_count", "prewarmed_token_count", b"prewarmed_token_count", "prompt_token_count", b"prompt_token_count"]) -> None: ...
 
 global___CacheFigures = CacheFigures
 

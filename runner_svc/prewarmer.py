@@ -1,0 +1,214 @@
+"""Processes the prompts of agents after a load, while the engine has no requests."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from runner_svc.backend.port import CallInfo
+from runner_svc.cache.manager import CacheManager
+from runner_svc.chat.request import ChatRequest, ChatSetup
+from runner_svc.chat.tool_loop import converse
+from runner_svc.instance.instance import Instance
+from runner_svc.instance.lifecycle_loop import IdleWork
+from runner_svc.policy.cache_directory import Partition
+from runner_svc.policy.expected_prefixes import (
+    FIRST_STEP_TOKENS,
+    MAX_PREFIX_BYTES,
+    ExpectedPrefix,
+    ExpectedPrefixes,
+    next_step_tokens,
+)
+from runner_svc.request_records import RequestRecord
+from runner_svc.waiting import end_tasks
+from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, tokenize_pb2, usage_pb2
+from weft.dispatch.agents import members_of, with_agent
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.names import DEFAULT_TENANT, new_id
+from weft.kernel.reasons import Reason
+from weft.kernel.request import CacheMode, Handling
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1 import agent_pb2
+
+MAX_INTERRUPTIONS = 8
+"""After this many interruptions a prompt is given up: the requests of a busy engine warm it themselves."""
+_ANY_MESSAGE = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=".")])
+"""Takes the place of the caller's message, because some chat templates need one."""
+
+log = get_logger("weft.runner")
+
+
+class Prewarmer(IdleWork):
+    """The agents of one instance. Their processing holds no slot and has no record, and requests interrupt it."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        caches: CacheManager,
+        setups: Mapping[str, ChatSetup],
+        mesh: Callable[[], Awaitable[FleetView]],
+        clock: Clock,
+    ) -> None:
+        """`setups`: the setup of conversations, by model. `mesh` returns the current agents."""
+        self._instance = instance
+        self._caches = caches
+        self._setups = setups
+        self._mesh = mesh
+        self._clock = clock
+        self._expected = ExpectedPrefixes()
+        self._agents: dict[str, agent_pb2.AgentManifest] = {}
+        """The agents of the last load."""
+        self._work: asyncio.Task[None] | None = None
+
+    @override
+    def note(self, agent: str, model: str, tenant: str, handling: Handling) -> None:
+        if handling.cache_mode is not CacheMode.NONE:
+            partition = Partition(tenant, handling.cache_tag, self._adapter(model))
+            self._expected.note(ExpectedPrefix(agent, partition), self._clock.monotonic())
+
+    @override
+    async def make_way(self) -> None:
+        if self._work is not None:
+            await end_tasks(self._work)
+
+    @override
+    async def run(self) -> None:
+        loaded_at = self._clock.monotonic()
+        try:
+            # A server that weft did not start may be warm, and a provider would have to be paid.
+            if self._instance.config.remote or self._instance.backend.process_id is None:
+                return
+            self._read(await self._mesh())
+            while (prefix := self._expected.take_due(loaded_at)) is not None:
+                await self._while_idle(prefix)
+        except WeftError as error:
+            log.debug("agents were not read for prewarming", model=self._instance.model, message=error.message)
+        except Exception:
+            log.exception("prewarming failed", model=self._instance.model)
+
+    def _adapter(self, model: str) -> str:
+        return "" if model == self._instance.model else model
+
+    def _read(self, view: FleetView) -> None:
+        served = {
+            name: (agent.manifest, model.name)
+            for name, agent in sorted(view.agents.items())
+            for model in members_of(view, agent)
+            if model.name in self._instance.names
+            and agent.manifest.system_prompt
+            and not agent.HasField("inactive_time")
+        }
+        self._agents = {name: agent for name, (agent, _) in served.items()}
+        # With other tenants it is unknown which of them will use an agent, until they do.
+        if not view.tenants.keys() - {DEFAULT_TENANT}:
+            self._expected.add_unused(
+                ExpectedPrefix(name, Partition(DEFAULT_TENANT, adapter=self._adapter(model)))
+                for name, (_, model) in served.items()
+            )
+
+    async def _while_idle(self, prefix: ExpectedPrefix) -> None:
+        """Processes a prompt while the instance has no requests, from its beginning after each interruption."""
+        for _ in range(MAX_INTERRUPTIONS):
+            await self._instance.records.idle.wait()
+            self._work = work = asyncio.create_task(self._process(prefix))
+            try:
+                await asyncio.wait({work})
+            finally:
+                await end_tasks(work)
+                self._work = None
+            if not work.cancelled():
+                work.result()
+                return
+
+    async def _process(self, prefix: ExpectedPrefix) -> None:
+        agent, model = self._agents.get(prefix.agent), prefix.partition.adapter or self._instance.model
+        if agent is None:
+            return
+        try:
+            request = _request(agent, prefix.partition)
+            payload = await rendered(request, self._setups[model])
+            if payload.ByteSize() > MAX_PREFIX_BYTES:
+                log.info("prompt is too long to prewarm", model=model, agent=prefix.agent, bytes=payload.ByteSize())
+                return
+            token_count = await self._send(payload, prefix.partition, model, request.call)
+        except WeftError as error:
+            log.warning("prompt was not prewarmed", model=model, agent=prefix.agent, message=error.message)
+            return
+        self._expected.note(prefix, self._clock.monotonic())
+        self._caches.note_prewarmed(model, token_count)
+        log.info("prompt prewarmed", model=model, agent=prefix.agent, tokens=token_count)
+
+    async def _send(self, payload: chat_pb2.ChatPayload, partition: Partition, model: str, call: CallInfo) -> int:
+        """Processes a prompt in steps, since an engine can be interrupted only between them. Returns its tokens."""
+        cache = self._caches.of_request(model, partition.tenant, Handling(cache_tag=partition.tag))
+        async with cache.generating(payload) as turn:
+            if turn.use.fresh and turn.use.slot is None:
+                raise WeftError(Reason.NO_SLOT_AVAILABLE, "all slots have texts of other tenants")
+            tokens: list[int] = []
+            with suppress(WeftError):  # an engine that does not count tokens gets the prompt in one step
+                counted = await self._instance.backend.tokenize(tokenize_pb2.TokenizePayload(chat=payload), call)
+                tokens = list(counted.ids)
+            size, done = FIRST_STEP_TOKENS, 0
+            while (done := done + size) < len(tokens):
+                began = self._clock.monotonic()
+                await self._generate(_completion(tokens[:done]), replace(call, cache=turn.use))
+                turn.worked, turn.use = True, replace(turn.use, fresh=False)
+                size = next_step_tokens(size, self._clock.monotonic() - began)
+            usage = await self._generate(payload, replace(call, cache=turn.use))
+            turn.worked = True
+            return usage.prompt_tokens
+
+    async def _generate(self, payload: GenerationPayload, call: CallInfo) -> usage_pb2.Usage:
+        last: Frame = []
+        async with aclosing(self._instance.backend.generate(payload, call)) as frames:
+            async for frame in frames:
+                last = frame
+        return last[-1].finished.receipt.usage if last else usage_pb2.Usage()
+
+
+def _request(agent: "agent_pb2.AgentManifest", partition: Partition) -> ChatRequest:
+    """Returns a chat that begins like every chat with the agent."""
+    chat = with_agent(chat_pb2.ChatPayload(messages=[_ANY_MESSAGE]), agent)
+    chat.sampling.max_tokens = 1
+    call = CallInfo(request_id=new_id("prewarm"), traceparent="", adapter=partition.adapter, whole=True)
+    # No tool is run, so none sends data to a remote provider.
+    return ChatRequest(payload=chat, call=call, behaviour=agent.behaviour, agent=agent.name, allow_remote=True)
+
+
+def _completion(tokens: list[int]) -> completion_pb2.CompletionPayload:
+    prompt = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=tokens))
+    return completion_pb2.CompletionPayload(prompts=[prompt], sampling=sampling_pb2.SamplingParams(max_tokens=1))
+
+
+class _RenderedError(Exception):
+    """Ends a conversation at its first engine turn, before any tool could run."""
+
+
+class _NoEngine:
+    def __init__(self, clock: Clock) -> None:
+        now, at = clock.monotonic(), clock.utc_now()
+        self.record = RequestRecord("", "", clock, started=now, started_at=at, last_progress=now)
+        self.payload = chat_pb2.ChatPayload()
+
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        del call
+        self.payload.MergeFrom(payload)  # type: ignore[arg-type]  # that of a chat
+        raise _RenderedError
+
+
+async def rendered(request: ChatRequest, setup: ChatSetup) -> chat_pb2.ChatPayload:
+    """Returns what a chat sends to its engine first: with the platform prompt, tools and signals."""
+    engine = _NoEngine(setup.clock)
+    with suppress(_RenderedError):
+        async with aclosing(converse(engine, request, setup)) as frames:
+            async for _ in frames:
+                pass
+    return engine.payload

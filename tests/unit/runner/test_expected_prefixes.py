@@ -1,0 +1,71 @@
+"""Which prefixes are processed after a load."""
+
+import pytest
+
+from runner_svc.policy.cache_directory import Partition
+from runner_svc.policy.expected_prefixes import (
+    MAX_PREFIXES,
+    MAX_STEP_TOKENS,
+    MAX_TRIES,
+    ExpectedPrefix,
+    ExpectedPrefixes,
+    next_step_tokens,
+)
+
+
+def _of(agent: str, tenant: str = "default") -> ExpectedPrefix:
+    return ExpectedPrefix(agent, Partition(tenant))
+
+
+def _due(expected: ExpectedPrefixes, loaded_at: float) -> list[str]:
+    due = iter(lambda: expected.take_due(loaded_at), None)
+    return [prefix.agent for prefix in due if prefix is not None]
+
+
+def test_used_prefixes_come_before_unused_ones_and_the_last_used_first() -> None:
+    expected = ExpectedPrefixes()
+    expected.note(_of("a"), 1.0)
+    expected.note(_of("b"), 2.0)
+    expected.add_unused([_of("a"), _of("c"), _of("d"), _of("e")])
+    assert _due(expected, 3.0) == ["b", "a", "c", "d"]
+
+
+def test_prefix_that_a_request_used_after_the_load_is_not_due() -> None:
+    expected = ExpectedPrefixes()
+    expected.add_unused([_of("a"), _of("b")])
+    expected.note(_of("a"), 5.0)
+    assert _due(expected, 3.0) == ["b"]
+
+
+def test_only_the_last_used_prefixes_are_remembered() -> None:
+    expected = ExpectedPrefixes()
+    for number in range(MAX_PREFIXES + 2):
+        expected.note(_of("a", f"tenant-{number}"), float(number))
+    assert len(_due(expected, 99.0)) == MAX_PREFIXES
+
+
+def test_processed_prefix_is_due_after_the_next_load() -> None:
+    expected = ExpectedPrefixes()
+    expected.add_unused([_of("a")])
+    (agent,) = _due(expected, 1.0)
+    expected.note(_of(agent), 2.0)
+    assert (_due(expected, 1.0), _due(expected, 3.0)) == ([], ["a"])
+
+
+def test_prefix_with_which_the_engine_ends_again_and_again_is_due_only_after_a_request_used_it() -> None:
+    expected = ExpectedPrefixes()
+    loads = [1.0, 2.0, 3.0, 4.0]
+    found = []
+    for loaded_at in loads:
+        expected.add_unused([_of("a")])
+        found += _due(expected, loaded_at)
+    assert found == ["a"] * MAX_TRIES
+    expected.note(_of("a"), 5.0)
+    assert _due(expected, 6.0) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "next_size"), [(64, 0.25, 64), (64, 0.05, 320), (512, 4.0, 32), (64, 0.0, MAX_STEP_TOKENS)]
+)
+def test_next_step_takes_a_quarter_of_a_second(tokens: int, seconds: float, next_size: int) -> None:
+    assert next_step_tokens(tokens, seconds) == next_size

@@ -1,0 +1,140 @@
+"""Prompts of agents are processed after a load, while the engine has no requests."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from chat_stage import end
+from instance_stage import Stage, StepBackend
+
+from runner_svc.backend.port import CallInfo
+from runner_svc.cache.manager import CacheManager
+from runner_svc.chat.request import ChatSetup
+from runner_svc.chat.settings import ChatSettings
+from runner_svc.prewarmer import Prewarmer
+from runner_svc.tools.tool_box import ToolBox
+from weft.api.common.v1 import chat_pb2, tokenize_pb2
+from weft.api.registry.v1 import agent_pb2, tenant_pb2
+from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.request import Handling, Operation
+
+MODEL = ModelView(
+    name="m",
+    pool="m",
+    runner="r",
+    operations=frozenset(Operation),
+    remote=False,
+    active=True,
+    context_tokens=0,
+    created_at_seconds=0,
+)
+AGENTS = {
+    name: agent_pb2.Agent(manifest=agent_pb2.AgentManifest(name=name, model="m", system_prompt=f"You are {name}."))
+    for name in ("editor", "keeper")
+}
+
+
+class _Engine(StepBackend):
+    """Prompts have 400 tokens. Each call lasts until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded.set()
+        self.calls: list[str] = []
+        self.go = asyncio.Semaphore(0)
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        return tokenize_pb2.TokenizeResult(ids=range(400))
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        if isinstance(payload, chat_pb2.ChatPayload):
+            self.calls.append("chat: " + "".join(part.text for turn in payload.messages[:1] for part in turn.content))
+        else:
+            self.calls.append(f"tokens: {len(payload.prompts[0].tokens.ids)}")
+        try:
+            await self.go.acquire()
+        except asyncio.CancelledError:
+            self.calls.append("interrupted")
+            raise
+        for frame in end(prompt=400):
+            yield frame
+
+
+@asynccontextmanager
+async def _prewarming(view: FleetView, *uses: tuple[str, str]) -> AsyncIterator[tuple[Stage, _Engine, CacheManager]]:
+    """A loaded instance. `uses`: agents that were used before, and by whom."""
+    engine = _Engine()
+    stage = Stage(engine=engine)
+    caches = CacheManager.over([stage.instance])
+    setup = ChatSetup(runner="r", model="m", settings=ChatSettings(), tools=ToolBox([]), clock=stage.clock)
+
+    async def mesh() -> FleetView:
+        return view
+
+    prewarmer = Prewarmer(stage.instance, caches, {"m": setup}, mesh, stage.clock)
+    stage.instance.set_idle_work(prewarmer)
+    for agent, tenant in uses:
+        prewarmer.note(agent, "m", tenant, Handling())
+    await stage.clock.advance(1.0)
+    await stage.instance.start()
+    await stage.settle()
+    try:
+        yield stage, engine, caches
+    finally:
+        await stage.instance.stop()
+        await caches.close()
+
+
+def _view(*agents: str, tenants: tuple[str, ...] = ()) -> FleetView:
+    return FleetView(
+        revision=1,
+        models={"m": MODEL},
+        agents={name: AGENTS[name] for name in agents},
+        tenants={name: tenant_pb2.Tenant() for name in tenants},
+    )
+
+
+async def test_prompt_is_processed_in_steps_and_counted_apart_from_requests() -> None:
+    async with _prewarming(_view("keeper")) as (stage, engine, caches):
+        assert engine.calls == ["tokens: 64"]
+        assert (stage.instance.records.all, stage.instance.slots.holders) == ((), ())
+        engine.go.release()
+        await stage.settle()
+        assert engine.calls == ["tokens: 64", "chat: You are keeper."]
+        engine.go.release()
+        await stage.settle()
+        figures = caches.figures("m")
+        assert (figures.prewarmed_token_count, figures.prompt_token_count, figures.miss_count) == (400, 0, 0)
+
+
+async def test_request_is_served_first_and_interrupts_the_processing() -> None:
+    async with _prewarming(_view("keeper")) as (stage, engine, _):
+        caller = await stage.request()
+        await stage.settle()
+        assert engine.calls == ["tokens: 64", "interrupted", "chat: "]
+        engine.go.release()
+        await stage.settle()
+        assert caller.done()
+        assert engine.calls[3:] == ["tokens: 64"]
+
+
+@pytest.mark.parametrize(
+    ("view", "uses", "texts"),
+    [
+        (_view("editor", "keeper"), (), ["editor", "keeper"]),
+        (_view("editor", tenants=("default",)), (), ["editor"]),
+        (_view("editor", "keeper", tenants=("default", "team")), (), []),
+        (_view("editor", "keeper", tenants=("default", "team")), [("keeper", "team"), ("keeper", "b")], ["keeper"] * 2),
+        (_view(), [("keeper", "team")], []),
+    ],
+)
+async def test_prompts_are_processed_for_the_tenants_that_use_them(
+    view: FleetView, uses: list[tuple[str, str]], texts: list[str]
+) -> None:
+    async with _prewarming(view, *uses) as (stage, engine, _):
+        for _ in range(8):
+            engine.go.release()
+        await stage.settle()
+        assert [call for call in engine.calls if call.startswith("chat")] == [f"chat: You are {one}." for one in texts]
