@@ -269,7 +269,7 @@ class RouterSource(Protocol):
         ...
 
 
-class RouterWatch(RouterSource):
+class RouterWatch:
     """Checks a router's health at an interval, because a frozen process keeps its connections open."""
 
     def __init__(
@@ -285,13 +285,9 @@ class RouterWatch(RouterSource):
         self._on_answer = on_answer
         self._interval = interval
         self._hurried = asyncio.Event()
-        self._is_there = False
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_there(self) -> bool:
+        self.is_there = False
         """See RouterSource.is_there; False before the first answer."""
-        return self._is_there
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Starts the health checks."""
@@ -305,12 +301,12 @@ class RouterWatch(RouterSource):
 
     async def _follow(self) -> None:
         while True:
-            was_there, self._is_there = self._is_there, await self._answers()
-            if was_there and not self._is_there:
+            was_there, self.is_there = self.is_there, await self._answers()
+            if was_there and not self.is_there:
                 log.warning("no router answers")
-            elif self._is_there and not was_there:
+            elif self.is_there and not was_there:
                 log.info("a router answers")
-            self._on_answer(self._is_there)
+            self._on_answer(self.is_there)
             self._hurried.clear()
             await wait_for_event(self._hurried, self._clock, self._interval())
 

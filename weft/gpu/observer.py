@@ -74,19 +74,11 @@ class Reader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredDevice:
-    """A device that an operator declares because no library reports it."""
-
-    name: str
-    memory_bytes: int
-
-
-def declared_snapshots(devices: Sequence[DeclaredDevice]) -> tuple[DeviceSnapshot, ...]:
-    """Returns declared devices as snapshots, indexed in the order of declaration."""
+def declared_snapshots(devices: Sequence[tuple[str, int]]) -> tuple[DeviceSnapshot, ...]:
+    """Returns devices that an operator declares by name and bytes, because no library reports them, in this order."""
     return tuple(
-        DeviceSnapshot(index=index, id=f"declared-{index}", name=device.name, total_bytes=device.memory_bytes)
-        for index, device in enumerate(devices[:MAX_DEVICES])
+        DeviceSnapshot(index=index, id=f"declared-{index}", name=name, total_bytes=total_bytes)
+        for index, (name, total_bytes) in enumerate(devices[:MAX_DEVICES])
     )
 
 

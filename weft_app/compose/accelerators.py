@@ -1,7 +1,7 @@
 """The observer of a host's accelerators, from the configuration."""
 
 from weft.gpu.nvml import Health, NvmlReading
-from weft.gpu.observer import DeclaredDevice, HostObserver, declared_snapshots
+from weft.gpu.observer import HostObserver, declared_snapshots
 from weft_app.config.config import AcceleratorSettings
 
 MIB = 1024**2
@@ -17,7 +17,7 @@ class AbsentNvml:
 
 def host_observer(section: AcceleratorSettings, host: str | None = None) -> HostObserver:
     """Returns this host's observer, by default under the host name. One per process: it caches observations."""
-    declared = [DeclaredDevice(name=device.name, memory_bytes=device.memory_mb * MIB) for device in section.declared]
+    declared = [(device.name, device.memory_mb * MIB) for device in section.declared]
     return HostObserver(
         declared=declared_snapshots(declared),
         reader=None if section.nvidia else AbsentNvml(),

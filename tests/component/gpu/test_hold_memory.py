@@ -17,7 +17,7 @@ from weft.client import _lease_renewal, leases
 from weft.client._lease_renewal import DEFAULT_RENEW_SECONDS
 from weft.client.leases import MAX_CALL_WAIT_SECONDS, MemoryLease, hold_memory, program_name
 from weft.gpu.nvml import Health, NvmlReading
-from weft.gpu.observer import DeclaredDevice, HostObserver, declared_snapshots
+from weft.gpu.observer import HostObserver, declared_snapshots
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.errors import FieldError, WeftError
@@ -210,7 +210,7 @@ def test_declared_devices_come_from_the_ledger_and_are_not_hidden(ledger: Script
     (asked,) = ledger.acquired
     assert asked.sighting.source == lease_pb2.HostSighting.SOURCE_DECLARED
     assert [one.name for one in asked.sighting.devices] == ["Radeon"]
-    with _hold(ledger, observer=HostObserver(declared=declared_snapshots([DeclaredDevice(name="x", memory_bytes=5)]))):
+    with _hold(ledger, observer=HostObserver(declared=declared_snapshots([("x", 5)]))):
         assert ledger.acquired[-1].sighting.devices[0].total_bytes == 5
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from weft.gpu.nvml import Health, Holder, NvmlReading
-from weft.gpu.observer import HANG_SECONDS, DeclaredDevice, HostObserver, SingleFlightThread, declared_snapshots
+from weft.gpu.observer import HANG_SECONDS, HostObserver, SingleFlightThread, declared_snapshots
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import MAX_PROCESSES, DeviceSnapshot, ProcessId, ProcessSnapshot, Source
 
@@ -217,9 +217,7 @@ async def test_excess_processes_drop_the_smallest_and_never_a_watched_one() -> N
 
 
 async def test_declared_devices_are_reported_without_reading_the_library(reader: ScriptedReader) -> None:
-    declared = declared_snapshots(
-        [DeclaredDevice(name="Radeon", memory_bytes=GIB), DeclaredDevice(name="RAM", memory_bytes=5)]
-    )
+    declared = declared_snapshots([("Radeon", GIB), ("RAM", 5)])
     sight = await HostObserver(declared=declared, reader=reader).look([ME, DEAD], fresh=True)
     assert sight.source is Source.DECLARED
     assert [(one.index, one.id, one.total_bytes, one.used_bytes) for one in sight.devices] == [
