@@ -38,12 +38,11 @@ from registry_svc.operations.servicer import OperationServicer
 from registry_svc.routers.router_sessions import RouterSessions, RouterSessionServicer
 from registry_svc.secrets.secrets import Secrets, SecretServicer, SqlSecretStore
 from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase
+from registry_svc.writer import safely
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck
-from weft.kernel.log import get_logger
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import start_critical, stop_tasks
@@ -56,8 +55,6 @@ from weft.sql.store import Store
 if TYPE_CHECKING:
     import asyncio
 
-
-log = get_logger("weft.registry")
 
 Sweep = Callable[[], Awaitable[None]]
 
@@ -85,17 +82,7 @@ class Sweeper:
         while True:
             await self._clock.sleep(self._interval_seconds)
             for sweep in self._sweeps:
-                await _safely(sweep)
-
-
-async def _safely(sweep: Sweep) -> None:
-    # After a failure the next round repeats the sweep, so the loop must not end.
-    try:
-        await sweep()
-    except WeftError as error:
-        log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
-    except Exception:
-        log.exception("sweep failed unexpectedly")
+                await safely(sweep)
 
 
 def _stub_module(servicer: object) -> tuple[ModuleType, str]:

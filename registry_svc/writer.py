@@ -6,7 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+
+log = get_logger("weft.registry")
 
 T = TypeVar("T")
 
@@ -68,3 +71,14 @@ class SingleWriter:
         async with self._turn:
             self._waiting.difference_update({asyncio.current_task()})
             return await write()
+
+
+async def safely(sweep: Callable[[], Awaitable[None]]) -> None:
+    """Runs a sweep, and logs its failure."""
+    # After a failure the next round repeats the sweep, so the loop must not end.
+    try:
+        await sweep()
+    except WeftError as error:
+        log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
+    except Exception:
+        log.exception("sweep failed unexpectedly")

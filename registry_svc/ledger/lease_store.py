@@ -80,37 +80,27 @@ def _processes_text(processes: Iterable[ProcessId]) -> str:
     return json.dumps([[each.pid, each.start_ticks] for each in processes])
 
 
+_PLAIN = ("id", "fencing_number", "request_id", "host", "purpose", "pinned", "releasing", "created_at")
+"""Columns that are fields of a grant."""
+
+
 def _row_of(grant: Grant) -> dict[str, Any]:
     return {
-        "id": grant.id,
-        "fencing_number": grant.fencing_number,
-        "request_id": grant.request_id,
-        "host": grant.host,
+        **{name: getattr(grant, name) for name in _PLAIN},
         "holder_kind": int(grant.holder.kind),
         "holder_name": grant.holder.name,
         "holder_incarnation": grant.holder.incarnation,
-        "purpose": grant.purpose,
         "shares": json.dumps([list(share) for share in grant.shares]),
         "processes": _processes_text(grant.processes),
-        "pinned": grant.pinned,
         "priority": int(grant.priority),
-        "releasing": grant.releasing,
-        "created_at": grant.created_at,
     }
 
 
 def _grant_of(row: Row) -> Grant:
     return Grant(
-        id=row.id,
-        fencing_number=row.fencing_number,
-        request_id=row.request_id,
-        host=row.host,
+        **{name: getattr(row, name) for name in _PLAIN},
         holder=Holder(kind=HolderKind(row.holder_kind), name=row.holder_name, incarnation=row.holder_incarnation),
-        purpose=row.purpose,
         shares=tuple((index, size) for index, size in json.loads(row.shares)),
         processes=tuple(ProcessId(pid, start_ticks) for pid, start_ticks in json.loads(row.processes)),
-        pinned=row.pinned,
         priority=Priority(row.priority),
-        releasing=row.releasing,
-        created_at=row.created_at,
     )

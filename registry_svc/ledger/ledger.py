@@ -299,10 +299,9 @@ class Ledger:
             now=self._clock.monotonic(),
             max_wait_seconds=self._config.max_wait_seconds,
         )
-        waiter = Waiter(request=request)
         lease = self._lease_of(request)
+        waiter = Waiter(request=request, outcome=lease)
         if lease is not None:
-            waiter.finish(lease)
             self._reconciler.set_recipient(lease, waiter)
             return waiter
         account = self._table.open(request.host)

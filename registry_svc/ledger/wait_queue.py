@@ -21,20 +21,6 @@ class Waiter:
     outcome: Lease | WeftError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def set_status(self, status: WaitingForMemory) -> bool:
-        """Sets the status, and wakes the call if it has changed. Returns whether it has."""
-        if status == self.status:
-            return False
-        self.status = status
-        self.changed.set()
-        return True
-
-    def finish(self, outcome: Lease | WeftError) -> None:
-        """Sets the outcome; later ones are ignored."""
-        if self.outcome is None:
-            self.outcome = outcome
-            self.changed.set()
-
 
 class WaitQueue:
     """Waiting calls by host. The policy decides their order."""
@@ -88,14 +74,18 @@ class WaitQueue:
             self._waiters.pop(waiter.request.host, None)
 
     def show(self, waiter: Waiter, status: WaitingForMemory) -> None:
-        """Sets the status of a call."""
-        if waiter.set_status(status):
+        """Sets the status of a call, and wakes it if that has changed."""
+        if status != waiter.status:
+            waiter.status = status
+            waiter.changed.set()
             self._on_change(waiter.request.host)
 
     def finish(self, waiter: Waiter, outcome: Lease | WeftError) -> None:
-        """Removes a call, and sets its outcome."""
+        """Removes a call, and sets its outcome; later outcomes are ignored."""
         self.leave(waiter)
-        waiter.finish(outcome)
+        if waiter.outcome is None:
+            waiter.outcome = outcome
+            waiter.changed.set()
 
 
 MAX_HOLDERS = 16

@@ -1,7 +1,6 @@
 """Expiry: silent runners become inactive, inactive and retired ones are deleted; heartbeats and events are stored."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import Standing
@@ -9,6 +8,7 @@ from registry_svc.mesh.events import events_for
 from registry_svc.mesh.policy.heartbeat import Retirement, Verdict, decide_retirement, judge
 from registry_svc.mesh.session_state import SessionState
 from weft.api.registry.v1 import event_pb2
+from weft.api.registry.v1.runner_session_service_pb2 import RetireSessionResponse
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.log import get_logger
 
@@ -136,17 +136,6 @@ LeaseCount = Callable[[str], int]
 """Returns the number of a runner's leases of accelerator memory, by its name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retired:
-    """The result of retiring a runner."""
-
-    outcome: Retirement
-    models: tuple[str, ...] = ()
-    """Models removed from the mesh; declared ones stay."""
-    pools: tuple[str, ...] = ()
-    """Pools without remaining members."""
-
-
 class Retirements:
     """Deletes retired runners immediately, or in a later sweep once they are gone and their memory is free."""
 
@@ -156,7 +145,7 @@ class Retirements:
         self._waiting: set[tuple[str, str]] = set()
         """Sessions that cannot be deleted yet, with their incarnations: a reopened session is no longer meant."""
 
-    async def retire(self, session_id: str, *, process_ended: bool) -> Retired:
+    async def retire(self, session_id: str, *, process_ended: bool) -> RetireSessionResponse:
         """Removes a runner from the mesh; see RunnerSessionService.RetireSession."""
         return await self._core.write(lambda: self._retire(session_id, process_ended=process_ended))
 
@@ -166,10 +155,10 @@ class Retirements:
             self._core.require_open()
             await self._core.writer.run(self._sweep)
 
-    async def _retire(self, session_id: str, *, process_ended: bool) -> Retired:
+    async def _retire(self, session_id: str, *, process_ended: bool) -> RetireSessionResponse:
         state = self._core.mesh.of_session(session_id)
         if state is None:
-            return Retired(outcome=Retirement.UNKNOWN)
+            return _answer(Retirement.UNKNOWN)
         outcome = self._decide(state, process_ended=process_ended)
         if outcome is Retirement.RETIRED:
             return await self._forget(state)
@@ -177,7 +166,7 @@ class Retirements:
         if outcome is Retirement.HOLDS_MEMORY and state.pulse.active:
             self._lose(state)
         log.info("runner is retired later", runner=state.profile.name, outcome=outcome.name)
-        return Retired(outcome=outcome)
+        return _answer(outcome)
 
     async def _sweep(self) -> None:
         for session_id, incarnation in sorted(self._waiting):
@@ -196,7 +185,7 @@ class Retirements:
             lease_count=self._lease_count(state.profile.name),
         )
 
-    async def _forget(self, state: SessionState) -> Retired:
+    async def _forget(self, state: SessionState) -> RetireSessionResponse:
         mesh = self._core.mesh
         names = [name for name in state.publications if not mesh.is_declared(ResourceKind.MODEL, name)]
         pools = {pool for name in names if (pool := mesh.pools.pool_of(name)) is not None}
@@ -205,8 +194,11 @@ class Retirements:
         changes = mesh.forget([state])
         self._core.publish(changes, events_for(rows, event_pb2.EVENT_REASON_WITHDRAWN, "its runner was retired"))
         log.info("runner retired", runner=state.profile.name, models=len(names))
-        gone = tuple(sorted(pool for pool in pools if mesh.pool(pool) is None))
-        return Retired(outcome=Retirement.RETIRED, models=tuple(sorted(names)), pools=gone)
+        answer = _answer(Retirement.RETIRED)
+        # Models that were removed from the mesh, without declared ones, and pools that have no members left.
+        answer.models.extend(sorted(names))
+        answer.pools.extend(sorted(pool for pool in pools if mesh.pool(pool) is None))
+        return answer
 
     def _lose(self, state: SessionState) -> None:
         """Marks a runner as closed; stored with the due pulses."""
@@ -215,3 +207,7 @@ class Retirements:
             state.rows(), event_pb2.EVENT_REASON_CLOSED, f"the process of the runner {state.profile.name} has ended"
         )
         self._core.publish(self._core.mesh.changes_for([state]), said)
+
+
+def _answer(outcome: Retirement) -> RetireSessionResponse:
+    return RetireSessionResponse(outcome=RetireSessionResponse.Outcome.ValueType(outcome))

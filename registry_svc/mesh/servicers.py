@@ -345,12 +345,7 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
         self, request: session_pb.RetireSessionRequest, context: Context
     ) -> session_pb.RetireSessionResponse:
         async with answering(context):
-            retired = await self._retirements.retire(request.session_id, process_ended=request.process_ended)
-            return session_pb.RetireSessionResponse(
-                outcome=retired.outcome.value,  # type: ignore[arg-type]  # same numbers
-                models=retired.models,
-                pools=retired.pools,
-            )
+            return await self._retirements.retire(request.session_id, process_ended=request.process_ended)
 
 
 def author_of(request: declaration_pb.ApplyRequest) -> Author:

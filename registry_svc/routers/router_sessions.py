@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
+from registry_svc.writer import safely
 from weft.api.registry.v1 import router_session_service_pb2 as pb
 from weft.api.registry.v1 import router_session_service_pb2_grpc
 from weft.api.registry.v1.registry_service_pb2 import Change
@@ -208,16 +209,7 @@ class RouterSessions:
                 log.warning("registry was away", seconds=round(self._clock.monotonic() - slept_at, 1))
                 self._hear_all()
                 continue
-            await self._safely_swept()
-
-    async def _safely_swept(self) -> None:
-        # After a failure the next round repeats the sweep, so the loop must not end.
-        try:
-            await self._core.writer.run(self.sweep)
-        except WeftError as error:
-            log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
-        except Exception:
-            log.exception("sweep failed unexpectedly")
+            await safely(lambda: self._core.writer.run(self.sweep))
 
 
 class RouterSessionServicer(router_session_service_pb2_grpc.RouterSessionServiceServicer):

@@ -101,7 +101,7 @@ async def test_runner_with_leased_memory_is_inactive_and_deleted_once_it_is_free
     async with running_registry(tmp_path, clock=clock) as after:
         retirements = Retirements(after.service._core, leases.__getitem__)
         outcome = (await retirements.retire(runner.session_id, process_ended=True)).outcome
-        assert outcome is Retirement.HOLDS_MEMORY
+        assert Retirement(outcome) is Retirement.HOLDS_MEMORY
         await retirements.sweep()
         assert (await after.runner("r1")).status == 2, "inactive"
         leases["r1"] = 0
