@@ -1,5 +1,7 @@
 """Checks of single values from callers. Each raises INVALID_ARGUMENT naming the field."""
 
+import base64
+import binascii
 import math
 import re
 from collections.abc import Sequence
@@ -101,3 +103,16 @@ def _check_keep_alive(duration: duration_pb2.Duration, field: str) -> None:
     mixed = duration.seconds * duration.nanos < 0
     if mixed or abs(duration.seconds) > MAX_KEEP_ALIVE_SECONDS or abs(duration.nanos) > _MAX_NANOS:
         raise invalid_field(field, f"must be a duration of at most {MAX_KEEP_ALIVE_SECONDS} s, or a negative one")
+
+
+def page_token(last: str) -> str:
+    """Returns the token of the page that begins after `last`, a number or a name."""
+    return base64.urlsafe_b64encode(last.encode("ascii")).decode("ascii")
+
+
+def read_page_token(token: str) -> str:
+    """Returns what `page_token` was called with; empty for an invalid token."""
+    try:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode("ascii")
+    except (binascii.Error, ValueError):
+        return ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -19,6 +20,7 @@ from weft.documents.codec import without_defaults
 from weft.kernel.field_rules import enum_words
 from weft.kernel.names import resource_id
 
+Declared = TypeVar("Declared", agent_pb2.Agent, route_pb2.Route)
 _API_WORDS = enum_words(model_pb2.ModelProvider.Api.DESCRIPTOR)
 
 
@@ -136,11 +138,7 @@ def _of_publisher(model: model_pb2.Model, publisher: Publisher | None) -> model_
 
 def public_agent(declared: agent_pb2.Agent, target: Status) -> agent_pb2.Agent:
     """Returns a declared agent; `target` is the status of its pool."""
-    agent = agent_pb2.Agent()
-    agent.CopyFrom(declared)
-    agent.id = resource_id("agent", agent.manifest.name, agent.create_time.ToNanoseconds())
-    agent.status = agent_pb2.Agent.Status.ValueType(target)
-    return agent
+    return _with_status("agent", declared, target)
 
 
 def virtual_agent(publication: agent_pb2.Agent, publisher: Publisher, target: Status) -> agent_pb2.Agent:
@@ -152,11 +150,15 @@ def virtual_agent(publication: agent_pb2.Agent, publisher: Publisher, target: St
 
 def shown_route(declared: route_pb2.Route, status: Status) -> route_pb2.Route:
     """Returns a declared route; `status` is the best status of its candidates."""
-    route = route_pb2.Route()
-    route.CopyFrom(declared)
-    route.id = resource_id("route", route.manifest.name, route.create_time.ToNanoseconds())
-    route.status = route_pb2.Route.Status.ValueType(status)
-    return route
+    return _with_status("route", declared, status)
+
+
+def _with_status(kind: str, declared: Declared, status: Status) -> Declared:
+    shown = type(declared)()
+    shown.CopyFrom(declared)
+    shown.id = resource_id(kind, shown.manifest.name, shown.create_time.ToNanoseconds())
+    shown.status = int(status)  # type: ignore[assignment]  # same numbers
+    return shown
 
 
 def watched_runner(publisher: Publisher, *, with_key: bool) -> registry_service_pb2.WatchedRunner:

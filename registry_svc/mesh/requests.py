@@ -5,15 +5,19 @@ module checks several documents and the registry's limits. Unknown fields of new
 changes the message in place.
 """
 
-import base64
-import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.records import to_kind
-from registry_svc.wire_values import check_options, require_at_most, require_count, without_control_characters
+from registry_svc.wire_values import (
+    check_options,
+    read_page_token,
+    require_at_most,
+    require_count,
+    without_control_characters,
+)
 from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, profile_pb2, runner_pb2
 from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
@@ -108,18 +112,10 @@ def page_of(request: pb.ListResourcesRequest) -> tuple[str, int]:
     size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
     if not request.page_token:
         return "", size
-    try:
-        after = base64.b64decode(request.page_token, altchars=b"-_", validate=True).decode("ascii")
-    except (binascii.Error, ValueError):
-        after = ""
+    after = read_page_token(request.page_token)
     if not is_model_name(after):
         raise invalid_field("page_token", "must be one that an earlier page returned")
     return after, size
-
-
-def page_token(last_name: str) -> str:
-    """Returns the token of the page that begins after `last_name`."""
-    return base64.urlsafe_b64encode(last_name.encode("ascii")).decode("ascii")
 
 
 def events_of(

@@ -21,7 +21,6 @@ from registry_svc.mesh.requests import (
     event_limit,
     events_of,
     page_of,
-    page_token,
     valid_batch,
     valid_heartbeat,
     valid_opening,
@@ -29,7 +28,7 @@ from registry_svc.mesh.requests import (
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.watch import Snapshot, change_message, concerns
 from registry_svc.watchers import Watcher
-from registry_svc.wire_values import require_at_most, to_actor
+from registry_svc.wire_values import page_token, require_at_most, to_actor
 from weft.api.operations.v1 import process_service_pb2
 from weft.api.registry.v1 import declaration_service_pb2 as declaration_pb
 from weft.api.registry.v1 import (

@@ -3,8 +3,9 @@
 Their memory serves no request, and is not considered by the router's eviction: it would stay until the runner ends.
 """
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from registry_svc.mesh.core import RegistryCore
@@ -19,12 +20,14 @@ from weft.kernel.service import start_task, stop_tasks
 if TYPE_CHECKING:
     import asyncio
 
-from dataclasses import dataclass
+log = get_logger("weft.registry")
 
 UNLOAD_GRACE_SECONDS = 10.0
 """How long an unowned model stays loaded, since a forced delete unloads it itself."""
 UNLOAD_RETRY_SECONDS = 60.0
 """Interval of unload requests while it is still loaded."""
+MAX_UNLOADS = 16
+"""Maximum concurrent unload requests; other models wait for a later sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +38,6 @@ class UnownedModel:
     model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnownedSince:
-    """Since when a model is unowned, and whether an unload was requested. Times are monotonic seconds."""
-
-    seen_at: float
-    asked_at: float | None = None
-    """When an unload was last requested; None: never."""
-    can_be_unloaded: bool = True
-    """False: the runner answered that it did not start the engine."""
-
-    def asked(self, now: float) -> "UnownedSince":
-        """Returns the state after an unload was requested."""
-        return replace(self, asked_at=now)
-
-
-def is_to_be_unloaded(since: UnownedSince, now: float) -> bool:
-    """Whether to request an unload now."""
-    if not since.can_be_unloaded:
-        return False
-    if since.asked_at is None:
-        return now >= since.seen_at + UNLOAD_GRACE_SECONDS
-    return now >= since.asked_at + UNLOAD_RETRY_SECONDS
-
-
-log = get_logger("weft.registry")
-
-MAX_UNLOADS = 16
-"""Maximum concurrent unload requests; other models wait for a later sweep."""
-
-
 class UnownedModels:
     """Tracks unowned models from sweep to sweep. `leased` returns those with a lease of accelerator memory."""
 
@@ -72,26 +45,30 @@ class UnownedModels:
         self._core = core
         self._calls = calls
         self._leased = leased
-        self._since: dict[UnownedModel, UnownedSince] = {}
+        self._due: dict[UnownedModel, float] = {}
+        """When to request the next unload, in monotonic seconds; never if the runner did not start the engine."""
+        self._reported: set[UnownedModel] = set()
         self._unloads: dict[UnownedModel, asyncio.Task[None]] = {}
 
     async def sweep(self) -> None:
         """Records new unowned models, and unloads them after the grace period."""
         now, present = self._core.clock.monotonic(), set(self._present())
-        for gone in self._since.keys() - present:
-            del self._since[gone]
+        for gone in self._due.keys() - present:
+            del self._due[gone]
+            self._reported.discard(gone)
             log.info("unowned model is gone", runner=gone.runner, model=gone.model)
-        for each in present - self._since.keys():
-            self._since[each] = UnownedSince(seen_at=now)
-        for each, since in tuple(self._since.items()):
-            if is_to_be_unloaded(since, now) and each not in self._unloads and len(self._unloads) < MAX_UNLOADS:
-                self._begin(each, since, now)
+        for each in present - self._due.keys():
+            self._due[each] = now + UNLOAD_GRACE_SECONDS
+        for each, due in tuple(self._due.items()):
+            if now >= due and each not in self._unloads and len(self._unloads) < MAX_UNLOADS:
+                self._begin(each, now)
 
-    def _begin(self, unowned: UnownedModel, since: UnownedSince, now: float) -> None:
-        if since.asked_at is None:
+    def _begin(self, unowned: UnownedModel, now: float) -> None:
+        if unowned not in self._reported:
+            self._reported.add(unowned)
             log.warning("model is loaded and not published", runner=unowned.runner, model=unowned.model)
             self._core.publish((), [_event_of(unowned)])
-        self._since[unowned] = since.asked(now)
+        self._due[unowned] = now + UNLOAD_RETRY_SECONDS
         self._unloads[unowned] = start_task(self._unload(unowned), name="unload-unowned")
 
     async def stop(self) -> None:
@@ -116,9 +93,8 @@ class UnownedModels:
             log.warning(
                 "unowned model not unloaded", runner=unowned.runner, model=unowned.model, reason=error.reason.name
             )
-            since = self._since.get(unowned)
-            if since is not None and error.reason is Reason.UNSUPPORTED_OPERATION:
-                self._since[unowned] = replace(since, can_be_unloaded=False)
+            if unowned in self._due and error.reason is Reason.UNSUPPORTED_OPERATION:
+                self._due[unowned] = math.inf
         finally:
             self._unloads.pop(unowned, None)
 

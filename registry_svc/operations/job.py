@@ -167,7 +167,7 @@ class Job:
             try:
                 await self._unload_patiently(runner, model, until, while_there=True)
             except WeftError as error:
-                if error.reason not in _NOTHING_TO_UNLOAD and self._deps.presence.is_there(runner):
+                if error.reason not in _NOTHING_TO_UNLOAD and self._deps.directory.is_active(runner):
                     failures.append(f"{model}: {error.message}")
         return "" if not failures else "could not be unloaded: " + "; ".join(failures[:MAX_NAMED_FAILURES])
 
@@ -453,7 +453,7 @@ class Job:
             total.reusable_bytes = amount_of_all(answer.reusable_bytes for answer in answers)
 
     def _is_there(self, model: str) -> bool:
-        return self._deps.presence.is_there(self._deps.directory.holder_of(model) or "")
+        return self._deps.directory.is_active(self._deps.directory.holder_of(model) or "")
 
     def _require_wanted(self) -> None:
         if self._cancel_requested:

@@ -186,14 +186,9 @@ class RunnerPresence:
             except WeftError as error:
                 if error.reason not in _NOT_REACHED or self._clock.monotonic() >= until:
                     raise
-                if while_there and not self.is_there(runner):
+                if while_there and not self._directory.is_active(runner):
                     raise
             await self._clock.sleep(RETRY_PAUSE_SECONDS)
-
-    def is_there(self, runner: str) -> bool:
-        """Whether a runner is active."""
-        sight = self._directory.runner(runner) if runner else None
-        return sight is not None and sight.active
 
     async def _until_gone(self, at_start: RunnerSnapshot) -> WeftError:
         while True:

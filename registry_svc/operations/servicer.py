@@ -1,7 +1,5 @@
 """gRPC servicer of operations and the audit log."""
 
-import base64
-import binascii
 import re
 from collections.abc import Callable
 from datetime import UTC
@@ -14,7 +12,7 @@ from registry_svc.operations.actions import check_action
 from registry_svc.operations.live_operations import OPERATION_PREFIX
 from registry_svc.operations.model_sources import needed_access
 from registry_svc.operations.operations import Operations
-from registry_svc.wire_values import require_count, to_actor
+from registry_svc.wire_values import page_token, read_page_token, require_count, to_actor
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.documents.rights import require_operable
@@ -64,18 +62,10 @@ def to_page(request: pb.ListOperationsRequest) -> tuple[int | None, int]:
     size = page_size_of(request.page_size)
     if not request.page_token:
         return None, size
-    try:
-        text = base64.b64decode(request.page_token, altchars=b"-_", validate=True).decode("ascii")
-    except (binascii.Error, ValueError):
-        text = ""
+    text = read_page_token(request.page_token)
     if _NUMBER.fullmatch(text) is None or int(text) > MAX_NUMBER:
         raise invalid_field("page_token", "must be one that an earlier page returned")
     return int(text), size
-
-
-def page_token(last_number: int) -> str:
-    """Returns the token of the page that begins after the operation with this number."""
-    return base64.urlsafe_b64encode(str(last_number).encode("ascii")).decode("ascii")
 
 
 def page_size_of(page_size: int) -> int:
@@ -129,7 +119,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
             )
             return pb.ListOperationsResponse(
                 operations=found[:size],
-                next_page_token=page_token(found[size - 1].number) if len(found) > size else "",
+                next_page_token=page_token(str(found[size - 1].number)) if len(found) > size else "",
             )
 
     # A coroutine closes its watcher as soon as the call is cancelled, see RegistryServicer.Watch.

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.requests import MAX_PAGE_SIZE, page_of, page_token, valid_heartbeat, valid_opening
+from registry_svc.mesh.requests import MAX_PAGE_SIZE, page_of, valid_heartbeat, valid_opening
+from registry_svc.wire_values import page_token
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.names import is_name
