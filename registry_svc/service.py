@@ -35,7 +35,7 @@ from registry_svc.operations.governance import build_gate
 from registry_svc.operations.operations import OperationService
 from registry_svc.operations.profiles import Profiles, ProfileServicer
 from registry_svc.operations.servicer import OperationServicer
-from registry_svc.routers.router_sessions import RouterSessions, RouterSessionServicer
+from registry_svc.router_sessions import RouterSessions, RouterSessionServicer
 from registry_svc.secrets.secrets import Secrets, SecretServicer, SqlSecretStore
 from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase
 from registry_svc.writer import safely

@@ -7,46 +7,37 @@ from registry_svc.ledger.wait_queue import Waiter, WaitQueue
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.snapshot import DeviceSnapshot, bytes_messages, device_message
-from weft.kernel.clock import Clock
 from weft.kernel.timestamps import duration_of, optional_stamp, stamp_of
 
 MAX_WAITS = 64
 """Maximum waits that a host shows, the first in line, besides their number."""
 
 
-class HostMemoryView:
-    """Builds messages from the lease table and the wait queue."""
+def host_memory(table: LeaseTable, queue: WaitQueue, name: str, now: float) -> lease_service_pb2.HostMemory | None:
+    """Returns a host as last observed; None if it has no observed devices. `now` is in monotonic seconds."""
+    seen, account = table.host(name), table.open(name)
+    if seen is None or account is None or not seen.snapshot.devices:
+        return None
+    waiting = sorted(queue.on(name), key=lambda each: each.request.place)
+    return lease_service_pb2.HostMemory(
+        host=name,
+        source=lease_pb2.HostSighting.Source.ValueType(seen.snapshot.source),
+        sighting_time=stamp_of(seen.seen_at),
+        devices=[_device_memory(device, account.devices[device.index]) for device in seen.snapshot.devices],
+        leases=[
+            _lease_message(each, account.seen[each.grant.id], unowned=table.is_unowned(each))
+            for each in table.leases_on(name)
+        ],
+        waiting_count=len(waiting),
+        waits=[_wait_message(each, now) for each in waiting[:MAX_WAITS]],
+    )
 
-    def __init__(self, table: LeaseTable, queue: WaitQueue, clock: Clock) -> None:
-        self._table = table
-        self._clock = clock
-        self._queue = queue
 
-    def host(self, name: str) -> lease_service_pb2.HostMemory | None:
-        """Returns a host as last observed; None if it has no observed devices."""
-        seen, account = self._table.host(name), self._table.open(name)
-        if seen is None or account is None or not seen.snapshot.devices:
-            return None
-        waiting = sorted(self._queue.on(name), key=lambda each: each.request.place)
-        now = self._clock.monotonic()
-        return lease_service_pb2.HostMemory(
-            host=name,
-            source=lease_pb2.HostSighting.Source.ValueType(seen.snapshot.source),
-            sighting_time=stamp_of(seen.seen_at),
-            devices=[_device_memory(device, account.devices[device.index]) for device in seen.snapshot.devices],
-            leases=[
-                _lease_message(each, account.seen[each.grant.id], unowned=self._table.is_unowned(each))
-                for each in self._table.leases_on(name)
-            ],
-            waiting_count=len(waiting),
-            waits=[_wait_message(each, now) for each in waiting[:MAX_WAITS]],
-        )
-
-    def lease(self, lease: Lease) -> lease_pb2.Lease:
-        """Returns a lease with the observed memory of its processes."""
-        account = self._table.open(lease.grant.host)
-        seen = None if account is None else account.seen.get(lease.grant.id)
-        return _lease_message(lease, seen, unowned=self._table.is_unowned(lease))
+def shown_lease(table: LeaseTable, lease: Lease) -> lease_pb2.Lease:
+    """Returns a lease with the observed memory of its processes."""
+    account = table.open(lease.grant.host)
+    seen = None if account is None else account.seen.get(lease.grant.id)
+    return _lease_message(lease, seen, unowned=table.is_unowned(lease))
 
 
 def _lease_message(lease: Lease, seen_bytes: int | None, *, unowned: bool) -> lease_pb2.Lease:

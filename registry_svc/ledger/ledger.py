@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.host_view import HostMemoryView
+from registry_svc.ledger.host_view import host_memory, shown_lease
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import MAX_HOSTS, LeaseTable, RunnerOf
 from registry_svc.ledger.policy.leases import (
@@ -79,7 +79,6 @@ class Ledger:
             config.device_margin_bytes, config.orphan_keep_seconds, runner_of, on_change=self._note_change
         )
         self._queue = WaitQueue(config.max_waiting, on_change=self._note_change)
-        self._view = HostMemoryView(self._table, self._queue, clock)
         self._evictor = Evictor(calls, clock, self._wake.set)
         self._reconciler = Reconciler(self._table, self._queue, self._evictor, store, clock, config)
         self._writer = SingleWriter()
@@ -213,7 +212,7 @@ class Ledger:
                 "lease released by an operator", lease=lease_id, purpose=lease.grant.purpose, host=lease.grant.host
             )
         self._wake.set()
-        return self._view.lease(self._table.lease(lease_id) or released(lease, self._clock.monotonic()))
+        return shown_lease(self._table, self._table.lease(lease_id) or released(lease, self._clock.monotonic()))
 
     async def release_earlier_lives(self, holder: Holder, session_id: str) -> int:
         """Releases the leases of a holder's earlier incarnations. Returns their number."""
@@ -244,7 +243,7 @@ class Ledger:
         self._require_running()
         self._table.forget_hosts(self._clock.monotonic())
         names = self._table.host_names() if not only else [only]
-        found = [self._view.host(name) for name in names]
+        found = [self._host(name) for name in names]
         return [host for host in found if host is not None]
 
     async def watch_hosts(self) -> AsyncGenerator[pb.WatchHostMemoryResponse]:
@@ -258,13 +257,16 @@ class Ledger:
                 yield pb.WatchHostMemoryResponse(host=host)
             yield pb.WatchHostMemoryResponse(synced=True)
             async for name in changed:
-                found = self._view.host(name)
+                found = self._host(name)
                 if found is not None:
                     shown.add(name)
                     yield pb.WatchHostMemoryResponse(host=found)
                 elif name in shown:
                     shown.discard(name)
                     yield pb.WatchHostMemoryResponse(deleted_host=name)
+
+    def _host(self, name: str) -> pb.HostMemory | None:
+        return host_memory(self._table, self._queue, name, self._clock.monotonic())
 
     def _note_change(self, host: str) -> None:
         self._changed_hosts.publish_state(host, host)
@@ -286,7 +288,7 @@ class Ledger:
 
     def _granted(self, lease: Lease) -> pb.AcquireLeaseResponse:
         granted = pb.GrantedLease(
-            lease=self._view.lease(lease),
+            lease=shown_lease(self._table, lease),
             time_to_live=duration_of(self._config.lease_time_to_live_seconds),
             renew_interval=duration_of(self._config.renew_interval_seconds),
         )

@@ -16,6 +16,7 @@ from weft.kernel.names import MODEL_NAME_WORDS, is_model_name
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import caller
 from weft.kernel.unknown_names import MODEL, MODEL_OR_POOL, RUNNER, unknown_name
+from weft.signing.tokens import has_unknown_fields
 
 MAX_ACTION_BYTES = 16 * 1024
 
@@ -28,7 +29,9 @@ def check_action(action: operation_pb2.OperationAction) -> None:
     """Raises INVALID_ARGUMENT naming the field for an invalid action, without checking that names exist."""
     if action.ByteSize() > MAX_ACTION_BYTES:
         raise invalid_field("action", f"must be at most {MAX_ACTION_BYTES} bytes")
-    _require_known_fields(action)
+    # An operation must do exactly what was signed.
+    if has_unknown_fields(action):
+        raise invalid_field("action", "has a field that this release does not know")
     kind = action.WhichOneof("kind")
     if kind is None:
         raise invalid_field("action", "must be load_model, unload_model, flush_cache, pull_model or remove_model")
@@ -58,15 +61,6 @@ def action_summary(action: operation_pb2.OperationAction) -> str:
             return f"remove {action.remove_model.model}"
         case _:
             return "flush cache"
-
-
-def _require_known_fields(action: operation_pb2.OperationAction) -> None:
-    """Raises INVALID_ARGUMENT for unknown fields: an operation must do exactly what was signed."""
-    known = operation_pb2.OperationAction()
-    known.CopyFrom(action)
-    known.DiscardUnknownFields()
-    if known.ByteSize() != action.ByteSize():
-        raise invalid_field("action", "has a field that this release does not know")
 
 
 def _check_load(load: operation_pb2.LoadModel, field: str) -> None:

@@ -60,13 +60,18 @@ def read_action(data: bytes) -> operation_pb2.OperationAction:
         action = operation_pb2.OperationAction.FromString(data)
     except DecodeError as error:
         raise MalformedToken("has an action that cannot be read") from error
-    known = operation_pb2.OperationAction()
-    known.CopyFrom(action)
-    known.DiscardUnknownFields()
-    if known.ByteSize() != action.ByteSize():
+    if has_unknown_fields(action):
         raise MalformedToken("has an action with a part that this version does not know")
     operation_word(action)
     return action
+
+
+def has_unknown_fields(action: operation_pb2.OperationAction) -> bool:
+    """Whether an action has fields that this release does not know."""
+    known = operation_pb2.OperationAction()
+    known.CopyFrom(action)
+    known.DiscardUnknownFields()
+    return known.ByteSize() != action.ByteSize()
 
 
 def same_action(one: operation_pb2.OperationAction, other: operation_pb2.OperationAction) -> bool:

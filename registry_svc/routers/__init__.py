@@ -1,1 +1,0 @@
-"""The routers of the mesh and their sessions."""
