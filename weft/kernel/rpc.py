@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import grpc
 from google.protobuf import any_pb2, descriptor, duration_pb2, message_factory
+from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -187,12 +188,7 @@ def error_to_status(error: WeftError) -> status_pb2.Status:
     return status_pb2.Status(code=code, message=error.message, details=details)
 
 
-def _packed(
-    message: error_details_pb2.ErrorInfo
-    | error_details_pb2.RetryInfo
-    | error_details_pb2.BadRequest
-    | error_details_pb2.DebugInfo,
-) -> any_pb2.Any:
+def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
