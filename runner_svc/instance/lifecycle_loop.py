@@ -11,7 +11,7 @@ from runner_svc.instance.settings import HibernationSettings, RunRecipe, ServedM
 from runner_svc.instance.watchdog import Watchdog
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.engine_failures import without_tracebacks
-from runner_svc.policy.keep_alive import IdleState, SleepDecision, decide_sleep, keep_alive
+from runner_svc.policy.keep_alive import keep_alive, seconds_to_sleep
 from runner_svc.policy.lifecycle import (
     MAX_DETAIL_CHARS,
     Begun,
@@ -310,10 +310,10 @@ class LifecycleLoop:
                     fault = self._memory.lost_error()
                 if fault is not None:
                     return Faulted(fault.reason, fault.message)
-                decision = self.idle_timer.decide(stays_awake=self.stopping)
-                if decision.sleep or self._sleep_asked.is_set():
+                left = self.idle_timer.seconds_to_sleep(stays_awake=self.stopping)
+                if left == 0 or self._sleep_asked.is_set():
                     return SleepAsked()
-                await event_within(self._clock, decision.look_again_seconds, self._nudged)
+                await event_within(self._clock, left, self._nudged)
             report = exited.result()
             return Died(report.reason, report.how, report.exit)
         finally:
@@ -474,13 +474,12 @@ class IdleTimer:
     def _limit(self, request_seconds: float | None) -> float | None:
         if not self._settings.sleeps_by_itself:
             return None
-        settings = self._settings.keep_alive_settings(
-            request_seconds=request_seconds,
-            load_seconds=self.load_seconds,
+        return keep_alive(
+            (request_seconds, self.load_seconds, self._settings.idle_seconds),
+            self._settings.category,
             holds_devices=self._memory.holds_devices,
             pinned=self._memory.pinned,
         )
-        return keep_alive(settings)
 
     @property
     def ends_at(self) -> datetime | None:
@@ -503,7 +502,7 @@ class IdleTimer:
         self._asked_seconds = keep_alive_seconds
 
     def note_request_end(self, keep_alive_seconds: float | None) -> bool:
-        """Records the end of a request and its keep-alive. Returns whether to call `decide` now."""
+        """Records the end of a request and its keep-alive. Returns whether to decide about its sleep now."""
         before = self.limit_seconds
         self.begin()
         if self._has_served and keep_alive_seconds == self._request_seconds:
@@ -516,12 +515,7 @@ class IdleTimer:
         """Resets the keep-alives of loads and requests, because the model sleeps."""
         self.load_seconds = self._request_seconds = None
 
-    def decide(self, *, stays_awake: bool) -> SleepDecision:
-        """Decides whether to go to sleep now."""
-        signs = IdleState(
-            now=self._clock.monotonic(),
-            idle_since=self._since,
-            busy=bool(self._records.running),
-            stays_awake=stays_awake,
-        )
-        return decide_sleep(signs, self.limit_seconds)
+    def seconds_to_sleep(self, *, stays_awake: bool) -> float | None:
+        """See policy.keep_alive."""
+        idle_seconds, busy = self._clock.monotonic() - self._since, bool(self._records.running)
+        return seconds_to_sleep(self.limit_seconds, idle_seconds, busy=busy, stays_awake=stays_awake)

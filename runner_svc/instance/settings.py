@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
-from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveSettings
+from runner_svc.policy.keep_alive import DEFAULT_CATEGORY
 from runner_svc.runtimes.model_engine import ModelEngine
 from weft.api.registry.v1 import tags_pb2, wake_pb2
 from weft.api.runner.v1 import added_model_pb2
@@ -86,24 +86,11 @@ class HibernationSettings:
         """Whether it may go to sleep when idle, which requires that it can be woken again."""
         return self.can_unload and (self.can_wake or self.woken_by_mesh)
 
-    def keep_alive_settings(
-        self,
-        *,
-        request_seconds: float | None = None,
-        load_seconds: float | None = None,
-        holds_devices: bool = False,
-        pinned: bool = False,
-    ) -> KeepAliveSettings:
-        """Returns the configured keep-alive settings combined with the current ones."""
+    @property
+    def idle_seconds(self) -> float | None:
+        """Configured idle time after which it goes to sleep; negative: never; None: from `category`."""
         after_seconds = None if self.sleep is None else self.sleep.after_seconds
-        return KeepAliveSettings(
-            request_seconds=request_seconds,
-            load_seconds=load_seconds,
-            model_seconds=after_seconds if self.keep_alive_seconds is None else self.keep_alive_seconds,
-            category=self.category,
-            holds_devices=holds_devices,
-            pinned=pinned,
-        )
+        return after_seconds if self.keep_alive_seconds is None else self.keep_alive_seconds
 
     @property
     def longest_wake_seconds(self) -> float:

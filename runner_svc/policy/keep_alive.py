@@ -1,7 +1,6 @@
 """Decides how long idle models stay loaded. Durations are seconds; negative means unlimited."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from weft.kernel.request import Operation
@@ -22,59 +21,35 @@ def category_of(operations: Collection[Operation]) -> str:
     return "audio" if operations and _AUDIO.issuperset(operations) else DEFAULT_CATEGORY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepAliveSettings:
-    """Keep-alive settings of a model, most specific first; None: unset."""
+def keep_alive(
+    wishes: Iterable[float | None],
+    category: str = DEFAULT_CATEGORY,
+    *,
+    holds_devices: bool = False,
+    pinned: bool = False,
+) -> float | None:
+    """Returns the idle time after which a model is put to sleep; None: never.
 
-    request_seconds: float | None = None
-    """Of the last finished request."""
-    load_seconds: float | None = None
-    """Of the explicit load."""
-    model_seconds: float | None = None
-    """Of the configuration."""
-    category: str = DEFAULT_CATEGORY
-    holds_devices: bool = False
-    pinned: bool = False
-
-
-def keep_alive(settings: KeepAliveSettings) -> float | None:
-    """Returns the idle time after which it is put to sleep; None: never."""
-    if settings.pinned:
+    `wishes`: of the last finished request, the explicit load and the configuration, each None if unset.
+    """
+    if pinned:
         return None
-    for seconds in (settings.request_seconds, settings.load_seconds, settings.model_seconds):
+    for seconds in wishes:
         if seconds is not None:
             return None if seconds < 0 else seconds
-    return CATEGORY_SECONDS[settings.category] if settings.holds_devices else None
+    return CATEGORY_SECONDS[category] if holds_devices else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleState:
-    """The state of a ready model. Times are monotonic seconds."""
+def seconds_to_sleep(
+    after_seconds: float | None, idle_seconds: float, *, busy: bool, stays_awake: bool
+) -> float | None:
+    """Returns when to decide again about a ready model's sleep; 0: it sleeps now; None: after the next event.
 
-    now: float
-    idle_since: float
-    """When its last request ended, it became ready, or its last sleep attempt failed."""
-    busy: bool
-    """Whether a request holds a slot."""
-    stays_awake: bool
-    """Whether it must stay loaded because its runner is stopping."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SleepDecision:
-    """Whether to put the model to sleep now, and when to decide again."""
-
-    sleep: bool
-    look_again_seconds: float | None = None
-    """None: after the next event."""
-
-
-def decide_sleep(signs: IdleState, after_seconds: float | None) -> SleepDecision:
-    """Decides for a model that sleeps after `after_seconds` without a request; None: never."""
-    if after_seconds is None or signs.stays_awake:
-        return SleepDecision(sleep=False)
-    if signs.busy:
+    `after_seconds`: the result of `keep_alive`. `stays_awake`: its runner is stopping.
+    """
+    if after_seconds is None or stays_awake:
+        return None
+    if busy:
         # The end of a request is an event, so the delay only matters for long requests.
-        return SleepDecision(sleep=False, look_again_seconds=after_seconds or None)
-    left = signs.idle_since + after_seconds - signs.now
-    return SleepDecision(sleep=True) if left <= 0 else SleepDecision(sleep=False, look_again_seconds=left)
+        return after_seconds or None
+    return max(0.0, after_seconds - idle_seconds)

@@ -75,14 +75,14 @@ def test_keep_alive_is_read_in_all_its_forms(value: object, seconds: float, mode
     config = _config(_section(model_file, model={"keep_alive": value, "category": "vision"}), tmp_path)
     hibernation = config.models[0].hibernation
     assert (hibernation.keep_alive_seconds, hibernation.category) == (seconds, "vision")
-    assert hibernation.keep_alive_settings().model_seconds == seconds
+    assert hibernation.idle_seconds == seconds
 
 
 def test_hibernation_time_applies_if_keep_alive_is_unset(model_file: Path, tmp_path: Path) -> None:
     sleep = {"after_seconds": 20.0}
     only_sleep = _config(_section(model_file, model={"sleep": sleep}), tmp_path).models[0].hibernation
     both = _config(_section(model_file, model={"sleep": sleep, "keep_alive": "1m"}), tmp_path).models[0].hibernation
-    assert (only_sleep.keep_alive_settings().model_seconds, both.keep_alive_settings().model_seconds) == (20.0, 60.0)
+    assert (only_sleep.idle_seconds, both.idle_seconds) == (20.0, 60.0)
 
 
 def test_invalid_keep_alive_error_names_it(model_file: Path, tmp_path: Path) -> None:

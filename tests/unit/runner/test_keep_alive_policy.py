@@ -1,37 +1,25 @@
 """The keep-alive of an idle model, by its settings."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.policy.keep_alive import CATEGORY_SECONDS, KeepAliveSettings, category_of, keep_alive
+from runner_svc.policy.keep_alive import CATEGORY_SECONDS, category_of, keep_alive
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 
-NOTHING = KeepAliveSettings()
 CATEGORIES = [("text", 300.0), ("image", 900.0), ("vision", 60.0), ("audio", 300.0)]
 WISH = st.none() | st.floats(-1.0, 1e6)
-WISHES = st.builds(
-    KeepAliveSettings,
-    request_seconds=WISH,
-    load_seconds=WISH,
-    model_seconds=WISH,
-    category=st.sampled_from(sorted(CATEGORY_SECONDS)),
-    holds_devices=st.booleans(),
-    pinned=st.booleans(),
-)
+WISHES = st.tuples(WISH, WISH, WISH)
 
 
 def test_model_without_devices_and_settings_never_hibernates_automatically() -> None:
-    assert keep_alive(NOTHING) is None
+    assert keep_alive(()) is None
 
 
 @pytest.mark.parametrize(("category", "seconds"), CATEGORIES)
 def test_model_using_devices_is_kept_by_its_category(category: str, seconds: float) -> None:
-    wishes = KeepAliveSettings(category=category, holds_devices=True)
-    assert keep_alive(wishes) == seconds
-    assert keep_alive(replace(wishes, model_seconds=7.0)) == 7.0
+    assert keep_alive((None, None, None), category, holds_devices=True) == seconds
+    assert keep_alive((None, None, 7.0), category, holds_devices=True) == 7.0
 
 
 @pytest.mark.parametrize(
@@ -55,19 +43,20 @@ def test_every_category_of_operations_has_a_time() -> None:
 
 
 def test_request_keep_alive_precedes_load_which_precedes_model() -> None:
-    wishes = KeepAliveSettings(request_seconds=1.0, load_seconds=2.0, model_seconds=3.0, holds_devices=True)
-    assert keep_alive(wishes) == 1.0
-    assert keep_alive(replace(wishes, request_seconds=None)) == 2.0
-    assert keep_alive(replace(wishes, request_seconds=None, load_seconds=None)) == 3.0
+    assert keep_alive((1.0, 2.0, 3.0), holds_devices=True) == 1.0
+    assert keep_alive((None, 2.0, 3.0), holds_devices=True) == 2.0
+    assert keep_alive((None, None, 3.0), holds_devices=True) == 3.0
 
 
 def test_minus_one_means_unlimited_and_zero_means_not_kept() -> None:
-    assert keep_alive(KeepAliveSettings(request_seconds=-1.0, model_seconds=3.0)) is None
-    assert keep_alive(KeepAliveSettings(request_seconds=0.0, load_seconds=-1.0)) == 0.0
+    assert keep_alive((-1.0, None, 3.0)) is None
+    assert keep_alive((0.0, -1.0, None)) == 0.0
 
 
-@given(WISHES)
-def test_pinned_model_stays_for_any_keep_alive(wishes: KeepAliveSettings) -> None:
-    assert keep_alive(replace(wishes, pinned=True)) is None
-    limit = keep_alive(replace(wishes, pinned=False))
+@given(WISHES, st.sampled_from(sorted(CATEGORY_SECONDS)), st.booleans())
+def test_pinned_model_stays_for_any_keep_alive(
+    wishes: tuple[float | None, ...], category: str, holds_devices: bool
+) -> None:
+    assert keep_alive(wishes, category, holds_devices=holds_devices, pinned=True) is None
+    limit = keep_alive(wishes, category, holds_devices=holds_devices)
     assert limit is None or limit >= 0.0

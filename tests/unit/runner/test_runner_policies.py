@@ -1,13 +1,12 @@
 """Load stalls, slots, sleeping, reporting, logs."""
 
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
 from runner_svc.instance.admission import RequestLimit, SlotTable
 from runner_svc.policy.backoff import MAX_PAUSE_SECONDS, retry_pause_seconds
-from runner_svc.policy.keep_alive import IdleState, SleepDecision, decide_sleep
+from runner_svc.policy.keep_alive import seconds_to_sleep
 from runner_svc.policy.progress import LoadSample, LoadStallDetector
 from runner_svc.session.session import ReportTimes
 from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_UNREAD_LINES, LogRing
@@ -75,21 +74,22 @@ def test_instances_of_a_runner_share_its_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("signs", "after_seconds", "decision"),
+    ("signs", "after_seconds", "pause"),
     [
-        ({}, None, SleepDecision(sleep=False)),
-        ({}, 60.0, SleepDecision(sleep=False, look_again_seconds=10.0)),
-        ({}, 50.0, SleepDecision(sleep=True)),
-        ({"busy": True}, 50.0, SleepDecision(sleep=False, look_again_seconds=50.0)),
-        ({"stays_awake": True}, 50.0, SleepDecision(sleep=False)),
+        ({}, None, None),
+        ({}, 60.0, 10.0),
+        ({}, 50.0, 0.0),
+        ({}, 40.0, 0.0),
+        ({"busy": True}, 50.0, 50.0),
+        ({"busy": True}, 0.0, None),
+        ({"stays_awake": True}, 50.0, None),
     ],
 )
 def test_only_sufficiently_idle_models_hibernate(
-    signs: dict[str, Any], after_seconds: float | None, decision: SleepDecision
+    signs: dict[str, bool], after_seconds: float | None, pause: float | None
 ) -> None:
-    known: dict[str, Any] = {"now": 150.0, "idle_since": 100.0, "busy": False, "stays_awake": False, **signs}
-    facts = IdleState(**known)
-    assert decide_sleep(facts, after_seconds) == decision
+    known = {"busy": False, "stays_awake": False, **signs}
+    assert seconds_to_sleep(after_seconds, 50.0, **known) == pause
 
 
 def test_retry_backoff_is_bounded_exponential_with_jitter() -> None:
