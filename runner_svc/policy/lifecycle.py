@@ -308,8 +308,7 @@ def _at(state: LifeState, doing: Command, phase: Phase, detail: str = "") -> Lif
     return replace(state, doing=doing, phase=phase, detail=detail[:MAX_DETAIL_CHARS], resume_at=None)
 
 
-def _begun(state: LifeState, event: Begun, now: float, rules: LifeRules) -> LifeState:
-    del event, now
+def _begun(state: LifeState, _event: Begun, _now: float, rules: LifeRules) -> LifeState:
     return _at(state, Command.REST, Phase.HIBERNATING) if rules.start_asleep else _load(state)
 
 
@@ -317,8 +316,7 @@ def _load(state: LifeState) -> LifeState:
     return _at(state, Command.LOAD, Phase.LOADING, state.how)
 
 
-def _serve(state: LifeState, event: Loaded | SleepFailed, now: float, rules: LifeRules) -> LifeState:
-    del event, now, rules
+def _serve(state: LifeState, _event: Loaded | SleepFailed, _now: float, _rules: LifeRules) -> LifeState:
     return _at(state, Command.SERVE, Phase.DRAINING if state.draining else Phase.READY)
 
 
@@ -328,8 +326,7 @@ def _load_failed(state: LifeState, event: LoadFailed, now: float, rules: LifeRul
     return _after_death(_blame(state, event), now, rules, hopeless=event.reason in _HOPELESS)
 
 
-def _waits(state: LifeState, event: Waits, now: float, rules: LifeRules) -> LifeState:
-    del now, rules
+def _waits(state: LifeState, event: Waits, _now: float, _rules: LifeRules) -> LifeState:
     otherwise = WAKING if state.doing is Command.WAKE else state.how
     return replace(state, detail=(event.detail or otherwise)[:MAX_DETAIL_CHARS])
 
@@ -341,16 +338,14 @@ def _wake_failed(state: LifeState, event: WakeFailed, now: float, rules: LifeRul
     return _after_death(_blame(state, event), now, rules, hopeless=True)
 
 
-def _lost(state: LifeState, event: Died | Faulted, now: float, rules: LifeRules) -> LifeState:
-    del rules
+def _lost(state: LifeState, event: Died | Faulted, now: float, _rules: LifeRules) -> LifeState:
     state = _at(_blame(state, event), Command.CLEAR, Phase.STOPPING, event.how)
     if event.reason is Reason.OUT_OF_MEMORY:
         state = replace(state, memory_deaths=(*state.memory_deaths, now)[-MEMORY_DEATHS:])
     return state
 
 
-def _cleared(state: LifeState, event: Cleared, now: float, rules: LifeRules) -> LifeState:
-    del event
+def _cleared(state: LifeState, _event: Cleared, now: float, rules: LifeRules) -> LifeState:
     if rules.attached:
         return _absent(state, state.how, rules)
     recent = [at for at in state.memory_deaths if now - at < rules.limits.window_seconds]
@@ -388,9 +383,8 @@ def _advised(how: str) -> str:
     return how if ADVICE in how else f"out of memory: {how}; {ADVICE}"
 
 
-def _pause_over(state: LifeState, event: PauseOver, now: float, rules: LifeRules) -> LifeState:
+def _pause_over(state: LifeState, _event: PauseOver, now: float, _rules: LifeRules) -> LifeState:
     """Restarts after a pause, or waits for a request if it ran out of memory."""
-    del event, rules
     if state.resume_at is None or now < state.resume_at:
         raise ImpossibleEvent(f"PauseOver at {now}, before {state.resume_at}")
     if state.phase is Phase.FAILED and state.reason is Reason.OUT_OF_MEMORY:
@@ -398,15 +392,9 @@ def _pause_over(state: LifeState, event: PauseOver, now: float, rules: LifeRules
     return _load(state)
 
 
-def _sleep_asked(state: LifeState, event: SleepAsked, now: float, rules: LifeRules) -> LifeState:
-    del event, now
+def _sleep_asked(state: LifeState, _event: SleepAsked, _now: float, rules: LifeRules) -> LifeState:
     if state.doing is Command.SERVE:
         return _at(state, Command.SLEEP, Phase.STOPPING, FALLING_ASLEEP)
-    return _absent(state, "", rules)
-
-
-def _slept(state: LifeState, event: Slept, now: float, rules: LifeRules) -> LifeState:
-    del event, now
     return _absent(state, "", rules)
 
 
@@ -417,30 +405,9 @@ def _absent(state: LifeState, why: str, rules: LifeRules) -> LifeState:
     return _at(state, Command.SEEK, Phase.HIBERNATING if rules.woken_by_mesh else Phase.FAILED, why)
 
 
-def _missing(state: LifeState, event: Missing, now: float, rules: LifeRules) -> LifeState:
-    del now
-    return _absent(state, event.how, rules)
-
-
-def _wake_asked(state: LifeState, event: WakeAsked, now: float, rules: LifeRules) -> LifeState:
-    del event, now, rules
-    return _at(state, Command.WAKE, Phase.LOADING, WAKING)
-
-
-def _drain_asked(state: LifeState, event: DrainAsked, now: float, rules: LifeRules) -> LifeState:
-    del event, now, rules
+def _drain_asked(state: LifeState, _event: DrainAsked, _now: float, _rules: LifeRules) -> LifeState:
     phase = Phase.DRAINING if state.phase is Phase.READY else state.phase
     return replace(state, draining=True, phase=phase)
-
-
-def _end_asked(state: LifeState, event: EndAsked, now: float, rules: LifeRules) -> LifeState:
-    del event, now, rules
-    return _at(state, Command.END, Phase.STOPPING)
-
-
-def _ended(state: LifeState, event: Ended, now: float, rules: LifeRules) -> LifeState:
-    del event, now, rules
-    return _at(state, Command.NOTHING, Phase.IDLE)
 
 
 _Handler = Callable[[LifeState, Any, float, LifeRules], LifeState]
@@ -456,14 +423,14 @@ _HANDLERS: Mapping[type, _Handler] = MappingProxyType(
         Broke: _broke,
         Cleared: _cleared,
         SleepAsked: _sleep_asked,
-        Slept: _slept,
+        Slept: lambda state, _event, _now, rules: _absent(state, "", rules),
         SleepFailed: _serve,
-        WakeAsked: _wake_asked,
-        Missing: _missing,
+        WakeAsked: lambda state, *_: _at(state, Command.WAKE, Phase.LOADING, WAKING),
+        Missing: lambda state, event, _now, rules: _absent(state, event.how, rules),
         PauseOver: _pause_over,
         DrainAsked: _drain_asked,
-        EndAsked: _end_asked,
-        Ended: _ended,
+        EndAsked: lambda state, *_: _at(state, Command.END, Phase.STOPPING),
+        Ended: lambda state, *_: _at(state, Command.NOTHING, Phase.IDLE),
     }
 )
 
