@@ -14,7 +14,7 @@ from typing import TypeVar
 import psutil
 from typing_extensions import override
 
-from runner_svc.backend.port import Backend, CallInfo, ExitReport, ProcessSigns
+from runner_svc.backend.port import Backend, CallInfo, ExitReport
 from runner_svc.policy.engine_failures import (
     LAST_LINES,
     explain_foreign_build,
@@ -23,7 +23,7 @@ from runner_svc.policy.engine_failures import (
 )
 from runner_svc.policy.host_memory import OOM_SCORE
 from runner_svc.policy.memory_estimate import MEBIBYTE
-from runner_svc.policy.progress import LoadSample, LoadStallDetector
+from runner_svc.policy.progress import EngineUsage, LoadSample, LoadStallDetector
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise.guarded_engine import ProcessLimits
 from runner_svc.supervise.leftovers import Leftovers
@@ -115,12 +115,12 @@ class ProcessBackend(Backend):
         self._has_answered = True
 
     @override
-    def signs(self) -> ProcessSigns | None:
+    def signs(self) -> EngineUsage | None:
         pid = self._process.pid
         if pid is None:
             return None
         members = self._process.member_pids()
-        return ProcessSigns(cpu_seconds=self._cpu.seconds(pid, members), gpu_seconds=self._gpu.seconds(members))
+        return EngineUsage(cpu_seconds=self._cpu.seconds(pid, members), gpu_seconds=self._gpu.seconds(members))
 
     @override
     def processes(self) -> tuple[ProcessId, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from runner_svc.policy.progress import EngineUsage
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import (
     audio_pb2,
@@ -53,16 +54,6 @@ def _nothing() -> None:
 
 def _accept(payload: object) -> None:
     """Check that accepts every payload."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSigns:
-    """CPU and GPU time of an engine's processes."""
-
-    cpu_seconds: float
-    """User and system time of the process tree so far. It may decrease when a child ends."""
-    gpu_seconds: float | None = None
-    """GPU time of the process tree so far; None: unavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +293,7 @@ class Backend(Protocol):
         """The engine's last metrics page; None: it has no such page."""
         return None
 
-    def signs(self) -> ProcessSigns | None:
+    def signs(self) -> EngineUsage | None:
         """Returns CPU and GPU time of the engine's processes; None: there are none, or weft does not run them."""
         return None
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from runner_svc.backend.port import Backend, ProcessSigns
-from runner_svc.policy.progress import EngineUsage, Observation, ProgressPolicy, RequestSample, Verdict
+from runner_svc.backend.port import Backend
+from runner_svc.policy.progress import Observation, ProgressPolicy, RequestSample, Verdict
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords, RequestState
 from runner_svc.waiting import end_tasks
@@ -60,7 +60,7 @@ class Watchdog:
             requests=requests,
             last_token=self._last_token() if running else None,
             last_report=self._last_report(),
-            engine=None if signs is None else _engine_signs(signs),
+            engine=signs,
             owned=self._owned,
             responded=self._probe_result(),
         )
@@ -103,7 +103,3 @@ def _signs_of(record: RequestRecord) -> RequestSample:
         has_content=record.turn_has_content,
         in_engine=asked and not record.with_caller and record.state is not RequestState.RUNNING_TOOL,
     )
-
-
-def _engine_signs(signs: ProcessSigns) -> EngineUsage:
-    return EngineUsage(cpu_seconds=signs.cpu_seconds, gpu_seconds=signs.gpu_seconds)

@@ -35,6 +35,7 @@ class EngineUsage:
     """Total processor and GPU time used by an engine's processes."""
 
     cpu_seconds: float
+    """User and system time of the process tree so far. It may decrease when a child ends."""
     gpu_seconds: float | None = None
     """None: unknown."""
 

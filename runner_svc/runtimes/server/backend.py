@@ -14,11 +14,11 @@ from runner_svc.backend.port import (
     CallInfo,
     ErasedCache,
     LoadOrder,
-    ProcessSigns,
 )
 from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
 from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
 from runner_svc.policy.model_names import listed_models, not_listed_message
+from runner_svc.policy.progress import EngineUsage
 from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.metrics_page import load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
@@ -92,7 +92,7 @@ class ServerBackend(StartedServer[ServerModel]):
         self.operations, self.start_timeout_seconds = operations_of(model), model.start_timeout_seconds
 
     @override
-    def signs(self) -> ProcessSigns | None:
+    def signs(self) -> EngineUsage | None:
         """See Backend.signs. Also None if the work is done by a process that is not a descendant of the command."""
         return None if self.external_listener else super().signs()
 

@@ -14,13 +14,13 @@ from runner_svc.backend.port import (
     CallInfo,
     ExitReport,
     LoadOrder,
-    ProcessSigns,
 )
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.memory.port import MemoryForecast, MemoryLedger
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.progress import EngineUsage
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
@@ -66,8 +66,8 @@ class StepBackend(Backend):
             raise self.load_error
         return BackendFacts(operations=frozenset({Operation.CHAT}), context_tokens=512)
 
-    def signs(self) -> ProcessSigns | None:
-        return ProcessSigns(cpu_seconds=0.0)
+    def signs(self) -> EngineUsage | None:
+        return EngineUsage(cpu_seconds=0.0)
 
     async def responds(self, timeout_seconds: float) -> bool:
         return True

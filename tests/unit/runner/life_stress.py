@@ -14,7 +14,6 @@ from runner_svc.backend.port import (
     CallInfo,
     ExitReport,
     LoadOrder,
-    ProcessSigns,
 )
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
@@ -27,6 +26,7 @@ from runner_svc.memory.port import (
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
+from runner_svc.policy.progress import EngineUsage
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
@@ -135,8 +135,8 @@ class RandomBackend(Backend):
             if self._random.random() < 0.3:
                 return
 
-    def signs(self) -> ProcessSigns | None:
-        return None if self._attached else ProcessSigns(cpu_seconds=self._clock.monotonic())
+    def signs(self) -> EngineUsage | None:
+        return None if self._attached else EngineUsage(cpu_seconds=self._clock.monotonic())
 
     async def responds(self, timeout_seconds: float) -> bool:
         return self._random.random() < 0.7

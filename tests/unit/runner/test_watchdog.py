@@ -13,9 +13,9 @@ from runner_svc.backend.port import (
     EmbeddingResult,
     ExitReport,
     LoadOrder,
-    ProcessSigns,
 )
 from runner_svc.instance.watchdog import Watchdog
+from runner_svc.policy.progress import EngineUsage
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords, RequestState
 from runner_svc.supervise.logs import LogRing
@@ -41,9 +41,9 @@ class SilentBackend(Backend):
         self.looks = 0
         self.probes = 0
 
-    def signs(self) -> ProcessSigns | None:
+    def signs(self) -> EngineUsage | None:
         self.looks += 1
-        return None if self.cpu_seconds is None else ProcessSigns(cpu_seconds=self.cpu_seconds)
+        return None if self.cpu_seconds is None else EngineUsage(cpu_seconds=self.cpu_seconds)
 
     async def responds(self, timeout_seconds: float) -> bool:
         self.probes += 1
