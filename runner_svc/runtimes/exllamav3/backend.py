@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from runner_svc.backend.llama_flags import values_of_flags
 from runner_svc.backend.port import CacheIsolation, LoadOrder
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles
 from runner_svc.policy.load_plan import LoadPlan, context_parameter, whole_parameter, word_parameter
@@ -21,6 +20,7 @@ from runner_svc.runtimes.exllamav3.runtime import (
     cache_bits,
     cache_tokens_of,
 )
+from runner_svc.runtimes.flags import configured_values
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
 from runner_svc.runtimes.text_server import TextServer
 from weft.kernel.errors import invalid_field
@@ -61,7 +61,7 @@ class ExllamaV3Forecast(FileForecast):
 
 def _chunk_tokens(extra_arguments: Sequence[str]) -> int:
     parameter = whole_parameter("chunk_tokens", "", 1, MAX_CHUNK_TOKENS, CHUNK_TOKENS)
-    given = values_of_flags(extra_arguments, {"--chunk-tokens": parameter.name}, (parameter,))
+    given = configured_values(extra_arguments, ((parameter, ("--chunk-tokens",)),))
     return int(given.get(parameter.name, CHUNK_TOKENS))
 
 

@@ -1,23 +1,17 @@
 """Backend of the runtime llama_cpp_python: a server program around the library, started by the runner."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
 
 from typing_extensions import override
 
-from runner_svc.backend.devices import uses_no_device
-from runner_svc.backend.llama_flags import (
-    check_cache_and_attention,
-    tensor_split,
-    values_of_flags,
-)
 from runner_svc.backend.port import CallInfo, EmbeddingResult, LoadOrder
 from runner_svc.engine_host.request import PreparedRequest
 from runner_svc.memory.estimate import FileForecast
 from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
+from runner_svc.runtimes.flags import LoadFlags, check_cache_and_attention, configured_values, load_arguments
 from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS, RUNTIME, LlamaCppPythonModel
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
+from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS
 from runner_svc.runtimes.text_server import TextServer
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import GenerationPayload
@@ -30,70 +24,28 @@ MAX_GPU_LAYERS = 999
 MAX_BATCH_TOKENS = 65_536
 CACHE_TYPES = ("f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 """Cache types that the library has names for."""
-_FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "context_tokens": "--context-tokens",
-        "batch_tokens": "--batch-tokens",
-        "flash_attention": "--flash-attention",
-        "cache_type_k": "--cache-type-k",
-        "cache_type_v": "--cache-type-v",
-    }
+LOAD_FLAGS: LoadFlags = (
+    (context_parameter(DEFAULT_CONTEXT_TOKENS, 0), ("--context-tokens",)),
+    (
+        whole_parameter("gpu_layers", "Number of layers on accelerators; -1: all.", -1, MAX_GPU_LAYERS),
+        ("--gpu-layers",),
+    ),
+    (
+        word_parameter("flash_attention", "Flash attention. Default: off.", ("on", "off")),
+        ("--flash-attention",),
+    ),
+    (word_parameter("cache_type_k", "Data type of the keys in the KV cache.", CACHE_TYPES), ("--cache-type-k",)),
+    (word_parameter("cache_type_v", "Data type of the values in the KV cache.", CACHE_TYPES), ("--cache-type-v",)),
+    (
+        whole_parameter("batch_tokens", "Batch size: tokens computed at a time.", 1, MAX_BATCH_TOKENS),
+        ("--batch-tokens",),
+    ),
 )
 
 
 def operations_of(model: LlamaCppPythonModel) -> frozenset[Operation]:
     """Returns the operations that a model offers if its file has a chat template."""
-    always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
-    return frozenset(always | {Operation.EMBEDDING} if model.embeddings else always)
-
-
-def server_arguments(model: LlamaCppPythonModel, order: LoadOrder | None = None, port: int = 0) -> list[str]:
-    """Returns the command line after the program."""
-    order = order or LoadOrder()
-    arguments = [
-        *("--port", str(port), "--model", str(order.model_path or model.file)),
-        *("--context-tokens", str(model.slot_context_tokens), "--threads", str(model.engine_threads)),
-    ]
-    if model.embeddings:
-        arguments.append("--embeddings")
-    # Options of a load come last because the last of two equal flags counts.
-    return [*arguments, *model.extra_arguments, *_order_arguments(order)]
-
-
-def load_parameters(model: LlamaCppPythonModel, trained_context_tokens: int = 0) -> tuple[LoadParameter, ...]:
-    """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
-    return (
-        context_parameter(model.slot_context_tokens, trained_context_tokens),
-        whole_parameter("gpu_layers", "Number of layers on accelerators; -1: all.", -1, MAX_GPU_LAYERS),
-        word_parameter("flash_attention", "Flash attention. Default: off.", ("on", "off")),
-        word_parameter("cache_type_k", "Data type of the keys in the KV cache.", CACHE_TYPES),
-        word_parameter("cache_type_v", "Data type of the values in the KV cache.", CACHE_TYPES),
-        whole_parameter("batch_tokens", "Batch size: tokens computed at a time.", 1, MAX_BATCH_TOKENS),
-    )
-
-
-def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
-    """Parses load parameters from the configured extra flags, by name; invalid values are skipped."""
-    by_flag = {flag: name for name, flag in _FLAGS.items()} | {"--gpu-layers": "gpu_layers"}
-    return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaCppPythonModel(name="", path=Path())))
-
-
-def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
-    """Raises INVALID_ARGUMENT for valid values that contradict each other."""
-    check_cache_and_attention(parameters, "off", field)
-
-
-def _order_arguments(order: LoadOrder) -> list[str]:
-    arguments: list[str] = []
-    for name, flag in _FLAGS.items():
-        if name in order.parameters:
-            arguments += [flag, str(order.parameters[name])]
-    if uses_no_device(order):
-        arguments += ["--gpu-layers", "0"]
-    elif "gpu_layers" in order.parameters:
-        arguments += ["--gpu-layers", str(order.parameters["gpu_layers"])]
-    split = tensor_split(order)
-    return [*arguments, "--tensor-split", ",".join(map(str, split))] if split else arguments
+    return TextServer.operations | ({Operation.EMBEDDING} if model.embeddings else set())
 
 
 _NEEDED = missing_package("llama-cpp-python cannot be loaded; it needs", "llama-cpp-python")
@@ -114,16 +66,22 @@ class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
     @property
     @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        return load_parameters(self.model, self.context.trained_context_tokens)
+        context = context_parameter(self.model.slot_context_tokens, self.context.trained_context_tokens)
+        return (context, *(parameter for parameter, _ in LOAD_FLAGS[1:]))
 
     @override
     def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
         super().check_load(parameters, field)
-        check_together(parameters, field)
+        check_cache_and_attention(parameters, "off", field)
+
+    @override
+    def own_arguments(self, order: LoadOrder) -> list[str]:
+        return [*super().own_arguments(order), *(["--embeddings"] if self.model.embeddings else [])]
 
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
-        return server_arguments(self.model, order, port)
+        # Options of a load come last because the last of two equal flags counts.
+        return [*super().arguments(order, port), *load_arguments(order, LOAD_FLAGS)]
 
     @override
     async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
@@ -146,7 +104,7 @@ class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
 
 def load_values(model: LlamaCppPythonModel) -> Mapping[str, LoadValue]:
     """Returns the load parameters among a model's extra flags, by name."""
-    return configured_parameters(model.extra_arguments)
+    return configured_values(model.extra_arguments, LOAD_FLAGS)
 
 
 def build(model: LlamaCppPythonModel, context: ModelContext) -> ModelEngine:

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from runner_svc.backend.devices import uses_no_device
-from runner_svc.backend.llama_flags import (
-    check_cache_and_attention,
-    tensor_split,
-    values_of_flags,
-)
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
 from runner_svc.policy.memory_estimate import EngineHabits, ModelShape, settings_for, tokens_at_once
+from runner_svc.runtimes.flags import (
+    LoadFlags,
+    check_cache_and_attention,
+    configured_values,
+    load_arguments,
+    tensor_split,
+)
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.kernel.errors import invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
@@ -37,21 +38,51 @@ DRAFT_BY_MODEL = "draft-simple"
 """Speculative decoding with a separate draft model."""
 PROJECTOR_FLAGS = ("--mmproj", "-mm", "--mmproj-url", "-mmu")
 DRAFT_FLAGS = ("--model-draft", "-md", "--spec-draft-model", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft")
-_FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "flash_attention": "--flash-attn",
-        "cache_type_k": "--cache-type-k",
-        "cache_type_v": "--cache-type-v",
-        "batch_tokens": "--batch-size",
-        "ubatch_tokens": "--ubatch-size",
-        "image_max_tokens": "--image-max-tokens",
-        "spec_type": "--spec-type",
-        "spec_draft_n_max": "--spec-draft-n-max",
-        "spec_draft_p_min": "--spec-draft-p-min",
-        "spec_draft_ngl": "--spec-draft-ngl",
-    }
+LOAD_FLAGS: LoadFlags = (
+    (
+        whole_parameter("gpu_layers", "Number of layers on accelerators; -1: as many as fit.", -1, MAX_GPU_LAYERS),
+        ("--n-gpu-layers", "--gpu-layers", "-ngl"),
+    ),
+    (word_parameter("flash_attention", "Flash attention.", ("on", "off", "auto")), ("--flash-attn", "-fa")),
+    (word_parameter("cache_type_k", "Data type of the keys in the KV cache.", CACHE_TYPES), ("--cache-type-k", "-ctk")),
+    (
+        word_parameter("cache_type_v", "Data type of the values in the KV cache.", CACHE_TYPES),
+        ("--cache-type-v", "-ctv"),
+    ),
+    (
+        whole_parameter("batch_tokens", "Logical batch size: tokens submitted at a time.", 1, MAX_BATCH_TOKENS),
+        ("--batch-size", "-b"),
+    ),
+    (
+        whole_parameter("ubatch_tokens", "Batch size: tokens computed at a time.", 1, MAX_BATCH_TOKENS),
+        ("--ubatch-size", "-ub"),
+    ),
+    (
+        whole_parameter("image_max_tokens", "Maximum tokens per image; for vision models.", 1, MAX_IMAGE_TOKENS),
+        ("--image-max-tokens",),
+    ),
+    (
+        word_parameter("spec_type", "Speculative decoding; draft-mtp needs a model that supports it.", SPECULATION),
+        ("--spec-type",),
+    ),
+    (
+        whole_parameter("spec_draft_n_max", "Maximum number of draft tokens at a time.", 1, MAX_DRAFT_TOKENS),
+        ("--spec-draft-n-max",),
+    ),
+    (
+        LoadParameter(
+            name="spec_draft_p_min",
+            description="Minimum probability of a draft token for drafting to continue.",
+            minimum=0,
+            maximum=1,
+        ),
+        ("--spec-draft-p-min",),
+    ),
+    (
+        whole_parameter("spec_draft_ngl", "Number of draft model layers on accelerators.", 0, MAX_GPU_LAYERS),
+        ("--spec-draft-ngl",),
+    ),
 )
-"""Load parameters that correspond to one flag."""
 NO_HOST_CACHE: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_CACHE_RAM": "0", "LLAMA_ARG_CACHE_IDLE_SLOTS": "0"})
 """Disables the prompt cache in main memory (8 GiB by default), through which the server moves prompts between slots: a
 tenant would find another tenant's prompts there (measured with 0.5.0, November 2026). Set as variables because servers
@@ -62,19 +93,6 @@ MEMORY_LOG: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_LOG_VERBOSITY": "4"
 _HOST_CACHE_FLAGS = ("--cache-ram", "-cram")
 ADAPTER_FLAGS = ("--lora", "--lora-scaled", "--lora-init-without-apply")
 TEMPLATE_FLAGS = frozenset({"--chat-template", "--chat-template-file"})
-_OTHER_FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "-fa": "flash_attention",
-        "-ctk": "cache_type_k",
-        "-ctv": "cache_type_v",
-        "-b": "batch_tokens",
-        "-ub": "ubatch_tokens",
-        "-ngl": "gpu_layers",
-        "--gpu-layers": "gpu_layers",
-        "--n-gpu-layers": "gpu_layers",
-    }
-)
-"""Alternative spellings of flags."""
 
 
 def operations_of(model: LlamaServerModel) -> frozenset[Operation]:
@@ -141,7 +159,9 @@ def server_arguments(
         arguments += [*model.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
     else:
         arguments += model.extra_arguments
-    return [*arguments, *_parameter_arguments(order), *_device_arguments(order), *_batches(model, order, shape)]
+    if tensor_split(order):
+        arguments += ["--split-mode", "layer"]
+    return [*arguments, *load_arguments(order, LOAD_FLAGS), *_batches(model, order, shape)]
 
 
 def habits_of(model: LlamaServerModel) -> EngineHabits:
@@ -158,7 +178,7 @@ def _batches(model: LlamaServerModel, order: LoadOrder, shape: ModelShape | None
     if not habits.embeds:
         return []
     slots = slots_of(model, order)
-    options = {**configured_parameters(model.extra_arguments), **order.parameters}
+    options = {**load_values(model), **order.parameters}
     batch = int(options.get("batch_tokens", DEFAULT_BATCH_TOKENS))
     settings = settings_for(context_of(model, order), slots, options, habits)
     if settings.embeds:
@@ -176,34 +196,13 @@ def load_parameters(model: LlamaServerModel, trained_context_tokens: int = 0) ->
     return (
         context_parameter(model.slot_context_tokens, trained_context_tokens),
         whole_parameter("slots", "Maximum number of concurrent requests.", 1, MAX_SLOTS, model.slots),
-        whole_parameter("gpu_layers", "Number of layers on accelerators; -1: as many as fit.", -1, MAX_GPU_LAYERS),
-        word_parameter("flash_attention", "Flash attention.", ("on", "off", "auto")),
-        word_parameter("cache_type_k", "Data type of the keys in the KV cache.", CACHE_TYPES),
-        word_parameter("cache_type_v", "Data type of the values in the KV cache.", CACHE_TYPES),
-        whole_parameter("batch_tokens", "Logical batch size: tokens submitted at a time.", 1, MAX_BATCH_TOKENS),
-        whole_parameter("ubatch_tokens", "Batch size: tokens computed at a time.", 1, MAX_BATCH_TOKENS),
-        whole_parameter("image_max_tokens", "Maximum tokens per image; for vision models.", 1, MAX_IMAGE_TOKENS),
-        word_parameter("spec_type", "Speculative decoding; draft-mtp needs a model that supports it.", SPECULATION),
-        whole_parameter("spec_draft_n_max", "Maximum number of draft tokens at a time.", 1, MAX_DRAFT_TOKENS),
-        LoadParameter(
-            name="spec_draft_p_min",
-            description="Minimum probability of a draft token for drafting to continue.",
-            minimum=0,
-            maximum=1,
-        ),
-        whole_parameter("spec_draft_ngl", "Number of draft model layers on accelerators.", 0, MAX_GPU_LAYERS),
+        *(parameter for parameter, _ in LOAD_FLAGS),
     )
-
-
-def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
-    """Parses load parameters from the configured extra flags, by name; invalid values are skipped."""
-    by_flag = {flag: name for name, flag in _FLAGS.items()} | dict(_OTHER_FLAGS)
-    return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaServerModel(name="", path=Path())))
 
 
 def load_values(model: LlamaServerModel) -> Mapping[str, LoadValue]:
     """Returns the load parameters among a model's extra flags, by name."""
-    return configured_parameters(model.extra_arguments)
+    return configured_values(model.extra_arguments, LOAD_FLAGS)
 
 
 def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
@@ -216,7 +215,7 @@ def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
 
 def refused_parameter(unknown_flags: str, order: LoadOrder) -> str | None:
     """Returns the load parameter behind a flag that the server does not know; None: no parameter."""
-    by_flag = {flag: name for name, flag in _FLAGS.items()} | {"--n-gpu-layers": "gpu_layers"}
+    by_flag = {flag: parameter.name for parameter, (flag, *_) in LOAD_FLAGS}
     names = (by_flag.get(word) for word in unknown_flags.split())
     return next((name for name in names if name is not None and name in order.parameters), None)
 
@@ -229,28 +228,6 @@ def slots_of(model: LlamaServerModel, order: LoadOrder) -> int:
 def context_of(model: LlamaServerModel, order: LoadOrder) -> int:
     """Returns the context per slot of a load."""
     return int(order.parameters.get("context_tokens", model.slot_context_tokens))
-
-
-def _parameter_arguments(order: LoadOrder) -> list[str]:
-    arguments: list[str] = []
-    for name, flag in _FLAGS.items():
-        if name in order.parameters:
-            arguments += [flag, _word_of(order.parameters[name])]
-    layers = order.parameters.get("gpu_layers")
-    if uses_no_device(order):
-        arguments += ["--n-gpu-layers", "0"]
-    elif layers is not None:
-        arguments += ["--n-gpu-layers", str(layers)]
-    return arguments
-
-
-def _device_arguments(order: LoadOrder) -> list[str]:
-    split = tensor_split(order)
-    return ["--split-mode", "layer", "--tensor-split", ",".join(map(str, split))] if split else []
-
-
-def _word_of(value: LoadValue) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def adapter_bodies(model: LlamaServerModel) -> dict[str, dict[str, object]]:

@@ -11,8 +11,8 @@ from runner_svc.runtimes.llama_server.arguments import (
     ADAPTER_FLAGS,
     DRAFT_FLAGS,
     PROJECTOR_FLAGS,
-    configured_parameters,
     habits_of,
+    load_values,
     names_flag,
     names_template,
     operations_of,
@@ -118,12 +118,11 @@ def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
             raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
         context.require_file(setting, file)
     check_adapters(model, context)
-    values = configured_parameters(model.extra_arguments)
     return file_engine(
         model,
         context,
         LlamaServerBackend,
-        FileForecast(forecast_model(model, habits_of(model), values), context.estimator),
+        FileForecast(forecast_model(model, habits_of(model), load_values(model)), context.estimator),
         operations=operations_of(model),
         abilities=lambda templates: file_abilities(model, templates),
     )

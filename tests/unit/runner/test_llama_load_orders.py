@@ -11,20 +11,17 @@ import pytest
 from kit.engine_settings import engine_settings
 
 from runner_svc.backend.devices import hidden_devices
-from runner_svc.backend.llama_flags import tensor_split
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.memory_estimate import ModelShape, compute_bytes, settings_for, tokens_at_once
-from runner_svc.runtimes.llama_cpp_python.backend import check_together as check_together_in_process
-from runner_svc.runtimes.llama_cpp_python.backend import configured_parameters as configured_in_process
-from runner_svc.runtimes.llama_cpp_python.backend import load_parameters as in_process_parameters
-from runner_svc.runtimes.llama_cpp_python.backend import server_arguments as in_process_arguments
+from runner_svc.runtimes.flags import configured_values, tensor_split
+from runner_svc.runtimes.llama_cpp_python.backend import LOAD_FLAGS, LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_cpp_python.server import CACHE_TYPES, load_settings
 from runner_svc.runtimes.llama_cpp_python.server import parse_arguments as parse_host_arguments
 from runner_svc.runtimes.llama_props import ServerProps, parse_props
+from runner_svc.runtimes.llama_server.arguments import LOAD_FLAGS as SERVER_FLAGS
 from runner_svc.runtimes.llama_server.arguments import (
     check_together,
-    configured_parameters,
     habits_of,
     load_parameters,
     server_arguments,
@@ -43,7 +40,7 @@ from weft.kernel.request import Skill
 
 GIBIBYTE = 2**30
 SERVER, _ = engine_settings(LlamaServerModel, command=("llama-server",), path=Path("m.gguf"), name="m")
-IN_PROCESS, _ = engine_settings(LlamaCppPythonModel, path=Path("m.gguf"))
+IN_PROCESS = LlamaCppPythonBackend(*engine_settings(LlamaCppPythonModel, path=Path("m.gguf")))
 EIGHT = tuple(DeviceBytes(device_index=index, bytes=(10 + index) * GIBIBYTE) for index in range(8))
 
 
@@ -176,7 +173,7 @@ def test_reranking_model_accepts_texts_as_long_as_its_context() -> None:
 def test_another_file_replaces_the_configured_one() -> None:
     order = LoadOrder(model_path=Path("/models/q8_0.gguf"))
     assert _value(server_arguments(SERVER, order), "--model") == "/models/q8_0.gguf"
-    assert _value(in_process_arguments(IN_PROCESS, order), "--model") == "/models/q8_0.gguf"
+    assert _value(IN_PROCESS.arguments(order, 0), "--model") == "/models/q8_0.gguf"
 
 
 def test_single_leased_device_of_eight_is_the_only_one_visible_to_the_engine() -> None:
@@ -195,7 +192,7 @@ def test_model_on_several_of_eight_devices_is_split_by_its_shares() -> None:
     arguments = server_arguments(SERVER, order)
     assert _value(arguments, "--tensor-split") == f"{11 * 1024},{14 * 1024},{17 * 1024}"
     assert _value(arguments, "--split-mode") == "layer"
-    host = parse_host_arguments(in_process_arguments(IN_PROCESS, order))
+    host = parse_host_arguments(IN_PROCESS.arguments(order, 0))
     assert host.tensor_split == (11 * 1024, 14 * 1024, 17 * 1024)
 
 
@@ -220,12 +217,12 @@ def test_empty_shares_mean_no_device_for_any_load_options(hides: bool) -> None:
     order = LoadOrder(shares=(), hides_devices=hides, parameters={"gpu_layers": 99})
     assert hidden_devices(order) == {"CUDA_VISIBLE_DEVICES": ""}
     assert _value(server_arguments(SERVER, order), "--n-gpu-layers") == "0"
-    assert parse_host_arguments(in_process_arguments(IN_PROCESS, order)).gpu_layers == 0
+    assert parse_host_arguments(IN_PROCESS.arguments(order, 0)).gpu_layers == 0
 
 
 def test_device_flags_are_omitted_without_a_ledger() -> None:
     assert hidden_devices(LoadOrder()) == {}
-    flags = set(server_arguments(SERVER)) | set(in_process_arguments(IN_PROCESS))
+    flags = set(server_arguments(SERVER)) | set(IN_PROCESS.arguments(LoadOrder(), 0))
     assert not flags & {"--n-gpu-layers", "--gpu-layers", "--tensor-split", "--split-mode"}
 
 
@@ -281,8 +278,8 @@ def test_quantized_cache_values_need_flash_attention() -> None:
     check_together({"cache_type_v": "q8_0"}, "parameters")
     check_together({"cache_type_k": "q8_0", "flash_attention": "off"}, "parameters")
     with pytest.raises(FieldError, match="cache_type_v"):
-        check_together_in_process({"cache_type_v": "q8_0"}, "parameters")
-    check_together_in_process({"cache_type_v": "q8_0", "flash_attention": "on"}, "parameters")
+        IN_PROCESS.check_load({"cache_type_v": "q8_0"})
+    IN_PROCESS.check_load({"cache_type_v": "q8_0", "flash_attention": "on"})
 
 
 def test_ubatch_may_not_exceed_the_batch() -> None:
@@ -298,8 +295,8 @@ def test_host_program_passes_its_options_to_the_library() -> None:
         "cache_type_v": "q4_0",
         "batch_tokens": 64,
     }
-    check_parameters(parameters, in_process_parameters(IN_PROCESS))
-    options = parse_host_arguments(in_process_arguments(IN_PROCESS, LoadOrder(parameters=parameters)))
+    check_parameters(parameters, IN_PROCESS.load_parameters)
+    options = parse_host_arguments(IN_PROCESS.arguments(LoadOrder(parameters=parameters), 0))
     assert (options.flash_attention, options.cache_type_k, options.cache_type_v) == ("on", "q8_0", "q4_0")
     assert options.batch_tokens == 64
     options.embeddings, options.tensor_split = False, (3.0, 1.0)
@@ -314,16 +311,20 @@ def test_host_program_passes_its_options_to_the_library() -> None:
 
 
 def test_every_declared_cache_type_has_a_library_number() -> None:
-    words = next(one.words for one in in_process_parameters(IN_PROCESS) if one.name == "cache_type_k")
+    words = next(one.words for one in IN_PROCESS.load_parameters if one.name == "cache_type_k")
     assert set(words) == set(CACHE_TYPES)
 
 
 def test_configured_flags_map_to_parameter_names() -> None:
     extra = ("--verbose", "-ngl", "0", "--flash-attn", "off", "-ctk", "q8_0", "--n-gpu-layers", "12", "-ub", "many")
-    assert configured_parameters(extra) == {"gpu_layers": 12, "flash_attention": "off", "cache_type_k": "q8_0"}
-    assert configured_parameters(("--n-gpu-layers", "all")) == {}
-    assert configured_parameters(("--n-gpu-layers",)) == {}
-    assert configured_in_process(("--gpu-layers", "0", "--batch-tokens", "99999999")) == {"gpu_layers": 0}
+    assert configured_values(extra, SERVER_FLAGS) == {
+        "gpu_layers": 12,
+        "flash_attention": "off",
+        "cache_type_k": "q8_0",
+    }
+    assert configured_values(("--n-gpu-layers", "all"), SERVER_FLAGS) == {}
+    assert configured_values(("--n-gpu-layers",), SERVER_FLAGS) == {}
+    assert configured_values(("--gpu-layers", "0", "--batch-tokens", "99999999"), LOAD_FLAGS) == {"gpu_layers": 0}
 
 
 def test_effective_settings_are_read_from_server_properties() -> None:
@@ -407,5 +408,5 @@ async def test_attached_server_accepts_no_load_options(order: LoadOrder, field: 
     ],
 )
 def test_launcher_supports_the_short_llama_server_flags(argument: str, name: str, value: Any) -> None:
-    assert configured_parameters(argument.split()), "the estimate reads it"
+    assert configured_values(argument.split(), SERVER_FLAGS), "the estimate reads it"
     assert getattr(parse_launcher_arguments(["--model", "m.gguf", *argument.split()]), name) == value
