@@ -21,9 +21,8 @@ from runner_svc.openai_upstream.request import warning_frame
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.comfyui import messages
 from runner_svc.runtimes.comfyui.api import UPLOAD_FOLDER, ComfyApi, ComfyUnreachableError
-from runner_svc.runtimes.comfyui.image_frames import StepCounter
-from runner_svc.runtimes.comfyui.messages import OutputFile, Preview, Progress
-from runner_svc.runtimes.comfyui.prompt_run import PromptRun, RunLimits, Waiting, foreign_count
+from runner_svc.runtimes.comfyui.messages import OutputFile
+from runner_svc.runtimes.comfyui.prompt_run import PromptRun, RunLimits, StepCounter, foreign_count
 from runner_svc.runtimes.comfyui.runtime import FOLDERS, PARAMETERS, ComfyUiModel, check_template
 from runner_svc.runtimes.engine_figures import with_sample_time
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
@@ -328,8 +327,8 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
             graph = filled_graph(workflow, seeded, uploads.__getitem__)
             _name_files(graph, workflow.outputs)
             counter.begin(graph, index)
-            run = self._run()
-            async with aclosing(self._progress(run, graph, counter, call)) as frames:
+            run = PromptRun(self._comfy(), self._limits, self._clients, self.explain_break)
+            async with aclosing(run.frames(graph, counter, call.on_prefill)) as frames:
                 async for frame in frames:
                     yield frame
             images = await self._images(run, workflow.outputs)
@@ -342,28 +341,6 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
                 yield [event_pb2.InferenceEvent(image=image)]
                 made += 1
         yield finished_frame(usage_pb2.Usage(image_steps=counter.steps, image_pixels=pixels))
-
-    async def _progress(
-        self, run: PromptRun, graph: dict[str, Any], counter: StepCounter, call: CallInfo
-    ) -> AsyncGenerator[Frame]:
-        stage: str | None = None
-        async with aclosing(run.happenings(graph)) as happenings:
-            async for happening in happenings:
-                frame: Frame = []
-                if isinstance(happening, Progress):
-                    frame = counter.note(happening)
-                elif isinstance(happening, Preview):
-                    frame = counter.preview(happening)
-                elif (now := happening.stage if isinstance(happening, Waiting) else "") != stage:
-                    stage = now
-                    frame = counter.waiting(stage)
-                if not run.is_silent:
-                    call.on_prefill()
-                if frame:
-                    yield frame
-
-    def _run(self) -> PromptRun:
-        return PromptRun(self._comfy(), self._limits, self._clients, self.explain_break)
 
     async def _images(self, run: PromptRun, outputs: Sequence[str]) -> list[tuple[bytes, str]]:
         """Returns the images of a finished prompt, and deletes its history and files.

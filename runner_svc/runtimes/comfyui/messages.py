@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from weft.kernel.errors import WeftError
@@ -31,21 +32,20 @@ class Progress:
     total: int
 
 
+class Notice(Enum):
+    """A message without data."""
+
+    QUEUE_CHANGED = auto()
+    """The length of the queue has changed."""
+    ENDED = auto()
+    """The prompt has ended; its history has the result."""
+
+
 @dataclass(frozen=True, slots=True)
 class Executing:
-    """The running node; empty: the prompt has ended."""
+    """The running node."""
 
     node: str
-
-
-@dataclass(frozen=True, slots=True)
-class QueueChanged:
-    """The length of the queue has changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The prompt has ended; its history has the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Preview:
     media_type: str
 
 
-Message = Progress | Executing | QueueChanged | Ended | Preview
+Message = Progress | Executing | Preview | Notice
 
 
 def read_text(text: str, prompt_id: str) -> Message | None:
@@ -69,7 +69,7 @@ def read_text(text: str, prompt_id: str) -> Message | None:
         return None
     kind, data = message.get("type"), message["data"]
     if kind == "status":
-        return QueueChanged()
+        return Notice.QUEUE_CHANGED
     return _of_prompt(kind, data) if data.get("prompt_id", prompt_id) == prompt_id else None
 
 
@@ -78,8 +78,8 @@ def _of_prompt(kind: object, data: Mapping[str, Any]) -> Message | None:
         return _progress(data)
     if kind == "executing":
         node = data.get("node")
-        return Executing(str(node)[:MAX_NODE_ID_CHARS] if node is not None else "")
-    return Ended() if kind in ("execution_success", "execution_error", "execution_interrupted") else None
+        return Notice.ENDED if node in (None, "") else Executing(str(node)[:MAX_NODE_ID_CHARS])
+    return Notice.ENDED if kind in ("execution_success", "execution_error", "execution_interrupted") else None
 
 
 def _progress(data: Mapping[str, Any]) -> Progress | None:

@@ -6,7 +6,7 @@ prompt is queued once: if the response is lost, it is found by its client id, wh
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,7 +15,10 @@ import aiohttp
 
 from runner_svc.runtimes.comfyui import messages
 from runner_svc.runtimes.comfyui.api import ComfyApi, ComfyUnreachableError
-from runner_svc.runtimes.comfyui.messages import Executing, Preview, Progress, QueueChanged, QueuedPrompt
+from runner_svc.runtimes.comfyui.messages import Executing, Notice, Preview, Progress, QueuedPrompt
+from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
+from weft.dispatch.frames import Frame
+from weft.dispatch.workflow_graph import expected_steps
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -41,22 +44,6 @@ _Result = TypeVar("_Result")
 OUTCOME_UNKNOWN = "ComfyUI went away while the prompt was queued or ran, and does not know it any more"
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The prompt is waiting in the queue."""
-
-    stage: str
-    """What it is waiting for; empty: it is next."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alive:
-    """The prompt is running according to the queue, without new information."""
-
-
-Happening = Waiting | Alive | Progress | Preview
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
     """Limits of a run."""
@@ -75,6 +62,73 @@ class RunLimits:
     """Maximum size of a websocket message, including previews."""
     max_images: int = 16
     """Maximum number of images per workflow run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepCounter:
+    """Counts the steps of all images in a request."""
+
+    image_count: int
+    previews_per_image: int
+    _done_before: int = 0
+    """Steps of completed images."""
+    _expected: int = 0
+    """Steps of the current image according to its graph; 0: unknown."""
+    _samplers: frozenset[str] = frozenset()
+    _nodes: dict[str, Progress] = field(default_factory=dict)
+    _previews: int = 0
+    _index: int = 0
+
+    def begin(self, graph: Mapping[str, Any], index: int) -> None:
+        """Starts counting the steps of another image."""
+        self._done_before += self._done
+        self._expected = expected_steps(dict(graph))
+        self._samplers = frozenset(node for node, each in graph.items() if "steps" in each["inputs"])
+        self._nodes.clear()
+        self._previews, self._index = 0, index
+
+    @property
+    def _done(self) -> int:
+        return sum(each.done for each in self._nodes.values())
+
+    @property
+    def _total(self) -> int:
+        return max(self._expected, sum(each.total for each in self._nodes.values()))
+
+    @property
+    def steps(self) -> int:
+        """Completed steps of all images."""
+        return self._done_before + self._done
+
+    def waiting(self, stage: str) -> Frame:
+        """Returns the frame for a waiting prompt."""
+        return [self._event(stage)]
+
+    def note(self, progress: Progress) -> Frame:
+        """Returns the frame for progress; empty: the node is not a sampler, such as a decoder."""
+        if self._samplers and progress.node not in self._samplers:
+            return []
+        self._nodes[progress.node] = progress
+        return [self._event("")]
+
+    def preview(self, preview: Preview) -> Frame:
+        """Returns the frame for a preview; empty: none is due."""
+        due = self._total * (self._previews + 1) <= self._done * (self.previews_per_image + 1)
+        if self._previews >= self.previews_per_image or not self._done or not due or self._done >= self._total:
+            return []
+        part = chat_pb2.MediaPart(media_type=preview.media_type, data=preview.data)
+        partial = image_pb2.PartialImage(index=self._index, partial_index=self._previews, image=part)
+        self._previews += 1
+        return [event_pb2.InferenceEvent(partial_image=partial)]
+
+    def _event(self, stage: str) -> event_pb2.InferenceEvent:
+        progress = event_pb2.WorkProgress(
+            unit=event_pb2.WORK_UNIT_STEPS,
+            done=self.steps,
+            total=self._done_before + self._total * (self.image_count - self._index),
+            stage=stage,
+        )
+        return event_pb2.InferenceEvent(work_progress=progress)
 
 
 @dataclass(slots=True)
@@ -96,20 +150,36 @@ class PromptRun:
     _node_since: float = 0.0
     _interrupted_at: float | None = None
 
-    async def happenings(self, graph: dict[str, Any]) -> AsyncGenerator[Happening]:
-        """Queues the prompt and yields its events until it has ended, successfully or not; see `entry`.
+    async def frames(
+        self, graph: dict[str, Any], counter: StepCounter, on_progress: Callable[[], None]
+    ) -> AsyncGenerator[Frame]:
+        """Queues the prompt and yields its progress until it has ended, successfully or not; see `entry`.
+
+        `on_progress` is called for each sign that it waits or is computed.
 
         Raises BACKEND_REJECTED if the prompt is rejected, SERVER_DIED if it is lost. Closing the generator removes the
         prompt from the queue, or interrupts it if it is running.
         """
         self.own_clients.add(self.client)
+        shown: str | None = None
         try:
             async with AsyncExitStack() as stack:
                 socket = await self._connected(stack)
                 await self._submit(graph)
                 async with aclosing(self._followed(socket, stack)) as followed:
                     async for happening in followed:
-                        yield happening
+                        frame: Frame = []
+                        if isinstance(happening, Progress):
+                            frame = counter.note(happening)
+                        elif isinstance(happening, Preview):
+                            frame = counter.preview(happening)
+                        elif happening != shown:
+                            shown = happening
+                            frame = counter.waiting(happening)
+                        if not self._is_silent:
+                            on_progress()
+                        if frame:
+                            yield frame
             self._has_ended = True
         finally:
             self.own_clients.discard(self.client)
@@ -147,7 +217,8 @@ class PromptRun:
 
     async def _followed(
         self, socket: aiohttp.ClientWebSocketResponse, stack: AsyncExitStack
-    ) -> AsyncGenerator[Happening]:
+    ) -> AsyncGenerator[Progress | Preview | str]:
+        """Yields its progress and, at intervals, its stage in the queue; empty: it is next, or running."""
         loop = asyncio.get_running_loop()
         self._node_since = loop.time()
         look_at = loop.time()
@@ -173,12 +244,11 @@ class PromptRun:
             if isinstance(happening, Progress | Preview):
                 yield happening
             elif happening is not None:
-                is_over = not isinstance(happening, QueueChanged)
-                look_at = min(look_at, loop.time() + (0.0 if is_over else QUEUE_PAUSE_SECONDS))
+                look_at = min(look_at, loop.time() + (0.0 if happening is Notice.ENDED else QUEUE_PAUSE_SECONDS))
         async for late in self._rest(socket):
             yield late
 
-    async def _rest(self, socket: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[Happening]:
+    async def _rest(self, socket: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[Progress | Preview | str]:
         """Yields the remaining messages about a prompt after its end was detected."""
         with suppress(TimeoutError):
             async with asyncio.timeout(REST_SECONDS):
@@ -186,7 +256,7 @@ class PromptRun:
                     happening = self._read(received)
                     if isinstance(happening, Progress | Preview):
                         yield happening
-                    elif happening is not None and not isinstance(happening, QueueChanged):
+                    elif happening is Notice.ENDED:
                         return
 
     def _read(self, received: aiohttp.WSMessage) -> messages.Message | None:
@@ -195,16 +265,19 @@ class PromptRun:
         if received.type is not aiohttp.WSMsgType.TEXT:
             return None
         found = messages.read_text(received.data, self.prompt_id)
-        if isinstance(found, Executing) and found.node:
+        if isinstance(found, Executing):
             self._node, self._node_since = found.node, asyncio.get_running_loop().time()
             return None
         if isinstance(found, Progress):
             self._node_since = asyncio.get_running_loop().time()
         # While the prompt is running, the queue behind it does not matter.
-        return None if isinstance(found, QueueChanged) and self._node else found
+        return None if found is Notice.QUEUE_CHANGED and self._node else found
 
-    async def _looked(self) -> Waiting | Alive | None:
-        """Returns the state of the prompt; None: it has ended. Raises SERVER_DIED if ComfyUI does not know it."""
+    async def _looked(self) -> str | None:
+        """Returns what the prompt waits for; empty: it is next, or running; None: it has ended.
+
+        Raises SERVER_DIED if ComfyUI does not know it.
+        """
         queue = await self._tried(self.api.queue)
         ahead: list[QueuedPrompt] = []
         for each in queue:
@@ -213,15 +286,15 @@ class PromptRun:
                 continue
             if not each.is_running:
                 self._node_since = asyncio.get_running_loop().time()
-                return Waiting(messages.stage_behind(ahead, self.own_clients))
-            return Alive()
+                return messages.stage_behind(ahead, self.own_clients)
+            return ""
         # A prompt moves atomically from the queue to the history.
         if await self._tried(lambda: self.api.history(self.prompt_id)) is None:
             raise await self._lost()
         return None
 
     @property
-    def is_silent(self) -> bool:
+    def _is_silent(self) -> bool:
         """Whether the running node has reported no progress for too long."""
         return asyncio.get_running_loop().time() - self._node_since > self.limits.silent_node_seconds
 
