@@ -4,7 +4,7 @@ The server program imports this in an environment without weft's other dependenc
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -24,45 +24,43 @@ class Family:
     name: str
     title: str
     """Display name."""
-    classes: Mapping[Mode, str]
-    """The class of diffusers for each mode."""
-    denoiser: str
+    class_prefix: str
+    """Start of the names of its classes in diffusers."""
+    denoiser: str = "transformer"
     """The component that runs the steps."""
-    steps: int
+    steps: int = 28
     guidance: float
-    strength: Mapping[Mode, float]
+    strength: Mapping[Mode, float] = field(default_factory=lambda: {Mode.IMAGE: 0.8, Mode.INPAINTING: 1.0})
     """How much of a source image is changed; a default, like `steps` and `guidance`."""
-    side_pixels: int
+    side_pixels: int = 1024
     """Width and height if neither the request nor the model's files specify a size."""
-    size_multiple: int
+    size_multiple: int = 16
     """Width and height must be multiples of it."""
     takes_negative_prompt: bool = True
     packs_latents: bool = False
     """Whether its latents are a sequence of patches."""
-    accelerator_dtype: str
+    accelerator_dtype: str = "bfloat16"
     """Type of the weights on an accelerator."""
     quantized: frozenset[str]
     """Components that `quantization` affects."""
     options: frozenset[str] = frozenset()
     """Additional request parameters with the library's names."""
 
+    @property
+    def classes(self) -> Mapping[Mode, str]:
+        """The class of diffusers for each mode."""
+        suffixes = {Mode.TEXT: "Pipeline", Mode.IMAGE: "Img2ImgPipeline", Mode.INPAINTING: "InpaintPipeline"}
+        return {mode: self.class_prefix + suffix for mode, suffix in suffixes.items()}
 
-_STRENGTH = MappingProxyType({Mode.IMAGE: 0.8, Mode.INPAINTING: 1.0})
+
 _FAMILIES = (
     Family(
         name="sd",
         title="Stable Diffusion",
-        classes=MappingProxyType(
-            {
-                Mode.TEXT: "StableDiffusionPipeline",
-                Mode.IMAGE: "StableDiffusionImg2ImgPipeline",
-                Mode.INPAINTING: "StableDiffusionInpaintPipeline",
-            }
-        ),
+        class_prefix="StableDiffusion",
         denoiser="unet",
         steps=30,
         guidance=7.5,
-        strength=_STRENGTH,
         side_pixels=512,
         size_multiple=8,
         accelerator_dtype="float16",
@@ -73,19 +71,12 @@ _FAMILIES = (
     Family(
         name="sdxl",
         title="Stable Diffusion XL",
-        classes=MappingProxyType(
-            {
-                Mode.TEXT: "StableDiffusionXLPipeline",
-                Mode.IMAGE: "StableDiffusionXLImg2ImgPipeline",
-                Mode.INPAINTING: "StableDiffusionXLInpaintPipeline",
-            }
-        ),
+        class_prefix="StableDiffusionXL",
         denoiser="unet",
         steps=30,
         guidance=5.0,
         # With 1.0 the library ignores the source image, even where the mask preserves it.
         strength=MappingProxyType({Mode.IMAGE: 0.6, Mode.INPAINTING: 0.99}),
-        side_pixels=1024,
         size_multiple=8,
         accelerator_dtype="float16",
         quantized=frozenset({"unet"}),
@@ -94,42 +85,18 @@ _FAMILIES = (
     Family(
         name="sd3",
         title="Stable Diffusion 3",
-        classes=MappingProxyType(
-            {
-                Mode.TEXT: "StableDiffusion3Pipeline",
-                Mode.IMAGE: "StableDiffusion3Img2ImgPipeline",
-                Mode.INPAINTING: "StableDiffusion3InpaintPipeline",
-            }
-        ),
-        denoiser="transformer",
-        steps=28,
+        class_prefix="StableDiffusion3",
         guidance=4.5,
-        strength=_STRENGTH,
-        side_pixels=1024,
-        size_multiple=16,
-        accelerator_dtype="bfloat16",
         quantized=frozenset({"transformer", "text_encoder_3"}),
         options=frozenset({"clip_skip", "max_sequence_length"}),
     ),
     Family(
         name="flux",
         title="FLUX",
-        classes=MappingProxyType(
-            {
-                Mode.TEXT: "FluxPipeline",
-                Mode.IMAGE: "FluxImg2ImgPipeline",
-                Mode.INPAINTING: "FluxInpaintPipeline",
-            }
-        ),
-        denoiser="transformer",
-        steps=28,
+        class_prefix="Flux",
         guidance=3.5,
-        strength=_STRENGTH,
-        side_pixels=1024,
-        size_multiple=16,
         takes_negative_prompt=False,
         packs_latents=True,
-        accelerator_dtype="bfloat16",
         quantized=frozenset({"transformer", "text_encoder_2"}),
         options=frozenset({"max_sequence_length"}),
     ),

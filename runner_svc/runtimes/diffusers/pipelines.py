@@ -125,9 +125,28 @@ class Pipelines:
         """Returns a random generator on the processor, so that a seed has the same result on every device."""
         return self._torch.Generator(CPU).manual_seed(seed)
 
-    def shrunk(self, latents: Any, height: int, width: int) -> Any:
-        """Returns latents scaled down."""
-        return self._torch.nn.functional.interpolate(latents.float(), size=(height, width), mode="bilinear")
+    def preview(self, pipeline: Any, latents: Any, width: int, height: int) -> Any:
+        """Returns an approximate image of the latents. It costs as much as decoding a small image."""
+        vae = pipeline.vae
+        if self.family.packs_latents:
+            latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)  # noqa: SLF001 - no public API
+        sides = latents.shape[-2:]
+        share = min(1.0, max(1, self._options.preview_side_pixels // pipeline.vae_scale_factor) / max(sides))
+        size = tuple(max(1, round(side * share)) for side in sides)
+        latents = self._torch.nn.functional.interpolate(latents.float(), size=size, mode="bilinear")
+        # Whether the decoder exceeds the range of 16-bit floats.
+        overflows = bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"
+        restore = vae.dtype if overflows else None
+        if restore is not None:
+            vae.to(latents.dtype)
+        try:
+            latents = latents.to(vae.dtype) / vae.config.scaling_factor
+            latents = latents + (getattr(vae.config, "shift_factor", None) or 0.0)
+            decoded = vae.decode(latents, return_dict=False)[0]
+        finally:
+            if restore is not None:
+                vae.to(restore)
+        return pipeline.image_processor.postprocess(decoded, output_type="pil")[0]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error means that memory ran out."""

@@ -26,9 +26,14 @@ from runner_svc.engine_host.media_routes import ImageEngine, ImageRequest, send_
 from runner_svc.runtimes.diffusers.pictures import PictureFiles
 from runner_svc.runtimes.diffusers.pipelines import Pipelines, read_folder
 from runner_svc.runtimes.diffusers.plan import SEEDS, Plan, Planner
-from runner_svc.runtimes.diffusers.previews import PreviewDecoder, preview_steps
 
 MAX_WORDS_OF_ERROR = 300
+
+
+def preview_steps(step_count: int, preview_count: int) -> list[int]:
+    """Returns the steps, counted from 1, that are followed by a preview: evenly spaced, without the last step."""
+    wanted = {round(number * step_count / (preview_count + 1)) for number in range(1, preview_count + 1)}
+    return sorted(step for step in wanted if 0 < step < step_count)
 
 
 @dataclass(slots=True)
@@ -42,12 +47,9 @@ class _Progress:
 class DiffusersEngine(ImageEngine):
     """A loaded model."""
 
-    def __init__(
-        self, pipelines: Pipelines, files: PictureFiles, previews: PreviewDecoder, options: argparse.Namespace
-    ) -> None:
+    def __init__(self, pipelines: Pipelines, files: PictureFiles, options: argparse.Namespace) -> None:
         self._pipelines = pipelines
         self._files = files
-        self._previews = previews
         self._planner = Planner(pipelines, files, options)
 
     def make(self, request: ImageRequest, caller: Caller) -> None:
@@ -95,7 +97,10 @@ class DiffusersEngine(ImageEngine):
         def after_step(pipeline: Any, step: int, _: Any, given: dict[str, Any]) -> dict[str, Any]:
             nonlocal partial
             if step == 0:
-                self._begin(pipeline, plan, progress, request.partial_images)
+                # A scheduler may use two steps for one, and a source image reduces them.
+                steps = getattr(pipeline, "num_timesteps", None) or plan.steps
+                progress.total = steps * plan.count
+                progress.previews = preview_steps(steps, request.partial_images)
             progress.done += 1
             # Unlike the library's interrupt flag, this skips decoding.
             caller.raise_if_gone()
@@ -120,16 +125,10 @@ class DiffusersEngine(ImageEngine):
             raise FieldRefusedError("prompt", message)
         return made.images[0]
 
-    def _begin(self, pipeline: Any, plan: Plan, progress: _Progress, previews: int) -> None:
-        """Sets the actual number of steps: a scheduler may use two for one, and a source image reduces them."""
-        steps = getattr(pipeline, "num_timesteps", None) or plan.steps
-        progress.total = steps * plan.count
-        progress.previews = preview_steps(steps, previews)
-
     def _preview(self, pipeline: Any, latents: Any, plan: Plan) -> Any:
         """Returns a preview; None if it fails, which does not affect the image."""
         try:
-            return self._previews.preview(pipeline, latents, plan.width, plan.height)
+            return self._pipelines.preview(pipeline, latents, plan.width, plan.height)
         except Exception as error:  # noqa: BLE001 - the image itself is unaffected
             sys.stderr.write(f"no preview: {type(error).__name__}: {error}\n")
             return None
@@ -183,8 +182,7 @@ def load(options: argparse.Namespace) -> DiffusersEngine:
     of_weights = WEIGHTS_SHARE - LIBRARY_SHARE
     pipelines = Pipelines(torch, diffusers, options, lambda share: reports.report(LIBRARY_SHARE + of_weights * share))
     say(f"loaded {pipelines.description}")
-    previews = PreviewDecoder(pipelines=pipelines, side_pixels=options.preview_side_pixels)
-    return DiffusersEngine(pipelines, files, previews, options)
+    return DiffusersEngine(pipelines, files, options)
 
 
 def _quiet(library: Any) -> Any:

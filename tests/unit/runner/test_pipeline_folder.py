@@ -10,8 +10,8 @@ from runner_svc.model_files.pipeline_folder import PipelineFolderError, read_pip
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource
 from runner_svc.runtimes.diffusers.families import FAMILIES, PIPELINE_CLASSES, Mode
-from runner_svc.runtimes.diffusers.previews import preview_steps
 from runner_svc.runtimes.diffusers.runtime import RUNTIME, DiffusersModel
+from runner_svc.runtimes.diffusers.server import preview_steps
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
