@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
-from runner_svc.attached_servers import AttachedServers, record_models, server_record
-from runner_svc.followed_servers import FollowingHost
+from runner_svc.attached_servers import record_models, server_record
+from runner_svc.followed_servers import FollowedServers, FollowingHost, ServerOf
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_sizing import MachineMemory
@@ -112,13 +112,14 @@ class AddedModels:
         adder: ModelAdder | None,
         host: ModelHost,
         file: Path,
+        servers: FollowedServers,
+        server_of: ServerOf,
         max_models: int = MAX_ADDED_MODELS,
-        *,
-        servers: AttachedServers | None = None,
     ) -> None:
-        """`adder` None: the runner adds no models by source. `servers` None: it attaches no servers."""
+        """`adder` None: the runner adds no models by source. Attached servers are followed by `servers`."""
         self._adder = adder
-        self._attached = servers
+        self._servers = servers
+        self._server_of = server_of
         self._host = host
         self._file = AddedModelsFile(file)
         self._max_models = max_models
@@ -132,10 +133,9 @@ class AddedModels:
         """Serves the models in the file; each is loaded by its first request."""
         kept = await asyncio.to_thread(self._file.read)
         self._models |= {added.name: added for added in kept}
-        if self._attached is not None:
-            self._attached.on_models = self._note_listed
-            # Concurrently, so that an unresponsive server does not delay the others.
-            await asyncio.gather(*(self._attached.restore(each) for each in kept if each.HasField("server")))
+        self._servers.on_models = self._note_listed
+        # Concurrently, so that an unresponsive server does not delay the others.
+        await asyncio.gather(*(self._restore_server(each) for each in kept if each.HasField("server")))
         for added in kept:
             if added.HasField("server"):
                 continue
@@ -159,13 +159,6 @@ class AddedModels:
     def servers(self) -> list[str]:
         """The names of attached servers."""
         return [name for name, added in self._models.items() if added.HasField("server")]
-
-    @property
-    def _servers(self) -> AttachedServers:
-        """Raises UNSUPPORTED_OPERATION if the runner attaches no servers."""
-        if self._attached is None:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this runner attaches no servers")
-        return self._attached
 
     @property
     def _sources(self) -> ModelAdder:
@@ -241,26 +234,49 @@ class AddedModels:
             self._require_room(name)
             self._adding.add(name)
             try:
-                await self._servers.attach(wanted)
+                await self._follow(wanted)
                 self._models[name] = wanted
-                await self._keep_server(wanted)
+                try:
+                    await self._save()
+                except OSError as error:
+                    del self._models[name]
+                    await self._servers.forget(name)
+                    raise _not_kept(error) from error
             finally:
                 self._adding.discard(name)
         log.info("server attached", server=name, models=len(wanted.server.models))
         return wanted
 
+    async def _follow(self, added: added_model_pb2.AddedModel) -> None:
+        """Follows a server, and writes its models into the record.
+
+        Raises CONNECT_FAILED if it does not list models; it is then not followed. Raises ALREADY_EXISTS for a
+        configured server with the same name or address.
+        """
+        if added.name in self._servers.names:
+            raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has a server {added.name}; choose another name")
+        server = self._server_of(added)
+        if name := self._servers.named_at(server.place):
+            raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has this server already, as {name}")
+        said = await self._servers.follow(server)
+        if said.models is None:
+            await self._servers.forget(added.name)
+            raise WeftError(Reason.CONNECT_FAILED, f"the server is not attached: {said.why}")
+        models = self._servers.models(added.name)
+        record_models(added, models.served)
+        added.server.listed_count = models.listed_count
+
+    async def _restore_server(self, added: added_model_pb2.AddedModel) -> None:
+        """Follows a server of an earlier run, even if it does not answer now. Never raises."""
+        try:
+            await self._servers.follow(self._server_of(added))
+        except WeftError as error:
+            log.error("an attached server is not followed", server=added.name, why=error.message)  # noqa: TRY400
+
     def _attached_at(self, place: str) -> added_model_pb2.AddedModel | None:
         """Returns the server attached at an address in any spelling; None: there is none."""
         servers = (each for each in self._models.values() if each.HasField("server"))
         return next((each for each in servers if server_place(each.stored_source) == place), None)
-
-    async def _keep_server(self, added: added_model_pb2.AddedModel) -> None:
-        try:
-            await self._save()
-        except OSError as error:
-            del self._models[added.name]
-            await self._servers.detach(added.name)
-            raise _not_kept(error) from error
 
     async def _note_listed(self, server: str, models: Sequence[FollowedModel]) -> None:
         """Saves a server's changed models, so that a restart while the server is down serves them."""
@@ -292,7 +308,7 @@ class AddedModels:
                 self._models[name] = added
                 raise _not_kept(error) from error
             if added.HasField("server"):
-                await self._servers.detach(name)
+                await self._servers.forget(name)
                 freed = 0
             else:
                 freed = await self._host.remove(name)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner_svc.added_models import ModelAdder
-from runner_svc.attached_servers import ServerAdder
-from runner_svc.followed_servers import FollowedServer
+from runner_svc.followed_servers import FollowedServer, ServerOf
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import Observer
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
@@ -44,7 +43,7 @@ class RunnerConfig:
     """Servers whose listed models are all served."""
     adder: ModelAdder | None = None
     """Creates models from sources; None: only configured models are served."""
-    server_adder: ServerAdder | None = None
+    server_adder: ServerOf | None = None
     """Creates servers that are attached at runtime; None: none can be attached."""
     observer: Observer | None = None
     """Observer of this host's accelerators; None: devices are not observed, and no memory is leased."""

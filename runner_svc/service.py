@@ -12,7 +12,6 @@ import grpc
 from typing_extensions import override
 
 from runner_svc.added_models import SUFFIX, AddedModels
-from runner_svc.attached_servers import AttachedServers
 from runner_svc.backend.port import EnginePage
 from runner_svc.cache.manager import CacheManager
 from runner_svc.chat.request import ChatSetup
@@ -106,8 +105,7 @@ class RunnerService(Service):
         self._added: AddedModels | None = None
         if config.server_adder is not None:
             file = config.session_file.with_suffix(SUFFIX)
-            servers = AttachedServers(config.server_adder, self._followed)
-            self._added = AddedModels(config.adder, self, file, servers=servers)
+            self._added = AddedModels(config.adder, self, file, self._followed, config.server_adder)
         for instance in self._instances.values():
             self._prepare(instance)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)

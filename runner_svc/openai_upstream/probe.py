@@ -87,8 +87,8 @@ def list_of(probe: ServerProbe) -> ServerList:
         return ServerList(models=None, why="its answer is no list of models")
     if found.owners == {WEFT}:
         why = "it is a weft mesh, whose models are named one by one"
-        return ServerList(models=None, owners=found.owners, why=why, remedy=NAME_ITS_MODELS)
-    return ServerList(models=found, owners=found.owners)
+        return ServerList(models=None, why=why, remedy=NAME_ITS_MODELS)
+    return ServerList(models=found)
 
 
 @asynccontextmanager

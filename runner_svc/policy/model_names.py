@@ -89,8 +89,6 @@ class ServerList:
     """Why it is unknown."""
     remedy: str = "start it, or correct url"
     """How to fix that."""
-    owners: frozenset[str] = frozenset()
-    """Owners of its models, by which servers can be distinguished."""
 
 
 def listed_models(body: bytes) -> ListedModels:

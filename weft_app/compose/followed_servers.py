@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from typing_extensions import override
-
-from runner_svc.attached_servers import ServerAdder, remembered_of
+from runner_svc.attached_servers import remembered_of
 from runner_svc.followed_servers import FollowedServer
 from runner_svc.instance.settings import ServedModel
 from runner_svc.openai_upstream.server_probes import ServerProbe, ServerProbes
@@ -70,25 +68,19 @@ def _serves_nothing(section: RunnerSettings, model: ModelSettings) -> ServedMode
     raise AssertionError(f"a list is read, nothing served: {section.name} {model.name}")
 
 
-@dataclass(frozen=True, slots=True)
-class SectionServers(ServerAdder):
-    """Builds servers attached to one configured runner."""
-
-    section: RunnerSettings
-    build: BuildModel
-    probes: ServerProbes
-
-    @override
-    def server(self, added: added_model_pb2.AddedModel) -> FollowedServer:
-        server = added.server
-        address = ServerAddress(
-            name=added.name,
-            url=added.stored_source,
-            api_key_env=server.api_key_env or None,
-            remote=server.remote if server.HasField("remote") else None,
-        )
-        found = followed_server(self.section, address, "server", self.build, probes=self.probes)
-        return replace(found, remembered=remembered_of(added))
+def attached_server(
+    section: RunnerSettings, build: BuildModel, probes: ServerProbes, added: added_model_pb2.AddedModel
+) -> FollowedServer:
+    """Builds a server attached to a configured runner. Raises INVALID_ARGUMENT naming what is wrong with its record."""
+    server = added.server
+    address = ServerAddress(
+        name=added.name,
+        url=added.stored_source,
+        api_key_env=server.api_key_env or None,
+        remote=server.remote if server.HasField("remote") else None,
+    )
+    found = followed_server(section, address, "server", build, probes=probes)
+    return replace(found, remembered=remembered_of(added))
 
 
 def followed_server(

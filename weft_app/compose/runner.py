@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import runner_svc.service
@@ -30,7 +31,7 @@ from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import configured_runners
-from weft_app.compose.followed_servers import SectionServers, configured_servers
+from weft_app.compose.followed_servers import attached_server, configured_servers
 from weft_app.compose.home import WeftHome
 from weft_app.compose.metrics import metrics_services, runner_page
 from weft_app.compose.model_sources import ModelSources
@@ -124,7 +125,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         leftovers=leftovers,
         models=tuple(sources.served(model, build) for model in with_replicas(section, models)),
         followed=configured_servers(section, build_added, probes=context.probes),
-        server_adder=SectionServers(section, build_added, context.probes),
+        server_adder=partial(attached_server, section, build_added, context.probes),
         adder=adder,
         observer=None if accelerators is None else host_observer(accelerators),
         device_indexes=section.devices,

@@ -20,6 +20,7 @@ from runner_svc.added_models import (
     remembered_models,
 )
 from runner_svc.backend.port import Backend
+from runner_svc.followed_servers import FollowedServer, FollowedServers
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.model_sizing import MachineMemory
@@ -29,6 +30,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.model_source import ModelSource
 from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_0"
 NOTHING = load_pb2.LoadOptions()
@@ -36,6 +38,10 @@ NOTHING = load_pb2.LoadOptions()
 
 def _hide(_: model_store_pb2.PullProgress) -> None:
     """A ShowPull that shows nothing."""
+
+
+def _no_server(_: added_model_pb2.AddedModel) -> FollowedServer:
+    raise AssertionError("no servers are attached here")
 
 
 def _no_backend() -> Backend:
@@ -96,7 +102,9 @@ class Runner:
     host: FakeHost = field(default_factory=FakeHost)
 
     def __post_init__(self) -> None:
-        self.models = AddedModels(self.adder, self.host, self.file, self.max_models)
+        self.models = AddedModels(
+            self.adder, self.host, self.file, FollowedServers(self.host, FakeClock()), _no_server, self.max_models
+        )
 
     def again(self) -> "Runner":
         """The next life of the runner, on the same file."""

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from runner_svc.added_models import SUFFIX, AddedModels
-from runner_svc.attached_servers import AttachedServers
 from runner_svc.followed_servers import FollowedServer, FollowedServers
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.followed_models import FollowedModel
@@ -49,11 +48,8 @@ def followed(name: str, url: str) -> FollowedServer:
     )
 
 
-class Adder:
-    """See ServerAdder."""
-
-    def server(self, added: added_model_pb2.AddedModel) -> FollowedServer:
-        return followed(added.name, added.stored_source)
+def server_of(added: added_model_pb2.AddedModel) -> FollowedServer:
+    return followed(added.name, added.stored_source)
 
 
 def hide(_: model_store_pb2.PullProgress) -> None:
@@ -63,7 +59,7 @@ def hide(_: model_store_pb2.PullProgress) -> None:
 class Runner:
     def __init__(self, file: Path) -> None:
         self.followed = FollowedServers(Host(), FakeClock())
-        self._models = AddedModels(None, Host(), file, 4, servers=AttachedServers(Adder(), self.followed))
+        self._models = AddedModels(None, Host(), file, self.followed, server_of, 4)
 
     async def attach(self, url: str, name: str) -> str:
         return (await self._models.add(url, name, load_pb2.LoadOptions(), hide)).name

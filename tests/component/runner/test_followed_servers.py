@@ -235,7 +235,7 @@ async def test_detached_server_serves_nothing() -> None:
         async with following(server.url) as box:
             await box.start()
             await box.servers.forget("box")
-            assert (box.host.models, box.servers.models("box"), box.clock.sleepers) == ({}, (), 0)
+            assert (box.host.models, box.servers.names, box.clock.sleepers) == ({}, (), 0)
 
 
 def test_server_on_another_network_needs_the_remote_setting() -> None:
