@@ -1,11 +1,8 @@
-"""The lease manager of a runner: acquires, renews and releases leases on accelerator memory at the registry.
-
-`LeaseClient` makes the calls to the lease service.
-"""
+"""The lease manager of a runner: acquires, renews and releases leases on accelerator memory at the registry."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -51,6 +48,11 @@ MAX_LEASES = 1024
 MAX_CONCURRENT_REQUESTS = 8
 """Concurrent lease requests of a runner at the registry, because a dial-out link limits its calls."""
 MAX_WATCHED = 4096
+MAX_PROCESSES = 256
+"""Maximum number of a lease's processes in reports to the registry."""
+CALL_TIMEOUT_SECONDS = 5.0
+AWAY = REGISTRY_AWAY | {Reason.DEADLINE_EXCEEDED, Reason.SESSION_UNKNOWN, Reason.PERMISSION_DENIED}
+"""Reasons of a registry that is unreachable or has no session for this runner."""
 
 _RETRY_AFTER_SECONDS = 5.0
 """Retry delay after a wait for memory that timed out."""
@@ -96,9 +98,19 @@ class _Held:
 
 
 @dataclass(slots=True, eq=False)
-class _LeaseRequest:
-    request: pb.AcquireLeaseRequest
+class _Wait:
+    """A load that waits for a lease."""
+
+    on_waiting: OnWaiting
+    request: pb.AcquireLeaseRequest = field(default_factory=pb.AcquireLeaseRequest)
     grant: lease_pb2.Lease | None = None
+    why: str = ""
+
+    def note(self, why: str) -> None:
+        """Passes on what it waits for, if that has changed."""
+        if why != self.why:
+            self.why = why
+            self.on_waiting(why)
 
 
 @dataclass(slots=True)
@@ -124,7 +136,11 @@ class LeaseManager(MemoryLedger):
         """`session_id` is empty without a session; `jitter` returns 0 to 1 and spreads retries."""
         self._config = config
         self._observer = observer
-        self._calls = LeaseClient(config.runner, config.incarnation, session_id)
+        self._session_id = session_id
+        self._stub: LeaseServiceAsyncStub | None = None
+        self._holder = lease_pb2.LeaseHolder(
+            kind=lease_pb2.LeaseHolder.KIND_RUNNER, name=config.runner, incarnation=config.incarnation
+        )
         self._clock = clock
         self._jitter = jitter
         self._held: dict[str, _Held] = {}
@@ -158,7 +174,7 @@ class LeaseManager(MemoryLedger):
         accounts: dict[int, pb.DeviceMemory] = {}
         if snapshot.devices:
             with contextlib.suppress(WeftError):
-                known = await self._calls.host_memory(snapshot.host)
+                known = await self._host_memory(snapshot.host)
                 accounts = {account.device.index: account for account in known}
         wanted = self._config.device_indexes
         return tuple(
@@ -174,7 +190,7 @@ class LeaseManager(MemoryLedger):
         snapshot = await self._observer.look()
         wanted = self._config.device_indexes
         with contextlib.suppress(WeftError):
-            accounts = await self._calls.host_memory(snapshot.host)
+            accounts = await self._host_memory(snapshot.host)
             return sum(each.free_bytes for each in accounts if not wanted or each.device.index in wanted)
         return None
 
@@ -184,7 +200,7 @@ class LeaseManager(MemoryLedger):
 
     async def start(self, registry: "grpc.aio.Channel") -> None:
         """Starts renewals, which also report the host's devices. Orphans of earlier incarnations must be gone."""
-        self._calls.connect(registry)
+        self._stub = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
         self._tasks = [
             start_critical(self._renew_loop(), name="lease-renewals"),
             start_critical(self._release_loop(), name="lease-releases"),
@@ -203,17 +219,16 @@ class LeaseManager(MemoryLedger):
     async def acquire(
         self, wanted: pb.AcquireLeaseRequest, user: MemoryUser, on_waiting: OnWaiting
     ) -> lease_pb2.Lease | None:
-        pending = _LeaseRequest(pb.AcquireLeaseRequest())
-        status = _WaitStatus(on_waiting)
+        wait = _Wait(on_waiting)
         try:
-            await within(self._clock, self._config.max_wait_seconds, self._wait_for(wanted, user, pending, status))
-        except TimeoutError:
-            self._drop(pending)
-            raise self._too_long(wanted, status.last) from None
-        except BaseException:
-            self._drop(pending)
+            await within(self._clock, self._config.max_wait_seconds, self._wait_for(wanted, user, wait))
+        except BaseException as error:
+            if wait.grant is not None:
+                self.release(wait.grant)
+            if isinstance(error, TimeoutError):
+                raise self._too_long(wanted, wait.why) from None
             raise
-        return pending.grant
+        return wait.grant
 
     @override
     def is_good(self, grant: lease_pb2.Lease) -> bool:
@@ -230,10 +245,6 @@ class LeaseManager(MemoryLedger):
             self._releasing[grant.lease_id] = grant
             self._release_asked.set()
 
-    def _drop(self, pending: _LeaseRequest) -> None:
-        if pending.grant is not None:
-            self.release(pending.grant)
-
     def _too_long(self, wanted: pb.AcquireLeaseRequest, last: str) -> WeftError:
         seconds, metadata = self._config.max_wait_seconds, {"model": wanted.purpose}
         if last == NO_REGISTRY:
@@ -244,12 +255,10 @@ class LeaseManager(MemoryLedger):
         words = f"{wanted.purpose} got no memory within {seconds:g} s" + (f": {why}" if why else "")
         return WeftError(Reason.INSUFFICIENT_MEMORY, words, metadata=metadata, retry_after_seconds=_RETRY_AFTER_SECONDS)
 
-    async def _wait_for(
-        self, wanted: pb.AcquireLeaseRequest, user: MemoryUser, pending: _LeaseRequest, status: "_WaitStatus"
-    ) -> None:
-        """Sets the grant of `pending`, or leaves it empty if there are no devices."""
+    async def _wait_for(self, wanted: pb.AcquireLeaseRequest, user: MemoryUser, wait: _Wait) -> None:
+        """Sets the grant of `wait`, or leaves it empty if there are no devices."""
         deadline = self._clock.monotonic() + self._config.max_wait_seconds
-        snapshot = await self._first_snapshot(status)
+        snapshot = await self._first_snapshot(wait)
         if not snapshot.devices:
             return
         if not self._has_devices:
@@ -258,13 +267,13 @@ class LeaseManager(MemoryLedger):
         if len(self._held) + len(self._releasing) >= MAX_LEASES:
             raise WeftError(Reason.TOO_MANY_RESOURCES, f"the runner holds {MAX_LEASES} leases, which is the limit")
         if self._request_slots.locked():
-            status.set(OWN_QUEUE)
+            wait.note(OWN_QUEUE)
         async with self._request_slots:
             while True:
                 left = max(0.001, deadline - self._clock.monotonic())
-                pending.request = self._request(wanted, snapshot, left)
-                await self._request_until_granted(pending, user, snapshot.source, status)
-                if await self._is_confirmed(pending, status):
+                wait.request = self._request(wanted, snapshot, left)
+                await self._request_until_granted(wait, user, snapshot.source)
+                if await self._is_confirmed(wait):
                     return
                 snapshot = await self._observer.look(fresh=True)
 
@@ -281,50 +290,57 @@ class LeaseManager(MemoryLedger):
         request.MergeFrom(wanted)
         return request
 
-    async def _first_snapshot(self, status: "_WaitStatus") -> HostSnapshot:
+    async def _first_snapshot(self, wait: _Wait) -> HostSnapshot:
         """Returns the first snapshot with devices, or that certainly has none."""
         failures = 0
         while True:
             snapshot = await self._observer.look(fresh=True)
             if snapshot.devices or snapshot.source is not Source.UNKNOWN:
                 return snapshot
-            status.set(NO_SNAPSHOT)
+            wait.note(NO_SNAPSHOT)
             failures += 1
             await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
 
-    async def _request_until_granted(
-        self, pending: _LeaseRequest, user: MemoryUser, source: Source, status: "_WaitStatus"
-    ) -> None:
+    async def _request_until_granted(self, wait: _Wait, user: MemoryUser, source: Source) -> None:
         """Sends a request, and repeats it with the same id while the registry is unreachable, to get only one lease."""
         failures = 0
         while True:
             try:
                 await self._release_earlier_incarnations()
-                lease = await self._request_once(pending.request, status)
+                lease = await self._request_once(wait)
             except WeftError as error:
                 if error.reason not in AWAY:
                     raise
-                status.set(NO_REGISTRY)
+                wait.note(NO_REGISTRY)
                 failures += 1
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
                 # A grant must not be based on a snapshot from before the outage.
                 snapshot = await self._observer.look(fresh=True)
-                pending.request.sighting.CopyFrom(snapshot_message(snapshot))
+                wait.request.sighting.CopyFrom(snapshot_message(snapshot))
             else:
                 if not lease.shares or not lease.lease_id:
                     raise WeftError(Reason.INTERNAL, "the registry granted a lease without memory")
                 self.hides_devices = source is not Source.DECLARED
-                pending.grant = lease
+                wait.grant = lease
                 self._held[lease.lease_id] = _Held(lease, user)
                 return
 
-    async def _request_once(self, request: pb.AcquireLeaseRequest, status: "_WaitStatus") -> "lease_pb2.Lease":
-        async with contextlib.aclosing(self._calls.acquire(request)) as responses:
-            async for response in responses:
-                if response.HasField("granted"):
-                    self._note_times(response.granted)
-                    return response.granted.lease
-                status.set(f"{_WAITING}{response.waiting.detail}")
+    async def _request_once(self, wait: _Wait) -> "lease_pb2.Lease":
+        """Requests a lease and waits until it is granted. Cancelling it leaves the queue."""
+        wait.request.session_id = self._require_session()
+        wait.request.holder.CopyFrom(self._holder)
+        with calling(Reason.SERVICE_UNAVAILABLE):
+            call = self._require_stub().AcquireLease(wait.request)
+            try:
+                # Not `async for`: its generator and the call form a reference cycle, 25 KB until it is collected.
+                while (received := await call.read()) is not grpc.aio.EOF:
+                    response = cast("pb.AcquireLeaseResponse", received)
+                    if response.HasField("granted"):
+                        self._note_times(response.granted)
+                        return response.granted.lease
+                    wait.note(f"{_WAITING}{response.waiting.detail}")
+            finally:
+                call.cancel()
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the wait without an answer")
 
     def _note_times(self, granted: pb.GrantedLease) -> None:
@@ -332,23 +348,23 @@ class LeaseManager(MemoryLedger):
         interval = seconds_of(granted.renew_interval) or DEFAULT_RENEW_SECONDS
         self._times = replace(self._times, time_to_live=time_to_live, next_within=interval)
 
-    async def _is_confirmed(self, pending: _LeaseRequest, status: "_WaitStatus") -> bool:
+    async def _is_confirmed(self, wait: _Wait) -> bool:
         """Whether a renewal succeeded, without which the local clock does not know the lease's validity."""
-        assert pending.grant is not None
+        assert wait.grant is not None
         failures = 0
-        while pending.grant.lease_id in self._held:
+        while wait.grant.lease_id in self._held:
             try:
                 await self._renew()
             except WeftError as error:
                 if error.reason not in AWAY:
                     raise
-                status.set(NO_REGISTRY)
+                wait.note(NO_REGISTRY)
                 failures += 1
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
             else:
-                if self.is_good(pending.grant):
+                if self.is_good(wait.grant):
                     return True
-        pending.grant = None
+        wait.grant = None
         return False
 
     async def _release_earlier_incarnations(self) -> None:
@@ -356,10 +372,12 @@ class LeaseManager(MemoryLedger):
         async with self._earlier_lock:
             if self._has_released_earlier:
                 return
-            released = await self._calls.release_earlier_incarnations()
+            request = pb.ReleaseEarlierLivesRequest(holder=self._holder, session_id=self._require_session())
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                response = await self._require_stub().ReleaseEarlierLives(request, timeout=CALL_TIMEOUT_SECONDS)
             self._has_released_earlier = True
-            if released:
-                log.info("leases of an earlier life were given up", count=released)
+            if response.released_count:
+                log.info("leases of an earlier life were given up", count=response.released_count)
 
     async def _renew_loop(self) -> None:
         failures = 0
@@ -393,11 +411,15 @@ class LeaseManager(MemoryLedger):
             watched = list({*self._times.watched}.union(*processes.values()))[:MAX_WATCHED]
             snapshot = await self._observer.look(watched, fresh=bool(self._times.watched) or not held)
             request = pb.RenewLeasesRequest(
+                holder=self._holder,
+                session_id=self._require_session(),
                 leases=[one.use(processes[lease_id]) for lease_id, one in held.items()],
                 sighting=snapshot_message(snapshot),
             )
             sent = self._clock.monotonic()
-            self._apply_renewal(await self._calls.renew(request), held, sent)
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                response = await self._require_stub().RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS)
+            self._apply_renewal(response, held, sent)
             for lease_id, one in held.items():
                 if lease_id in self._held:
                     one.user.note_memory_seen(seen_bytes(processes[lease_id], snapshot))
@@ -439,7 +461,7 @@ class LeaseManager(MemoryLedger):
     async def _release_all(self) -> None:
         for lease_id, grant in list(self._releasing.items()):
             try:
-                await self._calls.release(lease_id, grant.fencing_number)
+                await self._release(lease_id, grant.fencing_number)
             except WeftError as error:
                 if error.reason in AWAY:
                     raise
@@ -448,63 +470,9 @@ class LeaseManager(MemoryLedger):
             self._releasing.pop(lease_id, None)
             self._nudged.set()  # the registry waits for a snapshot without its processes
 
-
-class _WaitStatus:
-    """Passes status texts on when they change."""
-
-    def __init__(self, on_waiting: OnWaiting) -> None:
-        self._on_waiting = on_waiting
-        self.last = ""
-
-    def set(self, words: str) -> None:
-        if words != self.last:
-            self.last = words
-            self._on_waiting(words)
-
-
-CALL_TIMEOUT_SECONDS = 5.0
-AWAY = REGISTRY_AWAY | {Reason.DEADLINE_EXCEEDED, Reason.SESSION_UNKNOWN, Reason.PERMISSION_DENIED}
-"""Reasons of a registry that is unreachable or has no session for this runner."""
-
-
-class LeaseClient:
-    """Calls the lease service. Methods raise WeftError, with a reason of AWAY before `connect` or without a session."""
-
-    def __init__(self, runner: str, incarnation: str, session_id: Callable[[], str]) -> None:
-        """`session_id` is empty without a session."""
-        self._runner = runner
-        self._incarnation = incarnation
-        self._session_id = session_id
-        self._stub: LeaseServiceAsyncStub | None = None
-
-    def connect(self, registry: grpc.aio.Channel) -> None:
-        """Sets the channel to the registry."""
-        self._stub = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
-
-    async def acquire(self, request: pb.AcquireLeaseRequest) -> AsyncGenerator[pb.AcquireLeaseResponse]:
-        """Requests a lease; yields status messages until it is granted. Closing the generator leaves the wait queue."""
-        request.session_id = self._require_session()
-        request.holder.CopyFrom(self._holder())
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            call = self._require_stub().AcquireLease(request)
-            try:
-                # Not `async for`: its generator and the call form a reference cycle, 25 KB until it is collected.
-                while (response := await call.read()) is not grpc.aio.EOF:
-                    yield cast("pb.AcquireLeaseResponse", response)
-            finally:
-                call.cancel()
-
-    async def renew(self, request: pb.RenewLeasesRequest) -> pb.RenewLeasesResponse:
-        """Renews leases; fills in the holder."""
-        request.session_id = self._require_session()
-        request.holder.CopyFrom(self._holder())
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            return await self._require_stub().RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS)
-
-    async def release(self, lease_id: str, fencing_number: int) -> None:
-        """Releases a lease."""
+    async def _release(self, lease_id: str, fencing_number: int) -> None:
         request = pb.ReleaseLeaseRequest(
-            holder=self._holder(),
+            holder=self._holder,
             session_id=self._require_session(),
             lease_id=lease_id,
             fencing_number=fencing_number,
@@ -512,32 +480,22 @@ class LeaseClient:
         with calling(Reason.SERVICE_UNAVAILABLE):
             await self._require_stub().ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS)
 
-    async def host_memory(self, host: str) -> list[pb.DeviceMemory]:
+    async def _host_memory(self, host: str) -> list[pb.DeviceMemory]:
         """Returns the accounts of a host's devices; empty if the ledger does not know the host."""
         with calling(Reason.SERVICE_UNAVAILABLE):
             request = pb.ListHostMemoryRequest(host=host)
             response = await self._require_stub().ListHostMemory(request, timeout=CALL_TIMEOUT_SECONDS)
             return [device for known in response.hosts if known.host == host for device in known.devices]
 
-    async def release_earlier_incarnations(self) -> int:
-        """Releases the leases of earlier incarnations of this runner; returns their number."""
-        request = pb.ReleaseEarlierLivesRequest(holder=self._holder(), session_id=self._require_session())
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            response = await self._require_stub().ReleaseEarlierLives(request, timeout=CALL_TIMEOUT_SECONDS)
-            return response.released_count
-
-    def _holder(self) -> lease_pb2.LeaseHolder:
-        return lease_pb2.LeaseHolder(
-            kind=lease_pb2.LeaseHolder.KIND_RUNNER, name=self._runner, incarnation=self._incarnation
-        )
-
     def _require_session(self) -> str:
+        """Raises SERVICE_UNAVAILABLE without a session."""
         session_id = self._session_id()
         if not session_id:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the session with the registry is not open")
         return session_id
 
     def _require_stub(self) -> "LeaseServiceAsyncStub":
+        """Raises SERVICE_UNAVAILABLE before the start."""
         if self._stub is None:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the runner has not started")
         return self._stub
@@ -546,10 +504,6 @@ class LeaseClient:
 def _reserved(account: pb.DeviceMemory | None) -> int:
     """Returns the memory of a device that cannot be leased."""
     return DEFAULT_MARGIN_BYTES if account is None else account.margin_bytes + account.foreign_bytes
-
-
-MAX_PROCESSES = 256
-"""Maximum number of a lease's processes in reports to the registry."""
 
 
 def seen_bytes(processes: Collection[ProcessId], snapshot: HostSnapshot) -> int | None:
