@@ -24,7 +24,6 @@ from runner_svc.policy.memory_estimate import (
     MemoryEstimate,
     MemoryPart,
     MemorySettings,
-    ModelShape,
     estimate_memory,
     largest_context,
     settings_for,
@@ -42,12 +41,9 @@ _SPECIFIC_SOURCES = frozenset({EstimateSource.LEARNED, EstimateSource.MANIFEST, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ModelFacts(KnownModel):
     """Facts in a model's files. 0 and empty texts: unknown."""
 
-    file_bytes: int = 0
-    file_kind: FileKind | None = None
-    shape: ModelShape | None = None
     context_tokens: int = 0
     """The model's training context."""
     quantization: str = ""
@@ -55,11 +51,6 @@ class ModelFacts:
     parameter_count: int = 0
     templates: tuple[str, ...] = ()
     identity: FileIdentity | None = None
-    projector_bytes: int = 0
-    """Size of the projector's file; 0: there is none."""
-    adapter_bytes: int = 0
-    draft: "ModelFacts | None" = None
-    """Facts of the draft model; None: there is none."""
 
 
 def read_model_facts(path: Path) -> ModelFacts:
@@ -123,13 +114,14 @@ class MemoryEstimator:
         measured: tuple[int, ...] = ()
         if self._learned is not None and facts.identity is not None:
             measured = tuple(self._learned.measurements(facts.identity, settings))
-        return estimate_memory(known_model(name, facts, manifest_bytes, measured), settings)
+        known = replace(facts, name=name, manifest_bytes=manifest_bytes, learned_bytes=measured)
+        return estimate_memory(known, settings)
 
     def _largest_context(self, files: ModelFiles, settings: MemorySettings, budget_bytes: int) -> int | None:
         facts = self._loaded_facts(files)
         if facts.shape is None:
             return None
-        fits = largest_context(known_model("", facts), settings, budget_bytes)
+        fits = largest_context(facts, settings, budget_bytes)
         return min(fits, facts.context_tokens or fits) or None
 
     def _loaded_facts(self, files: ModelFiles) -> ModelFacts:
@@ -147,23 +139,6 @@ class MemoryEstimator:
             while len(self._facts) > MAX_CACHED_FACTS:
                 self._facts.popitem(last=False)
         return facts
-
-
-def known_model(
-    name: str, facts: ModelFacts, manifest_bytes: int | None = None, measured: tuple[int, ...] = ()
-) -> KnownModel:
-    """Converts facts to the input of the policy."""
-    return KnownModel(
-        name=name,
-        learned_bytes=measured,
-        manifest_bytes=manifest_bytes,
-        shape=facts.shape,
-        file_bytes=facts.file_bytes,
-        file_kind=facts.file_kind,
-        projector_bytes=facts.projector_bytes,
-        adapter_bytes=facts.adapter_bytes,
-        draft=None if facts.draft is None else known_model("", facts.draft),
-    )
 
 
 def loaded_facts(files: ModelFiles, read: Callable[[Path], ModelFacts] = read_model_facts) -> ModelFacts:

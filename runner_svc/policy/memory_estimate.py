@@ -135,7 +135,7 @@ def settings_for(
 class KnownModel:
     """What is known about a model before its load."""
 
-    name: str
+    name: str = ""
     learned_bytes: Sequence[int] = ()
     """Measured memory of the last loads of this file with these settings."""
     manifest_bytes: int | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from runner_svc.memory.estimate import FileForecast, ModelFacts, ModelFiles, known_model, loaded_facts
+from runner_svc.memory.estimate import FileForecast, ModelFacts, ModelFiles, loaded_facts
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import (
@@ -140,7 +140,7 @@ def _estimate(subject: _Subject, facts: ModelFacts, settings: MemorySettings, ho
         measured = tuple(LearnedMemory(learned_file(state, subject.runner)).measurements(facts.identity, settings))
     memory_mb: int | None = getattr(model, "memory_mb", None)
     declared = None if memory_mb is None else memory_mb * MEBIBYTE
-    return estimate_memory(known_model(subject.name, facts, declared, measured), settings)
+    return estimate_memory(replace(facts, name=subject.name, manifest_bytes=declared, learned_bytes=measured), settings)
 
 
 def _document(subject: _Subject, facts: ModelFacts, settings: MemorySettings, found: MemoryEstimate) -> dict[str, Any]:

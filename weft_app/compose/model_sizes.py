@@ -1,10 +1,11 @@
 """Model sizes: context, slots and placement, chosen by model files and the machine's memory."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner_svc.memory.estimate import ModelFiles, known_model, loaded_facts
+from runner_svc.memory.estimate import ModelFiles, loaded_facts
 from runner_svc.memory.lease_manager import DEFAULT_MARGIN_BYTES
 from runner_svc.memory.machine_memory import host_memory_bytes
 from runner_svc.model_store.found import FoundFiles, ProgramFolders, locate
@@ -48,7 +49,7 @@ async def size_by_memory(
     """
     facts = await asyncio.to_thread(loaded_facts, ModelFiles(path=files.path, projector=files.projector))
     model = SizedModel(
-        known=known_model(shown_source(source), facts),
+        known=replace(facts, name=shown_source(source)),
         trained_context_tokens=facts.context_tokens,
         habits=runtime.habits,
         places=runtime.places,
