@@ -19,8 +19,8 @@ from runner_svc.policy.repository_files import (
     ModelForm,
     RepositoryFile,
     choose_files,
+    gguf_models,
     quantization_of,
-    whole_models,
 )
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -147,7 +147,7 @@ def _listed(folder: Path) -> list[RepositoryFile]:
 def _listed_models(folder: Path, program: str, source_of: Callable[[str], str]) -> Iterator[pb.FoundModel]:
     """Yields each model in a folder; `source_of` returns the source for a file name (empty: the folder)."""
     files = _listed(folder)
-    for path in whole_models(files):
+    for path in (model.path for model in gguf_models(files)):
         with suppress(FieldError):
             yield _found(
                 program, source_of(path), ModelForm.GGUF, _files_of(folder, choose_files(files, path, None, ""))
@@ -184,7 +184,7 @@ def _llama_cpp_models(folders: ProgramFolders) -> Iterator[pb.FoundModel]:
     """Yields files pulled by llama.cpp's programs, without projectors: the folder does not assign them to models."""
     for root in folders.llama_cpp:
         files = [file for file in _listed(root) if "/" not in file.path]
-        for path in whole_models(files):
+        for path in (model.path for model in gguf_models(files)):
             with suppress(FieldError):
                 chosen = replace(_files_of(root, choose_files(files, path, None, "")), projector=None)
                 yield _found(LLAMA_CPP, str(root / path), ModelForm.GGUF, chosen)

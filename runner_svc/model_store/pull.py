@@ -22,7 +22,8 @@ from runner_svc.policy.repository_files import (
     ModelForm,
     RepositoryFile,
     choose_files,
-    named_models,
+    gguf_models,
+    names_of,
     quantization_of,
 )
 from weft import __version__
@@ -137,9 +138,10 @@ class Puller:
         """Raises INSUFFICIENT_MEMORY for weights that the machine cannot load, with a quantization that fits."""
         if self._settings.memory_bytes is None:
             return
+        models = gguf_models(repository.files) if choice.form is ModelForm.GGUF else []
         variants = [
-            Variant(source=str(replace(source, wanted=model.name)), file_bytes=model.size_bytes)
-            for model in (named_models(repository.files) if choice.form is ModelForm.GGUF else ())
+            Variant(source=str(replace(source, wanted=name)), file_bytes=model.size_bytes)
+            for name, model in zip(names_of(models), models, strict=True)
         ]
         weights = Variant(source=str(source), file_bytes=choice.weight_bytes)
         require_memory_for(weights, self._settings.memory_bytes, variants)

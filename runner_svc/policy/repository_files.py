@@ -102,18 +102,25 @@ class FileChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
-    """A GGUF model: a file, or its parts in order."""
+class GgufModel:
+    """A GGUF model of a repository: a file, or its parts in order."""
 
     parts: tuple[RepositoryFile, ...]
 
     @property
     def path(self) -> str:
+        """The path of the file, or of its first part."""
         return self.parts[0].path
 
     @property
     def quantization(self) -> str:
+        """See `quantization_of`."""
         return quantization_of(self.path)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its weights."""
+        return sum(part.size_bytes for part in self.parts)
 
 
 def quantization_of(path: str) -> str:
@@ -139,7 +146,7 @@ def choose_files(files: Sequence[RepositoryFile], wanted: str, form: ModelForm |
     unsafe = next((file.path for file in files if not is_safe_path(file.path)), None)
     if unsafe is not None:
         raise invalid_field(field, f"the repository has a file with a name that is not taken: {unsafe[:200]!r}")
-    models, projectors = _gguf_models(files), [file for file in files if _is_projector(file.path)]
+    models, projectors = gguf_models(files), [file for file in files if _is_projector(file.path)]
     match form if form is not None else _form_of(models, files, wanted):
         case ModelForm.GGUF:
             return _gguf_choice(models, projectors, wanted, field)
@@ -153,39 +160,15 @@ def choose_files(files: Sequence[RepositoryFile], wanted: str, form: ModelForm |
             assert_never(unknown)
 
 
-def whole_models(files: Sequence[RepositoryFile]) -> list[str]:
-    """Returns the file of each GGUF model in a repository; for a split one, the first part."""
-    return [model.path for model in _gguf_models(files)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel:
-    """A GGUF model in a repository."""
-
-    name: str
-    """The name to select it by: its quantization if that is unique, else its file."""
-    size_bytes: int
-    """Size of its weights."""
-
-
-def named_models(files: Sequence[RepositoryFile]) -> list[NamedModel]:
-    """Returns the GGUF models of a repository with the names to select them by."""
-    models = _gguf_models(files)
-    return [
-        NamedModel(name=name, size_bytes=sum(part.size_bytes for part in model.parts))
-        for name, model in zip(_names(models), models, strict=True)
-    ]
-
-
-def _form_of(models: Sequence[_Weights], files: Sequence[RepositoryFile], wanted: str) -> ModelForm:
+def _form_of(models: Sequence[GgufModel], files: Sequence[RepositoryFile], wanted: str) -> ModelForm:
     if models or wanted or not any(_is_weight(file.path) for file in files):
         return ModelForm.GGUF
     return ModelForm.FOLDER
 
 
-def _gguf_models(files: Sequence[RepositoryFile]) -> list[_Weights]:
+def gguf_models(files: Sequence[RepositoryFile]) -> list[GgufModel]:
     """Returns the GGUF models of a repository, with the parts of split ones combined; incomplete ones are dropped."""
-    single: list[_Weights] = []
+    single: list[GgufModel] = []
     split: dict[tuple[str, int], dict[int, RepositoryFile]] = {}
     for file in files:
         name = PurePosixPath(file.path).name.lower()
@@ -193,11 +176,11 @@ def _gguf_models(files: Sequence[RepositoryFile]) -> list[_Weights]:
             continue
         part = SPLIT_PART.fullmatch(file.path)
         if part is None or int(part["count"]) == 1:
-            single.append(_Weights((file,)))
+            single.append(GgufModel((file,)))
         else:
             split.setdefault((part["stem"], int(part["count"])), {})[int(part["number"])] = file
     whole = [
-        _Weights(tuple(parts[number] for number in sorted(parts)))
+        GgufModel(tuple(parts[number] for number in sorted(parts)))
         for (_, count), parts in split.items()
         if sorted(parts) == list(range(1, count + 1))
     ]
@@ -205,7 +188,7 @@ def _gguf_models(files: Sequence[RepositoryFile]) -> list[_Weights]:
 
 
 def _gguf_choice(
-    models: Sequence[_Weights], projectors: Sequence[RepositoryFile], wanted: str, field: str
+    models: Sequence[GgufModel], projectors: Sequence[RepositoryFile], wanted: str, field: str
 ) -> FileChoice:
     if not models:
         raise invalid_field(field, "the repository has no GGUF file, which this engine loads")
@@ -217,10 +200,10 @@ def _gguf_choice(
     return FileChoice(form=ModelForm.GGUF, files=tuple(files), main_path=chosen.path, quantization=chosen.quantization)
 
 
-def _named(models: Sequence[_Weights], wanted: str, field: str) -> _Weights:
+def _named(models: Sequence[GgufModel], wanted: str, field: str) -> GgufModel:
     """Returns the model with this path, name or quantization, or the only one that starts with it."""
     low = wanted.lower()
-    tests: tuple[Callable[[_Weights], bool], ...] = (
+    tests: tuple[Callable[[GgufModel], bool], ...] = (
         lambda model: any(part.path == wanted for part in model.parts),
         lambda model: any(_matches(part.path, low) for part in model.parts),
         lambda model: model.quantization.lower() == low,
@@ -234,7 +217,7 @@ def _named(models: Sequence[_Weights], wanted: str, field: str) -> _Weights:
             return found[0]
         if found:
             raise _choose(field, f"{wanted!r} is not clear: name one of the files", (model.path for model in found))
-    raise _choose(field, f"{wanted!r} is not in the repository; there is", _names(models))
+    raise _choose(field, f"{wanted!r} is not in the repository; there is", names_of(models))
 
 
 def _matches(path: str, low: str) -> bool:
@@ -246,17 +229,17 @@ def _letters(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
-def _usual(models: Sequence[_Weights], field: str) -> _Weights:
+def _usual(models: Sequence[GgufModel], field: str) -> GgufModel:
     if len(models) == 1:
         return models[0]
     for usual in USUAL_QUANTIZATIONS:
         found = [model for model in models if model.quantization == usual]
         if len(found) == 1:
             return found[0]
-    raise _choose(field, "name one of the repository's quantizations after a colon; there is", _names(models))
+    raise _choose(field, "name one of the repository's quantizations after a colon; there is", names_of(models))
 
 
-def _names(models: Sequence[_Weights]) -> list[str]:
+def names_of(models: Sequence[GgufModel]) -> list[str]:
     """Returns the name to select each model by: its quantization if that is unique, else its file."""
     names = [model.quantization for model in models]
     return [name if name and names.count(name) == 1 else model.path for model, name in zip(models, names, strict=True)]
@@ -311,13 +294,7 @@ def _voice_choice(voices: Mapping[str, tuple[RepositoryFile, RepositoryFile]], w
         message = f"{wanted!r} is no voice of the repository" if wanted else "name one of its voices after a colon"
         raise _choose(field, f"{message}; there is", known or sorted(voices))
     model, configuration = voices[name]
-    return FileChoice(
-        form=ModelForm.FOLDER,
-        files=(
-            ChosenFile(file=model, role=FileRole.WEIGHTS),
-            ChosenFile(file=configuration, role=FileRole.OTHER),
-        ),
-    )
+    return _folder([model], [configuration])
 
 
 def _folder_choice(files: Sequence[RepositoryFile], field: str) -> FileChoice:
@@ -338,13 +315,7 @@ def _folder_choice(files: Sequence[RepositoryFile], field: str) -> FileChoice:
         for path, file in root.items()
         if path.endswith(_FOLDER_SUFFIXES) and not path.endswith(SAFETENSORS) and path not in weights
     ]
-    return FileChoice(
-        form=ModelForm.FOLDER,
-        files=(
-            *(ChosenFile(file=weights[path], role=FileRole.WEIGHTS) for path in sorted(weights)),
-            *(ChosenFile(file=file, role=FileRole.OTHER) for file in sorted(others, key=lambda file: file.path)),
-        ),
-    )
+    return _folder(weights.values(), others)
 
 
 def _pipeline_choice(files: Sequence[RepositoryFile], index: RepositoryFile, field: str) -> FileChoice:
@@ -368,13 +339,16 @@ def _pipeline_choice(files: Sequence[RepositoryFile], index: RepositoryFile, fie
     if not weights:
         message = f"the components of the pipeline have no {SAFETENSORS} file; pickled weights are not loaded"
         raise invalid_field(field, message)
-    return FileChoice(
-        form=ModelForm.FOLDER,
-        files=(
-            *(ChosenFile(file=file, role=FileRole.WEIGHTS) for file in sorted(weights, key=lambda file: file.path)),
-            *(ChosenFile(file=file, role=FileRole.OTHER) for file in sorted(others, key=lambda file: file.path)),
-        ),
-    )
+    return _folder(weights, others)
+
+
+def _folder(weights: Iterable[RepositoryFile], others: Iterable[RepositoryFile]) -> FileChoice:
+    files = [
+        ChosenFile(file=file, role=role)
+        for role, group in ((FileRole.WEIGHTS, weights), (FileRole.OTHER, others))
+        for file in sorted(group, key=lambda file: file.path)
+    ]
+    return FileChoice(form=ModelForm.FOLDER, files=tuple(files))
 
 
 def _folder_weights(root: Mapping[str, RepositoryFile]) -> dict[str, RepositoryFile]:
