@@ -20,8 +20,8 @@ from runner_svc.environments.environment import EngineEnvironment, EnvironmentVa
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.interpreter import Interpreter
 from runner_svc.environments.locked_install import Failure, PipOutput, package_count, pip_arguments
-from runner_svc.environments.receipts import lock_digest, variant_number, write_receipt
-from runner_svc.environments.removal import changing, remove_versions
+from runner_svc.environments.receipts import changing, lock_digest, variant_number, write_receipt
+from runner_svc.environments.removal import remove_versions
 from weft import __version__
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.kernel.clock import Clock

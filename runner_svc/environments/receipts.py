@@ -1,4 +1,4 @@
-"""Receipts of installed environments, and the status of each environment of a home."""
+"""Receipts of installed environments, the status of each environment of a home, and the lock for changing it."""
 
 import hashlib
 import time
@@ -12,7 +12,9 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from runner_svc.environments.environment import EngineEnvironment, Variant
 from runner_svc.environments.folder import EnvironmentFolder
 from weft.api.runner.v1 import environment_pb2 as pb
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import lock_file, replace_file
+from weft.kernel.reasons import Reason
 
 RECEIPT_NAME = "environment.json"
 MAX_RECEIPT_BYTES = 65_536
@@ -96,15 +98,28 @@ def _fault(link: Path, receipt: pb.InstalledEnvironment | None) -> str | None:
 
 
 @contextmanager
-def claimed(environment: EngineEnvironment, folder: EnvironmentFolder) -> Iterator[bool]:
-    """Locks an environment against other installations within the block; False: another process holds the lock.
+def changing(environment: EngineEnvironment, folder: EnvironmentFolder) -> Iterator[None]:
+    """Locks an environment for the block. The lock ends with the process.
 
-    The lock ends with the process. Raises OSError if the folder cannot be written.
+    Raises ALREADY_EXISTS if another process holds the lock, and INVALID_ARGUMENT if the folder is not writable or its
+    place is taken by something that weft did not create.
     """
-    path = folder.lock_file(environment)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("a") as lock:
-        yield any(_locks(lock) for _ in range(CLAIM_ATTEMPTS))
+    link, path = folder.link(environment), folder.lock_file(environment)
+    if link.exists() and not link.is_symlink():
+        raise invalid_field("NAME", f"{link} was not made by weft; move it away")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("a") as lock:
+            if not any(_locks(lock) for _ in range(CLAIM_ATTEMPTS)):
+                raise WeftError(
+                    Reason.ALREADY_EXISTS, f"another process installs or removes {environment.name}; wait for it"
+                )
+            yield
+    except OSError as error:
+        raise WeftError(
+            Reason.INVALID_ARGUMENT,
+            f"{error.filename or folder.root} cannot be used: {error.strerror}; choose another home with --home",
+        ) from error
 
 
 def _locks(lock: TextIO) -> bool:

@@ -19,7 +19,7 @@ from runner_svc.environments.environment import EngineEnvironment, EnvironmentVa
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.installer import EnvironmentInstaller, InstallOrder, InstallProgress, InstallStep
 from runner_svc.environments.interpreter import Interpreter, find_interpreter
-from runner_svc.environments.receipts import claimed, read_receipt, status_of
+from runner_svc.environments.receipts import changing, read_receipt, status_of
 from runner_svc.environments.removal import remove_environment
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.kernel.clock import SystemClock
@@ -210,8 +210,7 @@ async def test_missing_index_is_reported(stage: Stage, monkeypatch: pytest.Monke
 
 
 async def test_concurrent_second_installation_is_rejected(stage: Stage) -> None:
-    with claimed(stage.environment, stage.folder) as alone:
-        assert alone
+    with changing(stage.environment, stage.folder):
         refused = await stage.refusal()
     assert refused.reason is Reason.ALREADY_EXISTS
     assert refused.message == "another process installs or removes gravel; wait for it"
