@@ -1,7 +1,10 @@
-"""Parses load figures from a server's metrics page in Prometheus' text format. Pure, with limits."""
+"""Parses load figures from a server's metrics page in Prometheus' text format. Pure, with limits.
+
+The metrics of programs without a separate runtime are claims of their presets, with sources there.
+"""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -46,11 +49,53 @@ class MetricNames:
 
 
 NO_METRICS = MetricNames()
+METRICS = "/metrics"
+VLLM = MetricNames(
+    running=("vllm:num_requests_running",),
+    waiting=("vllm:num_requests_waiting",),
+    cache_share=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    preemptions=("vllm:num_preemptions_total",),
+    prefix_queries=("vllm:prefix_cache_queries_total",),
+    prefix_hits=("vllm:prefix_cache_hits_total",),
+)
+# Without the KV cache usage that older versions report, since it includes cached prompts of idle slots.
+LLAMA_CPP = MetricNames(running=("llamacpp:requests_processing",), waiting=("llamacpp:requests_deferred",))
+SGLANG = MetricNames(
+    running=("sglang:num_running_reqs",), waiting=("sglang:num_queue_reqs",), cache_share=("sglang:token_usage",)
+)
+TEXT_GENERATION_INFERENCE = MetricNames(running=("tgi_batch_current_size",), waiting=("tgi_queue_size",))
+LMDEPLOY = MetricNames(
+    running=("lmdeploy:num_requests_running",),
+    waiting=("lmdeploy:num_requests_waiting",),
+    cache_held=("lmdeploy:gpu_cache_usage_perc",),
+)
+_KNOWN = (VLLM, LLAMA_CPP, SGLANG, TEXT_GENERATION_INFERENCE, LMDEPLOY)
+ANY_SERVER = MetricNames(
+    **{
+        field.name: tuple(name for names in _KNOWN for name in getattr(names, field.name))
+        for field in fields(MetricNames)
+    }
+)
+"""All names combined, which is unambiguous because servers share none."""
 
 
 def samples_of(page: str) -> list[Sample]:
     """Returns the lines of a page with a count or a share."""
-    return list(_samples(page))
+    found = filter(None, map(_SAMPLE.match, page.splitlines()))
+    samples = [Sample(each[1], each[2] or "", _number(each[3])) for each in found]
+    return [sample for sample in samples if 0 <= sample.value <= MAX_COUNT]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
+
+
+def read_any_load(page: str) -> "runner_pb2.EngineLoad":
+    """Returns the figures on the page of an unknown server; empty if its metrics have other names."""
+    return load_of(samples_of(page), ANY_SERVER)
 
 
 def load_of(samples: Sequence[Sample], names: MetricNames) -> "runner_pb2.EngineLoad":
@@ -72,15 +117,3 @@ def load_of(samples: Sequence[Sample], names: MetricNames) -> "runner_pb2.Engine
         prefix_query_tokens=total(names.prefix_queries),
         prefix_hit_tokens=total(names.prefix_hits),
     )
-
-
-def _samples(page: str) -> Iterator[Sample]:
-    for line in page.splitlines():
-        if (found := _SAMPLE.match(line)) is None:
-            continue
-        try:
-            value = float(found[3])
-        except ValueError:
-            continue
-        if 0 <= value <= MAX_COUNT:
-            yield Sample(found[1], found[2] or "", value)

@@ -1,4 +1,4 @@
-"""The table of runtimes: those in the folders next to this file, and those of other packages.
+"""The table of runtimes and their environments: those in the folders here, and those of other packages.
 
 Another package adds a runtime with an entry point from the runtime's name to its descriptor:
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.runtimes.runtime import Runtime
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -143,3 +144,29 @@ def _problems(runtime: object, point: EntryPoint) -> Iterator[str]:
         yield f"{point.value} is a {type(runtime).__name__}, and must be a runner_svc.runtimes.runtime.Runtime"
     elif runtime.name != point.name:
         yield f"{point.value} calls itself {runtime.name}; the entry point must have the same name"
+
+
+def environments() -> tuple[EngineEnvironment, ...]:
+    """Returns the environments of weft's runtimes and those of other packages, by name."""
+    found = {each.environment.name: each.environment for each in reversed(_runtimes()) if each.environment is not None}
+    return tuple(found[name] for name in sorted(found))
+
+
+def require_environment(name: str) -> EngineEnvironment:
+    """Returns an environment by name. Raises NOT_FOUND with the known names."""
+    found = {environment.name: environment for environment in environments()}
+    if name not in found:
+        hint = close_names(name, found) or f"there are {', '.join(found)}"
+        raise WeftError(Reason.NOT_FOUND, f"there is no environment {name[:64]!r}; {hint}")
+    return found[name]
+
+
+def users_of(environment: EngineEnvironment) -> tuple[AnyRuntime, ...]:
+    """Returns the runtimes with engines in an environment."""
+    return tuple(
+        each for each in _runtimes() if each.environment is not None and each.environment.name == environment.name
+    )
+
+
+def _runtimes() -> list[AnyRuntime]:
+    return [*built_in(), *(each.runtime for each in installed() if each.runtime is not None)]

@@ -15,7 +15,7 @@ from runner_svc.environments.installer import DEFAULT_SECONDS, EnvironmentInstal
 from runner_svc.environments.interpreter import find_interpreter
 from runner_svc.environments.receipts import status_of, variant_of
 from runner_svc.environments.removal import remove_environment
-from runner_svc.runtimes.environment_table import environments, require_environment, users_of
+from runner_svc.runtimes.table import environments, require_environment, users_of
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.documents.codec import document_of
 from weft.gpu.nvml import read_within

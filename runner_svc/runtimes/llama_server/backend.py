@@ -29,7 +29,6 @@ from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.runtimes.engine_figures import MetricsPage
-from runner_svc.runtimes.known_metrics import LLAMA_CPP
 from runner_svc.runtimes.llama_props import read_props
 from runner_svc.runtimes.llama_server.arguments import (
     MEMORY_LOG,
@@ -48,7 +47,7 @@ from runner_svc.runtimes.llama_server.arguments import (
 )
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS, LlamaServerModel
 from runner_svc.runtimes.llama_server.saved_prompts import SavedPrompts
-from runner_svc.runtimes.metrics_page import load_of, samples_of
+from runner_svc.runtimes.metrics_page import LLAMA_CPP, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_before_load

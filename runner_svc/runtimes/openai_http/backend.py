@@ -19,7 +19,7 @@ from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.model_names import ListedModels, listed_models, not_listed_message
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
-from runner_svc.runtimes.known_metrics import METRICS, read_any_load
+from runner_svc.runtimes.metrics_page import METRICS, read_any_load
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, parameter_profile, served_operations
 from runner_svc.runtimes.openai_http.facts import read_facts
 from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS, MAX_ATTACHED_SLOTS, PARAMETERS, OpenAiHttpModel

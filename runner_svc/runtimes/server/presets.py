@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from runner_svc.policy.parameters import EngineParameters
-from runner_svc.runtimes.known_metrics import LMDEPLOY, SGLANG, TEXT_GENERATION_INFERENCE
-from runner_svc.runtimes.metrics_page import NO_METRICS, MetricNames
+from runner_svc.runtimes.metrics_page import LMDEPLOY, NO_METRICS, SGLANG, TEXT_GENERATION_INFERENCE, MetricNames
 from runner_svc.runtimes.server import parameters
 from weft.kernel.request import Operation
 

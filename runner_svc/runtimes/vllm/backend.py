@@ -19,8 +19,7 @@ from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, OpenAiHt
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.memory_estimate import ModelShape
 from runner_svc.runtimes.engine_figures import MetricsPage
-from runner_svc.runtimes.known_metrics import VLLM
-from runner_svc.runtimes.metrics_page import MAX_COUNT, load_of, samples_of
+from runner_svc.runtimes.metrics_page import MAX_COUNT, VLLM, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server_calls import require_done
 from runner_svc.runtimes.started_server import StartedServer, StartLog

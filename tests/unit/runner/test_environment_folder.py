@@ -11,8 +11,8 @@ from kit.gravel_runtime import CONFIGURATION, NAME, install_gravel
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes import table
-from runner_svc.runtimes.environment_table import environments, require_environment, users_of
 from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.table import environments, require_environment, users_of
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.doctor import examine

@@ -19,7 +19,7 @@ from runner_svc.environments.locked_install import (
     pip_arguments,
 )
 from runner_svc.environments.receipts import lock_digest
-from runner_svc.runtimes.environment_table import environments
+from runner_svc.runtimes.table import environments
 from weft.kernel.errors import FieldError
 
 PACKAGE = re.compile(
