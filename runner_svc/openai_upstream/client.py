@@ -166,11 +166,6 @@ class OpenAiHttp:
         self._timeouts = timeouts
         self._explain_break = explain_break
         self.endpoint = endpoint
-        self._model = endpoint.model
-        self._parameters = endpoint.parameters
-        self._is_llama_server = endpoint.is_llama_server
-        self._is_provider = endpoint.is_provider
-        self._adapters = endpoint.adapters
         self._opening = opening
         version = _VERSION_PATH if endpoint.is_provider else ""
         self._paths = {path: path.removeprefix(version) for path in _PATHS}
@@ -256,7 +251,7 @@ class OpenAiHttp:
     ) -> AsyncGenerator[Frame]:
         """See Backend.generate. `rendered`: request body of a completion that replaces the payload."""
         if isinstance(payload, chat_pb2.ChatPayload):
-            names = engine_names(payload, is_strict=self._parameters.engine.is_strict)
+            names = engine_names(payload, is_strict=self.endpoint.parameters.engine.is_strict)
             if names:
                 return _with_own_names(self._generate(with_names(payload, names), call, rendered), names)
         return self._generate(payload, call, rendered)
@@ -358,20 +353,20 @@ class OpenAiHttp:
         if rendered is not None:
             path, prepared = COMPLETIONS, PreparedBody(rendered, [])
         elif isinstance(payload, chat_pb2.ChatPayload):
-            path, prepared = CHAT, chat_body(payload, self._model, self._parameters)
+            path, prepared = CHAT, chat_body(payload, self.endpoint.model, self.endpoint.parameters)
         else:
-            path, prepared = COMPLETIONS, completion_body(payload, self._model, self._parameters)
+            path, prepared = COMPLETIONS, completion_body(payload, self.endpoint.model, self.endpoint.parameters)
         body = prepared.body
-        add_cache_use(body, call.cache, has_slots=self._is_llama_server)
-        if self._adapters:
-            body.update(self._adapters[call.adapter])
-        if self._is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
+        add_cache_use(body, call.cache, has_slots=self.endpoint.is_llama_server)
+        if self.endpoint.adapters:
+            body.update(self.endpoint.adapters[call.adapter])
+        if self.endpoint.is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
             body["return_progress"] = True
         return path, prepared
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""
-        body = embedding_body(payload, self._model)
+        body = embedding_body(payload, self.endpoint.model)
         # The server chooses the slot of embeddings and ignores any in the request.
         add_cache_use(body, call.cache, has_slots=False)
         async with self._post(EMBEDDINGS, body, call) as response:
@@ -387,7 +382,7 @@ class OpenAiHttp:
 
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
         """See Backend.rerank. llama.cpp and vLLM implement the route of Jina and Cohere."""
-        body: Json = {"query": payload.query, "documents": list(payload.documents), **model_field(self._model)}
+        body: Json = {"query": payload.query, "documents": list(payload.documents), **model_field(self.endpoint.model)}
         if payload.HasField("top_n"):
             body["top_n"] = payload.top_n
         add_cache_use(body, call.cache, has_slots=False)
@@ -468,7 +463,7 @@ class OpenAiHttp:
         try:
             is_packed = content_encoding(response) is not None
             words = b"" if is_packed else await read_beginning(response, MAX_ERROR_BODY_BYTES)
-            explain = provider_refusal if self._is_provider else refusal
+            explain = provider_refusal if self.endpoint.is_provider else refusal
             raise explain(response.status, words, response.headers)
         except ClosedClientError as fault:
             raise await self._stopped() from fault
@@ -479,7 +474,7 @@ class OpenAiHttp:
             response.release()
 
     async def _send(self, path: str, body: object, call: CallInfo, authorization: Mapping[str, str]) -> Answer:
-        headers = {} if self._is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
+        headers = {} if self.endpoint.is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
         headers |= authorization
         if isinstance(body, FormBody):
             data, headers["Content-Type"] = body.data, body.content_type
@@ -487,7 +482,7 @@ class OpenAiHttp:
             data = self._encoder.encode(body)
         # llama-server closes connections after each stream despite keep-alive, so a pooled connection may be closed:
         # retry once on a new connection. If the server is dead, the retry fails too.
-        for fresh in (False,) if self._is_provider else (False, True):
+        for fresh in (False,) if self.endpoint.is_provider else (False, True):
             try:
                 posting = self._http.send("POST", self._paths[path], headers, data, fresh=fresh)
                 if self._timeouts.headers_seconds is None:
@@ -495,7 +490,7 @@ class OpenAiHttp:
                 async with asyncio.timeout(self._timeouts.headers_seconds):
                     return await posting
             except HttpFaultError as fault:
-                if fresh or self._is_provider or not isinstance(fault, UnansweredError):
+                if fresh or self.endpoint.is_provider or not isinstance(fault, UnansweredError):
                     raise await self._unanswered(fault) from fault
             except TimeoutError as error:
                 limit = f"headers_timeout_seconds, {self._timeouts.headers_seconds:g} s"
@@ -504,7 +499,7 @@ class OpenAiHttp:
 
     async def _unanswered(self, fault: HttpFaultError) -> WeftError:
         """Returns the error of a request without a response. Only CONNECT_FAILED affects other requests too."""
-        who = "provider" if self._is_provider else "engine"
+        who = "provider" if self.endpoint.is_provider else "engine"
         match fault:
             case ClosedClientError():
                 return await self._stopped()
@@ -519,11 +514,11 @@ class OpenAiHttp:
 
     def _why_unconnected(self, fault: UnconnectedError) -> str:
         if fault.why is Unconnected.TIMEOUT:
-            who = "provider" if self._is_provider else "engine"
+            who = "provider" if self.endpoint.is_provider else "engine"
             return f"the {who} took no connection (connect_timeout_seconds, {self._timeouts.connect_seconds:g} s)"
         return (
             f"the provider cannot be reached: {unreached(fault)}"
-            if self._is_provider
+            if self.endpoint.is_provider
             else "the engine took no connection"
         )
 
