@@ -7,7 +7,7 @@ import inspect
 import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -175,52 +175,35 @@ class DaemonThreads:
     def __init__(self, name: str, max_threads: int) -> None:
         self._name = name
         self._max_threads = max_threads
-        self._running = 0
+        self._free = threading.Semaphore(max_threads)
 
     async def run(self, function: Callable[[], str]) -> str:
         """Runs a function; returns or raises as it does. Raises TOO_MANY_RESOURCES if all threads are busy or hang.
 
         The thread of a cancelled call continues, and counts until it has ended.
         """
-        if self._running >= self._max_threads:
+        if not self._free.acquire(blocking=False):
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"{self._running} earlier calls of {self._name} are still running; it was not run again",
+                f"{self._max_threads} earlier calls of {self._name} are still running; it was not run again",
             )
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[str] = loop.create_future()
+        future = Future[str]()
+        future.set_running_or_notify_cancel()
         context = contextvars.copy_context()
 
         def work() -> None:
+            result, fault = "", None
             try:
                 result = context.run(function)
             except BaseException as error:  # noqa: BLE001 - a tool that calls sys.exit() must not end the thread unnoticed
-                settle = _settled(future, error=error)
+                # Others are exceptions that asyncio does not pass on, or that would stop it.
+                passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                fault = error if passes else RuntimeError(described(error))
+            self._free.release()
+            if fault is None:
+                future.set_result(result)
             else:
-                settle = _settled(future, result=result)
-            with suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(self._end, settle)
+                future.set_exception(fault)
 
-        self._running += 1
         threading.Thread(target=work, name=f"tool {self._name}", daemon=True).start()
-        return await future
-
-    def _end(self, settle: Callable[[], None]) -> None:
-        self._running -= 1
-        settle()
-
-
-def _settled(
-    future: asyncio.Future[str], *, result: str = "", error: BaseException | None = None
-) -> Callable[[], None]:
-    def settle() -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-            future.set_exception(error)
-        else:  # an exception that asyncio does not pass on, or that would stop it
-            future.set_exception(RuntimeError(described(error)))
-
-    return settle
+        return await asyncio.wrap_future(future)
