@@ -288,10 +288,7 @@ async def follow_pull(work: Callable[[ShowPull], Awaitable[T]]) -> AsyncGenerato
         newest[:] = [message]
         came.set()
 
-    async def working() -> T:
-        return await work(show)
-
-    task = asyncio.create_task(working(), name="pull")
+    task = asyncio.ensure_future(work(show))
     task.add_done_callback(lambda _: came.set())
     try:
         while not task.done():

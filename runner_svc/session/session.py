@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -28,25 +27,6 @@ from weft.kernel.timestamps import seconds_of
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportTimes:
-    """Monotonic times of the last heartbeat and of the last check of the capability."""
-
-    heartbeat_at: float
-    looked_at: float
-    heartbeat_interval_seconds: float
-    report_interval_seconds: float
-
-    def heartbeat_due(self, now: float) -> bool:
-        """Whether a heartbeat is due even without changes."""
-        return now - self.heartbeat_at >= self.heartbeat_interval_seconds
-
-    def pause_seconds(self, now: float) -> float:
-        """Time until the capability is checked again or a heartbeat is due."""
-        due = min(self.heartbeat_at + self.heartbeat_interval_seconds, self.looked_at + self.report_interval_seconds)
-        return max(0.0, due - now)
 
 
 log = get_logger("weft.session")
@@ -98,7 +78,10 @@ class RunnerSession:
         """The models of the last opening."""
         self._models_changed = False
         """Whether the open session publishes other models than the runner serves now."""
-        self._times = _no_report_yet(DEFAULT_HEARTBEAT_INTERVAL_SECONDS, DEFAULT_REPORT_INTERVAL_SECONDS)
+        self._heartbeat_at = self._looked_at = -math.inf
+        """Monotonic times of the last heartbeat and of the last check of the capability."""
+        self._heartbeat_interval = DEFAULT_HEARTBEAT_INTERVAL_SECONDS
+        self._report_interval = DEFAULT_REPORT_INTERVAL_SECONDS
         self._told: runner_pb2.Capability | None = None
         """The last capability that the registry acknowledged."""
         self._moves = self._told_moves = 0
@@ -181,7 +164,8 @@ class RunnerSession:
                     await self._open()
                 await self._report_what_is_due()
                 failures, self.is_heard = 0, True
-                await event_within(self._clock, self._times.pause_seconds(self._clock.monotonic()), self._changed)
+                due = min(self._heartbeat_at + self._heartbeat_interval, self._looked_at + self._report_interval)
+                await event_within(self._clock, max(0.0, due - self._clock.monotonic()), self._changed)
             except WeftError as error:
                 self._note_failure(error)
                 failures, self.is_heard = failures + 1, False
@@ -216,22 +200,21 @@ class RunnerSession:
         for gate in self._gates:
             gate.use_key(response.ticket_key)
         self._file.keep(response.session_id)
-        self._times = _no_report_yet(
-            seconds_of(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS,
-            seconds_of(response.report_interval) or DEFAULT_REPORT_INTERVAL_SECONDS,
-        )
+        self._heartbeat_at = self._looked_at = -math.inf
+        self._heartbeat_interval = seconds_of(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS
+        self._report_interval = seconds_of(response.report_interval) or DEFAULT_REPORT_INTERVAL_SECONDS
         self._told = None
         self._session_id = response.session_id
         log.info("session open")  # without its id, which proves ownership
 
     async def _report_what_is_due(self) -> None:
         self._changed.clear()
-        now = self._clock.monotonic()
-        self._times = replace(self._times, looked_at=now)
+        now = self._looked_at = self._clock.monotonic()
+        is_due = now - self._heartbeat_at >= self._heartbeat_interval
         # A restarted registry has lost the last report; the lost connection reveals that.
         is_connected = self._registry.get_state() is grpc.ChannelConnectivity.READY
         is_told = self._report.capability() == self._told and self._moves == self._told_moves
-        if not is_connected or self._times.heartbeat_due(now) or not is_told:
+        if not is_connected or is_due or not is_told:
             await self._heartbeat()
 
     async def _heartbeat(self) -> None:
@@ -248,7 +231,7 @@ class RunnerSession:
         with calling(Reason.SERVICE_UNAVAILABLE):
             response = await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
         self._told, self._told_moves = capability, moves
-        self._times = replace(self._times, heartbeat_at=began)
+        self._heartbeat_at = began
         self._note_time(response, began)
 
     def _note_time(self, response: pb.OpenSessionResponse | pb.HeartbeatResponse, began: float) -> None:
@@ -267,12 +250,3 @@ class RunnerSession:
             log.error("the registry refused", reason=error.reason.name, message=error.message)
             if error.reason is Reason.ALREADY_EXISTS:
                 self.on_taken(frozenset(error.metadata.values()))
-
-
-def _no_report_yet(heartbeat_interval_seconds: float, report_interval_seconds: float) -> ReportTimes:
-    return ReportTimes(
-        heartbeat_at=-math.inf,
-        looked_at=-math.inf,
-        heartbeat_interval_seconds=heartbeat_interval_seconds,
-        report_interval_seconds=report_interval_seconds,
-    )

@@ -8,7 +8,6 @@ from runner_svc.instance.admission import RequestLimit, SlotTable
 from runner_svc.policy.backoff import MAX_PAUSE_SECONDS, retry_pause_seconds
 from runner_svc.policy.keep_alive import seconds_to_sleep
 from runner_svc.policy.progress import LoadSample, LoadStallDetector
-from runner_svc.session.session import ReportTimes
 from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_UNREAD_LINES, LogRing
 from runner_svc.supervise.process import describe_exit
 from weft.kernel.errors import WeftError
@@ -96,14 +95,6 @@ def test_retry_backoff_is_bounded_exponential_with_jitter() -> None:
     assert [retry_pause_seconds(failures, 1.0) for failures in (1, 2, 3)] == [0.1, 0.2, 0.4]
     assert retry_pause_seconds(10**9, 1.0) == MAX_PAUSE_SECONDS
     assert retry_pause_seconds(10**9, 0.0) == MAX_PAUSE_SECONDS / 2
-
-
-def test_heartbeat_is_due_regardless_of_intermediate_reports() -> None:
-    times = ReportTimes(heartbeat_at=0.0, looked_at=28.0, heartbeat_interval_seconds=30.0, report_interval_seconds=5.0)
-    assert times.pause_seconds(28.0) == 2.0
-    assert not times.heartbeat_due(29.9)
-    assert times.heartbeat_due(30.0)
-    assert times.pause_seconds(100.0) == 0.0
 
 
 async def test_follower_gets_the_last_lines_and_then_new_ones() -> None:
