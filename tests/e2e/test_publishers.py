@@ -34,7 +34,7 @@ LIMITS = {
     "max_chunk_bytes": 4096,
     "max_answer_bytes": 65_536,
 }
-LIMITED = within({"runner_svc.publishers.settings:PublisherLimits": LIMITS})
+LIMITED = within({"runner_svc.publishers.session:PublisherLimits": LIMITS})
 LISTENS = {"listen": "127.0.0.1:0", "max_sessions": 6}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "publisher" / "publisher.mjs"
 ACTIVE = runner_pb2.Runner.STATUS_ACTIVE

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from runner_svc.environments.environment import EngineEnvironment, VariantChoice, choose_variant
+from runner_svc.environments.environment import EngineEnvironment, VariantChoice, choose_variant, find_interpreter
 from runner_svc.environments.installer import DEFAULT_SECONDS, EnvironmentInstaller, InstallOrder, InstallProgress
-from runner_svc.environments.interpreter import find_interpreter
 from runner_svc.environments.receipts import status_of, variant_of
 from runner_svc.environments.removal import remove_environment
 from runner_svc.runtimes.table import environments, require_environment, users_of

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from runner_svc.attached_servers import remembered_of
-from runner_svc.followed_servers import FollowedServer
+from runner_svc.followed_servers import FollowedServer, remembered_of
 from runner_svc.instance.settings import ServedModel
 from runner_svc.openai_upstream.server_probes import ServerProbe, ServerProbes
 from runner_svc.policy.followed_models import FollowedModel

@@ -23,8 +23,7 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.publishers.backend import NOWHERE, PublishedModel
 from runner_svc.publishers.messages import Registration
-from runner_svc.publishers.session import PublisherSession
-from runner_svc.publishers.settings import PublisherLimits
+from runner_svc.publishers.session import PublisherLimits, PublisherSession
 from runner_svc.runtimes.settings import UpstreamSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME, require_runtime
 from runner_svc.settings import RunnerSettings

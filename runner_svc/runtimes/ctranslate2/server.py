@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner_svc.engine_host.cuda_libraries import load_cuda_libraries
+from runner_svc.engine_host.ctranslate2 import load_cuda_libraries, unload
 from runner_svc.engine_host.http_server import Caller, RefusedError, import_library, positive, program_parser, serve
 from runner_svc.engine_host.text_routes import (
     StopMatcher,
@@ -25,7 +25,6 @@ from runner_svc.engine_host.text_routes import (
     send_usage,
     token_limit,
 )
-from runner_svc.engine_host.unload import unload
 from runner_svc.runtimes.ctranslate2.prefix_cache import Beginning, PrefixCache
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner_svc.engine_host.cuda_libraries import load_cuda_libraries
+from runner_svc.engine_host.ctranslate2 import load_cuda_libraries, unload
 from runner_svc.engine_host.http_server import (
     OUT_OF_MEMORY,
     Caller,
@@ -21,7 +21,6 @@ from runner_svc.engine_host.http_server import (
     serve,
 )
 from runner_svc.engine_host.media_routes import TranscriptionEngine, TranscriptionRequest
-from runner_svc.engine_host.unload import unload
 from runner_svc.runtimes.faster_whisper.listening import Library, Listening
 from runner_svc.runtimes.faster_whisper.recording import RecordingReader
 

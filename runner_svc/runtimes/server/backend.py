@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from typing_extensions import override
 
@@ -18,17 +19,18 @@ from runner_svc.backend.port import (
 from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
 from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
 from runner_svc.policy.model_names import listed_models, not_listed_message
+from runner_svc.policy.parameters import EngineParameters
 from runner_svc.policy.progress import EngineUsage
 from runner_svc.runtimes.engine_figures import MetricsPage
-from runner_svc.runtimes.metrics_page import load_of, samples_of
+from runner_svc.runtimes.metrics_page import MetricNames, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.placeholders import filled, placeholders_of
-from runner_svc.runtimes.server.claims import claims_of, missing_metrics
 from runner_svc.runtimes.server.presets import Route, ServerPreset
 from runner_svc.runtimes.server.runtime import ServerModel, check_template, command_of, find_program, preset_of
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from weft.api.common.v1 import tokenize_pb2
 from weft.api.runner.v1 import runner_service_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -301,3 +303,54 @@ def _check(model: ServerModel, context: ModelContext) -> None:
 def _check_sleep(model: ServerModel, preset: ServerPreset, context: ModelContext) -> None:
     if model.sleeps_in_place and (preset.sleep is None or (preset.wake or preset.load) is None):
         raise context.refuse("sleeps_in_place", f"needs a preset with routes to sleep and to wake, not {preset.title}")
+
+
+MAX_SEEN_CHARS = 500
+
+
+def claims_of(preset: ServerPreset, seen: Mapping[str, str | None]) -> list[pb.EngineClaim]:
+    """Returns the claims of a preset. `seen`: what contradicts each fact, by name; None: it holds."""
+    return [
+        pb.EngineClaim(
+            name=name,
+            claim=_words(getattr(preset, name)),
+            source=source,
+            state=_state(seen, name),
+            seen=(seen.get(name) or "")[:MAX_SEEN_CHARS],
+        )
+        for name, source in preset.sources.items()
+    ]
+
+
+def missing_metrics(preset: ServerPreset, page: bytes) -> list[str]:
+    """Returns the names of metrics that a page in Prometheus' text format lacks."""
+    lines = page.decode("utf-8", "replace").splitlines()
+    found = {line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")}
+    # A metric without a value has only a TYPE line.
+    found |= {line.split()[2] for line in lines if line.startswith("# TYPE ") and len(line.split()) > 2}
+    return [name for name in preset.metrics.all if name not in found]
+
+
+def _state(seen: Mapping[str, str | None], name: str) -> pb.ClaimState.ValueType:
+    if name not in seen:
+        return pb.CLAIM_STATE_UNSPECIFIED
+    return pb.CLAIM_STATE_KEPT if seen[name] is None else pb.CLAIM_STATE_BROKEN
+
+
+def _words(value: Any) -> str:
+    match value:
+        case bool():
+            words = "yes" if value else "no"
+        case EngineParameters():
+            words = ", ".join(sorted(value.allowed))
+        case MetricNames():
+            words = ", ".join(value.all)
+        case frozenset():
+            words = ", ".join(sorted(operation.name.lower() for operation in value))
+        case Mapping():
+            words = ", ".join(value.values())
+        case tuple():
+            words = " ".join(value)
+        case _:
+            words = "" if value is None else str(value)
+    return words or "none"

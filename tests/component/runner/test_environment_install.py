@@ -15,10 +15,15 @@ from kit.copied_python import write_copied_python
 from kit.gravel_runtime import lock_of, write_wheel
 from kit.package_index import Behaviour, PackageIndex, package_index
 
-from runner_svc.environments.environment import EngineEnvironment, EnvironmentVariant, Variant
+from runner_svc.environments.environment import (
+    EngineEnvironment,
+    EnvironmentVariant,
+    Interpreter,
+    Variant,
+    find_interpreter,
+)
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.installer import EnvironmentInstaller, InstallOrder, InstallProgress, InstallStep
-from runner_svc.environments.interpreter import Interpreter, find_interpreter
 from runner_svc.environments.receipts import changing, read_receipt, status_of
 from runner_svc.environments.removal import remove_environment
 from weft.api.runner.v1 import environment_pb2 as pb

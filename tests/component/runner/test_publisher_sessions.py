@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from runner_svc.publishers.messages import Chunk
-from runner_svc.publishers.session import EventStream, PublisherSession
-from runner_svc.publishers.settings import PublisherLimits
+from runner_svc.publishers.session import EventStream, PublisherLimits, PublisherSession
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

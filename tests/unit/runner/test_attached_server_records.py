@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.attached_servers import record_models, remembered_of, server_record
+from runner_svc.followed_servers import record_models, remembered_of, server_record
 from runner_svc.policy.followed_models import FollowedModel
 from weft.api.runner.v1 import load_pb2
 from weft.kernel.errors import FieldError

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runner_svc.engine_host.cuda_libraries import cuda_libraries, load_cuda_libraries
+from runner_svc.engine_host.ctranslate2 import cuda_libraries, load_cuda_libraries
 
 PACKAGES = Path("lib") / "python3.11" / "site-packages" / "nvidia"
 
@@ -32,7 +32,7 @@ def test_libraries_are_loaded_and_a_damaged_one_is_skipped(tmp_path: Path) -> No
     (blas.parent / "libdamaged.so.12").write_bytes(b"no library")
     program = (
         "import sys; from pathlib import Path\n"
-        "from runner_svc.engine_host.cuda_libraries import load_cuda_libraries\n"
+        "from runner_svc.engine_host.ctranslate2 import load_cuda_libraries\n"
         "print(load_cuda_libraries(Path(sys.argv[1])), sys.argv[2] in Path('/proc/self/maps').read_text())"
     )
     done = subprocess.run(
