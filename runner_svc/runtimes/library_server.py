@@ -7,17 +7,18 @@ import re
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from typing_extensions import override
 
 from runner_svc.backend.devices import uses_no_device
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder, not_offered
 from runner_svc.engine_host.http_server import FAILED, KEY_VARIABLE, NO_LIBRARY, NO_MODEL
-from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import own_error
 from runner_svc.runtimes.flags import flags_of
+from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.server_calls import require_done
 from runner_svc.runtimes.settings import CTranslate2Settings, PathModelSettings, StartedModelSettings
 from runner_svc.runtimes.started_server import StartedServer, StartLog
@@ -45,13 +46,20 @@ def program_command(program: str, python: str = sys.executable) -> tuple[str, ..
 class LibraryServer(StartedServer[Settings], Generic[Settings]):
     """Backend of one server process."""
 
-    program: ClassVar[str]
-    """The module of the server program."""
+    runtime: ClassVar[Runtime[Any]]
+    """Its descriptor. The program runs in its environment if the runner has no `command`."""
     missing_library: ClassVar[str]
     """The error for a library that cannot be imported, with its remedy."""
-    engine_environment: ClassVar[EngineEnvironment | None] = None
-    """Environment of the program if the runner has no `command`; None: weft's own."""
     key_variable = KEY_VARIABLE
+
+    def __init__(self, model: Settings, context: ModelContext) -> None:
+        self.engine_parameters = self.runtime.parameters
+        super().__init__(model, context)
+
+    @property
+    def program(self) -> str:
+        """The module of the server program, beside that of the backend."""
+        return f"{type(self).__module__.rpartition('.')[0]}.server"
 
     def sleeps_in_place(self, order: LoadOrder) -> bool:
         """Whether after such a load the engine is configured to free its memory but keep its process, and can do so."""
@@ -62,9 +70,10 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
     async def prepare(self, order: LoadOrder) -> None:
         """Raises CONNECT_FAILED if the environment is not installed."""
         python = sys.executable
-        if self.engine_environment is not None and not self.context.command:
+        environment = self.runtime.environment
+        if environment is not None and not self.context.command:
             try:
-                python = str(self.context.environments.environment_python(self.engine_environment))
+                python = str(self.context.environments.environment_python(environment))
             except WeftError as error:
                 raise WeftError(Reason.CONNECT_FAILED, error.message) from error
         self.command = program_command(self.program, python)

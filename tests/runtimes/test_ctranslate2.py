@@ -18,7 +18,7 @@ from native_builds import built_ctranslate2
 
 from runner_svc.backend.port import Backend, BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
-from runner_svc.runtimes.ctranslate2.backend import SERVER_PROGRAM, CTranslate2Backend
+from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
@@ -28,6 +28,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.prefix_cache import PrefixCacheConformance
+
+SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

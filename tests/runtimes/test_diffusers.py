@@ -19,7 +19,7 @@ from native_builds import built_diffusers
 from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.diffusers.backend import SERVER_PROGRAM, DiffusersBackend
+from runner_svc.runtimes.diffusers.backend import DiffusersBackend
 from runner_svc.runtimes.diffusers.runtime import DiffusersModel
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
@@ -29,6 +29,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import Engine, LoadOrderChecks, ProcessChecks
+
+SERVER_PROGRAM = "runner_svc.runtimes.diffusers.server"
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

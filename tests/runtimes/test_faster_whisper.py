@@ -18,7 +18,7 @@ from kit.speech import spoken
 from native_builds import built_faster_whisper
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
-from runner_svc.runtimes.faster_whisper.backend import SERVER_PROGRAM, FasterWhisperBackend
+from runner_svc.runtimes.faster_whisper.backend import FasterWhisperBackend
 from runner_svc.runtimes.faster_whisper.runtime import FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2
@@ -27,6 +27,8 @@ from weft.kernel.abilities import Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
+
+SERVER_PROGRAM = "runner_svc.runtimes.faster_whisper.server"
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

@@ -10,7 +10,7 @@ from kit.engine_settings import engine_settings
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CallInfo, LoadOrder
-from runner_svc.runtimes.llama_cpp_python.backend import SERVER_PROGRAM, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
@@ -20,6 +20,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend import BackendConformance, Engine
+
+SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

@@ -9,7 +9,7 @@ from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_s
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
-from runner_svc.runtimes.llama_cpp_python.backend import SERVER_PROGRAM, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
@@ -23,6 +23,8 @@ from weft_testing.conformance.prefix_cache import (
     PrefixCacheConformance,
     completion,
 )
+
+SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

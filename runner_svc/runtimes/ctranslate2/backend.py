@@ -14,8 +14,6 @@ from runner_svc.policy.load_plan import context_parameter, word_parameter
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.ctranslate2.runtime import (
     BEAM_SIZE,
-    ENVIRONMENT,
-    PARAMETERS,
     RUNTIME,
     UNUSED_BY_BEAMS,
     CTranslate2Model,
@@ -26,15 +24,11 @@ from runner_svc.runtimes.text_server import TextServer
 from weft.dispatch.frames import GenerationPayload
 from weft.kernel.load_parameters import LoadParameter
 
-SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
-
 
 class CTranslate2Backend(TextServer[CTranslate2Model]):
     """Backend of one server process."""
 
-    program = SERVER_PROGRAM
-    engine_parameters = PARAMETERS
-    engine_environment = ENVIRONMENT
+    runtime = RUNTIME
     missing_library = "CTranslate2 and tokenizers cannot be loaded; run: weft runtime install ctranslate2"
     noun = "CTranslate2"
 

@@ -13,8 +13,6 @@ from runner_svc.model_files.pipeline_folder import PipelineFolderError, read_pip
 from runner_svc.policy.load_plan import LoadPlan, word_parameter
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate, MemoryPart, MemorySettings
 from runner_svc.runtimes.diffusers.runtime import (
-    ENVIRONMENT,
-    PARAMETERS,
     RUNTIME,
     CpuOffload,
     DiffusersModel,
@@ -26,8 +24,6 @@ from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_eng
 from weft.kernel.abilities import UNKNOWN
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
-
-SERVER_PROGRAM = "runner_svc.runtimes.diffusers.server"
 
 
 def placement_of(model: DiffusersModel, parameters: Mapping[str, LoadValue]) -> dict[str, str]:
@@ -93,10 +89,8 @@ OPERATIONS = frozenset({Operation.IMAGE})
 class DiffusersBackend(MediaServer[DiffusersModel]):
     """Backend of one server process."""
 
-    program = SERVER_PROGRAM
+    runtime = RUNTIME
     operations = OPERATIONS
-    engine_parameters = PARAMETERS
-    engine_environment = ENVIRONMENT
     noun = "diffusers"
     missing_library = "diffusers and PyTorch cannot be loaded; run: weft runtime install diffusers"
 

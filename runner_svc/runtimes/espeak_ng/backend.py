@@ -6,12 +6,11 @@ from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.parameters import ParameterWarning
-from runner_svc.runtimes.espeak_ng.runtime import PARAMETERS, PROGRAM, EspeakModel
+from runner_svc.runtimes.espeak_ng.runtime import PROGRAM, RUNTIME, EspeakModel
 from runner_svc.runtimes.espeak_ng.speaker import MIN_WORDS_PER_MINUTE, USUAL_WORDS_PER_MINUTE
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.speech_server import SpeechServer, speech_engine
-from runner_svc.runtimes.speech_settings import SPEECH_ENVIRONMENT
 from weft.api.common.v1 import audio_pb2
 from weft.kernel.errors import WeftError
 
@@ -21,9 +20,7 @@ MISSING = f"there is no {PROGRAM}; run: apt-get install {PROGRAM}"
 class EspeakBackend(SpeechServer[EspeakModel]):
     """Backend of one server process, which needs the speech environment for every format but WAV."""
 
-    program = "runner_svc.runtimes.espeak_ng.server"
-    engine_parameters = PARAMETERS
-    engine_environment = SPEECH_ENVIRONMENT
+    runtime = RUNTIME
     noun = PROGRAM
     missing_library = MISSING
     usual_voice = "en-gb"

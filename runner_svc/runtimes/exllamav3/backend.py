@@ -10,10 +10,8 @@ from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstima
 from runner_svc.policy.load_plan import LoadPlan, context_parameter, whole_parameter, word_parameter
 from runner_svc.policy.memory_estimate import MemorySettings
 from runner_svc.runtimes.exllamav3.runtime import (
-    ENVIRONMENT,
     FULL_BITS,
     PAGE_TOKENS,
-    PARAMETERS,
     RUNTIME,
     WEIGHTS_FILE,
     ExllamaV3Model,
@@ -26,7 +24,6 @@ from runner_svc.runtimes.text_server import TextServer
 from weft.kernel.errors import invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 
-SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
 CHUNK_TOKENS = 2048
 """Number of prompt tokens that the server processes per batch, unless `--chunk-tokens` is set."""
 MAX_CHUNK_TOKENS = 1_048_576
@@ -72,9 +69,7 @@ def _cache_type(bits: int) -> str:
 class ExllamaV3Backend(TextServer[ExllamaV3Model]):
     """Backend of one server process."""
 
-    program = SERVER_PROGRAM
-    engine_parameters = PARAMETERS
-    engine_environment = ENVIRONMENT
+    runtime = RUNTIME
     missing_library = (
         "ExLlamaV3 cannot be loaded; it needs a CUDA device, CUDA's compiler (CUDA_HOME) and its environment: "
         "weft runtime install exllamav3"

@@ -7,8 +7,6 @@ from typing_extensions import override
 from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import FileForecast
 from runner_svc.runtimes.faster_whisper.runtime import (
-    ENVIRONMENT,
-    PARAMETERS,
     RUNTIME,
     FasterWhisperModel,
 )
@@ -17,7 +15,6 @@ from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_eng
 from weft.kernel.abilities import Abilities
 from weft.kernel.request import Operation, Skill
 
-SERVER_PROGRAM = "runner_svc.runtimes.faster_whisper.server"
 OPERATIONS = frozenset({Operation.TRANSCRIPTION})
 ABILITIES = Abilities(skills=frozenset({Skill.AUDIO}), lacking=frozenset({Skill.TEXT, Skill.IMAGE, Skill.TOOLS}))
 
@@ -25,11 +22,9 @@ ABILITIES = Abilities(skills=frozenset({Skill.AUDIO}), lacking=frozenset({Skill.
 class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
     """Backend of one server process."""
 
-    program = SERVER_PROGRAM
+    runtime = RUNTIME
     operations = OPERATIONS
     abilities = ABILITIES
-    engine_parameters = PARAMETERS
-    engine_environment = ENVIRONMENT
     noun = "faster-whisper"
     missing_library = "faster-whisper and PyAV cannot be loaded; run: weft runtime install faster_whisper"
 

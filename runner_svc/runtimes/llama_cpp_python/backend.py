@@ -9,7 +9,7 @@ from runner_svc.engine_host.request import PreparedRequest
 from runner_svc.memory.estimate import FileForecast
 from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
 from runner_svc.runtimes.flags import LoadFlags, check_cache_and_attention, configured_values, load_arguments
-from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS, RUNTIME, LlamaCppPythonModel
+from runner_svc.runtimes.llama_cpp_python.runtime import RUNTIME, LlamaCppPythonModel
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
 from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS
 from runner_svc.runtimes.text_server import TextServer
@@ -19,7 +19,6 @@ from weft.kernel.errors import invalid_field, missing_package
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
 
-SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
 MAX_GPU_LAYERS = 999
 MAX_BATCH_TOKENS = 65_536
 CACHE_TYPES = ("f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -54,8 +53,7 @@ _NEEDED = missing_package("llama-cpp-python cannot be loaded; it needs", "llama-
 class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
     """Backend of one server process."""
 
-    program = SERVER_PROGRAM
-    engine_parameters = PARAMETERS
+    runtime = RUNTIME
     missing_library = f"{_NEEDED}; this compiles llama.cpp: it takes minutes and a C++ compiler"
     noun = "llama-cpp-python"
 

@@ -4,17 +4,14 @@ from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-from runner_svc.runtimes.piper.runtime import PARAMETERS, PiperModel
+from runner_svc.runtimes.piper.runtime import RUNTIME, PiperModel
 from runner_svc.runtimes.speech_server import SpeechServer, speech_engine
-from runner_svc.runtimes.speech_settings import SPEECH_ENVIRONMENT
 
 
 class PiperBackend(SpeechServer[PiperModel]):
     """Backend of one server process."""
 
-    program = "runner_svc.runtimes.piper.server"
-    engine_parameters = PARAMETERS
-    engine_environment = SPEECH_ENVIRONMENT
+    runtime = RUNTIME
     noun = "piper"
     missing_library = "piper cannot be loaded; run: weft runtime install speech"
 

@@ -19,7 +19,7 @@ from runner_harness import ready_runner
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
-from runner_svc.runtimes.ctranslate2.backend import SERVER_PROGRAM, CTranslate2Backend
+from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
@@ -30,6 +30,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.findings import Verdict
+
+SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
 
 pytestmark = pytest.mark.slow("starts engine processes")
 

@@ -16,7 +16,7 @@ from kit.engines import ANSWER_SECONDS, CALL, started
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
-from runner_svc.runtimes.diffusers.backend import SERVER_PROGRAM, DiffusersBackend
+from runner_svc.runtimes.diffusers.backend import DiffusersBackend
 from runner_svc.runtimes.diffusers.runtime import DiffusersModel
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
@@ -27,6 +27,8 @@ from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import Engine, LoadOrderChecks, ProcessChecks
+
+SERVER_PROGRAM = "runner_svc.runtimes.diffusers.server"
 
 INDEX = {
     "_class_name": "StableDiffusionPipeline",

@@ -12,9 +12,11 @@ from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.library_server import BOOTSTRAP
-from runner_svc.runtimes.llama_cpp_python.backend import SERVER_PROGRAM, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft.api.common.v1 import completion_pb2
+
+SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
 
 LIBRARY = Path(__file__).with_name("scripted_library")
 LOOKED_FOR = {

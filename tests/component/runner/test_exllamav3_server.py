@@ -21,7 +21,7 @@ from record_exllamav3 import CALLED, RECORD
 from runner_svc.backend.port import Backend, BackendFacts, CacheIsolation, CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.runtimes.exllamav3.backend import SERVER_PROGRAM, ExllamaV3Backend
+from runner_svc.runtimes.exllamav3.backend import ExllamaV3Backend
 from runner_svc.runtimes.exllamav3.runtime import ENVIRONMENT, ExllamaV3Model
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, json_value_pb2, sampling_pb2
@@ -31,6 +31,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.prefix_cache import MIN_HIT_TOKENS, SEA, PrefixCacheConformance, Tenants
+
+SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
 
 pytestmark = pytest.mark.nightly("an engine in a process, as in test_ctranslate2_server")
 

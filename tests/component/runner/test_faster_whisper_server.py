@@ -13,7 +13,7 @@ from kit.engines import ANSWER_SECONDS, CALL, START_SECONDS, started
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.load_plan import AS_CONFIGURED
-from runner_svc.runtimes.faster_whisper.backend import SERVER_PROGRAM, FasterWhisperBackend
+from runner_svc.runtimes.faster_whisper.backend import FasterWhisperBackend
 from runner_svc.runtimes.faster_whisper.runtime import RUNTIME, FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2
@@ -21,6 +21,8 @@ from weft.dispatch.frames import Frame, collected_transcription, has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
+
+SERVER_PROGRAM = "runner_svc.runtimes.faster_whisper.server"
 
 
 @pytest.fixture
