@@ -33,14 +33,11 @@ MEAN_SECONDS = 60.0
 MAX_SAMPLES = 240
 
 
-@dataclass(slots=True, eq=False)
-class MeteredCall:
+@dataclass(slots=True, eq=False, kw_only=True)
+class MeteredCall(EngineCall):
     """An engine call for a request, and its shares so far by device."""
 
-    engine: str
     devices: tuple[int, ...]
-    began: float
-    ended: float | None = None
     shares: dict[int, Share] = field(default_factory=dict)
 
     def share(self) -> Share:
@@ -66,7 +63,7 @@ class DeviceMeter:
     @contextmanager
     def calling(self, engine: str, devices: tuple[int, ...]) -> Iterator[MeteredCall]:
         """Meters an engine call for the duration of the block."""
-        call = MeteredCall(engine, devices, self._clock.monotonic())
+        call = MeteredCall(engine=engine, devices=devices, began=self._clock.monotonic())
         if devices:
             self._calls.append(call)
             self.called.set()
@@ -101,11 +98,7 @@ class DeviceMeter:
         }
 
     def _charge(self, index: int, first: DeviceSample, last: DeviceSample) -> None:
-        calls = [
-            EngineCall(key=call, engine=call.engine, began=call.began, ended=call.ended)
-            for call in self._calls
-            if index in call.devices
-        ]
+        calls = [call for call in self._calls if index in call.devices]
         for call, share in shares_of_interval(first, last, calls).items():
             if call.ended is None:
                 call.shares[index] = call.shares.get(index, Share()).plus(share)

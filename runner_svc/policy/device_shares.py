@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 MIN_SAMPLED_SHARE = 0.8
 """Minimum share of a call's time that samples must cover; below it the call's share is unknown."""
@@ -47,18 +47,17 @@ class DeviceSample:
     """Used memory in bytes by engine; the empty name is all other processes; None: unknown."""
 
 
-K = TypeVar("K", bound=object)
+@dataclass(slots=True, eq=False, kw_only=True)
+class EngineCall:
+    """An engine call of a request."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCall(Generic[K]):
-    """An engine call of a request within an interval."""
-
-    key: K
     engine: str
     began: float
     ended: float | None = None
     """None: still running."""
+
+
+Call = TypeVar("Call", bound=EngineCall)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +88,8 @@ class Share:
         return Share(gap=Gap.NOT_SAMPLED)
 
 
-def shares_of_interval(first: DeviceSample, last: DeviceSample, calls: Sequence[EngineCall[K]]) -> Mapping[K, Share]:
-    """Returns each call's share in a device's work between two samples, by key; calls without a share are missing."""
+def shares_of_interval(first: DeviceSample, last: DeviceSample, calls: Sequence[Call]) -> Mapping[Call, Share]:
+    """Returns each call's share in a device's work between two samples; calls without a share are missing."""
     length = last.at - first.at
     active = _active(first.at, last.at, calls)
     if length <= 0.0 or not active:
@@ -98,30 +97,21 @@ def shares_of_interval(first: DeviceSample, last: DeviceSample, calls: Sequence[
     if last.utilization is None:
         # Leaves the interval unsampled.
         return {}
-    active_seconds = sum(part.seconds for part in active)
+    active_seconds = sum(seconds for seconds, _ in active)
     busy = min(min(1.0, max(0.0, last.utilization)) * length, active_seconds)
     energy = _energy(first, last)
-    shares: dict[K, Share] = {}
-    for part in active:
-        gap = _gap(first, last, part)
-        count = len(part.calls)
-        for call in part.calls:
+    shares: dict[Call, Share] = {}
+    for seconds, running in active:
+        gap = _gap(first, last, running)
+        count = len(running)
+        for call in running:
             share = Share(
-                seconds=0.0 if gap else busy * part.seconds / active_seconds / count,
-                millijoules=None if gap or energy is None else energy * part.seconds / length / count,
-                sampled_seconds=part.seconds,
+                seconds=0.0 if gap else busy * seconds / active_seconds / count,
+                millijoules=None if gap or energy is None else energy * seconds / length / count,
+                sampled_seconds=seconds,
                 gap=gap,
             )
-            shares[call.key] = shares[call.key].plus(share) if call.key in shares else share
-    return shares
-
-
-def shares_of_calls(samples: Sequence[DeviceSample], calls: Sequence[EngineCall[K]]) -> Mapping[K, Share]:
-    """Returns each call's share in a device's work from the first to the last sample, by key."""
-    shares: dict[K, Share] = {}
-    for first, last in pairwise(samples):
-        for key, share in shares_of_interval(first, last, calls).items():
-            shares[key] = shares[key].plus(share) if key in shares else share
+            shares[call] = shares[call].plus(share) if call in shares else share
     return shares
 
 
@@ -146,26 +136,18 @@ def over_devices(shares: Iterable[Share]) -> Share:
     return Share(gap=total.gap) if total.gap else total
 
 
-@dataclass(frozen=True, slots=True)
-class _Part(Generic[K]):
-    """A part of an interval in which the same calls were running."""
-
-    seconds: float
-    calls: tuple[EngineCall[K], ...]
-
-
-def _active(began: float, ended: float, calls: Sequence[EngineCall[K]]) -> list[_Part[K]]:
-    """Returns the parts of a period that have calls."""
+def _active(began: float, ended: float, calls: Sequence[Call]) -> list[tuple[float, list[Call]]]:
+    """Returns the parts of a period that have calls: their lengths in seconds, and the calls."""
     present = [call for call in calls if call.began < ended and (call.ended is None or call.ended > began)]
     marks = {began, ended}
     for call in present:
         marks.add(max(began, call.began))
         marks.add(ended if call.ended is None else min(ended, call.ended))
-    parts: list[_Part[K]] = []
+    parts: list[tuple[float, list[Call]]] = []
     for start, end in pairwise(sorted(marks)):
-        running = tuple(call for call in present if call.began <= start and (call.ended is None or call.ended >= end))
+        running = [call for call in present if call.began <= start and (call.ended is None or call.ended >= end)]
         if running:
-            parts.append(_Part(end - start, running))
+            parts.append((end - start, running))
     return parts
 
 
@@ -177,8 +159,8 @@ def _energy(first: DeviceSample, last: DeviceSample) -> int | None:
     return spent if spent >= 0 else None
 
 
-def _gap(first: DeviceSample, last: DeviceSample, part: _Part[K]) -> Gap:
-    engines = {call.engine for call in part.calls}
+def _gap(first: DeviceSample, last: DeviceSample, calls: Sequence[EngineCall]) -> Gap:
+    engines = {call.engine for call in calls}
     if not (first.is_private and last.is_private) or not engines <= last.engines:
         return Gap.FOREIGN_PROCESS
     return Gap.OTHER_MODEL if len(engines) > 1 else Gap.NONE

@@ -1,6 +1,7 @@
 """The shares of requests in the work of accelerators, by hand-computed cases and by properties."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -8,17 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner_svc.policy import device_shares
 from runner_svc.policy.device_shares import (
     DeviceSample,
     EngineCall,
     Gap,
     Share,
     over_devices,
-    shares_of_calls,
-    shares_of_interval,
 )
 
 ENGINES = frozenset({"tiny"})
+
+
+@dataclass(eq=False, kw_only=True)
+class Call(EngineCall):
+    key: object
+
+
+def shares_of_interval(first: DeviceSample, last: DeviceSample, calls: Sequence[Call]) -> dict[object, Share]:
+    return {each.key: share for each, share in device_shares.shares_of_interval(first, last, calls).items()}
+
+
+def shares_of_calls(samples: Sequence[DeviceSample], calls: Sequence[Call]) -> dict[object, Share]:
+    """Returns each call's share from the first to the last sample."""
+    shares: dict[object, Share] = {}
+    for first, last in pairwise(samples):
+        for key, share in shares_of_interval(first, last, calls).items():
+            shares[key] = shares[key].plus(share) if key in shares else share
+    return shares
 
 
 def sample(at: float, utilization: float | None = 1.0, energy: int | None = 0, **other: Any) -> DeviceSample:
@@ -26,8 +44,8 @@ def sample(at: float, utilization: float | None = 1.0, energy: int | None = 0, *
     return DeviceSample(at=at, utilization=utilization, energy_millijoules=energy, **words)
 
 
-def call(key: str, began: float, ended: float | None = None, engine: str = "tiny") -> EngineCall[str]:
-    return EngineCall(key=key, engine=engine, began=began, ended=ended)
+def call(key: str, began: float, ended: float | None = None, engine: str = "tiny") -> Call:
+    return Call(key=key, engine=engine, began=began, ended=ended)
 
 
 def test_single_call_is_charged_for_all_work_of_its_interval() -> None:
@@ -108,7 +126,7 @@ def _times(count: int) -> st.SearchStrategy[list[float]]:
 
 
 @st.composite
-def _scene(draw: st.DrawFn) -> tuple[list[DeviceSample], list[EngineCall[int]]]:
+def _scene(draw: st.DrawFn) -> tuple[list[DeviceSample], list[Call]]:
     energy, samples = 0, []
     for at in draw(_times(2)):
         energy += draw(st.integers(0, 10_000))
@@ -125,12 +143,12 @@ def _scene(draw: st.DrawFn) -> tuple[list[DeviceSample], list[EngineCall[int]]]:
     for key in range(draw(st.integers(1, 6))):
         began = draw(st.floats(0.0, 100.0))
         ended = draw(st.none() | st.floats(0.0, 50.0).map(began.__add__))
-        calls.append(EngineCall(key=key, engine=draw(st.sampled_from("ab")), began=began, ended=ended))
+        calls.append(Call(key=key, engine=draw(st.sampled_from("ab")), began=began, ended=ended))
     return samples, calls
 
 
 @given(_scene())
-def test_shares_never_exceed_the_device_total(scene: tuple[list[DeviceSample], list[EngineCall[int]]]) -> None:
+def test_shares_never_exceed_the_device_total(scene: tuple[list[DeviceSample], list[Call]]) -> None:
     samples, calls = scene
     shares = shares_of_calls(samples, calls)
     pairs = list(pairwise(samples))
