@@ -114,6 +114,7 @@ verify: $(PROTOS_VENV)/.done ## regenerate into a scratch folder and compare wit
 
 docs: $(VENV)/.up ## write the reference (settings, fields, endpoints, metrics ...) from code into docs/reference
 	@PYTHONPATH=docs/site $(BIN)/python -m reference_pages docs/reference
+	@$(BIN)/python docs/site/routing_picture.py
 
 envoy: $(VENV)/.dev ## write the Envoy configurations of deploy/envoy by the commands in their first lines
 	@for file in deploy/envoy/*.yaml; do \

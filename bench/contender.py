@@ -92,7 +92,7 @@ WEFT = Contender(
     main_role="host",
     roles={
         "weft_testing.fake_backend": BACKEND_ROLE,
-        "xllamacpp_server": BACKEND_ROLE,
+        "xllamacpp_launcher": BACKEND_ROLE,
         "llama-server": BACKEND_ROLE,
         "serve runner": "runner",
     },

@@ -1,29 +1,13 @@
 """CPU time and memory of process trees, by what each process is."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 
 import psutil
 
 from bench.contender import BACKEND_ROLE, Contender
 
 MB = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class CpuSnapshot:
-    """CPU seconds (user and system) used so far, by process id, and what each process is."""
-
-    seconds: Mapping[int, float]
-    roles: Mapping[int, str]
-
-    def since(self, earlier: "CpuSnapshot") -> dict[str, float]:
-        """CPU seconds by role between two snapshots; a process that ended in between counts nothing."""
-        used: dict[str, float] = {}
-        for pid, seconds in self.seconds.items():
-            role = self.roles[pid]
-            used[role] = used.get(role, 0.0) + seconds - earlier.seconds.get(pid, 0.0)
-        return used
 
 
 def roles_of_tree(root: psutil.Process, contender: Contender) -> dict[int, str]:
@@ -42,19 +26,26 @@ def _walk(process: psutil.Process, contender: Contender, inherited: str) -> Iter
         yield from _walk(child, contender, role)
 
 
-def snapshot(*trees: tuple[psutil.Process, Contender]) -> CpuSnapshot:
-    """The CPU time of these trees now. A pid that is in several trees has the role the first one gives it."""
-    seconds: dict[int, float] = {}
-    roles: dict[int, str] = {}
-    for root, contender in trees:
-        for pid, role in roles_of_tree(root, contender).items():
-            try:
-                times = psutil.Process(pid).cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            seconds.setdefault(pid, times.user + times.system)
-            roles.setdefault(pid, role)
-    return CpuSnapshot(seconds, roles)
+def cpu_seconds(*trees: tuple[psutil.Process, Contender]) -> dict[tuple[int, str], float]:
+    """CPU seconds (user and system) of these trees so far, by process id and role.
+
+    A process that is in several trees has the role that the first one gives it.
+    """
+    roles = {pid: role for tree in reversed(trees) for pid, role in roles_of_tree(*tree).items()}
+    found = {}
+    for pid, role in roles.items():
+        with suppress(psutil.NoSuchProcess):
+            times = psutil.Process(pid).cpu_times()
+            found[pid, role] = times.user + times.system
+    return found
+
+
+def used_by_role(before: Mapping[tuple[int, str], float], after: Mapping[tuple[int, str], float]) -> dict[str, float]:
+    """CPU seconds by role between two moments; a process that ended in between counts nothing."""
+    used: dict[str, float] = {}
+    for (pid, role), seconds in after.items():
+        used[role] = used.get(role, 0.0) + seconds - before.get((pid, role), 0.0)
+    return used
 
 
 def tree_megabytes(root: psutil.Process, contender: Contender) -> float:

@@ -26,7 +26,6 @@ RUNNERS = 1_000
 QUEUED = 10_000
 TENANTS = 10
 PLACEMENTS = 10_000
-"""In one run."""
 STEP_SECONDS = 50e-6
 """Virtual time between two placements: as if they came at the goal's rate."""
 NEEDS = Needs(Operation.CHAT)

@@ -7,10 +7,10 @@ import msgspec
 from bench import measures
 from bench.contender import WEFT, WEFT_REAL
 from bench.launch import Target, run_load, running
-from bench.load import Job, Result
+from bench.load import Result
 from bench.measures import Measure
 from bench.report import Figures
-from bench.scenarios import Options
+from bench.scenarios import Options, chat
 
 MODEL_SLOTS = 4
 KEY_VARIABLE = "LLAMA_API_KEY"
@@ -31,7 +31,17 @@ def measure_real(options: Options, figures: Figures, folder: Path, stub: Target)
 def _measure_ratio(
     options: Options, figures: Figures, target: Target, connections: int, into: tuple[Measure, Measure]
 ) -> None:
-    mesh, direct = mesh_job(options, target, connections), direct_job(options, target, connections)
+    body = chat(options.real_tokens, stream=True) | {
+        "messages": [{"role": "user", "content": LONG_PROMPT}],
+        "temperature": 0,
+        "seed": 1,
+        "stream_options": {"include_usage": True},
+    }
+    most = connections * options.real_requests
+    mesh = target.job(body, connections=connections, seconds=600.0, max_requests=most, min_events=1)
+    # The key that its runner gave it.
+    headers = {"Authorization": f"Bearer {target.stub.environ()[KEY_VARIABLE]}"}
+    direct = msgspec.structs.replace(mesh, port=target.stub_port, headers=headers)
     for job in (direct, mesh):
         run_load(msgspec.structs.replace(job, max_requests=connections), options.root)
     ratio, rate = into
@@ -44,29 +54,6 @@ def _measure_ratio(
             name = WEFT.name if through_mesh else "llama.cpp (direct)"
             figures.add(rate, name, rates[through_mesh], _note(result, options))
         figures.add(ratio, WEFT.name, rates[True] / rates[False])
-
-
-def mesh_job(options: Options, target: Target, connections: int) -> Job:
-    """A long answer through the gateway."""
-    body: dict[str, object] = {
-        "messages": [{"role": "user", "content": LONG_PROMPT}],
-        "max_tokens": options.real_tokens,
-        "temperature": 0,
-        "seed": 1,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return target.job(
-        body, connections=connections, seconds=600.0, max_requests=connections * options.real_requests, min_events=1
-    )
-
-
-def direct_job(options: Options, target: Target, connections: int) -> Job:
-    """The same to the backend's own port, with the key that its runner gave it."""
-    key = target.stub.environ()[KEY_VARIABLE]
-    return msgspec.structs.replace(
-        mesh_job(options, target, connections), port=target.stub_port, headers={"Authorization": f"Bearer {key}"}
-    )
 
 
 def _note(result: Result, options: Options) -> str:

@@ -53,7 +53,6 @@ class Report:
     uses: Mapping[tuple[str, str], Sequence[Use]]
     """By scenario and contender, so that saturation is visible."""
     skipped: Sequence[str] = ()
-    """What was not measured, and why."""
 
 
 def markdown(report: Report) -> str:

@@ -13,11 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import aiohttp
 
@@ -42,34 +41,25 @@ class Process:
         config.write_text(json.dumps(configuration))
         where = ["--home", str(folder / "home"), "--config", str(config)]
         self._command = [sys.executable, "-m", "weft_app.cli.main", "serve", service, *where, *arguments]
-        self._process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | None = None
         self.address = ""
 
     def start(self) -> None:
         """Starts it, and returns once it serves."""
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
         )
-        assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().split()[-1]
-
-    def send(self, number: signal.Signals) -> None:
-        """Sends it a signal."""
-        assert self._process is not None
-        self._process.send_signal(number)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().split()[-1]
 
     def end(self) -> None:
-        """Kills it, if it runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            self._process = None
+        """Kills it, if it was started."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(NamedTuple):
     """What a caller noticed of one loss."""
 
     slowest: float
@@ -112,17 +102,13 @@ class Mesh:
                 return self.routers[leading[0]]
             await asyncio.sleep(POLL_SECONDS)
 
-    async def until_served(self, http: aiohttp.ClientSession) -> None:
-        """Returns once a chat has an answer."""
-        while not (await chat(http))[1]:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(POLL_SECONDS)
-
     async def lose(self, http: aiohttp.ClientSession, number: signal.Signals) -> Round:
         """Ends the leader by a signal, looks what callers notice, and brings it back."""
         leader = await self.leader(http)
         before = [await chat(http) for _ in range(50)]
         began = time.monotonic()
-        leader.send(number)
+        assert leader.process is not None
+        leader.process.send_signal(number)
         after = []
         while time.monotonic() - began < AFTER_SECONDS:
             after.append(await chat(http))
@@ -157,19 +143,16 @@ async def measure(rounds: int) -> None:
         mesh = Mesh(Path(ends.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))), database_url, ends)
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
         async with aiohttp.ClientSession(mesh.gateway.address, timeout=timeout) as http:
-            await mesh.until_served(http)
+            while not (await chat(http))[1]:  # noqa: ASYNC110 - there is nothing to wait for
+                await asyncio.sleep(POLL_SECONDS)
             print(f"{platform.machine()}, Python {platform.python_version()}, three routers, one caller")
             print("| event | rounds | slowest chat after it, s | usual chat, s | failed |")
             print("|---|---|---|---|---|")
             for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP):
                 found = [await mesh.lose(http, number) for _ in range(rounds)]
-                print(f"| {number.name} | {rounds} | {_row(found)} |", flush=True)
-
-
-def _row(found: Sequence[Round]) -> str:
-    slowest = [each.slowest for each in found]
-    usual = median(each.usual for each in found)
-    return f"{median(slowest):.2f} (at most {max(slowest):.2f}) | {usual:.3f} | {sum(each.failed for each in found)}"
+                slowest = [each.slowest for each in found]
+                row = f"{median(slowest):.2f} (at most {max(slowest):.2f}) | {median(each.usual for each in found):.3f}"
+                print(f"| {number.name} | {rounds} | {row} | {sum(each.failed for each in found)} |", flush=True)
 
 
 def main() -> None:

@@ -95,10 +95,13 @@ class Engine:
     """An engine with a prefix cache, one prefill at a time and SLOTS answers."""
 
     slowdown: float
+    token_seconds: float
+    """Prefill of one prompt token."""
     cache: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     prefilling: deque[int] = field(default_factory=deque)
     waiting: deque[int] = field(default_factory=deque)
-    running: int = 0
+    under_way: int = 0
+    """Its requests, those that wait for a slot included."""
     is_prefilling: bool = False
     owed_seconds: float = 0.0
 
@@ -107,6 +110,18 @@ class Engine:
         count = sum(1 for _ in itertools.takewhile(self.cache.__contains__, blocks))
         return int(count * BLOCK_CHARS / CHARS_PER_TOKEN)
 
+    def own_seconds(self, tokens: int, blocks: Iterable[bytes]) -> float:
+        """Returns how long the prefill of a prompt takes."""
+        return (tokens - self.cached(blocks)) * self.token_seconds
+
+    def cost(self, tokens: int, blocks: Iterable[bytes]) -> float:
+        """Returns what the oracle minimizes: the prefill that is owed, that of the prompt, and the wait for a slot."""
+        return self.owed_seconds + self.own_seconds(tokens, blocks) + max(0, self.under_way - SLOTS + 1) * FULL_SECONDS
+
+    def owe(self, seconds: float) -> None:
+        """Add prefill that is owed; negative: it is done."""
+        self.owed_seconds += seconds
+
     def store(self, blocks: Iterable[bytes]) -> None:
         """Cache a prompt; the least recently used blocks are evicted."""
         for block in blocks:
@@ -114,6 +129,12 @@ class Engine:
             self.cache.move_to_end(block)
         while len(self.cache) > CACHED_BLOCKS:
             self.cache.popitem(last=False)
+
+
+def engines_of(workload: Workload) -> list[Engine]:
+    """Returns the engines of a workload."""
+    slowdowns = (2.0 if workload.unequal and number % 2 else 1.0 for number in range(ENGINES))
+    return [Engine(slowdown, slowdown * workload.prefill_ms / 1_000) for slowdown in slowdowns]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +153,7 @@ class World:
     def __init__(self, workload: Workload, policy: ChoicePolicy | None) -> None:
         """`policy` None: the oracle."""
         self._work = workload
-        self._engines = [Engine(2.0 if workload.unequal and i % 2 else 1.0) for i in range(ENGINES)]
+        self._engines = engines_of(workload)
         self._scheduler = None if policy is None else _scheduler(policy)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers, self._keys = itertools.count(), itertools.count(1)
@@ -209,17 +230,10 @@ class World:
         self._obey(self._scheduler.submit(Queued.of(key, spec, now), now), now)
 
     def _place_by_sight(self, key: int, request: Request, now: float) -> None:
-        def owed(engine: Engine) -> float:
-            return (request.prompt_tokens - engine.cached(request.blocks)) * self._prefill_seconds(engine)
-
-        def cost(engine: Engine) -> float:
-            beyond = max(0, engine.running + len(engine.waiting) - SLOTS + 1)
-            return engine.owed_seconds + owed(engine) + beyond * FULL_SECONDS
-
-        engine = min(self._engines, key=cost)
-        seconds = owed(engine)
-        engine.owed_seconds += seconds
-        self._at(now + seconds, lambda _: setattr(engine, "owed_seconds", engine.owed_seconds - seconds))
+        engine = min(self._engines, key=lambda each: each.cost(request.prompt_tokens, request.blocks))
+        seconds = engine.own_seconds(request.prompt_tokens, request.blocks)
+        engine.owe(seconds)
+        self._at(now + seconds, lambda _: engine.owe(-seconds))
         self._place(key, engine, now)
 
     def _obey(self, decisions: Iterable[Decision], now: float) -> None:
@@ -233,10 +247,13 @@ class World:
 
     def _place(self, key: int, engine: Engine, now: float) -> None:
         self._requests[key].engine, self._requests[key].placed = engine, now
-        if engine.running >= SLOTS:
+        engine.under_way += 1
+        if engine.under_way > SLOTS:
             engine.waiting.append(key)
-            return
-        engine.running += 1
+        else:
+            self._begin_prefill(key, engine, now)
+
+    def _begin_prefill(self, key: int, engine: Engine, now: float) -> None:
         engine.prefilling.append(key)
         if not engine.is_prefilling:
             self._prefill(engine, now)
@@ -247,8 +264,8 @@ class World:
             key = engine.prefilling.popleft()
             request = self._requests[key]
             request.cached_tokens = engine.cached(request.blocks)
+            seconds = engine.own_seconds(request.prompt_tokens, request.blocks)
             engine.store(request.blocks)
-            seconds = (request.prompt_tokens - request.cached_tokens) * self._prefill_seconds(engine)
             self._at(now + seconds, lambda then: self._answer(key, request, engine, then))
 
     def _answer(self, key: int, request: Request, engine: Engine, now: float) -> None:
@@ -261,9 +278,9 @@ class World:
 
     def _end(self, key: int, request: Request, engine: Engine, now: float) -> None:
         self._ended.append(self._requests.pop(key))
-        engine.running -= 1
+        engine.under_way -= 1
         if engine.waiting:
-            self._place(engine.waiting.popleft(), engine, now)
+            self._begin_prefill(engine.waiting.popleft(), engine, now)
         if len(self._ended) == self._work.failover_after:
             self._fail_over(now)
         if self._scheduler is not None and request.router is self._scheduler:
@@ -278,9 +295,6 @@ class World:
         session.turn += 1
         if session.turn < self._work.turns:
             self._at(now + 0.2 + session.random.random(), lambda then: self._ask(session, then))
-
-    def _prefill_seconds(self, engine: Engine) -> float:
-        return self._work.prefill_ms / 1_000 * engine.slowdown
 
 
 def _scheduler(policy: ChoicePolicy) -> Scheduler:

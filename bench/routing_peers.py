@@ -18,7 +18,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,13 +32,13 @@ from bench.load import percentile
 from bench.routing import (
     ANSWER_TOKENS,
     ENGINES,
-    FULL_SECONDS,
     SLOTS,
     TOKEN_SECONDS,
     USER_CHARS,
     Engine,
     Workload,
     blocks_of,
+    engines_of,
     system_prompt,
     words,
 )
@@ -55,10 +54,8 @@ ORACLE = "oracle"
 class HttpEngine:
     """An engine of `bench.routing` behind HTTP."""
 
-    def __init__(self, slowdown: float, prefill_ms: float) -> None:
-        self.engine = Engine(slowdown)
-        self.prefill_seconds = prefill_ms / 1_000 * slowdown
-        self.under_way = 0
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self._slots, self._prefill = asyncio.Semaphore(SLOTS), asyncio.Lock()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -67,16 +64,16 @@ class HttpEngine:
 
     async def answer(self, request: web.Request, prompt: "Prompt", cached: int | None = None) -> web.StreamResponse:
         """Streams an answer. `cached`: the tokens that the oracle has found here, before it stored the prompt."""
-        self.under_way += 1
+        self.engine.under_way += 1
         try:
             async with self._slots:
                 async with self._prefill:
                     cached = self.engine.cached(prompt.blocks) if cached is None else cached
-                    await asyncio.sleep((prompt.tokens - cached) * self.prefill_seconds)
+                    await asyncio.sleep((prompt.tokens - cached) * self.engine.token_seconds)
                     self.engine.store(prompt.blocks)
                 return await self._stream(request, prompt, cached)
         finally:
-            self.under_way -= 1
+            self.engine.under_way -= 1
 
     async def _stream(self, request: web.Request, prompt: "Prompt", cached: int) -> web.StreamResponse:
         body, count = prompt.body, int(prompt.body.get("max_tokens") or 16)
@@ -113,31 +110,21 @@ class Prompt:
 
 async def serve(ports: list[int], workload: Workload) -> None:
     """Serves the oracle at the first port and the engines at the others, until the process ends."""
-    engines = [HttpEngine(2.0 if workload.unequal and i % 2 else 1.0, workload.prefill_ms) for i in range(ENGINES)]
+    engines = [HttpEngine(engine) for engine in engines_of(workload)]
 
     async def oracle(request: web.Request) -> web.StreamResponse:
         prompt = Prompt(await request.json())
 
-        def owed(engine: HttpEngine) -> float:
-            return (prompt.tokens - engine.engine.cached(prompt.blocks)) * engine.prefill_seconds
-
-        def cost(engine: HttpEngine) -> float:
-            return engine.engine.owed_seconds + owed(engine) + max(0, engine.under_way - SLOTS + 1) * FULL_SECONDS
-
-        best = min(engines, key=cost)
-        seconds, cached = owed(best), best.engine.cached(prompt.blocks)
-        best.engine.owed_seconds += seconds
+        best = min(engines, key=lambda each: each.engine.cost(prompt.tokens, prompt.blocks))
+        seconds, cached = best.engine.own_seconds(prompt.tokens, prompt.blocks), best.engine.cached(prompt.blocks)
+        best.engine.owe(seconds)
         best.engine.store(prompt.blocks)
-        asyncio.get_running_loop().call_later(seconds, partial(_paid, best.engine, seconds))
+        asyncio.get_running_loop().call_later(seconds, best.engine.owe, -seconds)
         return await best.answer(request, prompt, cached)
 
     for port, chat in zip(ports, [oracle, *(engine.chat for engine in engines)], strict=True):
         await _listen(port, chat)
     await asyncio.Event().wait()
-
-
-def _paid(engine: Engine, seconds: float) -> None:
-    engine.owed_seconds -= seconds
 
 
 async def _listen(port: int, chat: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:

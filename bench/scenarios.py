@@ -4,10 +4,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench import measures
 from bench.contender import BACKEND_ROLE, WEFT
-from bench.cpu import MB, snapshot, tree_megabytes
+from bench.cpu import MB, cpu_seconds, tree_megabytes, used_by_role
 from bench.launch import STUB, LaunchError, Target, run_load
 from bench.load import Job, Result
 from bench.measures import Measure
@@ -23,7 +24,6 @@ class Options:
     """How much of everything."""
 
     root: Path
-    """The repository."""
     seconds: float = 5.0
     """Length of one run."""
     connections: int = 32
@@ -44,46 +44,22 @@ class Options:
 SCENARIO_NAMES = ("memory", "unary", "stream", "latency", "real", "placements", "tasks", "start")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    """A load as high as it gets, and what one unit of it costs."""
-
-    name: str
-    body: dict[str, object]
-    min_events: int
-    cpu: Measure
-    rate: Measure
-
-    def units(self, result: Result) -> int:
-        """What the cost is divided by: answers, or the events in them."""
-        return result.events if self.min_events else result.requests
-
-
 def chat(tokens: int, *, stream: bool) -> dict[str, object]:
     """The body of a chat request, without its model."""
     return {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": tokens, "stream": stream}
 
 
-def unary() -> Throughput:
-    """Whole answers."""
-    return Throughput(
-        name="unary",
-        body=chat(UNARY_TOKENS, stream=False),
-        min_events=0,
-        cpu=measures.UNARY_CPU,
-        rate=measures.UNARY_RATE,
-    )
+class Throughput(NamedTuple):
+    """A load as high as it gets, and what one unit of it costs: an answer, or an event of a stream."""
+
+    name: str
+    tokens: int
+    is_stream: bool
+    cpu: Measure
+    rate: Measure
 
 
-def stream(options: Options) -> Throughput:
-    """Long streams at full speed."""
-    return Throughput(
-        name="stream",
-        body=chat(options.stream_tokens, stream=True),
-        min_events=options.stream_tokens,
-        cpu=measures.CHUNK_CPU,
-        rate=measures.CHUNK_RATE,
-    )
+UNARY = Throughput("unary", UNARY_TOKENS, False, measures.UNARY_CPU, measures.UNARY_RATE)
 
 
 def measure_all(options: Options, figures: Figures, stub: Target, targets: Sequence[Target]) -> None:
@@ -93,12 +69,13 @@ def measure_all(options: Options, figures: Figures, stub: Target, targets: Seque
     if options.wants("latency"):
         _measure_latency(options, figures, stub, targets)
     if options.wants("unary"):
-        _measure_throughput(options, figures, unary(), (stub, *targets))
+        _measure_throughput(options, figures, UNARY, (stub, *targets))
     if options.wants("stream"):
-        _measure_throughput(options, figures, stream(options), (stub, *targets))
+        stream = Throughput("stream", options.stream_tokens, True, measures.CHUNK_CPU, measures.CHUNK_RATE)
+        _measure_throughput(options, figures, stream, (stub, *targets))
     if options.wants("memory"):
         for target in targets:
-            run_load(_job(options, target, unary()), options.root)
+            run_load(_job(options, target, UNARY), options.root)
         _measure_memory(figures, targets, loaded=True)
 
 
@@ -122,10 +99,11 @@ def _measure_throughput(options: Options, figures: Figures, scenario: Throughput
 
 def _measure_once(options: Options, figures: Figures, scenario: Throughput, target: Target) -> None:
     trees = ((target.process, target.contender), (target.stub, STUB))
-    before = snapshot(*trees)
+    before = cpu_seconds(*trees)
     result = run_load(_job(options, target, scenario), options.root)
-    used = snapshot(*trees).since(before)
-    name, units, failures = target.contender.name, scenario.units(result), sum(result.failures.values())
+    used = used_by_role(before, cpu_seconds(*trees))
+    name, failures = target.contender.name, sum(result.failures.values())
+    units = result.events if scenario.is_stream else result.requests
     own = sum(seconds for role, seconds in used.items() if role != BACKEND_ROLE)
     note = "" if not failures else f"{failures} failed: {next(iter(result.failures))[:80]}"
     if target.contender is not STUB:
@@ -137,10 +115,10 @@ def _measure_once(options: Options, figures: Figures, scenario: Throughput, targ
 
 def _job(options: Options, target: Target, scenario: Throughput, seconds: float | None = None) -> Job:
     return target.job(
-        scenario.body,
+        chat(scenario.tokens, stream=scenario.is_stream),
         connections=options.connections,
         seconds=options.seconds if seconds is None else seconds,
-        min_events=scenario.min_events,
+        min_events=scenario.tokens if scenario.is_stream else 0,
     )
 
 

@@ -22,22 +22,16 @@ PROGRAM = (sys.executable, "-m", "weft_app.cli.main")
 LISTENING = "listening at"
 START_LIMIT_SECONDS = 120.0
 IDLE_SECONDS = 2.0
+MEASURES = (measures.HELP_WALL, measures.HELP_CPU, measures.UP_WALL, measures.UP_CPU, measures.HOST_MEMORY)
 
 
 def measure_start(options: Options, figures: Figures, folder: Path) -> None:
     """Fills the rows about starts; the first start of each kind, which may compile modules, is not counted."""
     folder.mkdir(parents=True, exist_ok=True)
     for repetition in range(options.repetitions + 1):
-        wall, cpu = _help()
-        up = _up(folder / f"home-{repetition}")
+        values = (*_help(), *_up(folder / f"home-{repetition}"))
         if repetition:
-            for measure, value in (
-                (measures.HELP_WALL, wall),
-                (measures.HELP_CPU, cpu),
-                (measures.UP_WALL, up[0]),
-                (measures.UP_CPU, up[1]),
-                (measures.HOST_MEMORY, up[2]),
-            ):
+            for measure, value in zip(MEASURES, values, strict=True):
                 figures.add(measure, WEFT.name, value)
 
 

@@ -13,6 +13,7 @@ import math
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,53 +23,34 @@ SECONDS = 3_540.0
 MAX_PROMPT_TOKENS = 126_000
 VARIATION = 1.3
 """Standard deviation of lengths over their mean; they are log-normal."""
+ADDED_TOKENS = 700.0
+"""Mean of what each later request has besides the answer before it."""
 
 
-class Shape(msgspec.Struct, kw_only=True, frozen=True):
-    """What requests have in common; lengths are means."""
-
-    requests: int
-    system_prompts: int
-    """Distinct ones; the n-th is chosen in proportion to 1/n."""
-    system_blocks: int
-    first_tokens: float
-    """Of a conversation's first request, besides the system prompt."""
-    added_tokens: float
-    """Of each later one, besides the answer before it."""
-    answer_tokens: float
-    turns: float
-    """Mean of a geometric distribution."""
-    pause_seconds: float
-    """Mean of an exponential distribution."""
-
-
-SHAPES = {
-    "conversation": Shape(
-        requests=12_031,
-        system_prompts=1,
-        system_blocks=1,
-        first_tokens=11_300,
-        added_tokens=700,
-        answer_tokens=343,
-        turns=1.67,
-        pause_seconds=60,
-    ),
-    "tool-agents": Shape(
-        requests=23_608,
-        system_prompts=16,
-        system_blocks=7,
-        first_tokens=4_550,
-        added_tokens=700,
-        answer_tokens=182,
-        turns=1.6,
-        pause_seconds=10,
-    ),
+SHAPES: dict[str, dict[str, Any]] = {
+    "conversation": {
+        "requests": 12_031,
+        "system_prompts": 1,
+        "system_blocks": 1,
+        "first_tokens": 11_300,
+        "answer_tokens": 343,
+        "turns": 1.67,
+        "pause_seconds": 60,
+    },
+    "tool-agents": {
+        "requests": 23_608,
+        "system_prompts": 16,
+        "system_blocks": 7,
+        "first_tokens": 4_550,
+        "answer_tokens": 182,
+        "turns": 1.6,
+        "pause_seconds": 10,
+    },
 }
 SCENARIO = """\
 name: {name}
 duration_seconds: 3600
-hosts:
-  - {{name: gpu, count: 8}}
+hosts: [{{name: gpu, count: 8}}]
 models:
   - name: chat
     slots: 32
@@ -77,42 +59,51 @@ models:
     decode_tokens_per_second: 40
     context_tokens: 131072
     cache_tokens: 1000000
-tenants:
-  - {{name: callers}}
-arrivals:
-  - {{tenant: callers, target: chat, trace: {name}.jsonl}}
+tenants: [{{name: callers}}]
+arrivals: [{{tenant: callers, target: chat, trace: {name}.jsonl}}]
 """
 
 
-class Line(msgspec.Struct, kw_only=True):
-    """A request in Mooncake's format."""
+class Line(msgspec.Struct):
+    """A request in Mooncake's format, its timestamp in milliseconds."""
 
     timestamp: int
-    """Milliseconds."""
     input_length: int
     output_length: int
     hash_ids: list[int]
 
 
-def trace(shape: Shape, seed: int = 1) -> list[Line]:
-    """Returns requests by time."""
-    chance, ids = random.Random(seed), itertools.count()  # noqa: S311 - a workload
-    systems = [list(itertools.islice(ids, shape.system_blocks)) for _ in range(shape.system_prompts)]
-    weights = [1 / number for number in range(1, len(systems) + 1)]
+def trace(
+    *,
+    requests: int,
+    system_prompts: int,
+    system_blocks: int,
+    first_tokens: float,
+    answer_tokens: float,
+    turns: float,
+    pause_seconds: float,
+) -> list[Line]:
+    """Returns requests by time.
+
+    Lengths are means: of a conversation's first request besides the system prompt, and of answers. The n-th system
+    prompt is chosen in proportion to 1/n; turns are geometric, pauses exponential.
+    """
+    chance, ids = random.Random(1), itertools.count()  # noqa: S311 - a workload
+    systems = [list(itertools.islice(ids, system_blocks)) for _ in range(system_prompts)]
+    weights = [1 / number for number in range(1, system_prompts + 1)]
     lines: list[Line] = []
-    while len(lines) < shape.requests:
+    while len(lines) < requests:
         (blocks,) = chance.choices(systems, weights)
-        at, tokens = chance.random() * SECONDS, BLOCK_TOKENS * len(blocks) + _length(shape.first_tokens, chance)
-        while at < SECONDS and tokens < MAX_PROMPT_TOKENS and len(lines) < shape.requests:
-            answer = _length(shape.answer_tokens, chance)
+        at, tokens = chance.random() * SECONDS, BLOCK_TOKENS * system_blocks + _length(first_tokens, chance)
+        while at < SECONDS and tokens < MAX_PROMPT_TOKENS and len(lines) < requests:
+            answer = _length(answer_tokens, chance)
             blocks = [*blocks, *itertools.islice(ids, math.ceil(tokens / BLOCK_TOKENS) - len(blocks))]
-            moment = round(1_000 * at)
-            lines.append(Line(timestamp=moment, input_length=tokens, output_length=answer, hash_ids=blocks))
-            if chance.random() * shape.turns < 1:
+            lines.append(Line(round(1_000 * at), tokens, answer, blocks))
+            if chance.random() * turns < 1:
                 break
-            at += chance.expovariate(1 / shape.pause_seconds)
+            at += chance.expovariate(1 / pause_seconds)
             blocks = blocks[: tokens // BLOCK_TOKENS]
-            tokens += answer + _length(shape.added_tokens, chance)
+            tokens += answer + _length(ADDED_TOKENS, chance)
     return sorted(lines, key=lambda line: line.timestamp)
 
 
@@ -126,7 +117,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for name, shape in SHAPES.items():
-        (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(trace(shape)))
+        (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(trace(**shape)))
         (folder / f"{name}.yaml").write_text(SCENARIO.format(name=name))
 
 

@@ -10,11 +10,12 @@ from kit.envoy import faults
 
 from bench import launch
 from bench.__main__ import contenders_of, parse_arguments
-from bench.contender import ENVOY, PEERS, Contender, fill
+from bench.contender import BACKEND_ROLE, ENVOY, PEERS, WEFT_REAL, Contender, fill
 from bench.launch import STUB, LaunchError, Target
 from bench.load import Job, Result
 from bench.report import Figures
-from bench.scenarios import Options, _measure_throughput, unary
+from bench.scenarios import UNARY, Options, _measure_throughput
+from runner_svc.runtimes.llama_server import xllamacpp_launcher
 
 VALUES = {
     "port": "18080",
@@ -70,7 +71,7 @@ def test_slow_contender_is_skipped_and_the_others_continue(monkeypatch: pytest.M
     monkeypatch.setattr("bench.scenarios.run_load", run_load)
     slow = Contender(name="slow", command=(), headers={"Authorization": "k"})
     figures = Figures()
-    _measure_throughput(Options(root=tmp_path, repetitions=2), figures, unary(), [target(slow), target(STUB)])
+    _measure_throughput(Options(root=tmp_path, repetitions=2), figures, UNARY, [target(slow), target(STUB)])
     assert figures.skipped == ["slow: unary: the load generator failed: TimeoutError"]
     assert list(figures.uses) == [("unary", STUB.name)]
 
@@ -82,3 +83,8 @@ def test_weft_process_from_another_tree_does_not_run_this_one(tmp_path: Path) ->
     with launch.started(command, {}, tmp_path / "output.log") as process:
         process.wait(timeout=30.0)
     assert (tmp_path / "output.log").read_text("utf-8") == "the other tree\n"
+
+
+def test_engine_of_the_demo_counts_as_a_backend_after_its_launcher_was_renamed() -> None:
+    markers = [marker for marker, role in WEFT_REAL.roles.items() if role == BACKEND_ROLE]
+    assert any(marker in xllamacpp_launcher.__name__ for marker in markers)

@@ -19,7 +19,7 @@ PUBLISHED = {"conversation": (12_031, 12_035, 343, 0.40), "tool-agents": (23_608
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_trace_has_the_published_figures(name: str) -> None:
-    lines, seen, known = trace(SHAPES[name]), set[int](), 0
+    lines, seen, known = trace(**SHAPES[name]), set[int](), 0
     for line in lines:
         known += len(seen.intersection(line.hash_ids))
         seen.update(line.hash_ids)
@@ -33,7 +33,7 @@ def test_trace_has_the_published_figures(name: str) -> None:
 @pytest.mark.slow("4,000 requests, placed twice")
 @pytest.mark.parametrize("name", SHAPES)
 def test_first_tokens_of_a_trace_are_about_as_soon_as_an_oracles(name: str, tmp_path: Path) -> None:
-    lines = trace(SHAPES[name])[:4_000]
+    lines = trace(**SHAPES[name])[:4_000]
     (tmp_path / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
     (tmp_path / "x.yaml").write_text(SCENARIO.format(name=name))
     scenario = load_scenario(tmp_path / "x.yaml")
