@@ -66,7 +66,7 @@ class RouterSessions:
             )
             for row in sorted(rows, key=lambda row: str(row.name))
         }
-        self._hear_all()
+        self.extend_grace()
         self._task = start_critical(self._run(), name="registry-routers")
 
     async def stop(self) -> None:
@@ -189,9 +189,6 @@ class RouterSessions:
 
     def extend_grace(self) -> None:
         """Counts every router as heard now, because the registry rejected their heartbeats until now."""
-        self._hear_all()
-
-    def _hear_all(self) -> None:
         now = self._clock.monotonic()
         self._heard = dict.fromkeys(self._core.routers, now)
         if self._heard:
@@ -207,7 +204,7 @@ class RouterSessions:
             await self._clock.sleep(self.interval_seconds)
             if self._clock.monotonic() - slept_at > FROZEN_AFTER_INTERVALS * self.interval_seconds:
                 log.warning("registry was away", seconds=round(self._clock.monotonic() - slept_at, 1))
-                self._hear_all()
+                self.extend_grace()
                 continue
             await safely(lambda: self._core.writer.run(self.sweep))
 

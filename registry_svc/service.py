@@ -16,7 +16,7 @@ from registry_svc.ledger.lease_table import runner_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant
 from registry_svc.ledger.servicer import LeaseServicer
-from registry_svc.mesh.central import Bell, CentralModels, CentralModelServicer
+from registry_svc.mesh.central import Bell, CentralModelServicer
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Expiry, Retirements
@@ -121,7 +121,6 @@ class RegistryService:
         self._routers = RouterSessions(core, database)
         self._bell = Bell()
         self._secrets = Secrets(core, SqlSecretStore(database), self._bell)
-        self._central = CentralModels(core, self._bell, self._secrets.value)
         self._channels = ChannelPool(security=config.security)
         # Not the core's clock, since readers of the heartbeats use the database's clock.
         self.beats = OwnerBeats(
@@ -144,7 +143,7 @@ class RegistryService:
             RegistryServicer(core, self.watching),
             RouterSessionServicer(self._routers),
             RunnerSessionServicer(SessionManager(core, calls.incarnation_at), self._retirements, core),
-            CentralModelServicer(self._central),
+            CentralModelServicer(core, self._bell, self._secrets.value),
             DeclarationServicer(declarations, core),
             JoinTokenServicer(self._tokens),
             KeyServicer(self._keys),
@@ -217,7 +216,7 @@ class RegistryService:
 
     async def until_central_models(self) -> None:
         """Waits until there is a central model or a secret."""
-        while self._central.is_empty and self._secrets.is_empty:
+        while not self._core.mesh.central_models and self._secrets.is_empty:
             await self._bell.next().wait()
 
     async def start(self) -> None:

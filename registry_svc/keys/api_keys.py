@@ -345,7 +345,7 @@ class ApiKeys:
     async def _revoke(self, key_id: str, by: str) -> None:
         key = self._keys.get(key_id)
         if key is None:
-            raise _unknown("there is no key of this id")
+            raise WeftError(Reason.NOT_FOUND, "there is no key of this id")
         if key.revoked_at is not None:
             return
         revoked = key.revoked(self._core.clock.utc_now())
@@ -358,7 +358,7 @@ class ApiKeys:
         pepper, now = self._require_pepper(), self._core.clock.utc_now()
         key = self._keys.get(key_id)
         if key is None or not key.is_good(now):
-            raise _unknown("there is no key of this id that is good")
+            raise WeftError(Reason.NOT_FOUND, "there is no key of this id that is good")
         _require_scopes(key.scopes, by)
         secret = secrets.token_hex(SECRET_BYTES)
         span = timedelta(seconds=DEFAULT_GRACE_SECONDS) if grace is None else grace
@@ -374,12 +374,13 @@ class ApiKeys:
         self._keys[key.id] = key
         self._good.add(key.id)
         self._ring = None
-        self._watchers.publish([_changed(key)])
+        self._watchers.publish([pb.WatchKeysResponse(changed=verifier_message(key))])
 
     async def _make_room(self, now: datetime) -> None:
         limit = MAX_KEYS
         if len(self._keys) >= limit:
-            over = sorted((key for key in self._keys.values() if not key.is_good(now)), key=_ended)
+            over = [key for key in self._keys.values() if not key.is_good(now)]
+            over.sort(key=lambda key: key.ended_at_or_will() or key.created_at)
             await self._forget([key.id for key in over[: len(self._keys) - limit + 1]])
         require_room("API keys", len(self._keys), 1, limit)
 
@@ -400,7 +401,8 @@ class ApiKeys:
         log.warning("keys were made later than now: the clock was set back", count=len(keys))
         self._keys |= {key.id: key for key in keys}
         self._ring = None
-        self._watchers.publish([_changed(key) for key in keys if key.id in self._good])
+        good = [key for key in keys if key.id in self._good]
+        self._watchers.publish([pb.WatchKeysResponse(changed=verifier_message(key)) for key in good])
 
     def _forgettable(self, now: datetime) -> list[ApiKey]:
         longest = timedelta(days=KEPT_DAYS)
@@ -442,20 +444,8 @@ def _require_scopes(scopes: Iterable[str], by: Principal) -> None:
         by.require(access)
 
 
-def _changed(key: ApiKey) -> pb.WatchKeysResponse:
-    return pb.WatchKeysResponse(changed=verifier_message(key))
-
-
-def _ended(key: ApiKey) -> datetime:
-    return key.ended_at_or_will() or key.created_at
-
-
 def _iso(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat()
-
-
-def _unknown(message: str) -> WeftError:
-    return WeftError(Reason.NOT_FOUND, message)
 
 
 PEPPER_BYTES = 32

@@ -1,7 +1,7 @@
 """Central models with their providers' keys, for the process that serves them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -48,48 +48,14 @@ def users_of(secret: str, core: RegistryCore) -> Sequence[str]:
     return sorted(name for name, manifest in central.items() if secret_of(manifest) == secret)
 
 
-class CentralModels:
-    """The declared models with a provider, and the providers' keys."""
+class CentralModelServicer(central_model_service_pb2_grpc.CentralModelServiceServicer):
+    """See CentralModelService in the contract: the declared models with a provider, and the providers' keys."""
 
     def __init__(self, core: RegistryCore, bell: Bell, key_of: KeyOf) -> None:
-        """`bell` rings at every change of declarations and secrets."""
+        """`bell` rings at every change of declarations and secrets, and when the registry stops."""
         self._core = core
         self._bell = bell
         self._key_of = key_of
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are no central models."""
-        return not self._core.mesh.central_models
-
-    async def states(self) -> AsyncGenerator[pb.WatchCentralModelsResponse]:
-        """Yields all central models, now and after each change. Raises SHUTTING_DOWN if the registry stops."""
-        last: pb.WatchCentralModelsResponse | None = None
-        while True:
-            rung = self._bell.next()
-            self._core.require_open()
-            state = self._state()
-            if state != last:
-                yield state
-                last = state
-            await rung.wait()
-
-    def _state(self) -> pb.WatchCentralModelsResponse:
-        return pb.WatchCentralModelsResponse(
-            models=[self._with_key(manifest) for _, manifest in sorted(self._core.mesh.central_models.items())]
-        )
-
-    def _with_key(self, manifest: Any) -> pb.CentralModel:
-        secret = secret_of(manifest)
-        key = self._key_of(secret) if secret else ""
-        return pb.CentralModel(manifest=manifest, api_key=key, key_is_missing=bool(secret) and not key)
-
-
-class CentralModelServicer(central_model_service_pb2_grpc.CentralModelServiceServicer):
-    """See CentralModelService in the contract."""
-
-    def __init__(self, central: CentralModels) -> None:
-        self._central = central
 
     # See RegistryServicer.Watch for why it is a coroutine.
     @override
@@ -99,8 +65,21 @@ class CentralModelServicer(central_model_service_pb2_grpc.CentralModelServiceSer
         del request
         async with answering(context):
             _require_private(context)
-            async for state in self._central.states():
-                await context.write(state)
+            last: pb.WatchCentralModelsResponse | None = None
+            while True:
+                rung = self._bell.next()
+                self._core.require_open()
+                central = sorted(self._core.mesh.central_models.items())
+                state = pb.WatchCentralModelsResponse(models=[self._with_key(manifest) for _, manifest in central])
+                if state != last:
+                    await context.write(state)
+                    last = state
+                await rung.wait()
+
+    def _with_key(self, manifest: Any) -> pb.CentralModel:
+        secret = secret_of(manifest)
+        key = self._key_of(secret) if secret else ""
+        return pb.CentralModel(manifest=manifest, api_key=key, key_is_missing=bool(secret) and not key)
 
 
 def _require_private(context: Context) -> None:
