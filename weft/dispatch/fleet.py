@@ -28,7 +28,6 @@ from weft.api.registry.v1 import (
     workflow_pb2,
 )
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
-from weft.dispatch.remote_router import RouterSource
 from weft.kernel.abilities import Abilities, reported_over, skills_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -43,6 +42,7 @@ from weft.kernel.timestamps import seconds_of
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
+    from weft.dispatch.remote_router import RouterSource
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -544,7 +544,7 @@ def fleet_check(fleet: FleetWatcher) -> HealthCheck:
     return HealthCheck(name="fleet_view", look=look)
 
 
-def router_check(router: RouterSource) -> HealthCheck:
+def router_check(router: "RouterSource") -> HealthCheck:
     """Returns the health check that a router answers."""
 
     async def look() -> Observation:

@@ -29,10 +29,11 @@ UNDER_WAY = pb.REQUEST_SELECTION_UNSPECIFIED
 class RequestClient:
     """Client of a router's RequestService."""
 
-    def __init__(self, router: Any) -> None:
+    def __init__(self, router: Any, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """`router`: a channel to the router, or its servicer in this process."""
         stub = request_service_pb2_grpc.RequestServiceStub
-        self._calls = store_calls(router, stub, "router", TIMEOUT_SECONDS)
+        self._timeout_seconds = timeout_seconds
+        self._calls = store_calls(router, stub, "router", timeout_seconds)
 
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
         """Returns a request of the tenant. Raises NOT_FOUND."""
@@ -67,7 +68,7 @@ class RequestClient:
         Raises NOT_FOUND, and INVALID_ARGUMENT naming `tenant` if several tenants have running requests with this id.
         """
         wanted = pb.CancelRequestRequest(request_id=request_id, tenant=tenant, requested_by=cancelled_by)
-        limit = CANCEL_WAIT_SECONDS + TIMEOUT_SECONDS
+        limit = CANCEL_WAIT_SECONDS + self._timeout_seconds
         answer: pb.CancelRequestResponse = await self._calls.ask("CancelRequest", wanted, timeout_seconds=limit)
         return answer.request
 

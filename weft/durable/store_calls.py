@@ -15,10 +15,9 @@ import grpc
 from typing_extensions import override
 
 from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import DirectContext, error_from_call
+from weft.kernel.rpc import DirectContext, calling, error_from_call
 from weft.kernel.rpc_auth import as_caller
 
 TIMEOUT_SECONDS = 30.0
@@ -78,10 +77,9 @@ class StoreCalls(ABC):
             raise found from error
         except TimeoutError as error:
             raise self._silent() from error
-        except asyncio.CancelledError:
-            if task_is_cancelled():
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            with calling(Reason.SERVICE_UNAVAILABLE):  # a closed channel
                 raise
-            raise self._silent() from None
 
     def _silent(self) -> WeftError:
         return WeftError(Reason.SERVICE_UNAVAILABLE, f"{self._what} timed out", retry_after_seconds=RETRY_AFTER_SECONDS)
@@ -163,7 +161,8 @@ class ChannelCalls(StoreCalls):
 
     @override
     async def upload(self, rpc: str, messages: AsyncGenerator[object], tenant: str) -> Any:
-        call = getattr(self._stub, rpc)(metadata=as_tenant(tenant))
+        with self._explained():
+            call = getattr(self._stub, rpc)(metadata=as_tenant(tenant))
         first_status = _FirstStatus(call)
         try:
             async with aclosing(messages):
@@ -182,7 +181,8 @@ class ChannelCalls(StoreCalls):
 
     @override
     async def read(self, rpc: str, request: object, tenant: str, *, is_timed: bool = True) -> AsyncGenerator[Any]:
-        call = getattr(self._stub, rpc)(request, metadata=as_tenant(tenant))
+        with self._explained():
+            call = getattr(self._stub, rpc)(request, metadata=as_tenant(tenant))
         try:
             while True:
                 with self._explained():

@@ -30,6 +30,7 @@ from weft.dispatch.fleet import (
     FleetWatcher,
 )
 from weft.durable.requests import RequestClient
+from weft.durable.store_calls import TIMEOUT_SECONDS as STORE_TIMEOUT_SECONDS
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health_monitor import HealthMonitor
@@ -339,7 +340,8 @@ class UpHost:
             channel,
             channels,
             queues=router.placement,
-            requests=RequestClient(router.requests),
+            # Its database may need longer to fail than a channel does.
+            requests=RequestClient(router.requests, STORE_TIMEOUT_SECONDS),
             processes=dict.fromkeys(PROCESSES, channel),
             clock=self._clock,
             names=router,

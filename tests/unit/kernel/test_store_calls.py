@@ -1,12 +1,15 @@
 """Calls of a store in this process: their time limits, and whom they are made as."""
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 
+import grpc
 import pytest
 
 from weft.api.router.v1 import file_service_pb2, task_pb2, task_service_pb2
 from weft.durable.batches import FileClient
+from weft.durable.requests import RequestClient
 from weft.durable.tasks import TaskClient
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, Principal
@@ -41,6 +44,27 @@ async def test_slow_store_call_is_unavailable() -> None:
     with pytest.raises(WeftError, match="task store timed out") as late:
         await TaskClient(Slow(), timeout_seconds=0.01).get("ann", "task-1")
     assert (late.value.reason, late.value.retry_after_seconds) == (Reason.SERVICE_UNAVAILABLE, 2)
+
+
+async def test_call_on_a_closed_channel_says_that_the_connection_was_lost() -> None:
+    channel = grpc.aio.insecure_channel("127.0.0.1:1")
+    await channel.close()
+    with pytest.raises(WeftError, match="the connection was lost") as closed:
+        await RequestClient(channel).clients()
+    assert closed.value.reason is Reason.SERVICE_UNAVAILABLE
+    with pytest.raises(WeftError, match="the connection was lost"):
+        await anext(RequestClient(channel).watch())
+
+
+async def test_call_during_which_the_channel_is_closed_says_that_the_connection_was_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{silent.getsockname()[1]}")
+        call = asyncio.ensure_future(RequestClient(channel).clients())
+        await asyncio.sleep(0.05)
+        await channel.close()
+        with pytest.raises(WeftError, match="the connection was lost") as cut:
+            await call
+    assert cut.value.reason is Reason.SERVICE_UNAVAILABLE
 
 
 async def test_upload_and_watch_have_no_call_timeout() -> None:
