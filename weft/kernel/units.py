@@ -150,10 +150,12 @@ MILLISECONDS_BELOW_SECONDS = 10.0
 
 def time_words(seconds: float) -> str:
     """Returns a measured time: milliseconds below ten seconds, such as "839 ms" or "0.4 ms", else "12.3 s"."""
-    if seconds >= MILLISECONDS_BELOW_SECONDS:
+    milliseconds = round(seconds * 1000, 1)
+    if milliseconds >= MILLISECONDS_BELOW_SECONDS * 1000:
         return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
-    milliseconds = seconds * 1000
-    return f"{milliseconds:.{0 if milliseconds >= 1 or not milliseconds else 1}f} ms"
+    if not milliseconds and seconds:
+        return "under 0.1 ms"
+    return f"{milliseconds:.0f} ms" if milliseconds >= 1 else f"{milliseconds:g} ms"
 
 
 MAX_SIZE_CHARS = 32

@@ -30,7 +30,7 @@ app = typer.Typer(
 _ENTRIES = Listing(
     empty="the audit log has no such entries; it records loads, unloads and flushes",
     columns=custom_columns(
-        "SEQ:sequence TIME:time:local EVENT:event ACTOR:actor:actor OPERATION DETAIL:detail",
+        "SEQ:sequence TIME:time:local EVENT:event ACTOR:actor:actor? OPERATION DETAIL:detail",
         OPERATION=lambda entry: entry.get("operation", "").removeprefix("operations/"),
     ),
 )

@@ -22,7 +22,7 @@ from weft_app.cli.options import EXIT_FAILED, note
 from weft_app.cli.output import say
 from weft_app.cli.ready_text import KeptAccess
 from weft_app.cli.serving import lasting_streams
-from weft_app.cli.stages import STOP_LINE
+from weft_app.cli.stages import STARTING, STOP_LINE
 from weft_app.compose.home import WeftHome, has_started
 from weft_app.config.config import CONFIG_NAME
 from weft_app.config.loader import load_config
@@ -214,7 +214,7 @@ def _announced(home: WeftHome, process: "subprocess.Popen[bytes]", output: Path)
         while time.monotonic() < deadline:
             has_ended = process.poll() is not None
             for line in written.lines(is_last=has_ended):
-                why = line.removeprefix("weft: ")
+                why = "" if line.startswith(STARTING) else line.removeprefix("weft: ")
                 if line.startswith(_STAGES) and "services: " not in line:
                     note(line)
             facts = home.running()

@@ -170,7 +170,7 @@ _TENANT_WIDE = (
 _EVENT = (
     Column("TIME", "time", "local", min_chars=19),
     Column("RESOURCE", event_label, min_chars=20),
-    Column("REASON", "reason", min_chars=10),
+    Column("REASON", "reason", min_chars=10, is_minor=True),
     Column("MESSAGE", "message"),
 )
 

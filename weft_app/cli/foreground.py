@@ -72,6 +72,8 @@ def serve_mesh(
             # Its protection is checked when the gateway listens.
             edge = Exposure(host=read.config.host, port=read.config.port, has_keys=True, is_insecure=True)
             run_service(free_address(edge, "--port"))
+        # Not claimed during the question, as others wait for a mesh that starts.
+        with naming_fields(network.option_of):
             found = offered_models(read.config, folder, discover, no_demo=no_demo)
             if found is not None:
                 keep_discovered(found, folder)
@@ -81,10 +83,11 @@ def serve_mesh(
             source = replace(source, http_port=runner_http_port)
             watched = partial(watch_files, source.files, look_of(source.files())) if watch else None
             read = source.read()
-            loaded = read.config
-            leave_deleted_folder(folder.root)
-            log_file = None if verbose else folder.log_file("host", loaded.log.max_file_bytes)
-            configure_logging("host", level=loaded.log.level, file=log_file)
+        loaded = read.config
+        leave_deleted_folder(folder.root)
+        log_file = None if verbose else folder.log_file("host", loaded.log.max_file_bytes)
+        configure_logging("host", level=loaded.log.level, file=log_file)
+        with folder.claim(), naming_fields(network.option_of):
             with large_imports():
                 from weft_app.compose.up import UpHost  # noqa: PLC0415 - after the checks
 

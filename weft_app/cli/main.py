@@ -222,8 +222,8 @@ The summary is the first paragraph of the command's help, so that `weft --help` 
 """
 COMMANDS: Mapping[str, str] = {name: place for panel in PANELS.values() for name, (place, _) in panel.items()}
 
-ALIASES: Mapping[str, str] = {"down": "stop", "list": "get models", "ls": "get models", "show": "describe"}
-"""Other names of commands, not listed in the help."""
+ALIASES: Mapping[str, str] = {"down": "stop", "list": "get", "ls": "get", "show": "describe"}
+"""Other names of commands, not listed in the help. `list` and `ls` alone are `get models`."""
 SUBCOMMAND_ALIASES: Mapping[str, Sequence[str]] = {
     "delete": ("rm", "remove", "revoke"),
     "list": ("ls",),
@@ -279,7 +279,9 @@ class LazyGroup(TyperGroup):
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Also accepts `weft help COMMAND`."""
-        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"] if args[1:2] != ["help"] else ["--help"]
+        return super().parse_args(ctx, args)
 
     @override
     def make_context(self, *args: Any, **extra: Any) -> Any:
@@ -297,7 +299,9 @@ class LazyGroup(TyperGroup):
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args:
-            args = [*ALIASES.get(args[0], args[0]).split(), *args[1:]]
+            word, *rest = args
+            is_bare_list = ALIASES.get(word) == "get" and (not rest or rest[0].startswith("-"))
+            args = [ALIASES.get(word, word), *(["models"] if is_bare_list else []), *rest]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(_no_command(args[0]))
         name, listed, rest = super().resolve_command(ctx, args)

@@ -345,7 +345,7 @@ _UNFINISHED = ("pending", "running")
 
 
 _COLUMNS = custom_columns(
-    "ID ACTION STATE:state STAGE PROGRESS:progress:{:.0%} RUNNER:runner BY:requestedBy AGE:createdAt:age~ "
+    "ID ACTION STATE:state STAGE? PROGRESS:progress:{:.0%} RUNNER:runner BY:requestedBy? AGE:createdAt:age~ "
     "DETAIL:detail",
     ID=lambda one: one["name"].partition("/")[2],
     ACTION=_action_text,

@@ -25,6 +25,7 @@ EXIT_NOT_FOUND = 3
 EXIT_CONFLICT = 4
 EXIT_TIMEOUT = 5
 EXIT_INTERRUPTED = 130
+WINDOWS = "win32"
 SIGNAL_STATUS = 128
 """Base of a shell's exit code after a signal, to which the signal's number is added."""
 

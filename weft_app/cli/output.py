@@ -90,19 +90,23 @@ def shown(text: str) -> str:
     return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
 
 
-MIN_COLUMN_CHARS = 20
+MIN_COLUMN_CHARS = 10
 """A column that is cut to fit a terminal keeps at least this width."""
+WANTED_COLUMN_CHARS = 20
+"""Minor columns are omitted before others are cut below this width."""
 
 
 def fitted(columns: Sequence[Column], widths: Mapping[int, int], room: int) -> dict[int, int]:
     """Returns the widths of the columns to show, by their places.
 
-    If they need more than `room` characters, minor columns are omitted first, then others, from right to left, until
-    the rest fits with its widest columns cut to no less than MIN_COLUMN_CHARS. The first column stays whole.
+    If they need more than `room` characters, the widest are cut. Minor columns are omitted rather than cutting others
+    below WANTED_COLUMN_CHARS, the others, from right to left, rather than below MIN_COLUMN_CHARS. The first column
+    stays whole.
     """
     kept = dict(widths)
     for place in sorted(list(widths)[1:], key=lambda place: (not columns[place].is_minor, -place)):
-        if _chars({place: min(width, MIN_COLUMN_CHARS) if place else width for place, width in kept.items()}) <= room:
+        least = WANTED_COLUMN_CHARS if columns[place].is_minor else MIN_COLUMN_CHARS
+        if _chars({each: min(width, least) if each else width for each, width in kept.items()}) <= room:
             break
         del kept[place]
     return _cut(kept, room)
@@ -162,7 +166,10 @@ class TextTable:
         for cells in table:
             self._widen(cells)
         if self._room is not None:
-            self._widths = fitted(self._columns, self._widths, self._room)
+            # A watch may print the header before any row.
+            least = 0 if table else MIN_COLUMN_CHARS
+            likely = {place: max(width, least) for place, width in self._widths.items()}
+            self._widths = fitted(self._columns, likely, self._room)
         return [self._line(cells, is_colored=is_colored) for cells in (self.titles, *table)]
 
     def line(self, cells: Sequence[str]) -> str:
@@ -185,7 +192,11 @@ class TextTable:
             cell = shortened(cells[place], width).ljust(width)
             color = STATE_COLORS.get(cells[place]) if is_colored and self.titles[place] in STATE_TITLES else None
             shown.append(cell if color is None else f"{color}{cell}{PLAIN}")
-        return COLUMN_GAP.join(shown).rstrip()
+        line = COLUMN_GAP.join(shown).rstrip()
+        if self._room is not None and _chars(self._widths) > self._room:
+            plain = COLUMN_GAP.join(cells[place].ljust(width) for place, width in self._widths.items()).rstrip()
+            return shortened(plain, self._room)
+        return line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,8 +51,8 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environme
 
 _ENVIRONMENTS = Listing(
     columns=custom_columns(
-        "NAME:name STATE:state:spaced VARIANT:installed.variant PYTHON:installed.pythonVersion "
-        "SIZE:installed.installedBytes:size RUNTIMES:runtimes DETAIL:detail|summary"
+        "NAME:name STATE:state:spaced VARIANT:installed.variant? PYTHON:installed.pythonVersion? "
+        "SIZE:installed.installedBytes:size RUNTIMES:runtimes? DETAIL:detail|summary"
     ),
     kind="EngineEnvironmentList",
 )

@@ -13,7 +13,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft_app.cli.inherited import has_working_folder
-from weft_app.cli.options import reporting
+from weft_app.cli.options import WINDOWS, reporting
 from weft_app.compose.shutdown import error_text
 
 log = get_logger("weft_app.compose")
@@ -50,9 +50,6 @@ class LastingStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-WINDOWS = "win32"
 
 
 def require_serving_platform(platform: str) -> None:

@@ -165,7 +165,7 @@ def summary_text(scenario: Scenario, runs: Mapping[str, Figures]) -> str:
     columns = [Column("", lambda row: row[0])]
     columns += [Column(name.upper(), itemgetter(number)) for number, name in enumerate(runs, start=1)]
     rows = [[title, *cells] for title, cells in _totals(list(runs.values()))]
-    return "\n".join([head, TextTable(columns).plain_text(rows), _groups_text(runs)])
+    return "\n".join([head, TextTable(columns, is_cut=False).plain_text(rows), _groups_text(runs)])
 
 
 def story_text(key: int, lines: Sequence[tuple[float, str]]) -> str:
@@ -223,7 +223,7 @@ def _groups_text(runs: Mapping[str, Figures]) -> str:
         LONGEST=lambda row: _seconds(row["group"].waits and row["group"].waits.longest),
         NOT_SERVED=lambda row: _reasons_text(row["group"]),
     )
-    return TextTable(columns).plain_text(_group_rows(runs))
+    return TextTable(columns, is_cut=False).plain_text(_group_rows(runs))
 
 
 def _group_rows(runs: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from weft_app.compose.up import Stage
 
+STARTING = "starting weft "
+"""Beginning of the first line of `weft up`."""
 STOP_LINE = "  stop with Ctrl-C"
 """Last line that `weft up` prints at its start."""
 _TENTHS = 10

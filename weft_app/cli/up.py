@@ -3,6 +3,8 @@
 The modules that start a mesh are imported when it runs, after its first line: they import the services.
 """
 
+import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -11,8 +13,9 @@ from weft import __version__
 from weft.kernel.address import MAX_PORT
 from weft.kernel.errors import invalid_field
 from weft_app.cli.network_options import Discover, NetworkOptions, with_network_options
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, note
+from weft_app.cli.options import DEFAULT_HOME, WINDOWS, ConfigOption, HomeOption, note
 from weft_app.cli.output import say
+from weft_app.cli.stages import STARTING
 
 
 @with_network_options
@@ -62,7 +65,9 @@ def up(
 
         detached(context, home, config, discover, no_demo=no_demo)
         return
-    say(f"starting weft {__version__} on {home}\n")
+    if sys.platform != WINDOWS:
+        with suppress(OSError):  # the mesh continues without its output
+            say(f"{STARTING}{__version__} on {home}\n")
     from weft_app.cli.foreground import serve_mesh  # noqa: PLC0415 - see the module docstring
 
     if http_port is not None:

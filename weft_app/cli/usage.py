@@ -89,7 +89,7 @@ def table_text(found: Document, groups: Sequence[str], *, is_wide: bool = False)
         rows.append(total := found["total"])
         first = columns[0]
         columns[0] = Column(first.title, lambda row: "total" if row is total else first.text(row))
-    return TextTable(columns).text(rows)
+    return TextTable(columns, is_cut=not is_wide, wider="-o wide").text(rows)
 
 
 def csv_text(found: Document, groups: Sequence[str]) -> str:

@@ -49,7 +49,8 @@ SOME_MINOR = custom_columns("REQUEST:a TENANT:b? MESSAGE:c AGE:d~")
         (100, {0: 30, 1: 10, 2: 46, 3: 8}),
         (74, {0: 30, 1: 10, 2: 20, 3: 8}),
         (70, {0: 30, 2: 28, 3: 8}),
-        (60, {0: 30, 2: 28}),
+        (54, {0: 30, 2: 12, 3: 8}),
+        (50, {0: 30, 2: 18}),
         (40, {0: 30}),
         (10, {0: 30}),
     ],
@@ -73,6 +74,15 @@ def test_table_in_a_narrow_terminal_names_the_omitted_columns(monkeypatch: pytes
     )
     assert table.row(rows[0] | {"a": "req-2000"}) == "req-2000  the engine of the mo…  9s\n"
     assert piped.endswith("\nreq-1    team    the engine of the model ended  9s\n")
+
+
+def test_later_rows_of_a_watch_stay_within_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    table = TextTable(SOME_MINOR)
+    table.text(())
+    row = table.row({"a": "req-" + "1" * 24, "b": "team", "c": "a long message", "d": "9s"})
+    assert row == f"req-{'1' * 24} …\n"
 
 
 def test_states_are_colored_on_a_terminal_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +261,7 @@ def _unboxed(output: str) -> str:
 
 @pytest.mark.parametrize("word", ALIASES)
 def test_alias_is_an_unlisted_name_of_a_command(word: str) -> None:
-    command = ALIASES[word].split()[0]
+    command = ALIASES[word]
     assert command in COMMANDS
     assert not {word} & (COMMANDS.keys() | OTHER_WORDS.keys())
     asked = _invoked(word, "--help")
@@ -277,9 +287,25 @@ def test_group_accepts_other_names_of_its_commands(typed: tuple[str, ...], meant
     assert f"Usage: {meant} " in _unboxed(asked.output)
 
 
-@pytest.mark.parametrize("words", [(), ("ps",), ("models", "ls")])
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (("ls",), ["get", "models"]),
+        (("list", "-o", "json"), ["get", "models"]),
+        (("ls", "runners"), ["get", "runners"]),
+        (("list", "models"), ["get", "models"]),
+    ],
+)
+def test_list_means_get_and_alone_the_models(typed: tuple[str, ...], meant: list[str]) -> None:
+    group = get_command(app)
+    with group.make_context("weft", ["--version"], resilient_parsing=True) as context:
+        name, _, rest = group.resolve_command(context, list(typed))  # type: ignore[attr-defined]  # it is a group
+    assert [name, rest[0]] == meant
+
+
+@pytest.mark.parametrize("words", [(), ("ps",), ("models", "ls"), ("help",)])
 def test_help_command_shows_the_help_of_a_command(words: tuple[str, ...]) -> None:
-    assert _invoked("help", *words).output == _invoked(*words, "--help").output
+    assert _invoked("help", *words).output == _invoked(*(word for word in words if word != "help"), "--help").output
 
 
 def test_help_shows_choices_and_names_of_values_but_no_types() -> None:

@@ -97,7 +97,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     }
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        programs["up"] = Program(CALL, ["up", "--no-demo", "--discover=no", "--port", port], nowhere)
+        taken_port = ["up", "--no-demo", "--discover=no", "--port", port]
+        programs["up"] = Program(CALL, taken_port, nowhere)
+        programs["up without output"] = Program(
+            f"import sys\nsys.stdout = open('/dev/full', 'w')\n{CALL}", taken_port, nowhere
+        )
         return dict(zip(programs, run_forked(list(programs.values()), folder, shared=SHARED), strict=True))
 
 
@@ -136,6 +140,11 @@ def test_read_commands_need_no_service_library(ended: Mapping[str, Ended]) -> No
 def test_up_prints_a_line_before_it_imports_the_configuration(ended: Mapping[str, Ended]) -> None:
     assert ended["up"].stdout.startswith("starting weft ")
     assert ended["up --help"].modules & {*LARGE, "weft_app.config"} <= {"rich"}
+
+
+def test_up_continues_if_its_first_line_cannot_be_written(ended: Mapping[str, Ended]) -> None:
+    """It ended with "the output cannot be written", and behind a closed pipe with exit code 0."""
+    assert "is taken by another program" in ended["up without output"].stderr
 
 
 def test_up_refuses_a_taken_port_before_it_imports_the_services(ended: Mapping[str, Ended]) -> None:

@@ -68,10 +68,12 @@ def test_short_wait_is_shown_in_tenths_of_a_second(seconds: float, words: str) -
     ("seconds", "words"),
     [
         (0.0, "0 ms"),
+        (0.00001, "under 0.1 ms"),
         (0.00042, "0.4 ms"),
         (0.0012, "1 ms"),
         (0.8391, "839 ms"),
         (9.5, "9500 ms"),
+        (9.99996, "10 s"),
         (10.0, "10 s"),
         (12.34, "12.3 s"),
         (140.4, "140 s"),
