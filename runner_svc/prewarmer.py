@@ -1,15 +1,17 @@
-"""Processes the prompts of agents after a load, while the engine has no requests."""
+"""Processes the prompts of agents, and announced ones, after a load and while the engine has no requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.cache.manager import CacheManager
+from runner_svc.cache.model_cache import prompt_marks
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.tool_loop import converse
 from runner_svc.instance.instance import Instance
@@ -22,12 +24,22 @@ from runner_svc.policy.expected_prefixes import (
     ExpectedPrefixes,
     next_step_tokens,
 )
+from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.request_records import RequestRecord
 from runner_svc.waiting import end_tasks
-from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, tokenize_pb2, usage_pb2
+from weft.api.common.v1 import (
+    chat_pb2,
+    completion_pb2,
+    event_pb2,
+    sampling_pb2,
+    tokenize_pb2,
+    usage_pb2,
+    warning_pb2,
+)
 from weft.dispatch.agents import members_of, with_agent
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.history import SYSTEM_ROLES
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -47,7 +59,7 @@ log = get_logger("weft.runner")
 
 
 class Prewarmer(IdleWork):
-    """The agents of one instance. Their processing holds no slot and has no record, and requests interrupt it."""
+    """The expected prompts of one instance. Their processing has no slot and no record, and requests interrupt it."""
 
     def __init__(
         self,
@@ -69,10 +81,28 @@ class Prewarmer(IdleWork):
         self._work: asyncio.Task[None] | None = None
 
     @override
-    def note(self, agent: str, model: str, tenant: str, handling: Handling) -> None:
-        if handling.cache_mode is not CacheMode.NONE:
-            partition = Partition(tenant, handling.cache_tag, self._adapter(model))
-            self._expected.note(ExpectedPrefix(agent, partition), self._clock.monotonic())
+    async def note(self, chat: ChatRequest, model: str, tenant: str, handling: Handling) -> Frame:
+        now, partition = self._clock.monotonic(), Partition(tenant, handling.cache_tag, self._adapter(model))
+        uses_cache = handling.cache_mode is not CacheMode.NONE
+        if not handling.prefix_seconds:
+            if uses_cache:
+                self._expected.note(ExpectedPrefix(chat.agent, partition), now)
+            return []
+        if not uses_cache or not self._may_work:
+            return _not_kept("weft does not run the model's engine, or the request does not use its cache")
+        beginning = _beginning(chat.payload)
+        if beginning is None or beginning.ByteSize() > MAX_PREFIX_BYTES:
+            return _not_kept(f"it needs tools or system messages, at most {MAX_PREFIX_BYTES} bytes")
+        with suppress(WeftError):  # which ends the conversation too
+            content = await rendered(replace(chat, payload=beginning), self._setups[model])
+            without_user = chat_pb2.ChatPayload(messages=content.messages[:-1], tools=content.tools)
+            prefix = ExpectedPrefix("", partition, prompt_marks(without_user), content)
+            self._expected.note(prefix, now, now + handling.prefix_seconds)
+        return []
+
+    @override
+    def expects(self, prompt: KeptPrompt) -> bool:
+        return self._expected.announces(prompt.partition, prompt.marks, self._clock.monotonic())
 
     @override
     async def make_way(self) -> None:
@@ -83,16 +113,20 @@ class Prewarmer(IdleWork):
     async def run(self) -> None:
         loaded_at = self._clock.monotonic()
         try:
-            # A server that weft did not start may be warm, and a provider would have to be paid.
-            if self._instance.config.remote or self._instance.backend.process_id is None:
+            if not self._may_work:
                 return
             self._read(await self._mesh())
-            while (prefix := self._expected.take_due(loaded_at)) is not None:
+            while (prefix := self._expected.take_due(loaded_at, self._clock.monotonic())) is not None:
                 await self._while_idle(prefix)
         except WeftError as error:
             log.debug("agents were not read for prewarming", model=self._instance.model, message=error.message)
         except Exception:
             log.exception("prewarming failed", model=self._instance.model)
+
+    @property
+    def _may_work(self) -> bool:
+        # A server that weft did not start may be warm, and a provider would have to be paid.
+        return not self._instance.config.remote and self._instance.backend.process_id is not None
 
     def _adapter(self, model: str) -> str:
         return "" if model == self._instance.model else model
@@ -129,20 +163,21 @@ class Prewarmer(IdleWork):
                 return
 
     async def _process(self, prefix: ExpectedPrefix) -> None:
-        agent, model = self._agents.get(prefix.agent), prefix.partition.adapter or self._instance.model
-        if agent is None:
-            return
+        model, payload = prefix.partition.adapter or self._instance.model, prefix.content
+        call = CallInfo(request_id=new_id("prewarm"), traceparent="", adapter=prefix.partition.adapter, whole=True)
         try:
-            request = _request(agent, prefix.partition)
-            payload = await rendered(request, self._setups[model])
+            if payload is None and (agent := self._agents.get(prefix.agent)) is not None:
+                payload = await rendered(_request(agent, call), self._setups[model])
+            if payload is None:
+                return
             if payload.ByteSize() > MAX_PREFIX_BYTES:
                 log.info("prompt is too long to prewarm", model=model, agent=prefix.agent, bytes=payload.ByteSize())
                 return
-            token_count = await self._send(payload, prefix.partition, model, request.call)
+            token_count = await self._send(payload, prefix.partition, model, call)
         except WeftError as error:
             log.warning("prompt was not prewarmed", model=model, agent=prefix.agent, message=error.message)
             return
-        self._expected.note(prefix, self._clock.monotonic())
+        self._expected.note_processed(prefix, self._clock.monotonic())
         self._caches.note_prewarmed(model, token_count)
         log.info("prompt prewarmed", model=model, agent=prefix.agent, tokens=token_count)
 
@@ -174,11 +209,31 @@ class Prewarmer(IdleWork):
         return last[-1].finished.receipt.usage if last else usage_pb2.Usage()
 
 
-def _request(agent: "agent_pb2.AgentManifest", partition: Partition) -> ChatRequest:
+def _not_kept(why: str) -> Frame:
+    code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
+    warning = warning_pb2.Warning(code=code, field="prefix_keep_alive", message=f"was not used: {why}")
+    return [event_pb2.InferenceEvent(warning=warning)]
+
+
+def _beginning(payload: GenerationPayload) -> chat_pb2.ChatPayload | None:
+    """Returns a chat with the tools and first system messages of another; None: it has none, or is no chat."""
+    if not isinstance(payload, chat_pb2.ChatPayload):
+        return None
+    systems = list(takewhile(lambda message: message.role in SYSTEM_ROLES, payload.messages))
+    if not systems and not payload.tools:
+        return None
+    chat = chat_pb2.ChatPayload(messages=[*systems, _ANY_MESSAGE], tools=payload.tools)
+    chat.reasoning_effort, chat.sampling.max_tokens = payload.reasoning_effort, 1
+    if payload.HasField("thinking"):
+        chat.thinking = payload.thinking
+    chat.extra_parameters.CopyFrom(payload.extra_parameters)
+    return chat
+
+
+def _request(agent: "agent_pb2.AgentManifest", call: CallInfo) -> ChatRequest:
     """Returns a chat that begins like every chat with the agent."""
     chat = with_agent(chat_pb2.ChatPayload(messages=[_ANY_MESSAGE]), agent)
     chat.sampling.max_tokens = 1
-    call = CallInfo(request_id=new_id("prewarm"), traceparent="", adapter=partition.adapter, whole=True)
     # No tool is run, so none sends data to a remote provider.
     return ChatRequest(payload=chat, call=call, behaviour=agent.behaviour, agent=agent.name, allow_remote=True)
 

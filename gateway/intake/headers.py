@@ -16,7 +16,7 @@ from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.aliases import AskedName
-from weft.dispatch.parameter_checks import cache_tag, require_session
+from weft.dispatch.parameter_checks import cache_tag, prefix_seconds, require_session
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -163,7 +163,7 @@ def request_context(
         names_priority=priority is not None,
         allow_remote=bool(params.allow_remote),
         timeout_seconds=timeout_seconds(headers, config),
-        handling=_handling(headers, params.keep_alive),
+        handling=_handling(headers, params),
         client_id=_client_id(headers, params),
         session=_session(headers, params),
         user=params.end_user,
@@ -229,15 +229,27 @@ def _session(headers: Headers, params: HandledRequest) -> str:
     return require_session(key, "prompt_cache_key") if isinstance(key, str) else ""
 
 
-def _handling(headers: Headers, keep_alive: object) -> Handling:
-    tag, stated = headers.get(b"x-cache-tag"), headers.get(b"x-cache-mode")
-    if tag is None and stated is None and keep_alive is None:
+def _prefix_seconds(headers: Headers, params: HandledRequest) -> float:
+    given = headers.get(b"x-prefix-keep-alive")
+    if given is not None:
+        return prefix_seconds(given.decode("latin-1"), "X-Prefix-Keep-Alive")
+    if params.prefix_keep_alive is not None:
+        return prefix_seconds(params.prefix_keep_alive, "prefix_keep_alive")
+    lifetime = None if params.prompt_cache_options is None else params.prompt_cache_options.get("ttl")
+    return 0.0 if lifetime is None else prefix_seconds(lifetime, "prompt_cache_options.ttl")
+
+
+def _handling(headers: Headers, params: HandledRequest) -> Handling:
+    tag, stated, keep_alive = headers.get(b"x-cache-tag"), headers.get(b"x-cache-mode"), params.keep_alive
+    prefix = _prefix_seconds(headers, params)
+    if tag is None and stated is None and keep_alive is None and not prefix:
         return _AS_CONFIGURED
     mode = _choice(stated, "X-Cache-Mode", _CACHE_MODES, "must be 'prefix', 'none' or 'auto'")
     return Handling(
         cache_mode=CacheMode.AUTO if mode is None else mode,
         cache_tag="" if tag is None else cache_tag(tag.decode("latin-1"), "X-Cache-Tag"),
         keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, "keep_alive"),
+        prefix_seconds=prefix,
     )
 
 

@@ -107,6 +107,11 @@ class HandledRequest(StrictModel):
     """Extension: whether the request may be sent to remote models and tools."""
     keep_alive: KeepAlive | None = None
     """Extension: how long the model stays loaded afterwards: seconds, "5m", 0 (not at all), -1 (no limit)."""
+    prefix_keep_alive: KeepAlive | None = None
+    """Extension: how long the prompt's beginning is expected again, like `keep_alive`, up to a day: an idle engine
+    processes it again after a load. The header X-Prefix-Keep-Alive takes precedence."""
+    prompt_cache_options: JsonMap | None = None
+    """`ttl` is a `prefix_keep_alive`; `mode` is not used."""
     prompt_cache_key: Any = None
     """Requests with the same key are sent to the same runner where possible, as with the headers X-Session-Id and
     X-Session-Affinity, which take precedence. At most 256 characters."""

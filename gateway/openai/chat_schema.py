@@ -267,7 +267,6 @@ class ChatRequest(GenerationRequest):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     """Accepted and not used, like the fields below: they concern OpenAI's own service."""
     safety_identifier: Annotated[str, Field(max_length=MAX_LABEL_CHARS)] | None = None
-    prompt_cache_options: JsonMap | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     metadata: (
         Annotated[

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
 from runner_svc.cache.model_cache import ModelCache, RequestCache, SaltStore
 from runner_svc.memory.estimate import read_model_facts
+from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import CACHE_TYPE_BYTES, MemorySettings
 from weft.api.common.v1 import usage_pb2
@@ -59,6 +60,10 @@ class CachedModel(Protocol):
     @property
     def plan(self) -> LoadPlan:
         """The plan of the current or next load."""
+        ...
+
+    def expects(self, prompt: KeptPrompt) -> bool:
+        """Whether a saved prompt comes again."""
         ...
 
 
@@ -150,7 +155,9 @@ def _cache_of(model: CachedModel, state_folder: Path | None) -> ModelCache:
     async def token_size() -> int | None:
         return await kv_bytes_per_token(model.model_path, model.plan.parameters)
 
-    return ModelCache(model.model, model.backend, salts=_salts(model, state_folder), token_size=token_size)
+    return ModelCache(
+        model.model, model.backend, salts=_salts(model, state_folder), token_size=token_size, is_expected=model.expects
+    )
 
 
 def _salts(model: CachedModel, folder: Path | None) -> SaltStore | None:

@@ -5,7 +5,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCac
 from runner_svc.cache.prompt_keeper import PromptKeeper, TokenSize
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
+from runner_svc.policy.kept_prompts import KeptPrompt
 from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -60,8 +61,13 @@ class ModelCache:
         *,
         salts: "SaltStore | None" = None,
         token_size: TokenSize = _unknown,
+        is_expected: Callable[[KeptPrompt], bool] = lambda _: False,
     ) -> None:
-        """`salts` is required if the backend's isolation is SALT; `token_size` is called with every flush."""
+        """`salts` is required if the backend's isolation is SALT; `token_size` is called with every flush.
+
+        `is_expected`: see KeptPrompts.
+        """
+        self._is_expected = is_expected
         self.model = model
         self.figures = runner_service_pb2.CacheFigures()
         """Hits, misses and tokens of answered requests, from the engine's figures."""
@@ -170,7 +176,7 @@ class ModelCache:
         return self._directory
 
     def _keeper_of(self, budget_bytes: int) -> PromptKeeper:
-        return PromptKeeper(self.model, self.backend, budget_bytes, self.token_size)
+        return PromptKeeper(self.model, self.backend, budget_bytes, self.token_size, self._is_expected)
 
     def _slot_count(self) -> int:
         match self.backend.cache_isolation:

@@ -26,8 +26,15 @@ class PromptKeeper:
     starts while it is saved, it is deleted, because the slot may have other text by then.
     """
 
-    def __init__(self, model: str, backend: Backend, budget_bytes: int, token_size: TokenSize) -> None:
-        self.kept = KeptPrompts(budget_bytes)
+    def __init__(
+        self,
+        model: str,
+        backend: Backend,
+        budget_bytes: int,
+        token_size: TokenSize,
+        is_expected: Callable[[KeptPrompt], bool] = lambda _: False,
+    ) -> None:
+        self.kept = KeptPrompts(budget_bytes, is_expected)
         self._token_size = token_size
         self._model = model
         self._backend = backend

@@ -119,6 +119,8 @@ class AdmittedRequest:
         """
         self._meter = meter
         self._idle_work = idle_work or IdleWork()
+        self.notes: Frame = []
+        """Warnings for the caller, sent before the first turn."""
         self.record = record
         self._abilities = abilities
         self._cache = cache
@@ -135,7 +137,8 @@ class AdmittedRequest:
         payload, notes = _fitted(payload, self._abilities)
         async with self._caching(payload) as turn:
             effort = _effort_warning(payload, self._abilities)
-            if warnings := [*turn.warnings, *notes, *effort]:
+            if warnings := [*turn.warnings, *self.notes, *notes, *effort]:
+                self.notes = []
                 yield warnings
             try:
                 async with aclosing(self._accepted(payload, call, turn)) as frames:

@@ -15,6 +15,7 @@ from runner_svc.instance.settings import RunRecipe, ServedModel, no_recipes
 from runner_svc.memory.device_meter import DeviceMeter, RequestMeter
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import MemoryLedger
+from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.lifecycle import Command, Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.request_records import RequestRecords
@@ -109,6 +110,10 @@ class Instance:
     def set_idle_work(self, work: IdleWork) -> None:
         """Sets the work of the engine while it has no requests."""
         self.idle_work, self._lifecycle.while_serving = work, work.run
+
+    def expects(self, prompt: KeptPrompt) -> bool:
+        """Whether a request announced that a saved prompt comes again."""
+        return self.idle_work.expects(prompt)
 
     @property
     def phase(self) -> Phase:

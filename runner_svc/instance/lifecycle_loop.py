@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
 
 from runner_svc.backend.port import Backend
+from runner_svc.chat.request import ChatRequest
 from runner_svc.instance.loader import Loader
 from runner_svc.instance.restart_log import RestartLog
 from runner_svc.instance.settings import HibernationSettings, RunRecipe, ServedModel
@@ -12,6 +13,7 @@ from runner_svc.instance.watchdog import Watchdog
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.engine_failures import without_tracebacks
 from runner_svc.policy.keep_alive import keep_alive, seconds_to_sleep
+from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.lifecycle import (
     MAX_DETAIL_CHARS,
     Begun,
@@ -45,6 +47,7 @@ from runner_svc.policy.lifecycle import (
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import SharedOutcome, end_tasks, event_within, first_of, first_within, within
+from weft.dispatch.frames import Frame
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -438,8 +441,15 @@ class IdleWork:
     async def make_way(self) -> None:
         """Interrupts the work for a request, and returns once the engine has no part of it."""
 
-    def note(self, agent: str, model: str, tenant: str, handling: Handling) -> None:
-        """Records a chat with an agent on a model or an adapter."""
+    async def note(self, chat: ChatRequest, model: str, tenant: str, handling: Handling) -> Frame:
+        """Records a chat on a model or an adapter whose beginning comes again. Returns warnings."""
+        del chat, model, tenant, handling
+        return []
+
+    def expects(self, prompt: KeptPrompt) -> bool:
+        """Whether a request announced that a saved prompt comes again."""
+        del prompt
+        return False
 
 
 class IdleTimer:

@@ -1,8 +1,9 @@
 """The beginnings of prompts that will come again on a model, and which of them to process after a load. Pure."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from runner_svc.policy.cache_directory import Partition
 
@@ -19,51 +20,82 @@ STEP_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPrefix:
-    """The system prompt and the tools of an agent."""
+    """Tools and system messages with which prompts begin."""
 
     agent: str
+    """The agent whose prompt it is; empty: a request announced it."""
     partition: Partition
     """Who uses it: it is processed for this partition only."""
+    marks: tuple[bytes, ...] = ()
+    """Digests of an announced prefix, see `prompt_marks`."""
+    content: Any = field(default=None, compare=False)
+    """An announced prefix."""
+
+
+@dataclass(slots=True)
+class _State:
+    used_at: float
+    """When it was last used or processed."""
+    until: float
+    """When it is no longer expected."""
+    tries: int = 0
+    """How often it was taken since it was used or processed."""
+    tried_at: float = -inf
+    """The load at which it was taken last."""
 
 
 class ExpectedPrefixes:
     """The prefixes that are expected on one model. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._used_at: dict[ExpectedPrefix, float] = {}
-        """When each was last used or processed."""
-        self._tries: dict[ExpectedPrefix, tuple[int, float]] = {}
-        """How often it was taken since then, and the load at which it was taken last."""
+        self._states: dict[ExpectedPrefix, _State] = {}
 
-    def note(self, prefix: ExpectedPrefix, now: float) -> None:
-        """Records that a request uses a prefix, or that it was processed."""
-        self._used_at[prefix] = now
-        self._tries.pop(prefix, None)
-        if len(self._used_at) > MAX_PREFIXES:
-            oldest = min(self._used_at, key=self._used_at.__getitem__)
-            del self._used_at[oldest]
-            self._tries.pop(oldest, None)
+    def note(self, prefix: ExpectedPrefix, now: float, until: float = inf) -> None:
+        """Records that a request uses a prefix, which is expected again."""
+        self._states[prefix] = _State(now, until)
+        if len(self._states) > MAX_PREFIXES:
+            del self._states[min(self._states, key=self._used_at)]
 
     def add_unused(self, prefixes: Iterable[ExpectedPrefix]) -> None:
         """Adds prefixes that no request has used yet, as long as there is room."""
         for prefix in prefixes:
-            if len(self._used_at) < MAX_PREFIXES:
-                self._used_at.setdefault(prefix, -inf)
+            if len(self._states) < MAX_PREFIXES:
+                self._states.setdefault(prefix, _State(-inf, inf))
 
-    def take_due(self, loaded_at: float) -> ExpectedPrefix | None:
+    def take_due(self, loaded_at: float, now: float) -> ExpectedPrefix | None:
         """Returns the last used prefix that was not processed or taken since the engine was loaded; None: none is due.
 
         A prefix with which the engine may have ended several times is not due until a request uses it.
         """
-        due = [prefix for prefix, at in self._used_at.items() if at < loaded_at and self._may_try(prefix, loaded_at)]
-        found = max(due, key=self._used_at.__getitem__, default=None)
+        due = [
+            prefix
+            for prefix, state in self._states.items()
+            if state.used_at < loaded_at
+            and state.tried_at < loaded_at
+            and state.tries < MAX_TRIES
+            and now < state.until
+        ]
+        found = max(due, key=self._used_at, default=None)
         if found is not None:
-            self._tries[found] = (self._tries.get(found, (0, 0.0))[0] + 1, loaded_at)
+            self._states[found].tries += 1
+            self._states[found].tried_at = loaded_at
         return found
 
-    def _may_try(self, prefix: ExpectedPrefix, loaded_at: float) -> bool:
-        tries, last = self._tries.get(prefix, (0, -inf))
-        return tries < MAX_TRIES and last < loaded_at
+    def note_processed(self, prefix: ExpectedPrefix, now: float) -> None:
+        """Records that the engine has processed a prefix."""
+        if (state := self._states.get(prefix)) is not None:
+            state.used_at, state.tries = now, 0
+
+    def announces(self, partition: Partition, marks: Sequence[bytes], now: float) -> bool:
+        """Whether a prompt of a partition begins with a prefix that a request announced."""
+        return any(
+            prefix.marks and prefix.partition == partition and tuple(marks[: len(prefix.marks)]) == prefix.marks
+            for prefix, state in self._states.items()
+            if now < state.until
+        )
+
+    def _used_at(self, prefix: ExpectedPrefix) -> float:
+        return self._states[prefix].used_at
 
 
 def next_step_tokens(tokens: int, seconds: float) -> int:

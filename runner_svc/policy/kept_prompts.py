@@ -1,6 +1,6 @@
 """The saved prompts of an engine that no slot holds any more, within a size budget. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runner_svc.policy.cache_directory import Partition, common_marks
@@ -20,7 +20,9 @@ class KeptPrompt:
 class KeptPrompts:
     """The saved prompts of one engine incarnation, least recently used first."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, is_expected: Callable[[KeptPrompt], bool] = lambda _: False) -> None:
+        """`is_expected`: whether a prompt comes again, so that others are dropped before it."""
+        self._is_expected = is_expected
         self.budget_bytes = budget_bytes
         self.byte_count = 0
         self.flush_count = 0
@@ -49,12 +51,12 @@ class KeptPrompts:
             self._prompts[kept.name] = known
 
     def make_room(self, byte_count: int) -> list[KeptPrompt] | None:
-        """Removes and returns the oldest prompts until this many bytes fit. None: they never fit."""
+        """Removes and returns the oldest prompts until these bytes fit, expected ones last. None: they never fit."""
         if byte_count > self.budget_bytes:
             return None
         dropped: list[KeptPrompt] = []
         while self.byte_count + byte_count > self.budget_bytes:
-            oldest = next(iter(self._prompts.values()))
+            oldest = min(self._prompts.values(), key=self._is_expected)
             self._remove(oldest)
             dropped.append(oldest)
         return dropped

@@ -154,8 +154,9 @@ class DataPlane:
             )
             require_abilities(instance, permit.model, chat.payload)
             with self._desk.hold(permit, instance, request.options) as work:
-                if request.agent:
-                    instance.idle_work.note(request.agent, permit.model, permit.tenant, handling_of(request.options))
+                if request.agent or request.options.HasField("prefix_keep_alive"):
+                    handling = handling_of(request.options)
+                    work.notes = await instance.idle_work.note(chat, permit.model, permit.tenant, handling)
                 answer = AnswerWriter(
                     self._desk.started(permit), whole=call.whole, joined_texts=request.options.joined_texts
                 )

@@ -67,3 +67,18 @@ def test_first_agent_chat_after_a_load_finds_its_system_prompt_cached(mesh: Mesh
     _until_prewarmed(mesh, warmed + prompt)
     assert [prompt - _chat(mesh, tenant)[1] < MAX_NEW_TOKENS for tenant in ("default", "team")] == [True, True]
     assert _chat(mesh, "stranger")[1] == 0
+
+
+def test_announced_beginning_is_cached_before_its_first_chat_after_a_load(mesh: MeshProcess) -> None:
+    def ask(text: str, **fields: Any) -> Any:
+        turns = [{"role": "system", "content": RULES.replace("Rule", "Order")}, {"role": "user", "content": text}]
+        body = {"model": DEMO_MODEL, "messages": turns, "max_tokens": 1, **fields}
+        return _post(mesh, "/v1/chat/completions", "announcer", **body)["usage"]
+
+    ask("One?", prompt_cache_options={"ttl": "30m"})
+    warmed = _until_prewarmed(mesh, 0)
+    for action in ("unload", "load"):
+        weft(mesh.home, action, DEMO_MODEL)
+    _until_prewarmed(mesh, warmed)
+    usage = ask("How many?")
+    assert usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] < MAX_NEW_TOKENS

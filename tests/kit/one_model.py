@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner_svc.backend.port import Backend
+from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from weft_testing.conformance.prefix_cache import MODEL
 
@@ -17,3 +18,6 @@ class OneModel:
     model_path: Path | None = None
     names: tuple[str, ...] = (MODEL,)
     plan: LoadPlan = AS_CONFIGURED
+
+    def expects(self, prompt: KeptPrompt) -> bool:
+        return False

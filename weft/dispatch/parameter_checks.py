@@ -80,6 +80,8 @@ def check_extra(extra: json_value_pb2.JsonObject, field: str) -> None:
 
 
 _NANOSECONDS = 1e9
+MAX_PREFIX_SECONDS = 86_400.0
+"""Maximum time for which a prefix is expected again."""
 _CACHE_MODES = {0: CacheMode.AUTO, **{mode.value: mode for mode in CacheMode}}
 Options = inference_service_pb2.RequestOptions | serve_options_pb2.ServeOptions
 
@@ -100,6 +102,8 @@ def serve_options(
     )
     if handling.keep_alive_seconds is not None:
         options.keep_alive.FromNanoseconds(math.ceil(handling.keep_alive_seconds * _NANOSECONDS))
+    if handling.prefix_seconds:
+        options.prefix_keep_alive.FromNanoseconds(math.ceil(handling.prefix_seconds * _NANOSECONDS))
     return options
 
 
@@ -113,7 +117,16 @@ def handling_of(options: Options) -> Handling:
         cache_mode=mode,
         cache_tag=cache_tag(options.cache_tag, "options.cache_tag") if options.cache_tag else "",
         keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, "options.keep_alive"),
+        prefix_seconds=prefix_seconds(_seconds(options.prefix_keep_alive), "options.prefix_keep_alive"),
     )
+
+
+def prefix_seconds(value: object, field: str) -> float:
+    """Returns how long a prefix is expected again, see `keep_alive_seconds`; at most MAX_PREFIX_SECONDS."""
+    seconds = keep_alive_seconds(value, field)
+    if not 0 <= seconds <= MAX_PREFIX_SECONDS:
+        raise invalid_field(field, f"must be at most {MAX_PREFIX_SECONDS:.0f} seconds, and not negative")
+    return seconds
 
 
 def priority_of(options: inference_service_pb2.RequestOptions) -> Priority:

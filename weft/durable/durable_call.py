@@ -94,6 +94,8 @@ def _options(context: RequestContext) -> inference_service_pb2.RequestOptions:
     )
     if handling.keep_alive_seconds is not None:
         options.keep_alive.FromNanoseconds(math.ceil(handling.keep_alive_seconds * _NANOSECONDS))
+    if handling.prefix_seconds:
+        options.prefix_keep_alive.FromNanoseconds(math.ceil(handling.prefix_seconds * _NANOSECONDS))
     return options
 
 

@@ -115,3 +115,5 @@ class Handling:
     """Requests share cached prefixes only within one tenant and tag."""
     keep_alive_seconds: float | None = None
     """How long the model stays loaded afterwards; negative: until it is unloaded; None: as configured."""
+    prefix_seconds: float = 0.0
+    """How long the prompt's beginning, its tools and system messages, is expected again; 0: it is not."""

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from gateway_script import ScriptedDispatcher, hello, serving
 
-from weft.kernel.request import CacheMode, Handling
+from weft.dispatch.parameter_checks import handling_of, serve_options
+from weft.kernel.request import CacheMode, Handling, Priority
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
@@ -49,6 +50,44 @@ async def test_keep_alive_accepts_several_spellings_and_is_not_forwarded_as_a_pa
         assert gateway.dispatcher.contexts[0].handling.keep_alive_seconds == seconds
         payload: Any = gateway.dispatcher.payloads[0]
         assert not payload.HasField("extra_parameters") or not payload.extra_parameters.fields
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "seconds"),
+    [
+        ({}, {"prefix_keep_alive": "10m"}, 600.0),
+        ({}, {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}, 1_800.0),
+        ({}, {"prompt_cache_options": {"mode": "explicit"}}, 0.0),
+        ({"X-Prefix-Keep-Alive": "60"}, {"prefix_keep_alive": "10m"}, 60.0),
+    ],
+)
+@pytest.mark.parametrize("path", BODIES)
+async def test_prefix_keep_alive_is_a_header_or_a_field(
+    path: str, headers: dict[str, str], fields: dict[str, Any], seconds: float
+) -> None:
+    async with serving(ScriptedDispatcher(hello())) as gateway:
+        await gateway.request("POST", path, _body(path, **fields), headers)
+        handling = gateway.dispatcher.contexts[0].handling
+    assert handling == Handling(prefix_seconds=seconds)
+    assert handling_of(serve_options(handling, Priority.NORMAL)) == handling
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("prefix_keep_alive", "25h"),
+        ("prefix_keep_alive", -1),
+        ("prompt_cache_options.ttl", "soon"),
+        ("X-Prefix-Keep-Alive", "soon"),
+    ],
+)
+async def test_invalid_prefix_keep_alive_returns_400_by_name(field: str, given: Any) -> None:
+    path, is_header = GENERATING[0], field.startswith("X-")
+    outer, _, inner = field.partition(".")
+    body = _body(path) if is_header else _body(path, **{outer: {inner: given} if inner else given})
+    async with serving() as gateway:
+        response = await gateway.request("POST", path, body, {field: given} if is_header else {})
+    assert (response.status, json.loads(response.body)["error"]["param"]) == (400, field)
 
 
 @pytest.mark.parametrize(

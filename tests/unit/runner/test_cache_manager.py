@@ -10,6 +10,7 @@ import pytest
 from runner_svc.backend.port import CacheIsolation, ErasedCache, SlotSnapshot
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.model_cache import ModelCache
+from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from weft.api.common.v1 import completion_pb2, usage_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -50,6 +51,9 @@ class Model:
         self.model_path: Path | None = None
         self.plan = AS_CONFIGURED
         self.backend: Any = engine
+
+    def expects(self, prompt: KeptPrompt) -> bool:
+        return False
 
 
 def _desk(**engines: Engine) -> CacheManager:

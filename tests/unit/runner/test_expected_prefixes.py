@@ -18,7 +18,7 @@ def _of(agent: str, tenant: str = "default") -> ExpectedPrefix:
 
 
 def _due(expected: ExpectedPrefixes, loaded_at: float) -> list[str]:
-    due = iter(lambda: expected.take_due(loaded_at), None)
+    due = iter(lambda: expected.take_due(loaded_at, loaded_at), None)
     return [prefix.agent for prefix in due if prefix is not None]
 
 
@@ -48,7 +48,7 @@ def test_processed_prefix_is_due_after_the_next_load() -> None:
     expected = ExpectedPrefixes()
     expected.add_unused([_of("a")])
     (agent,) = _due(expected, 1.0)
-    expected.note(_of(agent), 2.0)
+    expected.note_processed(_of(agent), 2.0)
     assert (_due(expected, 1.0), _due(expected, 3.0)) == ([], ["a"])
 
 
@@ -62,6 +62,18 @@ def test_prefix_with_which_the_engine_ends_again_and_again_is_due_only_after_a_r
     assert found == ["a"] * MAX_TRIES
     expected.note(_of("a"), 5.0)
     assert _due(expected, 6.0) == ["a"]
+
+
+def test_announced_prefix_is_expected_until_its_time_has_passed_and_from_its_partition_only() -> None:
+    expected = ExpectedPrefixes()
+    expected.note(ExpectedPrefix("", Partition("a"), (b"1", b"2")), 1.0, until=10.0)
+    longer = (b"1", b"2", b"3")
+    assert expected.announces(Partition("a"), longer, 9.0)
+    assert not expected.announces(Partition("a"), (b"1", b"3"), 9.0)
+    assert not expected.announces(Partition("b"), longer, 9.0)
+    assert not expected.announces(Partition("a"), longer, 10.0)
+    assert expected.take_due(10.0, 10.0) is None
+    assert expected.take_due(5.0, 9.0) is not None
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,15 @@ def test_longer_turn_of_a_conversation_replaces_the_earlier_one() -> None:
     assert (len(kept), kept.byte_count) == (1, 10)
 
 
+def test_expected_prompts_are_evicted_last() -> None:
+    kept = KeptPrompts(30, lambda prompt: prompt.name.startswith("x"))
+    prompts = [_kept(name) for name in "xyz"]
+    for prompt in prompts:
+        kept.add(prompt)
+    assert kept.add(_kept("w")) == [prompts[1]]
+    assert kept.make_room(30) == [prompts[2], _kept("w"), prompts[0]]
+
+
 def test_least_recently_used_prompts_are_evicted() -> None:
     kept = KeptPrompts(30)
     prompts = [_kept(name) for name in "xyz"]

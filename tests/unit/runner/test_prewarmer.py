@@ -3,18 +3,22 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from chat_stage import end
-from instance_stage import Stage, StepBackend
+from instance_stage import CALL, Stage, StepBackend
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.cache.manager import CacheManager
-from runner_svc.chat.request import ChatSetup
+from runner_svc.cache.model_cache import prompt_marks
+from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.settings import ChatSettings
+from runner_svc.policy.cache_directory import Partition
+from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.prewarmer import Prewarmer
 from runner_svc.tools.tool_box import ToolBox
-from weft.api.common.v1 import chat_pb2, tokenize_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, tokenize_pb2
 from weft.api.registry.v1 import agent_pb2, tenant_pb2
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -63,10 +67,13 @@ class _Engine(StepBackend):
 
 
 @asynccontextmanager
-async def _prewarming(view: FleetView, *uses: tuple[str, str]) -> AsyncIterator[tuple[Stage, _Engine, CacheManager]]:
+async def _prewarming(
+    view: FleetView, *uses: tuple[str, str], remote: bool = False
+) -> AsyncIterator[tuple[Stage, _Engine, CacheManager]]:
     """A loaded instance. `uses`: agents that were used before, and by whom."""
     engine = _Engine()
     stage = Stage(engine=engine)
+    stage.instance.config = replace(stage.instance.config, remote=remote)
     caches = CacheManager.over([stage.instance])
     setup = ChatSetup(runner="r", model="m", settings=ChatSettings(), tools=ToolBox([]), clock=stage.clock)
 
@@ -76,7 +83,7 @@ async def _prewarming(view: FleetView, *uses: tuple[str, str]) -> AsyncIterator[
     prewarmer = Prewarmer(stage.instance, caches, {"m": setup}, mesh, stage.clock)
     stage.instance.set_idle_work(prewarmer)
     for agent, tenant in uses:
-        prewarmer.note(agent, "m", tenant, Handling())
+        await prewarmer.note(_chat(agent=agent), "m", tenant, Handling())
     await stage.clock.advance(1.0)
     await stage.instance.start()
     await stage.settle()
@@ -94,6 +101,44 @@ def _view(*agents: str, tenants: tuple[str, ...] = ()) -> FleetView:
         agents={name: AGENTS[name] for name in agents},
         tenants={name: tenant_pb2.Tenant() for name in tenants},
     )
+
+
+def _chat(*systems: str, agent: str = "") -> ChatRequest:
+    turns = [*((chat_pb2.ROLE_SYSTEM, text) for text in systems), (chat_pb2.ROLE_USER, "Hello.")]
+    messages = [chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)]) for role, text in turns]
+    payload = chat_pb2.ChatPayload(messages=messages)
+    return ChatRequest(payload=payload, call=CALL, behaviour=agent_behaviour_pb2.AgentBehaviour(), agent=agent)
+
+
+async def test_announced_beginning_is_processed_after_the_next_load_and_its_prompt_is_kept() -> None:
+    hour = Handling(prefix_seconds=3_600.0)
+    async with _prewarming(_view()) as (stage, engine, _):
+        work = stage.instance.idle_work
+        assert await work.note(_chat("Be brief."), "m", "team", hour) == []
+        (told,) = await work.note(_chat(), "m", "team", hour)
+        assert told.warning.field == "prefix_keep_alive"
+        kept = KeptPrompt(
+            name="p", partition=Partition("team"), marks=prompt_marks(_chat("Be brief.").payload), byte_count=1
+        )
+        assert stage.instance.expects(kept)
+        assert not stage.instance.expects(replace(kept, partition=Partition("b")))
+        await stage.instance.unload()
+        await stage.clock.advance(60.0)
+        waking = asyncio.create_task(stage.instance.wake())
+        engine.go.release()
+        engine.go.release()
+        await stage.settle()
+        await waking
+        assert engine.calls == ["tokens: 64", "chat: Be brief."]
+        await stage.clock.advance(3_600.0)
+        assert not stage.instance.expects(kept)
+
+
+async def test_engine_that_weft_does_not_run_gives_a_warning() -> None:
+    async with _prewarming(_view("keeper"), remote=True) as (stage, engine, _):
+        (told,) = await stage.instance.idle_work.note(_chat("Be brief."), "m", "team", Handling(prefix_seconds=60.0))
+        assert told.warning.message.startswith("was not used: weft does not run")
+        assert engine.calls == []
 
 
 async def test_prompt_is_processed_in_steps_and_counted_apart_from_requests() -> None:

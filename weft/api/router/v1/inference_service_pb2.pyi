@@ -37,6 +37,7 @@ class RequestOptions(google.protobuf.message.Message):
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
     CLIENT_ID_FIELD_NUMBER: builtins.int
     SESSION_FIELD_NUMBER: builtins.int
+    PREFIX_KEEP_ALIVE_FIELD_NUMBER: builtins.int
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The priority class in the queue. Unspecified: normal."""
     allow_remote: builtins.bool
@@ -57,6 +58,13 @@ class RequestOptions(google.protobuf.message.Message):
         other request uses it. Not set: as configured for the model.
         """
 
+    @property
+    def prefix_keep_alive(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the beginning of the prompt, its tools and system messages, is expected again; at most a day. Until then, an
+        idle engine processes it again after a load, and saved prompts with this beginning are dropped last. Not set: it is
+        not expected.
+        """
+
     def __init__(
         self,
         *,
@@ -67,9 +75,10 @@ class RequestOptions(google.protobuf.message.Message):
         keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
         client_id: builtins.str = ...,
         session: builtins.str = ...,
+        prefix_keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "client_id", b"client_id", "keep_alive", b"keep_alive", "priority", b"priority", "session", b"session"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "prefix_keep_alive", b"prefix_keep_alive"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "client_id", b"client_id", "keep_alive", b"keep_alive", "prefix_keep_alive", b"prefix_keep_alive", "priority", b"priority", "session", b"session"]) -> None: ...
 
 global___RequestOptions = RequestOptions
 

@@ -25,6 +25,7 @@ class ServeOptions(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     WHOLE_FIELD_NUMBER: builtins.int
     JOINED_TEXTS_FIELD_NUMBER: builtins.int
+    PREFIX_KEEP_ALIVE_FIELD_NUMBER: builtins.int
     cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType
     """Whether the prefix cache is used."""
     cache_tag: builtins.str
@@ -45,6 +46,10 @@ class ServeOptions(google.protobuf.message.Message):
         other request uses it. Not set: as configured for the model.
         """
 
+    @property
+    def prefix_keep_alive(self) -> google.protobuf.duration_pb2.Duration:
+        """As in RequestOptions."""
+
     def __init__(
         self,
         *,
@@ -54,8 +59,9 @@ class ServeOptions(google.protobuf.message.Message):
         priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
         whole: builtins.bool = ...,
         joined_texts: builtins.bool = ...,
+        prefix_keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "joined_texts", b"joined_texts", "keep_alive", b"keep_alive", "priority", b"priority", "whole", b"whole"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "prefix_keep_alive", b"prefix_keep_alive"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "joined_texts", b"joined_texts", "keep_alive", b"keep_alive", "prefix_keep_alive", b"prefix_keep_alive", "priority", b"priority", "whole", b"whole"]) -> None: ...
 
 global___ServeOptions = ServeOptions
