@@ -50,6 +50,7 @@ from weft.kernel.request import CacheMode, Handling
 if TYPE_CHECKING:
     from weft.api.registry.v1 import agent_pb2
 
+REPLACEMENT_CHECK_SECONDS = 0.05
 MAX_INTERRUPTIONS = 8
 """After this many interruptions a prompt is given up: the requests of a busy engine warm it themselves."""
 _ANY_MESSAGE = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=".")])
@@ -115,6 +116,9 @@ class Prewarmer(IdleWork):
         try:
             if not self._may_work:
                 return
+            # An instance that replaces another one loads beside it, and has no cache of its own yet.
+            while not self._caches.has(self._instance):
+                await self._clock.sleep(REPLACEMENT_CHECK_SECONDS)
             self._read(await self._mesh())
             while (prefix := self._expected.take_due(loaded_at, self._clock.monotonic())) is not None:
                 await self._while_idle(prefix)

@@ -88,9 +88,13 @@ class CacheManager:
 
     def remove(self, model: CachedModel) -> None:
         """Removes the cache of a model that is no longer served, unless another model has its name."""
-        found = self._caches.get(model.model)
-        if found is not None and found.backend is model.backend:
+        if self.has(model):
             del self._caches[model.model]
+
+    def has(self, model: CachedModel) -> bool:
+        """Whether it has the cache of this model, and not that of one that it replaces."""
+        found = self._caches.get(model.model)
+        return found is not None and found.backend is model.backend
 
     def of_request(self, model: str, tenant: str, handling: Handling) -> RequestCache:
         """Returns the cache use of a request to a model or an adapter."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from chat_stage import end
 from instance_stage import CALL, Stage, StepBackend
+from kit.one_model import OneModel
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.cache.manager import CacheManager
@@ -68,13 +69,13 @@ class _Engine(StepBackend):
 
 @asynccontextmanager
 async def _prewarming(
-    view: FleetView, *uses: tuple[str, str], remote: bool = False
+    view: FleetView, *uses: tuple[str, str], remote: bool = False, replaces: bool = False
 ) -> AsyncIterator[tuple[Stage, _Engine, CacheManager]]:
     """A loaded instance. `uses`: agents that were used before, and by whom."""
     engine = _Engine()
     stage = Stage(engine=engine)
     stage.instance.config = replace(stage.instance.config, remote=remote)
-    caches = CacheManager.over([stage.instance])
+    caches = CacheManager.over([OneModel(_Engine()) if replaces else stage.instance])
     setup = ChatSetup(runner="r", model="m", settings=ChatSettings(), tools=ToolBox([]), clock=stage.clock)
 
     async def mesh() -> FleetView:
@@ -152,6 +153,17 @@ async def test_prompt_is_processed_in_steps_and_counted_apart_from_requests() ->
         await stage.settle()
         figures = caches.figures("m")
         assert (figures.prewarmed_token_count, figures.prompt_token_count, figures.miss_count) == (400, 0, 0)
+
+
+async def test_replacing_instance_does_not_use_the_cache_of_the_replaced_one() -> None:
+    """Its slots then had texts of which its own cache directory did not know, and any tenant could use them."""
+    async with _prewarming(_view("keeper"), replaces=True) as (stage, engine, caches):
+        await stage.clock.advance(1.0)
+        assert engine.calls == []
+        caches.add(stage.instance)
+        await stage.clock.advance(1.0)
+        await stage.settle()
+        assert engine.calls == ["tokens: 64"]
 
 
 async def test_request_is_served_first_and_interrupts_the_processing() -> None:
