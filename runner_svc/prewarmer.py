@@ -106,6 +106,10 @@ class Prewarmer(IdleWork):
         return self._expected.announces(prompt.partition, prompt.marks, self._clock.monotonic())
 
     @override
+    def forget(self, tenant: str | None, tag: str | None) -> None:
+        self._expected.forget(tenant, tag)
+
+    @override
     async def make_way(self) -> None:
         if self._work is not None:
             await end_tasks(self._work)

@@ -66,6 +66,10 @@ class CachedModel(Protocol):
         """Whether a saved prompt comes again."""
         ...
 
+    def forget(self, tenant: str | None, tag: str | None) -> None:
+        """Forgets prompts that come again, with a flush of their tenant and tag; None: any."""
+        ...
+
 
 class CacheManager:
     """The prefix caches of all models of a runner."""
@@ -160,7 +164,12 @@ def _cache_of(model: CachedModel, state_folder: Path | None) -> ModelCache:
         return await kv_bytes_per_token(model.model_path, model.plan.parameters)
 
     return ModelCache(
-        model.model, model.backend, salts=_salts(model, state_folder), token_size=token_size, is_expected=model.expects
+        model.model,
+        model.backend,
+        salts=_salts(model, state_folder),
+        token_size=token_size,
+        is_expected=model.expects,
+        on_flush=model.forget,
     )
 
 

@@ -62,12 +62,14 @@ class ModelCache:
         salts: "SaltStore | None" = None,
         token_size: TokenSize = _unknown,
         is_expected: Callable[[KeptPrompt], bool] = lambda _: False,
+        on_flush: Callable[[str | None, str | None], None] = lambda _, __: None,
     ) -> None:
         """`salts` is required if the backend's isolation is SALT; `token_size` is called with every flush.
 
-        `is_expected`: see KeptPrompts.
+        `is_expected`: see KeptPrompts. `on_flush` is called with the tenant and the tag of each flush.
         """
         self._is_expected = is_expected
+        self._on_flush = on_flush
         self.model = model
         self.figures = runner_service_pb2.CacheFigures()
         """Hits, misses and tokens of answered requests, from the engine's figures."""
@@ -138,6 +140,7 @@ class ModelCache:
 
         Raises UNSUPPORTED_OPERATION if the engine shares its cache among all callers.
         """
+        self._on_flush(tenant, tag)
         isolation = self.backend.cache_isolation
         if isolation is CacheIsolation.SALT:
             self._salts.forget(tenant, tag)

@@ -115,6 +115,10 @@ class Instance:
         """Whether a request announced that a saved prompt comes again."""
         return self.idle_work.expects(prompt)
 
+    def forget(self, tenant: str | None, tag: str | None) -> None:
+        """Forgets the prompts that a tenant with a tag announced; None: any."""
+        self.idle_work.forget(tenant, tag)
+
     @property
     def phase(self) -> Phase:
         """The phase of its lifecycle."""

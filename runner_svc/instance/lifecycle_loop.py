@@ -451,6 +451,9 @@ class IdleWork:
         del prompt
         return False
 
+    def forget(self, tenant: str | None, tag: str | None) -> None:
+        """Forgets the prompts of a tenant and a tag; None: any."""
+
 
 class IdleTimer:
     """The idle timer of an instance. Keep-alives of loads and requests apply until the backend sleeps."""

@@ -86,6 +86,11 @@ class ExpectedPrefixes:
         if (state := self._states.get(prefix)) is not None:
             state.used_at, state.tries = now, 0
 
+    def forget(self, tenant: str | None, tag: str | None) -> None:
+        """Removes the prefixes of a tenant and a tag; None: any."""
+        for prefix in [each for each in self._states if each.partition.is_meant(tenant, tag)]:
+            del self._states[prefix]
+
     def announces(self, partition: Partition, marks: Sequence[bytes], now: float) -> bool:
         """Whether a prompt of a partition begins with a prefix that a request announced."""
         return any(

@@ -21,3 +21,6 @@ class OneModel:
 
     def expects(self, prompt: KeptPrompt) -> bool:
         return False
+
+    def forget(self, tenant: str | None, tag: str | None) -> None:
+        pass

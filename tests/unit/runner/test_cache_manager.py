@@ -55,6 +55,9 @@ class Model:
     def expects(self, prompt: KeptPrompt) -> bool:
         return False
 
+    def forget(self, tenant: str | None, tag: str | None) -> None:
+        pass
+
 
 def _desk(**engines: Engine) -> CacheManager:
     return CacheManager.over([Model(name, engine) for name, engine in engines.items()])

@@ -10,7 +10,7 @@ from chat_stage import end
 from instance_stage import CALL, Stage, StepBackend
 from kit.one_model import OneModel
 
-from runner_svc.backend.port import CallInfo
+from runner_svc.backend.port import CacheIsolation, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.model_cache import prompt_marks
 from runner_svc.chat.request import ChatRequest, ChatSetup
@@ -21,6 +21,7 @@ from runner_svc.prewarmer import Prewarmer
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, tokenize_pb2
 from weft.api.registry.v1 import agent_pb2, tenant_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.request import Handling, Operation
@@ -49,6 +50,10 @@ class _Engine(StepBackend):
         self.loaded.set()
         self.calls: list[str] = []
         self.go = asyncio.Semaphore(0)
+
+    @property
+    def cache_isolation(self) -> CacheIsolation:
+        return CacheIsolation.WHOLE
 
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
         return tokenize_pb2.TokenizeResult(ids=range(400))
@@ -133,6 +138,17 @@ async def test_announced_beginning_is_processed_after_the_next_load_and_its_prom
         assert engine.calls == ["tokens: 64", "chat: Be brief."]
         await stage.clock.advance(3_600.0)
         assert not stage.instance.expects(kept)
+
+
+async def test_flush_forgets_announced_beginnings() -> None:
+    """After the next load the engine would have processed a prompt that was flushed."""
+    async with _prewarming(_view()) as (stage, _, caches):
+        for tenant in ("a", "b"):
+            await stage.instance.idle_work.note(_chat("Be brief."), "m", tenant, Handling(prefix_seconds=3_600.0))
+        await caches.flush(pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_TENANT, tenant="a"))
+        marks = prompt_marks(_chat("Be brief.").payload)
+        kept = [KeptPrompt(name="p", partition=Partition(each), marks=marks, byte_count=1) for each in ("a", "b")]
+        assert [stage.instance.expects(prompt) for prompt in kept] == [False, True]
 
 
 async def test_engine_that_weft_does_not_run_gives_a_warning() -> None:
