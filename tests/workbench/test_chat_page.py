@@ -72,7 +72,7 @@ def test_answer_streams_and_shows_its_receipt(page: "Page", chat_mesh: MeshProce
     expect(receipt.locator("summary")).to_contain_text("completed")
     receipt.locator("summary").click()
     expect(receipt).to_contain_text("m-a on a")
-    expect(receipt).to_contain_text("Left the premisesno")
+    expect(receipt).to_contain_text("Sent to a remote providerno")
     assert re.search(r"/ui/requests/req-[0-9a-f]{24}$", receipt.get_by_role("link").get_attribute("href") or "")
     picture(page, "chat")
 
@@ -295,7 +295,7 @@ def test_file_without_conversations_is_rejected_and_error_names_it(
 ) -> None:
     opened(page, chat_mesh, "chat", "Chat")
     chooser = page.locator("input[type=file][accept*=json]")
-    wrong = [("no.json", "{", "no JSON"), ("other.json", '{"kind": "x"}', "no conversations of the workbench")]
+    wrong = [("no.json", "{", "not JSON"), ("other.json", '{"kind": "x"}', "contains no conversations")]
     for name, text, words in wrong:
         (tmp_path / name).write_text(text)
         chooser.set_input_files(tmp_path / name)
@@ -329,7 +329,7 @@ def test_images_and_recordings_are_sent_with_a_message(page: "Page", chat_mesh: 
     page.locator("input[type=file][accept*='image']").set_input_files(
         {"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"}
     )
-    page.get_by_text("a.txt is neither a picture nor a recording.").wait_for()
+    page.get_by_text("a.txt is neither an image nor a recording.").wait_for()
     picture(page, "chat-files")
 
 
@@ -343,7 +343,7 @@ def test_rejected_file_shows_the_server_error(page: "Page", chat_mesh: MeshProce
 
 
 def code_of(answer: "Locator", language: str) -> str:
-    """The same call in a language, as the page shows it."""
+    """Code in a language, as the page shows it."""
     page = answer.page
     answer.get_by_role("button", name="Show as code").click()
     page.get_by_role("button", name=language, exact=True).click()

@@ -193,11 +193,11 @@ def test_tab_reconnecting_to_an_updated_gateway_suggests_a_reload(page: "Page", 
     page.get_by_role("link", name="Overview").click()
     page.get_by_role("banner").get_by_text("away", exact=True).wait_for()
     page.unroute("**/api/v1/watch?**")
-    page.get_by_text("The gateway has another version of this page by now.").wait_for()
+    page.get_by_text("The gateway has a newer version of this page.").wait_for()
     page.unroute_all()
     page.get_by_role("button", name="Reload").click()
     until_live(page)
-    assert not page.get_by_text("another version of this page").count()
+    assert not page.get_by_text("newer version of this page").count()
 
 
 def test_forbidden_kind_does_not_stop_watching_the_others(page: "Page", mesh: MeshProcess) -> None:
@@ -225,7 +225,7 @@ def test_forbidden_kind_does_not_stop_watching_the_others(page: "Page", mesh: Me
 def test_failing_page_leaves_the_menu_and_other_pages_usable(page: "Page", mesh: MeshProcess) -> None:
     page.route("**/v1/admin/usage?**", lambda route: route.fulfill(json={"items": [None]}))
     page.goto(f"{mesh.url}/ui/usage")
-    page.get_by_role("alert").get_by_text("This page has failed").wait_for()
+    page.get_by_role("alert").get_by_text("This page failed").wait_for()
     page.get_by_role("link", name="Tasks").click()
     page.get_by_role("button", name="New task").wait_for()
 

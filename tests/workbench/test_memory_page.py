@@ -139,11 +139,11 @@ def test_bars_show_reserved_and_used_memory(page: "Page", mesh: MeshProcess) -> 
     assert titan.get_by_role("img", name=bar, exact=True).count() == 1
     assert titan.get_by_role("img", name="in use: by leases 46.0 GiB, without a lease 6.0 GiB").count() == 1
     text = titan.inner_text()
-    for words in ("27.0 GiB free of 80.0 GiB · 83 % busy · 512 W", "Processes without a lease hold 6.0 GiB"):
+    for words in ("27.0 GiB free of 80.0 GiB · 83 % busy · 512 W", "Processes without a lease use 6.0 GiB"):
         assert words in text
-    assert "48.0 GiB for titan · on device 1 · high priority · gives up after 4 min 10 s" in text
+    assert "48.0 GiB for titan · on device 1 · high priority · times out in 4 min 10 s" in text
     assert "and 8 more" in text
-    assert "sizes as last seen" in page.get_by_role("region", name="box", exact=True).inner_text()
+    assert "last known sizes" in page.get_by_role("region", name="box", exact=True).inner_text()
     assert titan.get_by_role("button", name="Release").count() == 1
     picture(page, "memory")
     page.set_viewport_size({"width": 390, "height": 800})

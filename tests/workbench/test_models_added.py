@@ -72,7 +72,7 @@ def _operation(page: "Page", title: str, state: str) -> "Locator":
 def test_pull_by_name_shows_bytes_and_can_be_cancelled(page: "Page", sources: Sources) -> None:
     opened(page, sources.mesh, "models", "Models")
     sources.hub.faults.chunk_seconds = SLOW_SECONDS
-    dialog = _dialog(page, "Only pull its files")
+    dialog = _dialog(page, "Pull only")
     dialog.get_by_label("Source").fill("hf:acme/slow-GGUF")
     dialog.get_by_text("weft pull hf:acme/slow-GGUF").wait_for()
     picture(page, "models-pull")
@@ -85,7 +85,7 @@ def test_pull_by_name_shows_bytes_and_can_be_cancelled(page: "Page", sources: So
     page.get_by_role("dialog").get_by_role("button", name="Cancel it").click()
     _operation(page, "Pull hf:acme/slow-GGUF", "cancelled")
     sources.hub.faults.chunk_seconds = 0.0
-    dialog = _dialog(page, "Only pull its files")
+    dialog = _dialog(page, "Pull only")
     dialog.get_by_label("Source").fill("hf:acme/tiny-GGUF:Q4_1")
     dialog.get_by_role("button", name="Pull", exact=True).click()
     pulled = _operation(page, "Pull hf:acme/tiny-GGUF:Q4_1", "succeeded")
@@ -98,7 +98,7 @@ def test_pull_by_name_shows_bytes_and_can_be_cancelled(page: "Page", sources: So
 )
 def test_invalid_source_shows_the_server_error(page: "Page", sources: Sources, source: str, words: str) -> None:
     opened(page, sources.mesh, "models", "Models")
-    dialog = _dialog(page, "Only pull its files")
+    dialog = _dialog(page, "Pull only")
     dialog.get_by_label("Source").fill(source)
     dialog.get_by_role("button", name="Pull", exact=True).click()
     page.locator(".problem", has_text=words).first.wait_for()
@@ -118,7 +118,7 @@ def test_model_is_served_from_its_source_opened_and_removed(page: "Page", source
     page.get_by_role("main").get_by_role("button", name="Remove").click()
     page.get_by_role("dialog").get_by_text("weft delete model served --force").wait_for()
     page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
-    page.get_by_text("There is no model of this name.").wait_for()
+    page.get_by_text("There is no model with this name.").wait_for()
 
 
 def test_server_is_attached_and_detached_and_its_hostile_names_are_text(page: "Page", sources: Sources) -> None:

@@ -140,7 +140,7 @@ def test_list_filters_by_text_and_state_and_stores_them_in_the_url(page: "Page",
     page.get_by_role("link", name="second", exact=True).wait_for()
     assert _rows(page).count() == 1
     page.get_by_label("Filter").fill("no such model")
-    page.get_by_text("No model is like that.").wait_for()
+    page.get_by_text("No model matches the filter.").wait_for()
 
 
 def test_row_opens_by_keyboard(page: "Page", models: Models) -> None:
@@ -172,7 +172,7 @@ def test_load_progress_is_shown_until_the_model_is_ready(page: "Page", models: M
 def test_model_loads_with_options_and_the_dialog_shows_the_command(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models/m-b", "m-b")
     _state(page, "ready")
-    _action(page, "Load with settings")
+    _action(page, "Load options")
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Context in tokens").fill("512")
     dialog.get_by_label("Keep alive").fill("30m")
@@ -204,7 +204,7 @@ def test_rejected_load_option_shows_the_server_error(
     page: "Page", models: Models, field: str, value: str, words: str
 ) -> None:
     opened(page, models.mesh, "models/m-a", "m-a")
-    _action(page, "Load with settings")
+    _action(page, "Load options")
     dialog = page.get_by_role("dialog")
     dialog.get_by_label(field).fill(value)
     dialog.get_by_role("button", name="Load", exact=True).click()
@@ -217,7 +217,7 @@ def test_rejected_load_option_shows_the_server_error(
 
 def test_option_unsupported_by_the_engine_is_rejected_in_the_dialog_by_name(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models/m-a", "m-a")
-    _action(page, "Load with settings")
+    _action(page, "Load options")
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("Settings of its engine").click()
     dialog.get_by_label("slots").fill("5000")
@@ -237,7 +237,7 @@ def test_unloading_a_busy_model_lets_its_request_finish_first(page: "Page", mode
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             page.get_by_text("1 of 4 busy").wait_for()
             _action(page, "Unload")
-            page.get_by_role("dialog").get_by_text("1 request runs: it ends first").wait_for()
+            page.get_by_role("dialog").get_by_text("1 running request will finish first").wait_for()
             page.get_by_role("dialog").get_by_role("button", name="Unload", exact=True).click()
             _operation(page, "Unload busy", "running")
             _state(page, "stopping")
@@ -312,7 +312,7 @@ def test_cached_prefixes_are_flushed_by_tenant(page: "Page", models: Models) -> 
 
 def test_unknown_model_name_is_reported_and_a_pool_name_lists_its_members(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models/nothing", "nothing")
-    page.get_by_text("There is no model of this name.").wait_for()
+    page.get_by_text("There is no model with this name.").wait_for()
     opened(page, models.mesh, "models/pool", "pool")
     page.get_by_role("table", name="Replicas").get_by_role("link", name="m-b").click()
     page.get_by_role("heading", level=1, name="m-b").wait_for()

@@ -44,7 +44,7 @@ def test_operation_of_another_caller_appears_is_cancelled_and_moves_to_ended(pag
     page.get_by_text("of 0 that ended").wait_for()
     page.get_by_text("No operation has ended yet").wait_for()
     operation = begin(mesh, "slow")
-    underway = page.get_by_role("region", name="Under way").get_by_role("region", name="Load slow")
+    underway = page.get_by_role("region", name="Running").get_by_role("region", name="Load slow")
     underway.wait_for()
     underway.get_by_role("progressbar").wait_for()
     picture(page, "operations_under_way")
@@ -95,7 +95,7 @@ def test_audit_log_is_newest_first_and_updates_live(page: "Page", mesh: MeshProc
 
 def test_unknown_operation_is_reported(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "operations/op-none", "op-none")
-    page.get_by_text("It is not among the newest").wait_for()
+    page.get_by_text("It is neither running nor among the newest").wait_for()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -50,7 +50,7 @@ def test_list_filters_by_outcome_and_search_text(page: "Page", mesh: MeshProcess
     page.reload()
     page.get_by_text("1 shown").wait_for()
     page.get_by_label("Show").select_option("cancelled")
-    page.get_by_text("No such request.").wait_for()
+    page.get_by_text("No request matches the filter.").wait_for()
 
 
 def test_request_page_shows_timeline_receipt_and_decisions(page: "Page", mesh: MeshProcess) -> None:
@@ -96,7 +96,7 @@ def test_unknown_request_is_reported(page: "Page", mesh: MeshProcess) -> None:
 
 def test_queue_shows_waiting_requests_with_reasons_and_cancels_them(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "queue", "Queue")
-    page.get_by_text("Nothing waits.").wait_for()
+    page.get_by_text("No requests are waiting.").wait_for()
     with busy(mesh):
         page.get_by_text("3 requests wait, 1 runs.").wait_for()
         rows = page.get_by_role("table", name="Waiting requests").get_by_role("row")

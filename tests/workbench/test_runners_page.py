@@ -65,7 +65,7 @@ def test_engine_log_lines_appear_live(page: "Page", relayed: MeshProcess) -> Non
 
 def test_runner_log_level_is_changed_temporarily_and_reset(page: "Page", relayed: MeshProcess) -> None:
     opened(page, relayed, "runners/a", "a")
-    level = page.get_by_label("It logs from")
+    level = page.get_by_label("Log level")
     level.select_option("debug")
     page.get_by_text("until").wait_for()
     page.get_by_role("button", name="Reset").click()
@@ -79,7 +79,7 @@ def test_another_machine_joins_with_the_shown_command(page: "Page", relayed: Mes
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("textbox", name="For").fill("Ann's laptop")
     dialog.get_by_text("weft runner token create --description").wait_for()
-    dialog.get_by_role("button", name="Make the command").click()
+    dialog.get_by_role("button", name="Create join command").click()
     command = dialog.get_by_role("group", name="Command for the other machine").inner_text()
     assert command.startswith("weft runner join http://127.0.0.1:")
     dialog.get_by_text("Waiting for a machine to join").wait_for()
@@ -110,7 +110,7 @@ def test_another_machine_joins_with_the_shown_command(page: "Page", relayed: Mes
 def test_page_shows_a_fix_if_no_machine_can_join(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "runners", "Runners")
     page.get_by_role("button", name="Join a machine").click()
-    page.get_by_role("dialog").get_by_role("button", name="Make the command").click()
+    page.get_by_role("dialog").get_by_role("button", name="Create join command").click()
     page.get_by_role("dialog").get_by_role("alert").get_by_text("weft up --host 0.0.0.0").wait_for()
     picture(page, "runners-no-relay")
 

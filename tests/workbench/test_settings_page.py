@@ -127,8 +127,8 @@ def test_concurrent_change_is_reported_and_a_document_is_deleted(page: "Page", m
     opened(page, mesh, "settings/aliases/gpt", "gpt")
     page.get_by_label("Description").fill("mine")
     httpx2.put(f"{mesh.url}/api/v1/aliases/gpt", json=alias | {"target": "m-b"}).raise_for_status()
-    page.get_by_text("It was changed elsewhere").wait_for()
-    page.get_by_role("button", name="Show it as it is").click()
+    page.get_by_text("It has changed since it was opened").wait_for()
+    page.get_by_role("button", name="Reload").click()
     assert page.get_by_label("Target").input_value() == "m-b"
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_text("weft delete alias gpt").wait_for()
@@ -140,7 +140,7 @@ def test_profile_is_saved_and_activated_after_showing_its_diff(page: "Page", mes
     agent = {"kind": "agent", "name": "by-day", "model": "m-a"}
     httpx2.put(f"{mesh.url}/api/v1/agents/by-day", json=agent).raise_for_status()
     opened(page, mesh, "settings/profiles", "Settings")
-    page.get_by_role("button", name="Save what is now").click()
+    page.get_by_role("button", name="Save current state").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill("day")
     dialog.get_by_role("button", name="Show changes").click()

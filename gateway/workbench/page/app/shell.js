@@ -38,7 +38,7 @@ function Content({ found }) {
 
 /** Shown where the gateway was updated while this tab was open. */
 function Outdated() {
-  return html`<section class="panel row" role="status"><span class="fill">The gateway has another version of this page by now.</span>
+  return html`<section class="panel row" role="status"><span class="fill">The gateway has a newer version of this page.</span>
     <button onClick=${() => location.reload()}>Reload</button></section>`;
 }
 
@@ -49,10 +49,10 @@ function Loaded({ entry, name }) {
   useEffect(() => {
     entry.load().then(
       (module) => setPage({ Page: module.Page }),
-      () => setPage({ problem: "This page could not be loaded. Reload: the gateway may have been updated, or is away." }),
+      () => setPage({ problem: "This page could not be loaded. Reload: the gateway may have been updated or is unreachable." }),
     );
   }, [entry]);
-  const problem = failure ? `This page has failed: ${failure.message ?? failure}` : page.problem;
+  const problem = failure ? `This page failed: ${failure.message ?? failure}` : page.problem;
   if (problem) {
     return html`<section class="panel" role="alert"><h1>${entry.title}</h1><p>${problem}</p><button onClick=${() => location.reload()}>Reload</button></section>`;
   }

@@ -18,7 +18,7 @@ export function upload(path, form, { onProgress, signal } = {}) {
       if (request.status >= 200 && request.status < 300) resolve(JSON.parse(request.responseText));
       else reject(refusal(request));
     });
-    request.addEventListener("error", () => reject(new ApiError(0, { message: "The upload broke off: the gateway is away, or refused it midway.", code: "unreachable" })));
+    request.addEventListener("error", () => reject(new ApiError(0, { message: "The upload was interrupted: the gateway is unreachable or refused it.", code: "unreachable" })));
     request.addEventListener("abort", () => reject(new ApiError(0, { message: "The upload was stopped.", code: "cancelled" })));
     signal?.addEventListener("abort", () => request.abort());
     request.send(form);

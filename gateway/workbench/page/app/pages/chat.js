@@ -104,7 +104,7 @@ function ConversationMenu({ conversation }) {
       </div></details>
     ${asks === "rename" && html`<${Rename} conversation=${conversation} onClose=${() => setAsks("")} />`}
     ${asks === "delete" &&
-    html`<${Confirm} title="Delete this conversation" action="Delete" isDangerous text="It is deleted from this browser. There is no copy elsewhere."
+    html`<${Confirm} title="Delete this conversation" action="Delete" isDangerous text="It is deleted from this browser. There is no other copy."
       onDo=${() => remove(conversation.id)} onClose=${() => setAsks("")} />`}`;
 }
 

@@ -22,7 +22,7 @@ export function AnswerView({ answer, at, column, onCode }) {
     ${runs && html`<${Wait} answer=${answer} />`}
     ${answer.state === "complete" && !answer.parts.length && html`<p class="faint">The answer is empty.</p>`}
     ${answer.state === "stopped" && html`<p class="faint">Stopped.</p>`}
-    ${answer.finishReason === "length" && html`<p class="faint">Cut off: the limit of tokens was reached.</p>`}
+    ${answer.finishReason === "length" && html`<p class="faint">Truncated: the token limit was reached.</p>`}
     ${answer.error && html`<p class="problem" role="alert">${answer.error.message}${answer.error.code && html` <code>${answer.error.code}</code>`}</p>`}
     <div class="actions">
       ${runs
@@ -62,7 +62,7 @@ function PartView({ part, isGrowing, isLast }) {
 function Wait({ answer }) {
   if (answer.state === "streaming" && answer.parts.length) return html`<span class="cursor" aria-hidden="true"></span>`;
   return html`<p class="wait faint" role="status">${answer.status || "Waiting for the first token…"}
-    ${answer.share !== null && html`<${Progress} value=${answer.share} label="How far" />`}</p>`;
+    ${answer.share !== null && html`<${Progress} value=${answer.share} label="Progress" />`}</p>`;
 }
 
 /** @param {{text: string}} props */
@@ -116,12 +116,12 @@ function Receipt({ answer }) {
   return html`<details class="receipt"><summary>${summary.filter(Boolean).join(" · ")}</summary>
     <${Facts} facts=${[
       ["Waited", waited(found.queueWaitSeconds, found.loadWaitSeconds)],
-      ["First token after", seconds(found.timeToFirstTokenSeconds)],
+      ["Time to first token", seconds(found.timeToFirstTokenSeconds)],
       ["Tokens in", found.promptTokens === undefined ? "" : `${count(found.promptTokens)} (${count(found.cachedPromptTokens ?? 0)} cached)`],
       ["Tokens out", count(found.completionTokens)],
       ["Tokens per second", figure(found.tokensPerSecond)],
       ["Attempts", runners.join("; ")],
-      ["Left the premises", found.leftPremises ? "yes" : "no"],
+      ["Sent to a remote provider", found.leftPremises ? "yes" : "no"],
     ]} />
     ${waits.length > 0 && html`<ul class="waits">${waits.map((/** @type {any} */ decision) => html`<li>+${seconds(decision.ageSeconds)} ${decision.kind}: ${decision.detail}</li>`)}</ul>`}
     <a href=${address(`requests/${answer.requestId}`)}>${answer.requestId}</a>

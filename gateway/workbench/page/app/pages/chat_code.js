@@ -11,12 +11,12 @@ import { bodyOf, newId } from "./chat_conversation.js";
 export function CodeDialog({ conversation, at, column, onClose }) {
   const [kind, setKind] = useState("curl");
   const call = new Call(conversation, at, column);
-  return html`<${Dialog} title="The same call" isWide onClose=${onClose}>
+  return html`<${Dialog} title="Code" isWide onClose=${onClose}>
     <div class="row" role="group" aria-label="Language">
       ${[...Object.keys(KINDS)].map((name) => html`<button key=${name} aria-pressed=${name === kind} onClick=${() => setKind(name)}>${name}</button>`)}
     </div>
     ${call.needsKey && html`<p class="faint">The key is read from <code>WEFT_API_KEY</code>.</p>`}
-    ${call.names.length > 0 && html`<p class="faint">Its files are read from the folder in which it runs.</p>`}
+    ${call.names.length > 0 && html`<p class="faint">Files are read from the current folder.</p>`}
     <${Code} label=${kind} text=${KINDS[kind](call)} />
   </${Dialog}>`;
 }

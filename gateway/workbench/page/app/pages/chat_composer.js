@@ -22,7 +22,7 @@ export function Composer({ conversation, isBusy }) {
   useEffect(() => field.current?.focus(), []);
   const refusal = (/** @type {"image" | "audio"} */ skill) => {
     const unable = conversation.models.find((model) => !takes(model, skill));
-    return unable ? `${unable} takes no ${NAMES[skill]}.` : "";
+    return unable ? `${unable} does not support ${NAMES[skill]}.` : "";
   };
   const accepted = ["image", "audio"].filter((skill) => !refusal(/** @type {"image" | "audio"} */ (skill)));
   const add = async (/** @type {File[]} */ given) => {

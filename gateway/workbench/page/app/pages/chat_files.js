@@ -15,7 +15,7 @@ export async function read(files, refusal) {
   const found = [];
   for (const file of files) {
     const kind = /^(image|audio)\//.exec(file.type)?.[1];
-    if (kind !== "image" && kind !== "audio") throw new Error(`${file.name} is neither a picture nor a recording.`);
+    if (kind !== "image" && kind !== "audio") throw new Error(`${file.name} is neither an image nor a recording.`);
     const why = refusal(kind);
     if (why) throw new Error(why);
     found.push({ kind, name: file.name || kind, type: file.type, bytes: file.size, data: await dataOf(file) });

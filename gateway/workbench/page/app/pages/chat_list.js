@@ -42,7 +42,7 @@ export function ConversationList({ onChosen }) {
   return html`<button onClick=${create}>New conversation</button>
     ${kept.value.length >= SEARCHED_FROM &&
     html`<input type="search" aria-label="Search conversations" placeholder="Search" value=${typed} onInput=${(/** @type {any} */ event) => setTyped(event.target.value)} />`}
-    ${kept.value.length === 0 && html`<p class="faint">Conversations are kept in this browser, and nowhere else.</p>`}
+    ${kept.value.length === 0 && html`<p class="faint">Conversations are stored only in this browser.</p>`}
     <ul>
       ${found.map(
         (each) => html`<li key=${each.id}><a href=${address(`chat/${each.id}`)} aria-current=${each.id === shown.value.id ? "page" : undefined} onClick=${onChosen}
@@ -56,6 +56,6 @@ export function ConversationList({ onChosen }) {
         <button class="quiet" onClick=${() => setAsks(true)}>Delete all</button>`}
     </div>
     ${asks && html`<${Confirm} title="Delete all conversations" action="Delete all" isDangerous onClose=${() => setAsks(false)}
-      text=${`${kept.value.length} conversations are deleted from this browser. There is no copy elsewhere.`}
+      text=${`${kept.value.length} conversations are deleted from this browser. There is no other copy.`}
       onDo=${() => remove(...kept.value.map((each) => each.id))} />`}`;
 }

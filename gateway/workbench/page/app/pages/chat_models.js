@@ -87,13 +87,13 @@ export function ModelPicker({ value, label, onChoose }) {
       placeholder=${value || "Choose a model"} value=${typed ?? value} onFocus=${open} onClick=${() => !isOpen && open()}
       onInput=${(/** @type {any} */ event) => (setTyped(event.target.value), setAt(0))}
       onBlur=${() => setTyped(null)} onKeyDown=${onKeyDown} />
-    ${chosen && !isOpen && chosen.status !== "active" && html`<${State} value=${chosen.status} title="The first message wakes it." />`}
+    ${chosen && !isOpen && chosen.status !== "active" && html`<${State} value=${chosen.status} title="The first message will wake it." />`}
     <ul id=${`${id}-list`} ref=${list} role="listbox" aria-label=${label} hidden=${!isOpen}>
       ${found.map(
         (model, number) => html`<li key=${model.id} id=${`${id}-${number}`} role="option" aria-selected=${number === at}
           onPointerDown=${(/** @type {Event} */ event) => (event.preventDefault(), choose(model.id))}><${Choice} model=${model} /></li>`,
       )}
-      ${isOpen && !found.length && html`<li role="option" aria-disabled="true" aria-selected="false" class="faint">${typed ? `Enter asks for “${typed}”` : "No model answers chats."}</li>`}
+      ${isOpen && !found.length && html`<li role="option" aria-disabled="true" aria-selected="false" class="faint">${typed ? `Enter asks for “${typed}”` : "No model supports chat."}</li>`}
     </ul>
   </div>`;
 }

@@ -23,7 +23,7 @@ export function OptionsPanel({ conversation }) {
     <label>Max tokens <input type="number" min="1" step="1" placeholder="of the model" value=${options.maxTokens}
       onInput=${(/** @type {any} */ event) => set({ maxTokens: event.target.value })} /></label>
     <label>Thinking <select value=${options.thinking} onChange=${(/** @type {any} */ event) => set({ thinking: event.target.value })}>
-      <option value="">as the model does</option><option value="on">on</option><option value="off">off</option></select></label>
+      <option value="">Default</option><option value="on">on</option><option value="off">off</option></select></label>
     ${can("remote:create") &&
     html`<label class="inline"><input type="checkbox" checked=${options.allowRemote}
       onChange=${(/** @type {any} */ event) => set({ allowRemote: event.target.checked })} /> Allow remote models</label>`}

@@ -29,7 +29,7 @@ export async function open(id, model = "") {
   const found = conversationOf(id) ?? (await load(id));
   if (wanted !== id) return;
   if (!found) {
-    notify("This conversation is not in this browser.", { isError: true });
+    notify("This conversation is not stored in this browser.", { isError: true });
     go("chat", {}, { replace: true });
     return;
   }

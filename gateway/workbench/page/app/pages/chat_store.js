@@ -98,7 +98,7 @@ async function removeOldest(id) {
   }
   if (!gone.length) return;
   await forget(...gone.map((each) => each.id));
-  notify(`This browser keeps ${MAX_CONVERSATIONS} conversations and ${MAX_CHARS / 1024 / 1024} MB of them. Removed: ${gone.map((each) => each.title || each.id).join(", ")}.`);
+  notify(`This browser stores at most ${MAX_CONVERSATIONS} conversations and ${MAX_CHARS / 1024 / 1024} MB. Removed: ${gone.map((each) => each.title || each.id).join(", ")}.`);
 }
 
 /** @param {string} id @returns {Promise<Conversation | null>} */
@@ -143,5 +143,5 @@ function charsOf(conversation) {
 function complain(error) {
   if (hasComplained) return;
   hasComplained = true;
-  notify(`Conversations are not kept in this browser: ${error instanceof Error ? error.message : String(error)}`, { isError: true });
+  notify(`Conversations cannot be stored in this browser: ${error instanceof Error ? error.message : String(error)}`, { isError: true });
 }

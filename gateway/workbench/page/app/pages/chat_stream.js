@@ -37,7 +37,7 @@ export async function ask(answer, body, session, signal) {
 /** @param {unknown} error */
 function errorOf(error) {
   if (error instanceof ApiError) return { message: error.message, code: error.code };
-  return { message: error instanceof SyntaxError ? "An event of the answer is no JSON." : "The connection broke.", code: "" };
+  return { message: error instanceof SyntaxError ? "An event of the answer is not valid JSON." : "The connection was lost.", code: "" };
 }
 
 /** One chunk of a chat completion, or the error that ends it. @param {Answer} answer @param {any} chunk */
@@ -108,7 +108,7 @@ function takeComment(answer, comment) {
     show(answer, `Loading the model${about}${stage && `: ${stage}`}`, fields.progress ? Number(fields.progress) : null);
   } else if (kind === "prefill") {
     const [done, all] = (comment.split(" ")[1] ?? "").split("/").map(Number);
-    show(answer, `Reading the prompt: ${comment.slice("prefill ".length)}`, all ? done / all : null);
+    show(answer, `Processing the prompt: ${comment.slice("prefill ".length)}`, all ? done / all : null);
   } else if (kind.startsWith("x-")) answer.facts = fields;
 }
 

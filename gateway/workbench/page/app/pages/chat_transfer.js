@@ -25,9 +25,9 @@ export function parse(text) {
   try {
     file = JSON.parse(text);
   } catch {
-    throw new Error("The file is no JSON.");
+    throw new Error("The file is not JSON.");
   }
-  if (file?.kind !== KIND || !Array.isArray(file.conversations)) throw new Error("The file has no conversations of the workbench.");
+  if (file?.kind !== KIND || !Array.isArray(file.conversations)) throw new Error("The file contains no conversations.");
   return file.conversations.slice(0, MAX_LIST).map(conversationOf);
 }
 

@@ -21,7 +21,7 @@ export function Turns({ conversation }) {
   const isWide = conversation.models.length > 1 || conversation.turns.some((turn) => turn.answers.length > 1);
   return html`<div class="turns" ref=${box} tabindex="0" role="log" aria-live="off" aria-label="Conversation">
     <div class=${isWide ? "turns-inner wide" : "turns-inner"}>
-      ${!conversation.turns.length && html`<p class="faint empty">Ask something: the answer comes from the model above. The conversation stays in this browser.</p>`}
+      ${!conversation.turns.length && html`<p class="faint empty">Send a message to the model above. The conversation stays in this browser.</p>`}
       ${conversation.turns.map((turn, at) => html`<${TurnView} key=${turn.id} conversation=${conversation} turn=${turn} at=${at} />`)}
     </div>
     <p class="announced" role="status">${announcementOf(conversation)}</p>
@@ -33,8 +33,8 @@ export function Turns({ conversation }) {
 function announcementOf(conversation) {
   const last = conversation.turns.at(-1);
   if (!last) return "";
-  if (isBusy(conversation)) return "The answer comes.";
-  return last.answers.some((answer) => answer.state === "failed") ? "The answer failed." : "The answer is there.";
+  if (isBusy(conversation)) return "Answering.";
+  return last.answers.some((answer) => answer.state === "failed") ? "The answer failed." : "The answer is complete.";
 }
 
 /** Keeps the end of what grows in sight, as long as it is: a reader who has scrolled up stays there.

@@ -15,13 +15,13 @@ const SHOWN_MODELS = 6;
 /** Shown where the mesh has no model. */
 export function FirstRun() {
   const [way, setWay] = useState(/** @type {"" | "serve" | "attach"} */ (""));
-  if (!can("operations:create")) return html`<p class="faint empty">No model yet. A key with the right operations:create may add one.</p>`;
-  return html`<section class="panel first-run" aria-label="First steps"><h2>This mesh has no model yet</h2>
+  if (!can("operations:create")) return html`<p class="faint empty">No models yet. A key with operations:create can add one.</p>`;
+  return html`<section class="panel first-run" aria-label="First steps"><h2>This mesh has no models yet</h2>
       <${Found} />
       <div class="split">
-        <div><h3>A model by its name</h3><p>From the Hugging Face hub, or a file: it is pulled, sized for this machine, and served.</p>
+        <div><h3>A model by name</h3><p>From the Hugging Face hub, or a file. It is pulled, sized for this machine and served.</p>
           <button class="main" onClick=${() => setWay("serve")}>Serve a model</button><${Code} label="Command" text=${command("load", EXAMPLE)} /></div>
-        <div><h3>A server that runs elsewhere</h3><p>Ollama, LM Studio, vLLM, llama.cpp or any server with OpenAI's API: all its models are served here.</p>
+        <div><h3>A running server</h3><p>Ollama, LM Studio, vLLM, llama.cpp or any OpenAI-compatible server: all its models are served.</p>
           <button class="main" onClick=${() => setWay("attach")}>Attach a server</button><${Code} label="Command" text=${command("attach", "http://box.lan:11434")} /></div>
       </div>
     </section>
@@ -55,7 +55,7 @@ function Found() {
       (row) => html`<div class="row found" key=${row.source}><strong>${row.title}</strong><span class="faint grow">${row.words}</span>
         ${row.served ? html`<span class="faint">served</span>` : !row.detail && html`<button aria-label=${`Serve ${row.title}`} onClick=${() => serve(row.source, row.name)}>Serve</button>`}</div>`,
     )}
-    ${rows.length ? "" : html`<p class="faint">No engine answers on the usual ports, and no other program has model files here. <button class="quiet" onClick=${() => setLooks(looks + 1)}>Look again</button></p>`}`;
+    ${rows.length ? "" : html`<p class="faint">No engine responds on the usual ports, and no model files of other programs were found. <button class="quiet" onClick=${() => setLooks(looks + 1)}>Look again</button></p>`}`;
 }
 
 /** @param {string[]} models */

@@ -18,14 +18,14 @@ export function Page() {
 
 function Nothing() {
   return html`<section class="panel">
-    <p>No runner has reported an accelerator. Models run on the processor then, and nothing is reserved.</p>
-    <p class="faint">A machine with a GPU joins the mesh by one command; <code>accelerators.declared</code> in weft.yaml declares memory where
+    <p>No runner has reported an accelerator. Models run on processors, and no memory is leased.</p>
+    <p class="faint">Add a machine with a GPU with one command; <code>accelerators.declared</code> in weft.yaml declares memory where
       there is no driver.</p>
     <${Code} label="Command" text="weft doctor" />
   </section>`;
 }
 
-const SOURCES = { nvml: "seen by its driver", declared: "declared by its operator", unknown: "its driver does not answer: sizes as last seen" };
+const SOURCES = { nvml: "reported by the driver", declared: "declared in weft.yaml", unknown: "the driver does not respond: last known sizes" };
 
 /** @param {{host: any}} props */
 function Host({ host }) {
@@ -67,7 +67,7 @@ function Device({ device, leases }) {
       ${used === null ? html`<span class="faint">unknown</span>` : html`<${Bar} label=${`${name}, in use`} total=${total} parts=${seen} />`}
       <span class="number">${used === null ? "" : bytes(used)}</span>
     </div>
-    ${Boolean(foreign) && html`<p class="foreign-note">Processes without a lease hold ${bytes(foreign)}.</p>`}
+    ${Boolean(foreign) && html`<p class="foreign-note">Processes without a lease use ${bytes(foreign)}.</p>`}
   </div>`;
 }
 
@@ -92,4 +92,4 @@ function Waits({ host }) {
 /** @param {any} wait */
 const where = (wait) => (wait.deviceIndexes?.length ? `on device ${wait.deviceIndexes.join(", ")}` : "");
 /** @param {any} wait */
-const left = (wait) => (wait.remainingWaitSeconds === undefined ? "" : `gives up after ${seconds(wait.remainingWaitSeconds)}`);
+const left = (wait) => (wait.remainingWaitSeconds === undefined ? "" : `times out in ${seconds(wait.remainingWaitSeconds)}`);

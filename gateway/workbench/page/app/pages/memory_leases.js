@@ -22,7 +22,7 @@ export function Leases({ host }) {
   ];
   return html`<h3>Leases</h3>
     <${Table} label=${`Leases of ${host.host}`} rows=${host.leases} columns=${columns} rowKey=${(/** @type {any} */ lease) => lease.leaseId}
-      height="22rem" empty="Nothing is leased: no model is loaded there, and no program asked for memory." />
+      height="22rem" empty="No leases: no model is loaded on this host, and no program has leased memory." />
     ${chosen && html`<${Release} lease=${chosen} onClose=${() => setChosen(null)} />`}`;
 }
 
@@ -35,12 +35,12 @@ const reservedBytes = (lease) => Object.values(lease.bytesByDevice ?? {}).reduce
 /** @type {import("../parts/table.js").Column[]} */
 const COLUMNS = [
   { title: "For", cell: purpose, sort: (lease) => lease.purpose, className: "long" },
-  { title: "Held by", cell: (lease) => `${lease.holder}${lease.holderKind === "program" ? " (program)" : ""}`, sort: (lease) => lease.holder },
+  { title: "Holder", cell: (lease) => `${lease.holder}${lease.holderKind === "program" ? " (program)" : ""}`, sort: (lease) => lease.holder },
   { title: "Reserved", cell: (lease) => bytes(reservedBytes(lease)), sort: reservedBytes, className: "number" },
-  { title: "In use", cell: (lease) => bytes(lease.seenBytes) || "–", sort: (lease) => Number(lease.seenBytes ?? -1), className: "number", hint: "held by its processes, as last seen" },
+  { title: "In use", cell: (lease) => bytes(lease.seenBytes) || "–", sort: (lease) => Number(lease.seenBytes ?? -1), className: "number", hint: "memory last observed in use by its processes" },
   { title: "Device", cell: (lease) => Object.keys(lease.bytesByDevice ?? {}).join(", ") },
   { title: "State", cell: (lease) => html`<${State} value=${lease.state} />${lease.pinned && html` <span class="faint">pinned</span>`}`, sort: (lease) => lease.state },
-  { title: "Running", cell: (lease) => lease.activeRequests || "–", sort: (lease) => lease.activeRequests, className: "number", hint: "requests under way" },
+  { title: "Running", cell: (lease) => lease.activeRequests || "–", sort: (lease) => lease.activeRequests, className: "number", hint: "running requests" },
   { title: "Priority", cell: (lease) => words(lease.priority), sort: (lease) => lease.priority },
   { title: "Since", cell: (lease) => html`<span title=${clock(lease.createdAt)}>${ago(lease.createdAt)}</span>`, sort: (lease) => lease.createdAt ?? "" },
 ];
@@ -55,10 +55,10 @@ function purpose(lease) {
 function Release({ lease, onClose }) {
   const release = async () => {
     await remove(`/v1/admin/leases/${segment(lease.leaseId)}`);
-    notify(`${lease.purpose} is told that its lease is lost; the memory is free once its processes have ended.`);
+    notify(`${lease.purpose} has lost its lease. The memory is free when its processes have ended.`);
   };
   return html`<${Confirm} title=${`Release: ${lease.purpose}`} action="Release" isDangerous onDo=${release} onClose=${onClose}
-    text=${html`<p><strong>${lease.holder}</strong> holds ${bytes(reservedBytes(lease))}. It is told that its lease is lost:
+    text=${html`<p><strong>${lease.holder}</strong> holds ${bytes(reservedBytes(lease))}. It loses its lease:
         <code>weft lease acquire</code> then ends its command.</p>
       <${Code} label="Command" text=${command("lease", "release", lease.leaseId)} />`} />`;
 }

@@ -13,7 +13,7 @@ export const wake = async (name) => follow(await post(`/v1/admin/models/${segmen
 export function UnloadDialog({ model, onClose }) {
   const busy = model.status?.instance?.slotsUsed ?? 0;
   return html`<${Confirm} title=${`Unload ${model.name}`} action="Unload" isDangerous onClose=${onClose}
-    text=${html`<p>${busy ? `${busy === 1 ? "1 request runs" : `${busy} requests run`}: ${busy === 1 ? "it ends" : "they end"} first, up to the drain time of its runner. ` : ""}The
+    text=${html`<p>${busy ? `${busy} running ${busy === 1 ? "request" : "requests"} will finish first, up to the drain time of its runner. ` : ""}The
         engine ends and its memory is free. The next request loads the model again.</p>
       <${Code} label="Command" text=${command("unload", model.name)} />`}
     onDo=${async () => follow(await post(`/v1/admin/models/${segment(model.name)}/unload`))} />`;
@@ -31,7 +31,7 @@ export function RemoveDialog({ model, onClose }) {
 /** @param {{name: string, onClose: () => void}} props */
 export function DetachDialog({ name, onClose }) {
   return html`<${Confirm} title=${`Detach ${name}`} action="Detach" isDangerous onClose=${onClose}
-    text=${html`<p>The models of the server are not served any more; running requests end first. The server itself runs on.</p>
+    text=${html`<p>The models of the server are removed after their running requests. The server keeps running.</p>
       <${Code} label="Command" text=${command("detach", name)} />`}
     onDo=${async () => follow(await post(`/v1/admin/servers/${segment(name)}/detach`))} />`;
 }
@@ -54,7 +54,7 @@ export function FlushDialog({ model, onClose }) {
   };
   return html`<${Dialog} title=${`Flush the cache of ${model.name}`} onClose=${onClose}>
     <form onSubmit=${submit}>
-      <p>Cached prefixes are dropped: the next requests compute their whole prompt. Running requests keep theirs.</p>
+      <p>Cached prefixes are dropped, and the next requests process their whole prompt. Running requests keep theirs.</p>
       <div class="fields">
         <label>Tenant <input value=${tenant} placeholder="every tenant" onInput=${(/** @type {any} */ event) => setTenant(event.target.value)} /></label>
         <label>Cache tag <input value=${tag} placeholder="every tag" onInput=${(/** @type {any} */ event) => setTag(event.target.value)} /></label>

@@ -11,7 +11,7 @@ import { numberOrText } from "./models_load.js";
 /** What can be added: what it is called, what it needs of a runner, and the fields that it has. */
 const WAYS = {
   serve: { title: "Serve a model", action: "Pull and serve", ability: "addsModels" },
-  pull: { title: "Only pull its files", action: "Pull", ability: "addsModels" },
+  pull: { title: "Pull only", action: "Pull", ability: "addsModels" },
   attach: { title: "Attach a server", action: "Attach", ability: "attachesServers" },
 };
 /** @typedef {keyof typeof WAYS} Way */
@@ -74,7 +74,7 @@ export function AddDialog({ onClose, first = "serve", source = "" }) {
     ${options.map(([value, shown]) => html`<option key=${value} value=${value}>${shown}</option>`)}</select></label>`;
   const able = [...collection("runner").value.items.values()].filter((runner) => runner.status?.[WAYS[way].ability]);
   /** @type {[string, string][]} */
-  const runners = [["", "the only one that can"], ...able.map((runner) => /** @type {[string, string]} */ ([runner.name, runner.name]))];
+  const runners = [["", "Automatic"], ...able.map((runner) => /** @type {[string, string]} */ ([runner.name, runner.name]))];
   return html`<${Dialog} title="Add a model" onClose=${onClose} isWide>
     <form onSubmit=${submit} novalidate>
       <div class="row" role="radiogroup" aria-label="How">
@@ -85,11 +85,11 @@ export function AddDialog({ onClose, first = "serve", source = "" }) {
       ${way === "attach" ? text("source", "Address", "http://box.lan:11434") : text("source", "Source", "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M")}
       <p class="faint">${HELP[way]}</p>
       <div class="fields">
-        ${way !== "pull" && text("name", "Name", way === "attach" ? "by its address" : "by its source")}
+        ${way !== "pull" && text("name", "Name", way === "attach" ? "Derived from address" : "Derived from source")}
         ${choice("runner", "Runner", runners)}
-        ${way === "serve" && text("context", "Context in tokens", "what fits")}
-        ${way === "pull" && choice("form", "Form", [["", "GGUF where there is one"], ["gguf", "GGUF"], ["folder", "folder of safetensors"]])}
-        ${way === "attach" && text("key", "Variable with its key", "of the runner's environment")}
+        ${way === "serve" && text("context", "Context in tokens", "Auto")}
+        ${way === "pull" && choice("form", "Form", [["", "GGUF if available"], ["gguf", "GGUF"], ["folder", "folder of safetensors"]])}
+        ${way === "attach" && text("key", "API key variable", "in the runner's environment")}
         ${way === "attach" && choice("remote", "Remote", [["", "by its address"], ["no", "no"], ["yes", "yes"]])}
       </div>
       <${Code} label="Command" text=${call.text} />
@@ -101,7 +101,7 @@ export function AddDialog({ onClose, first = "serve", source = "" }) {
 }
 
 const HELP = {
-  serve: "A model of the Hugging Face hub by its name, or a file that the runner reaches: it is pulled, served under a name, and loaded. weft.yaml stays as it is.",
-  pull: "Its files are pulled to the home of the runner. A pull that is cancelled continues where it ended.",
-  attach: "Every model that the server lists is served, and its list is followed. weft never starts or stops it.",
+  serve: "A model of the Hugging Face hub by name, or a file on the runner's machine. It is pulled, served and loaded; weft.yaml is not changed.",
+  pull: "Its files are pulled to the runner's home. A cancelled pull can be continued.",
+  attach: "All models that the server lists are served, and changes of its list are followed. weft never starts or stops the server.",
 };

@@ -32,7 +32,7 @@ export function ModelDetail({ name, models }) {
   if (!model) {
     const members = [...models.items.values()].filter((each) => poolOf(each) === name);
     return html`${crumb}<h1>${name}</h1><${LiveNote} live=${models} />
-      ${models.isComplete && (members.length ? html`<p>A pool of ${members.length}:</p><${Members} members=${members} />` : html`<p class="faint">There is no model of this name.</p>`)}`;
+      ${models.isComplete && (members.length ? html`<p>A pool of ${members.length}:</p><${Members} members=${members} />` : html`<p class="faint">There is no model with this name.</p>`)}`;
   }
   const close = () => setDialog("");
   const pool = poolOf(model);
@@ -47,11 +47,11 @@ export function ModelDetail({ name, models }) {
     )}</section>`}
     <${WhyNot} model=${model} admin=${admin} operations=${own} />
     <section class="panel"><h2>Definition</h2><${Facts} facts=${factsOf(model, admin)} /></section>
-    <section class="panel"><h2>What it takes</h2><${Facts} facts=${capabilitiesOf(model, admin)} /></section>
+    <section class="panel"><h2>Capabilities</h2><${Facts} facts=${capabilitiesOf(model, admin)} /></section>
     ${members.length > 1 && html`<section class="panel"><h2>Replicas in ${pool}</h2><${Members} members=${members} /></section>`}
     <${Constraints} admin=${admin} />
     ${can("telemetry:view") && html`<${Events} name=${name} />`}
-    <section class="panel"><h2>On the command line</h2>
+    <section class="panel"><h2>CLI</h2>
       <${Code} label="Commands" text=${[command("describe", "model", name), command("logs", name, "-f"), command("events", "model", name)].join("\n")} /></section>
     ${dialog === "load" && html`<${LoadDialog} model=${model} admin=${admin} onClose=${close} />`}
     ${dialog === "unload" && html`<${UnloadDialog} model=${model} onClose=${close} />`}
@@ -66,7 +66,7 @@ function Actions({ model, open }) {
   if (!can("operations:create") || !model.status?.runner) return null;
   return html`<div class="row tools">
     ${asleep && html`<button class="main" title=${command("load", name)} onClick=${() => attempt(() => wake(name))}>${model.status?.state === "hibernating" ? "Wake" : "Load"}</button>`}
-    <button onClick=${() => open("load")}>Load with settings</button>
+    <button onClick=${() => open("load")}>Load options</button>
     <button disabled=${asleep} onClick=${() => open("unload")}>Unload</button>
     <button onClick=${() => open("flush")}>Flush cache</button>
     ${model.status?.instance?.addedSource && html`<button onClick=${() => open("remove")}>Remove</button>`}
@@ -114,7 +114,7 @@ function factsOf(model, admin) {
     ["Host", replica?.host],
     ["Engine", type],
     ["Slots", instance.slotsTotal ? `${instance.slotsUsed} of ${instance.slotsTotal} busy` : ""],
-    ["Queue", queue && `${queue.waiting} waiting, at most ${queue.maxWaiting}`],
+    ["Queue", queue && `${queue.waiting} waiting, limit ${queue.maxWaiting}`],
     ["Context", contextText(contextOf(model))],
     ["Memory", memory.bytes && (memory.isHeld ? bytes(memory.bytes) : `about ${bytes(memory.bytes)} to load (${words(instance.memory?.estimateSource)})`)],
     ["Unloaded when idle at", clock(instance.unloadAt)],
@@ -122,7 +122,7 @@ function factsOf(model, admin) {
     ["Pinned", instance.pinned && "yes: never evicted"],
     ["Adapter of", instance.baseModel],
     ["Faults", instance.faultCount || ""],
-    ["Declared by", kind === "public" ? "an operator" : "its runner"],
+    ["Source", kind === "public" ? "declared" : "runner"],
     ["Since", clock(createdAt)],
     ["Last heartbeat", clock(lastHeartbeatAt)],
     ["Remote", model.remote ? "yes" : "no"],
@@ -134,7 +134,7 @@ function factsOf(model, admin) {
     ["Tier", model.tier],
     ["Owner", model.owner],
     ["Labels", Object.entries(model.labels ?? {}).map(([key, value]) => `${key}=${value}`).join(", ")],
-    ["Wakes", model.wake && (model.wake.byMesh ? `by the mesh (${words(model.wake.byMesh.type)})` : "by its runner")],
+    ["Wake", model.wake && (model.wake.byMesh ? `by the mesh (${words(model.wake.byMesh.type)})` : "automatic")],
   ];
 }
 
@@ -157,7 +157,7 @@ function capabilitiesOf(model, admin) {
     ["Tools", known.tools === undefined ? "not known: they are tried" : known.tools ? "yes" : "no"],
     ["Thinking", modes || "not known: every mode is tried"],
     ["Streams", known.streaming === undefined ? "" : known.streaming ? "yes" : "no"],
-    ["Prefix cache", known.cacheIsolation?.length ? `tenants apart by ${known.cacheIsolation.join(", ")}` : ""],
+    ["Tenant isolation", known.cacheIsolation?.length ? `per ${known.cacheIsolation.join(", ")}` : ""],
     ["Translates from", known.sourceLanguages?.join(", ")],
     ["Translates into", known.targetLanguages?.join(", ")],
   ];
@@ -177,13 +177,13 @@ function Members({ members }) {
 function Constraints({ admin }) {
   const { parameters = [], quantizations = [] } = admin?.constraints ?? {};
   if (!parameters.length) return null;
-  return html`<details class="panel"><summary><h2>Settings of a load (${parameters.length})</h2></summary>
+  return html`<details class="panel"><summary><h2>Load options (${parameters.length})</h2></summary>
     ${quantizations.length > 0 && html`<p>Quantizations: ${quantizations.join(", ")}</p>`}
-    <${Table} label="Settings of a load" rows=${parameters} rowKey=${(/** @type {any} */ row) => row.name} columns=${[
+    <${Table} label="Load options" rows=${parameters} rowKey=${(/** @type {any} */ row) => row.name} columns=${[
       { title: "Setting", cell: (/** @type {any} */ row) => html`<span class="mono">${row.name}</span>` },
       { title: "Now", cell: (/** @type {any} */ row) => (row.default === undefined ? html`<span class="faint">the engine's own</span>` : String(row.default)) },
       { title: "May be", cell: rangeText, className: "wrap" },
-      { title: "What it is", cell: (/** @type {any} */ row) => row.description, className: "wrap" },
+      { title: "Description", cell: (/** @type {any} */ row) => row.description, className: "wrap" },
     ]} /></details>`;
 }
 

@@ -47,7 +47,7 @@ export function ModelList({ models, query }) {
       </div>
       <${Table} label="Models" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} columns=${COLUMNS} height="calc(100vh - 11rem)"
         onOpen=${(/** @type {any} */ row) => go(`models/${row.name}`)}
-        empty="No model is like that." />`}
+        empty="No model matches the filter." />`}
     <${Servers} />
     ${isAdding && html`<${AddDialog} onClose=${() => setAdding(false)} />`}`;
 }
@@ -65,7 +65,7 @@ const COLUMNS = [
   { title: "State", cell: (row) => html`<${ModelState} model=${row} />`, sort: stateOf },
   { title: "Slots", cell: slots, sort: (row) => row.status?.instance?.slotsUsed ?? -1, className: "number", hint: "busy / all" },
   { title: "Queue", cell: (row) => queueOf(row)?.waiting ?? "–", sort: (row) => queueOf(row)?.waiting ?? -1, className: "number", hint: "waiting for its pool" },
-  { title: "Memory", cell: memory, sort: (row) => memoryOf(row).bytes, className: "number", hint: "held, or ~ what loading it takes" },
+  { title: "Memory", cell: memory, sort: (row) => memoryOf(row).bytes, className: "number", hint: "in use, or ~ estimated for a load" },
   { title: "Context", cell: (row) => count(contextOf(row) || null), sort: contextOf, className: "number", hint: "tokens of one slot" },
   { title: "Takes", cell: (row) => takes(row).join(", ") || "–", sort: (row) => takes(row).join() },
   { title: "Pool", cell: (row) => poolOf(row) || "–", sort: poolOf },

@@ -84,7 +84,7 @@ export function LoadDialog({ model, admin, onClose }) {
   const others = parameters.filter((/** @type {any} */ each) => each.name !== CONTEXT);
   return html`<${Dialog} title=${`Load ${model.name}`} onClose=${onClose} isWide>
     <form onSubmit=${submit} novalidate>
-      <p class="faint">For this load only; what is left empty is as configured. A loaded model is loaded again where settings differ.</p>
+      <p class="faint">For this load only; empty fields are as configured. A loaded model is reloaded if options differ.</p>
       <div class="fields">
         ${text("contextTokens", "Context in tokens", defaultText(context), rangeText(context))}
         ${quantizations.length > 0 &&

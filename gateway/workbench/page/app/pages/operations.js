@@ -31,7 +31,7 @@ function List({ live, state }) {
   const rows = state ? ended.filter((each) => each.state === state) : ended;
   return html`<${LiveNote} live=${live} />
     ${underway.length > 0 &&
-    html`<section class="panel operations" aria-label="Under way"><h2>Under way</h2>
+    html`<section class="panel operations" aria-label="Running"><h2>Running</h2>
       ${underway.map((each) => html`<${OperationNote} key=${each.name} operation=${each} />`)}</section>`}
     ${live.isComplete &&
     html`<div class="row tools">
@@ -43,7 +43,7 @@ function List({ live, state }) {
       </div>
       <${Table} label="Operations" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} columns=${COLUMNS} height="calc(100vh - 14rem)"
         onOpen=${(/** @type {any} */ row) => go(`operations/${idOf(row)}`)}
-        empty=${ended.length ? "No operation ended like that." : html`No operation has ended yet. <a href=${address("models")}>Load a model</a>.`} />`}`;
+        empty=${ended.length ? "No operation matches the filter." : html`No operation has ended yet. <a href=${address("models")}>Load a model</a>.`} />`}`;
 }
 
 /** @type {import("../parts/table.js").Column[]} */
@@ -52,7 +52,7 @@ const COLUMNS = [
   { title: "State", cell: (row) => html`<${State} value=${row.state} />`, sort: (row) => row.state },
   { title: "Outcome", cell: (row) => (row.state === "succeeded" ? outcomeOf(row) : row.detail || words(row.reason)), className: "long" },
   { title: "Runner", cell: (row) => row.runner || "–", sort: (row) => row.runner ?? "" },
-  { title: "Asked for by", cell: (row) => actor(row.requestedBy) || "–", sort: (row) => actor(row.requestedBy), className: "long" },
+  { title: "Requested by", cell: (row) => actor(row.requestedBy) || "–", sort: (row) => actor(row.requestedBy), className: "long" },
   { title: "Ended", cell: (row) => html`<span title=${clock(row.endedAt)}>${ago(row.endedAt)}</span>`, sort: (row) => row.endedAt ?? "" },
 ];
 
@@ -62,7 +62,7 @@ function Detail({ id, live }) {
   return html`<p class="back"><a href=${address("operations")}>Operations</a></p>
     <h1 class="mono">${id}</h1>
     <${LiveNote} live=${live} />
-    ${live.isComplete && !found && html`<p class="faint">It is not among the newest 100 operations, and none that is under way.</p>`}
+    ${live.isComplete && !found && html`<p class="faint">It is neither running nor among the newest 100 operations.</p>`}
     ${found &&
     html`<section class="panel"><${OperationNote} operation=${found} /></section>
       <section class="panel"><${Facts} facts=${factsOf(found)} /></section>`}`;
@@ -76,7 +76,7 @@ function factsOf(operation) {
     ["Action", type],
     ...given.map(([name, value]) => /** @type {[string, any]} */ ([name, String(value)])),
     ["Runner", operation.runner],
-    ["Asked for by", actor(operation.requestedBy)],
+    ["Requested by", actor(operation.requestedBy)],
     ["Signed by", (operation.signers ?? []).join(", ")],
     ["Request", operation.requestId],
     ["Accepted", clock(operation.createdAt)],

@@ -43,12 +43,12 @@ export function Audit({ operations }) {
       setError(failure);
     }
   };
-  return html`<p class="faint">Each entry has the hash of the one before it; this says whether the log is whole:</p>
+  return html`<p class="faint">Each entry contains the hash of the previous one. Verify the log:</p>
     <${Code} label="Command" text=${command("audit", "verify")} />
     <${ErrorNote} error=${error} />
     ${entries === null && !error && html`<p class="faint" role="status">Loading…</p>`}
     ${entries && html`<${Table} label="Audit log" rows=${entries} rowKey=${(/** @type {any} */ row) => String(row.sequence)} columns=${COLUMNS}
-      height="calc(100vh - 17rem)" empty="Nothing has been done yet that the log keeps." />`}
+      height="calc(100vh - 17rem)" empty="The log is empty." />`}
     ${entries && oldest > 1 && html`<p><button onClick=${older}>Show older</button></p>`}`;
 }
 

@@ -32,7 +32,7 @@ function Hour({ chosen }) {
   const series = useMemo(() => seriesOf(live.items.values()), [live]);
   if (!series) {
     const first = live.isComplete && !live.problem;
-    return html`<div class="hour"><${LiveNote} live=${live} />${first && html`<p class="faint" role="status">The first figures come within ten seconds.</p>`}</div>`;
+    return html`<div class="hour"><${LiveNote} live=${live} />${first && html`<p class="faint" role="status">The first figures appear within ten seconds.</p>`}</div>`;
   }
   const of = (chosen && series.models.get(chosen)) || series.all;
   return html`<section aria-label="Last hour" class="hour">
@@ -40,7 +40,7 @@ function Hour({ chosen }) {
     <${Tiles} series=${series} of=${of} />
     <div class="row tools"><h2>Last hour</h2><span class="fill"></span>
       ${series.models.size > 0 &&
-      html`<label class="inline">Of <select value=${series.models.has(chosen) ? chosen : ""} onChange=${(/** @type {any} */ event) => go("", { model: event.target.value }, { replace: true })}>
+      html`<label class="inline">Model <select value=${series.models.has(chosen) ? chosen : ""} onChange=${(/** @type {any} */ event) => go("", { model: event.target.value }, { replace: true })}>
         <option value="">all models</option>${[...series.models.keys()].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`}</div>
     <${Charts} series=${series} of=${of} />
   </section>`;
@@ -57,7 +57,7 @@ function Tiles({ series, of }) {
     <${Tile} name="Waiting" value=${series.waiting[series.waiting.length - 1]} note=${`peak ${Math.max(...series.waiting)}`} href=${can("inference:view") ? address("queue") : ""} />
     <${Tile} name="Requests" value=${count(ended)} note=${wrong ? `${count(wrong)} failed or refused` : "none failed"} isBad=${wrong > 0} href=${can("inference:view") ? address("requests") : ""} />
     <${Tile} name="Tokens out" value=${count(sumOf(completionTokens))} note=${`${count(sumOf(promptTokens))} in`} />
-    <${Tile} name="First token" value=${newest(first.p50) === null ? "-" : seconds(newest(first.p50))} note=${newest(first.p95) === null ? "none yet" : `p95 ${seconds(newest(first.p95))}, of the latest`} />
+    <${Tile} name="First token" value=${newest(first.p50) === null ? "-" : seconds(newest(first.p50))} note=${newest(first.p95) === null ? "none yet" : `p95 ${seconds(newest(first.p95))}, last 10 s`} />
   </dl>`;
 }
 

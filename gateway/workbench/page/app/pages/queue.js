@@ -22,11 +22,11 @@ export function Page() {
   return html`<h1>Queue</h1>
     <${LiveNote} live=${live} />
     ${live.isComplete &&
-    html`<p class="faint" role="status">${rows.length === 1 ? "1 request waits" : `${count(rows.length)} requests wait`}, ${count(running)} ${running === 1 ? "runs" : "run"}.</p>
+    html`<p class="faint" role="status">${count(rows.length)} waiting, ${count(running)} running.</p>
       <${Table} label="Waiting requests" rows=${rows} rowKey=${(/** @type {any} */ request) => request.requestId} columns=${columnsOf(now, setCancelled)} empty=${html`<${Empty} />`} />`}
-    <p class="faint">Requests of your tenant; a position counts those of all tenants.</p>
+    <p class="faint">Requests of your tenant. Positions count all tenants.</p>
     ${seesQueues && html`<${Queues} />`}
-    <details><summary>The same on the command line</summary><${Code} label="Commands" text=${"weft get requests -w\nweft explain ID\nweft cancel request ID"} /></details>
+    <details><summary>CLI</summary><${Code} label="Commands" text=${"weft get requests -w\nweft explain ID\nweft cancel request ID"} /></details>
     ${cancelled &&
     html`<${Confirm} title="Cancel this request?" text=${html`<p><code>${cancelled.requestId}</code> waits for ${cancelled.target}. Its caller gets the error <code>cancelled</code>.</p>`}
       action="Cancel the request" isDangerous=${true} onClose=${() => setCancelled(null)}
@@ -34,7 +34,7 @@ export function Page() {
 }
 
 function Empty() {
-  return html`Nothing waits. A request is here while all slots of its model are busy, or while its model is loaded; <a href=${address("requests")}>Requests</a> has those that run.`;
+  return html`No requests are waiting. Requests wait here for a free slot or a model load; running ones are under <a href=${address("requests")}>Requests</a>.`;
 }
 
 /** How many of all tenants wait for each name and run there, where any does. */
@@ -43,7 +43,7 @@ function Queues() {
   const rows = [...live.items].filter(([, queue]) => queue.waiting || queue.running).map(([name, queue]) => ({ name, ...queue }));
   if (!rows.length) return null;
   rows.sort((left, right) => right.waiting - left.waiting || left.name.localeCompare(right.name));
-  return html`<section><h2>Of all tenants</h2>
+  return html`<section><h2>All tenants</h2>
     <${Table} label="Queues" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} height="24rem" columns=${QUEUE_COLUMNS} /></section>`;
 }
 
@@ -51,7 +51,7 @@ function Queues() {
 const QUEUE_COLUMNS = [
   { title: "Model, pool or route", cell: (row) => row.name, sort: (row) => row.name },
   { title: "Wait", className: "number", cell: (row) => count(row.waiting), sort: (row) => row.waiting },
-  { title: "May wait", className: "number", cell: (row) => count(row.maxWaiting), hint: "one more is refused" },
+  { title: "Limit", className: "number", cell: (row) => count(row.maxWaiting), hint: "maximum number of waiting requests" },
   { title: "Run", className: "number", cell: (row) => count(row.running), sort: (row) => row.running },
   {
     title: "Filled",
@@ -70,10 +70,10 @@ function columnsOf(now, onCancel) {
   return [
     { title: "Position", className: "number", cell: (request) => request.queued?.position ?? "", sort: (request) => request.queued?.position ?? 0 },
     { title: "Request", cell: (request) => html`<a class="mono" href=${address(`requests/${request.requestId}`)}>${request.requestId}</a>` },
-    { title: "Waits for", cell: (request) => request.askedModel || request.target, sort: (request) => request.askedModel || request.target },
+    { title: "Model", cell: (request) => request.askedModel || request.target, sort: (request) => request.askedModel || request.target },
     { title: "State", cell: (request) => html`<${State} value=${request.state} />`, sort: (request) => request.state },
     { title: "Since", className: "number", cell: (request) => seconds(Math.max(1, Math.round((now - Date.parse(request.arrivedAt)) / 1000))), sort: (request) => -Date.parse(request.arrivedAt) },
-    { title: "Begins in", className: "number", cell: etaText, sort: (request) => (request.queued ?? request.loading)?.etaSeconds ?? Infinity },
+    { title: "Starts in", className: "number", cell: etaText, sort: (request) => (request.queued ?? request.loading)?.etaSeconds ?? Infinity },
     { title: "Priority", cell: (request) => request.priority, sort: (request) => request.priority },
     { title: "Client", cell: (request) => request.clientId ?? "", sort: (request) => request.clientId ?? "" },
     { title: "Why", className: "wrap", cell: (request) => html`<${Why} request=${request} />` },

@@ -11,7 +11,7 @@ import { RequestDetail } from "./requests_detail.js";
 /** What the list may be limited to. @type {Record<string, {title: string, has: (request: any) => boolean}>} */
 const SELECTIONS = {
   "": { title: "all", has: () => true },
-  open: { title: "under way", has: (request) => request.state !== "ended" },
+  open: { title: "unfinished", has: (request) => request.state !== "ended" },
   ended: { title: "ended", has: (request) => request.state === "ended" },
   completed: { title: "completed", has: (request) => outcomeOf(request) === "completed" },
   failed: { title: "failed or refused", has: (request) => request.state === "ended" && !["completed", "cancelled"].includes(outcomeOf(request)) },
@@ -45,17 +45,17 @@ function RequestList({ live, query }) {
       <label class="inline">Find <input type="search" value=${chosen.text} placeholder="id, model, client, runner" spellcheck=${false}
         onInput=${(/** @type {any} */ event) => set({ text: event.target.value })} /></label>
       <span class="fill"></span>
-      ${live.isComplete && html`<span class="faint" role="status">${count(rows.length)} shown, ${count(open)} under way</span>`}
+      ${live.isComplete && html`<span class="faint" role="status">${count(rows.length)} shown, ${count(open)} unfinished</span>`}
     </div>
     <${LiveNote} live=${live} />
     ${live.isComplete &&
     html`<${Table} label="Requests" rows=${rows} rowKey=${(/** @type {any} */ request) => request.requestId} columns=${COLUMNS} height="72vh"
-      onOpen=${(/** @type {any} */ request) => go(`requests/${request.requestId}`)} empty=${isFiltered ? "No such request." : html`<${Empty} />`} />`}
-    <p class="faint">Requests of your tenant: those under way and the last 1,000 that ended.</p>`;
+      onOpen=${(/** @type {any} */ request) => go(`requests/${request.requestId}`)} empty=${isFiltered ? "No request matches the filter." : html`<${Empty} />`} />`}
+    <p class="faint">Requests of your tenant: unfinished ones and the last 1,000 that ended.</p>`;
 }
 
 function Empty() {
-  return html`No request yet. Send one by <a href=${address("chat")}>Chat</a>, or by <code>weft chat MODEL -m "…"</code>.`;
+  return html`No requests yet. Send one with <a href=${address("chat")}>Chat</a> or <code>weft chat MODEL -m "…"</code>.`;
 }
 
 /** What a search looks at. @param {any} request */
@@ -76,5 +76,5 @@ const COLUMNS = [
   { title: "In", cell: (request) => count(request.receipt?.promptTokens), className: "number", sort: (request) => request.receipt?.promptTokens ?? -1, hint: "tokens of the prompt" },
   { title: "Out", cell: (request) => count(request.receipt?.completionTokens), className: "number", sort: (request) => request.receipt?.completionTokens ?? -1, hint: "tokens of the answer" },
   { title: "Client", cell: (request) => request.clientId ?? "", sort: (request) => request.clientId ?? "" },
-  { title: "Waits for, or why it ended", cell: (request) => waitText(request) || request.message || "", className: "wrap" },
+  { title: "Reason", cell: (request) => waitText(request) || request.message || "", className: "wrap" },
 ];

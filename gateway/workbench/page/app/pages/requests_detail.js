@@ -30,11 +30,11 @@ export function RequestDetail({ id, live }) {
 /** @param {{record: any}} props */
 function Known({ record }) {
   return html`${record.message && html`<p class=${record.reason === "cancelled" ? "faint" : "problem"}>${record.message}</p>`}
-    ${waitText(record) && html`<p class="panel" role="status">Waits: ${waitText(record)}${etaText(record) && `, ${etaText(record)}`}</p>`}
+    ${waitText(record) && html`<p class="panel" role="status">Waiting: ${waitText(record)}${etaText(record) && `, ${etaText(record)}`}</p>`}
     <section class="panel"><h2>Timeline</h2><${Timeline} record=${record} /></section>
-    <section class="panel"><h2>Receipt</h2><${Receipt} record=${record} /></section>
+    <section class="panel"><h2>Summary</h2><${Receipt} record=${record} /></section>
     <${Decisions} record=${record} />
-    <details><summary>The same on the command line</summary><${Code} label="Command" text=${`weft explain ${record.requestId}`} /></details>`;
+    <details><summary>CLI</summary><${Code} label="Command" text=${`weft explain ${record.requestId}`} /></details>`;
 }
 
 /** @param {{record: any}} props */
@@ -43,26 +43,26 @@ function Receipt({ record }) {
   const attempts = receipt.attempts ?? [];
   const timings = receipt.engineTimings ?? {};
   return html`<${Facts} facts=${[
-      ["Asked for", record.askedModel ? `${record.askedModel} (${record.target})` : record.target],
-      ["Answered by", receipt.model],
+      ["Requested model", record.askedModel ? `${record.askedModel} (${record.target})` : record.target],
+      ["Model", receipt.model],
       ["Host", receipt.host],
       ["Client", record.clientId],
       ["Priority", record.priority],
       ["Arrived", clock(record.arrivedAt)],
       ["Ended", clock(record.endedAt)],
       ["Took", seconds(tookOf(record))],
-      ["Waited in the queue", seconds(receipt.queueWaitSeconds)],
-      ["Waited for a load", receipt.loadWaitSeconds ? seconds(receipt.loadWaitSeconds) : ""],
-      ["First token after", seconds(receipt.timeToFirstTokenSeconds)],
+      ["Queue wait", seconds(receipt.queueWaitSeconds)],
+      ["Load wait", receipt.loadWaitSeconds ? seconds(receipt.loadWaitSeconds) : ""],
+      ["Time to first token", seconds(receipt.timeToFirstTokenSeconds)],
       ["Tokens in", receipt.promptTokens === undefined ? "" : `${count(receipt.promptTokens)}${receipt.cachedPromptTokens ? ` (${count(receipt.cachedPromptTokens)} cached)` : ""}`],
       ["Tokens out", count(receipt.completionTokens)],
-      ["Picture steps", receipt.imageSteps ? count(receipt.imageSteps) : ""],
+      ["Image steps", receipt.imageSteps ? count(receipt.imageSteps) : ""],
       ["Megapixels", receipt.imagePixels ? figure(receipt.imagePixels / 1e6) : ""],
       ["Audio", receipt.audioMilliseconds ? seconds(receipt.audioMilliseconds / 1000) : ""],
       ["Tokens per second", figure(receipt.tokensPerSecond)],
       ["Accelerator time", seconds(receipt.deviceUsage?.deviceSeconds ?? receipt.gpuSeconds)],
-      ["Read its prompt for", seconds(timings.prefillSeconds)],
-      ["Left the premises", record.receipt ? (receipt.leftPremises ? "yes, or may have" : "no") : ""],
+      ["Prompt processing", seconds(timings.prefillSeconds)],
+      ["Sent to a remote provider", record.receipt ? (receipt.leftPremises ? "yes, or possibly" : "no") : ""],
       ["Cancelled by", actor(record.cancelledBy)],
       ["Task", receipt.taskId && html`<a href=${address(`tasks/${receipt.taskId}`)}>${receipt.taskId}</a>`],
     ]} />
@@ -71,14 +71,14 @@ function Receipt({ record }) {
         ${each.engineExit && html`<p>Engine ended: ${each.engineExit}</p>`}
         ${each.engineLog && html`<${Code} label="Engine log" text=${each.engineLog.join("\n")} />`}</li>`)}</ol>`
       : null}
-    ${record.state === "ended" && !record.receipt && html`<p class="faint">Its caller left before its receipt came here; the log of its gateway has it.</p>`}`;
+    ${record.state === "ended" && !record.receipt && html`<p class="faint">No summary: the caller disconnected before it arrived. See the gateway's log.</p>`}`;
 }
 
 /** @param {{record: any}} props */
 function Decisions({ record }) {
   const decisions = (record.decisions ?? []).map((/** @type {any} */ decision, /** @type {number} */ at) => ({ ...decision, at: String(at) }));
   return html`<section><h2>Decisions</h2>
-    <${Table} label="Decisions" rows=${decisions} rowKey=${(/** @type {any} */ decision) => decision.at} empty="Nothing was decided about it yet." height="40rem"
+    <${Table} label="Decisions" rows=${decisions} rowKey=${(/** @type {any} */ decision) => decision.at} empty="No decisions yet." height="40rem"
       columns=${[
         { title: "After", className: "number", cell: (/** @type {any} */ decision) => seconds(decision.ageSeconds) },
         { title: "What", cell: (/** @type {any} */ decision) => words(decision.kind) },

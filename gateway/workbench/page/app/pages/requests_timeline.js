@@ -49,7 +49,7 @@ export function Timeline({ record }) {
   return html`<div class="timeline">
     <div class="track" role="img" aria-label=${`Timeline: ${told || "nothing yet"}`}>
       ${spans.map((span) => html`<span class=${`span-${span.kind}`} style=${`left:${(100 * span.from) / whole}%;width:${(100 * (span.to - span.from)) / whole}%`} title=${`${TITLES[span.kind]}: ${seconds(span.to - span.from)}${span.text ? `\n${span.text}` : ""}`}></span>`)}
-      ${first !== undefined && first <= end && html`<span class="mark" style=${`left:${(100 * first) / whole}%`} title=${`first token after ${seconds(first)}`}></span>`}
+      ${first !== undefined && first <= end && html`<span class="mark" style=${`left:${(100 * first) / whole}%`} title=${`time to first token ${seconds(first)}`}></span>`}
     </div>
     <div class="row faint ends"><span>0 s</span><span>${seconds(end)}</span></div>
     <ol class="spans">${spans.map(

@@ -23,7 +23,7 @@ export function RunnerDetail({ name, runners }) {
   const runner = runners.items.get(name);
   const [isRemoving, setRemoving] = useState(false);
   const crumb = html`<p class="back"><a href=${address("runners")}>Runners</a></p>`;
-  if (!runner) return html`${crumb}<h1>${name}</h1><${LiveNote} live=${runners} />${runners.isComplete && html`<p class="faint">There is no runner of this name.</p>`}`;
+  if (!runner) return html`${crumb}<h1>${name}</h1><${LiveNote} live=${runners} />${runners.isComplete && html`<p class="faint">There is no runner with this name.</p>`}`;
   const isActive = runner.status?.state === "active";
   return html`${crumb}
     <div class="row title"><h1>${name}</h1><${State} value=${stateOf(runner)} />
@@ -34,7 +34,7 @@ export function RunnerDetail({ name, runners }) {
     <${Devices} devices=${devicesOf(runner)} />
     ${isActive && can("telemetry:view") && html`<${Health} name=${name} />`}
     ${isActive && html`<${Logs} instances=${runner.status.instances ?? []} />`}
-    <section class="panel"><h2>On the command line</h2>
+    <section class="panel"><h2>CLI</h2>
       <${Code} label="Commands" text=${[command("describe", "runner", name), command("logs", `runner/${name}`, "-f")].join("\n")} /></section>
     ${isRemoving && html`<${RemoveDialog} runner=${runner} onClose=${() => setRemoving(false)} />`}`;
 }
@@ -49,18 +49,18 @@ function factsOf({ status = {} }) {
     ["Version", status.version],
     ["Slots", slots.total && `${slots.used} of ${slots.total} busy`],
     ["Max concurrent requests", status.maxRequests],
-    ["Adds models", status.addsModels && "yes"],
+    ["Accepts models", status.addsModels && "yes"],
     ["Attached servers", (status.attachedServers ?? []).join(", ")],
     ["Clock", status.clockOffsetSeconds && `${status.clockOffsetSeconds} s off`],
     ["Last heartbeat", ago(status.lastHeartbeatAt)],
-    ["Away since", clock(status.inactiveSince)],
+    ["Offline since", clock(status.inactiveSince)],
   ];
 }
 
 /** @param {{instances: any[]}} props */
 function Models({ instances }) {
   return html`<section class="panel"><h2>Models</h2><${Table} label="Models" rows=${instances} rowKey=${(/** @type {any} */ row) => row.model} height="20rem"
-    empty="It serves none." columns=${[
+    empty="No models." columns=${[
       { title: "Model", cell: (/** @type {any} */ row) => html`<a href=${address(`models/${row.model}`)}>${row.model}</a>`, sort: (/** @type {any} */ row) => row.model },
       { title: "State", cell: (/** @type {any} */ row) => html`<${State} value=${row.phase} title=${row.detail} />`, sort: (/** @type {any} */ row) => row.phase },
       { title: "Slots", cell: (/** @type {any} */ row) => `${row.slotsUsed} / ${row.slotsTotal}`, className: "number", hint: "busy / all" },
@@ -72,7 +72,7 @@ function Models({ instances }) {
 /** @param {{devices: any[]}} props */
 function Devices({ devices }) {
   if (!devices.length) return null;
-  return html`<section class="panel"><h2>Devices of its host</h2>
+  return html`<section class="panel"><h2>Devices of the host</h2>
     ${devices.map((each) => {
       const total = Number(each.totalBytes ?? 0);
       const booked = Number(each.bookedBytes ?? 0);
@@ -110,7 +110,7 @@ function Health({ name }) {
   return html`<section class="panel"><div class="row"><h2>Health</h2>${health && html`<${State} value=${health.status} />`}</div><${ErrorNote} error=${error} />
     ${health &&
     html`<${Facts} facts=${health.components.map((/** @type {any} */ each) => [words(each.name), html`<${State} value=${each.state} /> ${each.message ?? ""}`])} />
-      <div class="row below"><label class="inline">It logs from <select value=${health.logLevel} disabled=${!can("settings:edit")} title=${command("log-level", process, "LEVEL")}
+      <div class="row below"><label class="inline">Log level <select value=${health.logLevel} disabled=${!can("settings:edit")} title=${command("log-level", process, "LEVEL")}
           onChange=${(/** @type {any} */ event) => change(event.target.value)}>${LEVELS.map((level) => html`<option key=${level} value=${level}>${level}</option>`)}</select></label>
         ${health.logLevelEndTime && html`<span class="faint">until ${clock(health.logLevelEndTime)}</span>${can("settings:edit") && html`<button onClick=${() => change("reset")}>Reset</button>`}`}</div>`}
   </section>`;
@@ -122,7 +122,7 @@ function Logs({ instances }) {
   const names = instances.map((each) => each.model);
   const model = names.includes(chosen) ? chosen : (names[0] ?? "");
   if (!model) return null;
-  return html`<section class="panel"><div class="row"><h2>Output of its engines</h2>
+  return html`<section class="panel"><div class="row"><h2>Engine log</h2>
       <label class="inline">Model <select value=${model} onChange=${(/** @type {any} */ event) => setChosen(event.target.value)}>
         ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label></div>
     <${EngineLog} key=${model} model=${model} /></section>`;
@@ -133,8 +133,8 @@ function RemoveDialog({ runner, onClose }) {
   const isActive = runner.status?.state === "active";
   return html`<${Confirm} title=${`Remove ${runner.name}`} action="Remove" isDangerous onClose=${onClose}
     text=${html`<p>${isActive
-        ? "It runs: its requests end first and its models are unloaded. It comes back automatically unless it is stopped on its own machine."
-        : "It is away. Its models leave the lists; it may join again."}</p>
+        ? "It is online: its requests finish first, and its models are unloaded. It joins again automatically unless it is stopped on its machine."
+        : "It is offline. Its models are removed; it can join again."}</p>
       <${Code} label="Command" text=${command("delete", "runner", runner.name, ["--force", isActive])} />`}
     onDo=${async () => {
       await remove(`/api/v1/runners/${segment(runner.name)}`, { query: { force: isActive || undefined } });

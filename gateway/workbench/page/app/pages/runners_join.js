@@ -37,15 +37,15 @@ export function JoinDialog({ runners, onClose }) {
   const expires = LIFETIMES.find(([, seconds]) => seconds === lifetime)?.[2];
   return html`<${Dialog} title="Join a machine" onClose=${onClose}>
     <form onSubmit=${submit}>
-      <p>The other machine opens one connection to this mesh and serves its models here. Nothing has to be opened there.</p>
+      <p>The other machine opens one connection to this mesh and serves its models here. It needs no open port.</p>
       <div class="fields">
         <label>For <input value=${description} maxlength="128" placeholder="Ann's laptop" onInput=${(/** @type {any} */ event) => setDescription(event.target.value)} /></label>
-        <label>Its token is good <select value=${lifetime} onChange=${(/** @type {any} */ event) => setLifetime(Number(event.target.value))}>
+        <label>Expires in <select value=${lifetime} onChange=${(/** @type {any} */ event) => setLifetime(Number(event.target.value))}>
           ${LIFETIMES.map(([shown, seconds]) => html`<option key=${seconds} value=${seconds}>${shown}</option>`)}</select></label>
       </div>
       <${Code} label="Command" text=${command("runner", "token", "create", ["--description", description], ["--expires", expires])} />
       <${ErrorNote} error=${error} />
-      <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="main">Make the command</button></div>
+      <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="main">Create join command</button></div>
     </form>
   </${Dialog}>`;
 }
@@ -55,7 +55,7 @@ function Waiting({ made, runners, onClose }) {
   const come = [...runners.items.values()].filter(
     ({ name, status }) => status?.link === "dial-out" && status.state === "active" && made.before.get(name) !== status.incarnation,
   );
-  return html`<p>Type this on the other machine, where weft is installed${made.thisMachineOnly ? "; the relay listens on this machine alone, so it works only here" : ""}:</p>
+  return html`<p>Type this on the other machine, where weft is installed${made.thisMachineOnly ? "; it works only on this machine, because the relay listens on loopback" : ""}:</p>
     <${Code} label="Command for the other machine" text=${made.command} />
     <p class="faint">It holds the token, which is shown only now${made.expireTime ? ` and ends ${clock(made.expireTime)}` : ""}. Revoke it in the list of tokens.</p>
     <div role="status" class="panel">

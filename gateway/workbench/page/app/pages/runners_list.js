@@ -25,7 +25,7 @@ export function RunnerList({ runners }) {
     <${LiveNote} live=${runners} />
     ${runners.isComplete &&
     html`<${Table} label="Runners" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} columns=${COLUMNS} onOpen=${(/** @type {any} */ row) => go(`runners/${row.name}`)}
-      empty="No runner yet. Join a machine: it gets one command to type." />`}
+      empty="No runners yet. Join a machine with one command." />`}
     <${Tokens} changes=${changes} />
     ${isJoining && html`<${JoinDialog} runners=${runners} onClose=${close} />`}`;
 }
@@ -68,7 +68,7 @@ function Tokens({ changes }) {
     ]} />`}
     ${chosen &&
     html`<${Confirm} title=${`Revoke ${chosen.id}`} action="Revoke" isDangerous onClose=${() => setChosen(null)}
-      text=${html`<p>No runner can join with it any more. Runners that have joined stay until their link ends.</p>
+      text=${html`<p>No runner can join with it from now on. Joined runners stay until their link ends.</p>
         <${Code} label="Command" text=${command("runner", "token", "revoke", chosen.id)} />`}
       onDo=${async () => {
         await remove(`/v1/admin/join-tokens/${segment(chosen.id)}`);

@@ -72,7 +72,7 @@ const CLASSES = { "+": "added", "-": "gone", " ": "", "…": "faint" };
 /** A difference to read. @param {{label: string, before?: unknown, after?: unknown}} props */
 export function Diff({ label, before, after }) {
   const lines = difference(before, after);
-  if (!lines.length) return html`<p class="faint">Nothing is different.</p>`;
+  if (!lines.length) return html`<p class="faint">No differences.</p>`;
   return html`<pre class="diff" tabindex="0" role="group" aria-label=${label}>${lines.map(
     ({ sign, text }, at) => html`<span key=${at} class=${CLASSES[sign]}><span class="unseen">${WORDS[sign]}</span>${sign} ${text}${"\n"}</span>`,
   )}</pre>`;
@@ -81,7 +81,7 @@ export function Diff({ label, before, after }) {
 /** What was or would be done with documents, as an answer of `apply` has it. @param {{results: any[]}} props */
 export function Results({ results }) {
   const changed = results.filter((result) => result.outcome !== "unchanged");
-  if (!changed.length) return html`<p class="faint">Nothing is different.</p>`;
+  if (!changed.length) return html`<p class="faint">No differences.</p>`;
   return changed.map(
     (result) => html`<section key=${`${result.kind}/${result.name}`} aria-label=${`${result.kind}/${result.name}`}>
       <h3>${result.kind}/${result.name} <span class="state">${result.outcome}</span></h3>

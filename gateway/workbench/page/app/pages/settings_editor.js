@@ -57,7 +57,7 @@ function Editor({ kind, shown }) {
     setError(null);
     try {
       const wanted = body();
-      if (!wanted?.name) throw new Error("It needs a name.");
+      if (!wanted?.name) throw new Error("A name is required.");
       setPlan({ body: wanted, results: (await send(wanted, true)).results });
     } catch (failure) {
       setError(failure instanceof SyntaxError ? new Error(`This is not JSON: ${failure.message}`) : failure);
@@ -79,8 +79,8 @@ function Editor({ kind, shown }) {
   return html`<div class="row title"><h1 class=${shown ? "mono" : ""}>${title}</h1>
       ${shown && mayEdit && html`<button onClick=${() => setDeleting(true)}>Delete</button>`}</div>
     ${fixed && html`<p class="problem" role="status">${fixed}</p>`}
-    ${adopt && html`<p class="faint" role="status">A runner publishes it. Applied here, it is taken over: it stays as declared whatever the runner says.</p>`}
-    ${isOutdated && html`<p class="problem" role="status">It was changed elsewhere since it was opened. <button onClick=${reload}>Show it as it is</button></p>`}
+    ${adopt && html`<p class="faint" role="status">A runner publishes it. If you apply it here, your declaration takes precedence.</p>`}
+    ${isOutdated && html`<p class="problem" role="status">It has changed since it was opened. <button onClick=${reload}>Reload</button></p>`}
     <form class="panel" onSubmit=${rehearse} novalidate>
       ${text === null
         ? html`<div class="fields">${kind.fields.map((field) => html`<${FormField} key=${field.name} field=${field} document=${document} onChange=${setDocument}

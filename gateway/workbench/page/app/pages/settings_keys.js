@@ -26,7 +26,7 @@ export function KeyList() {
   const load = () => get("/api/v1/keys").then((found) => { setKeys(found.items); setError(null); }, setError);
   useEffect(() => void load(), [comebacks.value]);
   if (caller.value && !caller.value.keysRequired) {
-    return html`<p class="faint">Callers need no keys here. The first key is made on the command line, and callers need one from then on:</p>
+    return html`<p class="faint">Callers need no keys yet. Create the first key on the command line; callers need one from then on:</p>
       <${Code} label="Command" text=${command("keys", "create", ["--role", "admin"])} />`;
   }
   const columns = [
@@ -41,14 +41,14 @@ export function KeyList() {
         ${can("keys:create") && html`<button onClick=${() => setChosen({ key, action: "rotate" })}>Rotate<span class="unseen"> ${key.id}</span></button>`}
         <button onClick=${() => setChosen({ key, action: "revoke" })}>Revoke<span class="unseen"> ${key.id}</span></button></span>` },
   ];
-  return html`<div class="row tools"><span class="faint grow">Keys authenticate callers; each carries its tenant. Tenants are not declared.</span>
+  return html`<div class="row tools"><span class="faint grow">Keys authenticate callers, and each has a tenant. Tenants need not be declared.</span>
       ${can("keys:create") && html`<button class="main" onClick=${() => setCreating(true)}>New key</button>`}</div>
     <${ErrorNote} error=${error} />
     ${keys && html`<${Table} label="Keys" rows=${keys} rowKey=${(/** @type {any} */ key) => key.id} columns=${columns} empty="There are no keys." />`}
     ${isCreating && html`<${NewKeyDialog} onClose=${() => { setCreating(false); void load(); }} />`}
     ${chosen?.action === "rotate" && html`<${RotateDialog} id=${chosen.key.id} onClose=${() => { setChosen(null); void load(); }} />`}
     ${chosen?.action === "revoke" && html`<${Confirm} title=${`Revoke ${chosen.key.id}`} action="Revoke" isDangerous onClose=${() => setChosen(null)}
-      text=${html`<p>It is refused from now on, everywhere, and cannot be made good again.</p><${Code} label="Command" text=${command("keys", "revoke", chosen.key.id)} />`}
+      text=${html`<p>It is refused immediately and everywhere. This cannot be undone.</p><${Code} label="Command" text=${command("keys", "revoke", chosen.key.id)} />`}
       onDo=${async () => {
         await remove(`/api/v1/keys/${segment(chosen.key.id)}`);
         notify(`key ${chosen.key.id} revoked`);
@@ -60,7 +60,7 @@ export function KeyList() {
 function Secret({ made, onClose }) {
   return html`<p role="status">This is the only time that the key is shown. Copy it now.</p>
     <${Code} label="Key" text=${made.key} />
-    ${made.oldExpireTime && html`<p class="faint">The old secret is good until ${clock(made.oldExpireTime)}.</p>`}
+    ${made.oldExpireTime && html`<p class="faint">The old secret is valid until ${clock(made.oldExpireTime)}.</p>`}
     <div class="buttons"><button class="main" onClick=${onClose}>Done</button></div>`;
 }
 
@@ -90,10 +90,10 @@ function NewKeyDialog({ onClose }) {
       <div class="fields">
         <label>Tenant <input name="tenant" value=${fields.tenant} placeholder="default" autocomplete="off" spellcheck=${false} onInput=${(/** @type {any} */ event) => change({ tenant: event.target.value.trim() })} /></label>
         <label>Description <input name="description" value=${fields.description} autocomplete="off" onInput=${(/** @type {any} */ event) => change({ description: event.target.value })} /></label>
-        <label>Valid for days <input name="days" value=${fields.days} placeholder="no limit" inputmode="decimal" autocomplete="off" onInput=${(/** @type {any} */ event) => change({ days: event.target.value.trim() })} /></label>
+        <label>Expires in (days) <input name="days" value=${fields.days} placeholder="no limit" inputmode="decimal" autocomplete="off" onInput=${(/** @type {any} */ event) => change({ days: event.target.value.trim() })} /></label>
         <label>Role <select name="role" value=${role} onChange=${(/** @type {any} */ event) => event.target.value && change({ scopes: ROLES[event.target.value].join("\n") })}>
           <option value="">other scopes</option>${Object.keys(ROLES).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>
-        <label class="whole">Scopes, one in each line <textarea class="mono short" name="scopes" rows="5" spellcheck=${false} value=${fields.scopes} onInput=${(/** @type {any} */ event) => change({ scopes: event.target.value })}></textarea></label>
+        <label class="whole">Scopes, one per line <textarea class="mono short" name="scopes" rows="5" spellcheck=${false} value=${fields.scopes} onInput=${(/** @type {any} */ event) => change({ scopes: event.target.value })}></textarea></label>
       </div>
       <${Code} label="Command" text=${command("keys", "create", ["--tenant", fields.tenant], ["--description", fields.description], ["--expires", fields.days && `${fields.days}d`],
         ...scopes.map((scope) => /** @type {[string, string]} */ (["--scope", scope])))} />
@@ -111,7 +111,7 @@ function RotateDialog({ id, onClose }) {
   return html`<${Dialog} title=${`Rotate ${id}`} onClose=${onClose} isWide>
     ${made
       ? html`<${Secret} made=${made} onClose=${onClose} />`
-      : html`<p>It gets a new secret. The old one stays good for a while, so that programs can be changed.</p>
+      : html`<p>It gets a new secret. The old one stays valid for a grace period.</p>
           <${Code} label="Command" text=${command("keys", "rotate", id)} />
           <${ErrorNote} error=${error} />
           <div class="buttons"><button onClick=${onClose}>Cancel</button><button class="main" onClick=${act}>Rotate</button></div>`}

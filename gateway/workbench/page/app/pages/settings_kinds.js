@@ -22,7 +22,7 @@ const DESCRIPTION = { name: "description", label: "Description", type: "text", i
 export const KINDS = [
   {
     kind: "agent", plural: "agents", title: "Agents", one: "agent", about: "A model or a pool with its own prompt and parameters: requested as agent/NAME.",
-    rights: "models", afterDeletion: "Requests for it are refused from then on.",
+    rights: "models", afterDeletion: "Requests for it will be refused.",
     empty: { model: "" },
     fields: [
       NAME,
@@ -31,61 +31,61 @@ export const KINDS = [
       DESCRIPTION,
       { name: "systemPrompt", label: "System prompt", type: "area", isWide: true },
       { name: "defaultParams.temperature", label: "Temperature", type: "number", hint: "the model's own" },
-      { name: "defaultParams.maxTokens", label: "Tokens of an answer", type: "number", hint: "no limit" },
+      { name: "defaultParams.maxTokens", label: "Max output tokens", type: "number", hint: "no limit" },
       { name: "tools", label: "Tools", type: "list", hint: "one in each line" },
       { name: "tier", label: "Tier", type: "text", hint: "none" },
-      { name: "platformPrompt", label: "Begins with the platform's own prompt", type: "flag" },
+      { name: "platformPrompt", label: "Prepend platform prompt", type: "flag" },
     ],
   },
   {
-    kind: "route", plural: "routes", title: "Routes", one: "route", about: "A ladder of models for one kind of task: asked for as route/NAME.",
-    rights: "models", afterDeletion: "Requests for it are refused from then on.",
+    kind: "route", plural: "routes", title: "Routes", one: "route", about: "An ordered list of models for one kind of task: requested as route/NAME.",
+    rights: "models", afterDeletion: "Requests for it will be refused.",
     empty: { candidates: [] },
     fields: [
       NAME,
       DESCRIPTION,
       { name: "candidates", label: "Candidates, best first", type: "models", hint: "a model or a pool in each line", isWide: true },
       { name: "budgetSeconds", label: "Budget in seconds", type: "number", hint: "none" },
-      { name: "keepAlive", label: "Kept loaded", type: "text", hint: "as the model is configured" },
-      { name: "pinPrimary", label: "Wait for the primary while it is there", type: "flag" },
+      { name: "keepAlive", label: "Keep alive", type: "text", hint: "as the model is configured" },
+      { name: "pinPrimary", label: "Always wait for the primary", type: "flag" },
     ],
   },
   {
     kind: "alias", plural: "aliases", title: "Aliases", one: "alias", about: "Another name of a model, a pool, an agent or a route.",
-    rights: "models", afterDeletion: "Requests for it are refused from then on.",
+    rights: "models", afterDeletion: "Requests for it will be refused.",
     empty: { target: "" },
     fields: [
       NAME,
-      { name: "pattern", label: "Pattern", type: "text", hint: "its name; or a beginning and *" },
+      { name: "pattern", label: "Pattern", type: "text", hint: "a name, or a prefix and *" },
       { name: "target", label: "Target", type: "target", hint: "a model, a pool, agent/NAME or route/NAME" },
       { name: "tenant", label: "Tenant", type: "text", hint: "every tenant" },
       DESCRIPTION,
     ],
   },
   {
-    kind: "profile", plural: "profiles", title: "Profiles", one: "profile", about: "A configuration that is switched to as a whole: what is declared, and which models are loaded.",
-    rights: "models", afterDeletion: "What it declares stays as it is.",
+    kind: "profile", plural: "profiles", title: "Profiles", one: "profile", about: "A named configuration: declared resources and loaded models, switched to as a whole.",
+    rights: "models", afterDeletion: "The resources that it declares do not change.",
     empty: { load: [], unloadOthers: false },
     fields: [
       NAME,
       DESCRIPTION,
-      { name: "load", label: "Models to load, in this order", type: "models", hint: "a model in each line; their settings are in the JSON", isWide: true },
+      { name: "load", label: "Models to load, in this order", type: "models", hint: "one model per line; their options are in the JSON", isWide: true },
       { name: "unload", label: "Models to unload", type: "list", hint: "a model in each line" },
-      { name: "unloadOthers", label: "Unload every model that is not loaded by it", type: "flag" },
+      { name: "unloadOthers", label: "Unload all other models", type: "flag" },
     ],
   },
   {
-    kind: "tenant", plural: "tenants", title: "Tenants", one: "tenant", about: "Who requests are for: a share of scarce capacity, and limits.",
-    rights: "settings", afterDeletion: "It has what weft.yaml says of it from then on: without an entry no limits, and a weight of 1.",
+    kind: "tenant", plural: "tenants", title: "Tenants", one: "tenant", about: "A tenant's share of scarce capacity, and its limits.",
+    rights: "settings", afterDeletion: "weft.yaml applies to it again: without an entry, no limits and a weight of 1.",
     empty: {},
     fields: [
       NAME,
-      { name: "weight", label: "Weight", type: "number", hint: "1; relative to the others" },
+      { name: "weight", label: "Weight", type: "number", hint: "1, relative to other tenants" },
       { name: "maxInFlight", label: "Concurrent requests", type: "number", hint: "no limit" },
-      { name: "allowRemote", label: "Models outside", type: "text", hint: "never, on_request or always" },
+      { name: "allowRemote", label: "Remote models", type: "text", hint: "never, on_request or always" },
       DESCRIPTION,
-      { name: "limits", label: "Limits", type: "records", hint: "one in each line: window=minute requests=20 tokens=40000", isWide: true },
-      { name: "unlimited", label: "No limits, whatever weft.yaml says of all tenants", type: "flag" },
+      { name: "limits", label: "Limits", type: "records", hint: "one per line: window=minute requests=20 tokens=40000", isWide: true },
+      { name: "unlimited", label: "No limits, even if weft.yaml has a default", type: "flag" },
     ],
   },
 ];
@@ -168,7 +168,7 @@ export function declaredOf(shown) {
 /** Why a document cannot be changed here; "": it can. @param {Record<string, any> | undefined} shown */
 export function fixedBecause(shown) {
   // A document of a tenant counts in place of what the file says.
-  return shown?.kind === "alias" && shown.status?.source === "configured" ? "It is of the mesh's weft.yaml (registry.aliases): change it there, then weft reload." : "";
+  return shown?.kind === "alias" && shown.status?.source === "configured" ? "It is in the mesh's weft.yaml (registry.aliases): change it there, then run weft reload." : "";
 }
 
 /** Whether a runner publishes it, so that declaring it takes it over. @param {Record<string, any> | undefined} shown */

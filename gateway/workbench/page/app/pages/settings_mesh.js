@@ -13,7 +13,7 @@ import { Diff } from "./settings_diff.js";
 const JOURNAL = [
   ["", "was never set"],
   ["none", "not journaled"],
-  ["wait", "as a task; its caller waits"],
+  ["wait", "task while the caller waits"],
   ["keep", "as a task that continues without its caller"],
 ];
 

@@ -49,13 +49,13 @@ export function ProfileList() {
   const begun = allOperations().filter(isBegunHere);
   return html`<div class="row tools"><span class="faint grow">${KIND.about}</span>
       ${can("models:edit") && html`<button onClick=${() => go("settings/profiles/new")}>New profile</button>
-        <button class="main" onClick=${() => setSaving(true)}>Save what is now</button>`}</div>
+        <button class="main" onClick=${() => setSaving(true)}>Save current state</button>`}</div>
     <${ErrorNote} error=${error} />
     ${begun.length > 0 && html`<section class="panel" aria-label="Operations">${begun.map((operation) => html`<${OperationNote} key=${operation.name} operation=${operation} onDismiss=${() => dismiss(operation)} />`)}</section>`}
     <${LiveNote} live=${live} />
     ${live.isComplete && html`<${Table} label="Profiles" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} columns=${columns}
-      empty="There are no profiles. Save what is now, change what is loaded and declared, and save that under another name." />`}
-    ${changes.length > 0 && html`<section class="panel" aria-label="Not as the active profile says"><h2>Not as the active profile says</h2>
+      empty="There are no profiles. Save the current state, load or declare something else, and save that under another name." />`}
+    ${changes.length > 0 && html`<section class="panel" aria-label="Differences from the active profile"><h2>Differences from the active profile</h2>
       <ul class="reasons">${changes.map((change) => html`<li key=${change}>${change}</li>`)}</ul></section>`}
     ${isSaving && html`<${SaveDialog} onClose=${() => setSaving(false)} />`}
     ${plan && html`<${SwitchDialog} plan=${plan} onClose=${() => setPlan(null)} />`}`;
@@ -95,7 +95,7 @@ function SaveDialog({ onClose }) {
     event.preventDefault();
     setError(null);
     try {
-      if (!fields.name) throw new Error("It needs a name.");
+      if (!fields.name) throw new Error("A name is required.");
       const answer = await post(`/api/v1/profiles/${segment(fields.name)}/save`, body, { query: { dryRun: results === null || undefined } });
       if (results === null) return setResults(answer.results);
       notify(`profile ${fields.name} ${answer.results[0].outcome}`);
@@ -104,9 +104,9 @@ function SaveDialog({ onClose }) {
       setError(failure);
     }
   };
-  return html`<${Dialog} title="Save what is now" onClose=${onClose} isWide>
+  return html`<${Dialog} title="Save current state" onClose=${onClose} isWide>
     <form onSubmit=${submit} novalidate>
-      <p class="faint">Every declared model, agent, route and alias, and what is loaded with its settings. It is the active profile then.</p>
+      <p class="faint">All declared models, agents, routes and aliases, and the loaded models with their options. It becomes the active profile.</p>
       <div class="fields">
         <label>Name <input name="name" value=${fields.name} autocomplete="off" spellcheck=${false} onInput=${(/** @type {any} */ event) => change({ name: event.target.value.trim() })} /></label>
         <label>Description <input name="description" value=${fields.description} autocomplete="off" onInput=${(/** @type {any} */ event) => change({ description: event.target.value })} /></label>
@@ -137,7 +137,7 @@ function SwitchDialog({ plan, onClose }) {
     <h3>Models</h3>
     ${plan.steps.length
       ? html`<ul class="reasons" aria-label="Models">${plan.steps.map((/** @type {any} */ { step, model }) => html`<li key=${model}>${step} ${model}</li>`)}</ul>
-          <p class="faint">Running requests finish before their model is unloaded; loads begin after that.</p>`
-      : html`<p class="faint">What is loaded stays as it is.</p>`}
+          <p class="faint">Models are drained and unloaded first, then others are loaded.</p>`
+      : html`<p class="faint">Loaded models do not change.</p>`}
   </${PlanDialog}>`;
 }

@@ -8,12 +8,12 @@ export function Answer({ task, text, reasoning }) {
   const { result } = task;
   if (!result) {
     if (text || reasoning) return html`<${Texts} reasoning=${reasoning} texts=${[text]} />`;
-    const words = { pending: "It has not begun.", running: "Nothing yet.", completed: "Loading…" };
-    return html`<p class="faint">${words[/** @type {keyof typeof words} */ (task.state)] ?? "It has none."}</p>`;
+    const words = { pending: "Not started.", running: "Nothing yet.", completed: "Loading…" };
+    return html`<p class="faint">${words[/** @type {keyof typeof words} */ (task.state)] ?? "No answer."}</p>`;
   }
   return html`<${Texts} reasoning=${reasoningOf(result)} texts=${textsOf(result)} />
     <${Facts} facts=${usageOf(result)} />
-    <details><summary>The whole answer, as JSON</summary><${Code} label="The whole answer" text=${JSON.stringify(result, null, 2)} /></details>`;
+    <details><summary>Complete answer as JSON</summary><${Code} label="Complete answer" text=${JSON.stringify(result, null, 2)} /></details>`;
 }
 
 /** @param {{reasoning: string, texts: string[]}} props */
@@ -46,10 +46,10 @@ const vectorLength = (entry) => (Array.isArray(entry?.embedding) ? entry.embeddi
 /** @param {any} result @returns {[string, any][]} */
 function usageOf({ model, usage = {}, choices = [] }) {
   return [
-    ["Answered by", model],
+    ["Model", model],
     ["Tokens in", count(usage.prompt_tokens ?? usage.input_tokens)],
-    ["Of them cached", count(usage.prompt_tokens_details?.cached_tokens ?? usage.input_tokens_details?.cached_tokens)],
+    ["Cached tokens", count(usage.prompt_tokens_details?.cached_tokens ?? usage.input_tokens_details?.cached_tokens)],
     ["Tokens out", count(usage.completion_tokens ?? usage.output_tokens)],
-    ["Ended by", choices[0]?.finish_reason],
+    ["Finish reason", choices[0]?.finish_reason],
   ];
 }

@@ -36,11 +36,11 @@ export function BatchDetail({ id }) {
     <${ErrorNote} error=${error} />
     <section class="panel"><p><${BatchProgress} batch=${batch} /></p><${Facts} facts=${facts(batch)} /></section>
     ${batch.errors &&
-    html`<section class="panel"><h2>What is wrong</h2>
+    html`<section class="panel"><h2>Errors</h2>
       <${Table} label="Errors" rows=${batch.errors.data} rowKey=${(/** @type {any} */ row) => `${row.line} ${row.code} ${row.message}`} columns=${ERRORS} height="40vh" /></section>`}
     <${Results} title="Results" fileId=${batch.output_file_id} name=${`${id}-results.jsonl`} />
     <${Results} title="Lines that failed" fileId=${batch.error_file_id} name=${`${id}-errors.jsonl`} />
-    ${isUnfinished(batch) && html`<p class="faint">The results are a file once every line has ended; until then each line is read as its task.</p>`}`;
+    ${isUnfinished(batch) && html`<p class="faint">The result file is written when all lines have ended; until then, results are read from the tasks.</p>`}`;
 }
 
 /** @param {any} batch @returns {[string, any][]} */
@@ -53,7 +53,7 @@ function facts(batch) {
     ["Created", clock(batch.created_at * 1000)],
     ["Ended", ended && clock(ended * 1000)],
     ["Took", ended && seconds(ended - batch.created_at)],
-    ["Lines start until", isUnfinished(batch) && batch.expires_at && clock(batch.expires_at * 1000)],
+    ["Completion window ends", isUnfinished(batch) && batch.expires_at && clock(batch.expires_at * 1000)],
     ["Input", html`<span class="mono">${batch.input_file_id}</span>`],
     .../** @type {[string, any][]} */ (Object.entries(batch.metadata ?? {}).map(([name, value]) => [`metadata: ${name}`, value])),
   ];

@@ -25,11 +25,11 @@ export function BatchList({ query }) {
     return { items: page.data, next: page.has_more ? page.last_id : "" };
   }, "batches", { size: PAGE_SIZE, most: PAGE_SIZE });
   useTaskNews(list.refresh, list.rows.some(isUnfinished));
-  return html`<div class="row tools"><span class="fill faint">Requests in a file, answers in a file; each line is a task.</span>
+  return html`<div class="row tools"><span class="fill faint">A file of requests and a file of answers; each line is a task.</span>
       ${can("inference:create") && html`<button class="main" onClick=${() => setNew(true)}>New batch</button>`}</div>
     ${list.isComplete &&
     html`<${Table} label="Batches" rows=${list.rows} rowKey=${(/** @type {any} */ batch) => batch.id} columns=${COLUMNS}
-      empty=${html`No batch yet. A batch is a file with one request per line: begin one here, or by <code>weft batch submit requests.jsonl</code>.`} />`}
+      empty=${html`No batch yet. A batch is a file with one request per line: start one here or with <code>weft batch submit requests.jsonl</code>.`} />`}
     <${PageEnd} list=${list} />
     ${isNew && html`<${NewBatch} file=${file} onClose=${() => setNew(false)} />`}`;
 }

@@ -47,7 +47,7 @@ export function TaskDetail({ id }) {
     <section class="panel"><h2>Answer</h2><${Answer} task=${newest} text=${news.text} reasoning=${news.reasoning} /></section>
     <section class="panel"><h2>Attempts</h2>
       <${Table} label="Attempts" rows=${newest.attempts ?? []} rowKey=${(/** @type {any} */ row) => String(row.attempt)} columns=${ATTEMPTS}
-        empty=${isEnded ? "It ended without one." : "None yet: it waits for a slot."} /></section>
+        empty=${isEnded ? "It ended without an attempt." : "None yet; waiting for a slot."} /></section>
     <section class="panel"><details open=${isJournalShown} onToggle=${(/** @type {any} */ event) => setJournalShown(event.target.open)}>
       <summary><h2>Journal</h2></summary>
       <p class="faint">What is on disk of this task: its changes and the pieces of its answer, by their numbers.
@@ -55,7 +55,7 @@ export function TaskDetail({ id }) {
       <${Table} label="Journal" rows=${news.journal} rowKey=${(/** @type {any} */ row) => row.key} columns=${JOURNAL} height="40vh" empty="Nothing yet." />
       <${ErrorNote} error=${news.error} /></details></section>
     ${isDeleting &&
-    html`<${Confirm} title="Delete this task?" text="Its request and its answer are deleted and cannot be read any more." action="Delete" isDangerous=${true}
+    html`<${Confirm} title="Delete this task?" text="Its request and its answer are deleted. This cannot be undone." action="Delete" isDangerous=${true}
       onDo=${forget} onClose=${() => setDeleting(false)} />`}`;
 }
 
@@ -69,8 +69,8 @@ function facts(task) {
     ["Started", clock(task.started_at)],
     ["Ended", clock(task.ended_at)],
     ["Took", taskDuration(task)],
-    ["Waits at most until", ENDED.has(task.state) ? "" : clock(task.expires_at)],
-    ["Attempt", `${task.attempt} of ${task.max_attempts} at most`],
+    ["Queue timeout at", ENDED.has(task.state) ? "" : clock(task.expires_at)],
+    ["Attempt", `${task.attempt} of ${task.max_attempts}`],
     ["Submitted by", task.caller],
     ["User", task.user],
     ["Request", task.request_id && html`<span class="mono">${task.request_id}</span> (journaled)`],
@@ -85,7 +85,7 @@ const ATTEMPTS = [
   { title: "Began", cell: (row) => clock(row.claimed_at) },
   { title: "Ended", cell: (row) => clock(row.ended_at) },
   { title: "Took", cell: (row) => taskDuration({ started_at: row.claimed_at, ended_at: row.ended_at }), className: "number" },
-  { title: "How it failed", cell: (row) => (row.error ? `${row.error.message} (${row.error.code})` : ""), className: "wrap" },
+  { title: "Error", cell: (row) => (row.error ? `${row.error.message} (${row.error.code})` : ""), className: "wrap" },
 ];
 
 /** @type {import("../parts/table.js").Column[]} */

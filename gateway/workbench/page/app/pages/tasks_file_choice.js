@@ -40,7 +40,7 @@ function Verdict({ file, report }) {
     return html`<p role="status" class="verdict">${count(requests)} ${requests === 1 ? "request" : "requests"} for ${endpoint}, ${bytes(file.size)}. Models: ${names}.</p>`;
   }
   return html`<div role="alert" class="problem"><p>${problems.length}${hasMore ? " and more" : ""} ${problems.length === 1 ? "thing is" : "things are"} wrong. A batch of this file would be refused as a whole.</p></div>
-    <ol class="lines" tabindex="0" aria-label="What is wrong">${problems.map(({ line, text }, at) => html`<li key=${at}>${line ? `line ${line}` : "file"}: ${text}</li>`)}</ol>`;
+    <ol class="lines" tabindex="0" aria-label="Errors">${problems.map(({ line, text }, at) => html`<li key=${at}>${line ? `line ${line}` : "file"}: ${text}</li>`)}</ol>`;
 }
 
 /** Whether a chosen file may be sent. @param {Choice | null} choice */

@@ -24,13 +24,13 @@ export function FileList() {
   const path = (/** @type {any} */ file) => `/v1/files/${segment(file.id)}`;
   const actions = (/** @type {any} */ file) => html`<span class="row">
     <button onClick=${() => attempt(() => download(`${path(file)}/content`, file.filename))} aria-label=${`Download ${file.filename}`}>Download</button>
-    ${file.purpose === "batch" && can("inference:create") && html`<a href=${address("tasks/batches", { file: file.id })} aria-label=${`Begin a batch of ${file.filename}`}>Batch</a>`}
+    ${file.purpose === "batch" && can("inference:create") && html`<a href=${address("tasks/batches", { file: file.id })} aria-label=${`Start a batch from ${file.filename}`}>Batch</a>`}
     ${can("inference:edit") && html`<button onClick=${() => setDeleted(file)} aria-label=${`Delete ${file.filename}`}>Delete</button>`}</span>`;
-  return html`<div class="row tools"><span class="fill faint">Requests and results of batches. They are kept for a time, then they are gone.</span>
+  return html`<div class="row tools"><span class="fill faint">Requests and results of batches. They are deleted when they expire.</span>
       ${can("inference:create") && html`<button class="main" onClick=${() => setUploading(true)}>Upload</button>`}</div>
     ${list.isComplete &&
     html`<${Table} label="Files" rows=${list.rows} rowKey=${(/** @type {any} */ file) => file.id} columns=${[...COLUMNS, { title: "Actions", cell: actions }, ID]}
-      empty="No file yet. Upload one with a request per line, then begin a batch of it." />`}
+      empty="No files yet. Upload one with a request per line, then start a batch." />`}
     <${PageEnd} list=${list} />
     ${isUploading && html`<${Upload} onClose=${() => setUploading(false)} onDone=${list.refresh} />`}
     ${deleted &&
@@ -77,7 +77,7 @@ const COLUMNS = [
   { title: "What", cell: (file) => words(file.purpose), sort: (file) => file.purpose },
   { title: "Size", cell: (file) => bytes(file.bytes), sort: (file) => file.bytes, className: "number" },
   { title: "Created", cell: (file) => clock(file.created_at * 1000), sort: (file) => file.created_at },
-  { title: "Kept until", cell: (file) => new Date(file.expires_at * 1000).toLocaleDateString() },
+  { title: "Expires", cell: (file) => new Date(file.expires_at * 1000).toLocaleDateString() },
 ];
 /** @type {import("../parts/table.js").Column} */
 const ID = { title: "Id", cell: (file) => html`<span class="mono">${file.id}</span>` };

@@ -42,13 +42,13 @@ export function TaskList({ query }) {
     </div>
     ${notice && html`<p class="problem" role="alert">${notice}</p>`}
     ${list.isComplete &&
-    html`<${Table} label="Tasks" rows=${list.rows} rowKey=${(/** @type {any} */ task) => task.id} empty=${state || model ? "No such task." : html`<${Empty} />`} columns=${COLUMNS} />`}
+    html`<${Table} label="Tasks" rows=${list.rows} rowKey=${(/** @type {any} */ task) => task.id} empty=${state || model ? "No task matches the filter." : html`<${Empty} />`} columns=${COLUMNS} />`}
     <${PageEnd} list=${list} />
     ${isNew && html`<${NewTask} onClose=${() => setNew(false)} />`}`;
 }
 
 function Empty() {
-  return html`No task yet. A task is a request that outlives its caller: it is finished even if every process restarts in between. Begin one here, or by ${" "}
+  return html`No tasks yet. A task is a durable request: it completes even if its caller disconnects or the mesh restarts. Submit one here or with ${" "}
     <code>weft chat MODEL --async -m "…"</code>.`;
 }
 

@@ -62,12 +62,12 @@ export function NewTask({ onClose }) {
         <textarea class="short mono" rows="2" value=${form.further} spellcheck=${false} placeholder=${'{"max_tokens": 200}'} aria-invalid=${Boolean(further.problem)} onInput=${on(set, "further")}></textarea></label>
       ${further.problem && html`<p class="problem" role="alert">${further.problem}</p>`}
       <div class="split">
-        <label>Waits at most, in seconds <input type="number" min="1" max="604800" placeholder="as the mesh is set" value=${form.limit} onInput=${on(set, "limit")} /></label>
-        <label>Attempts at most <input type="number" min="1" max="100" placeholder="as the mesh is set" value=${form.attempts} onInput=${on(set, "attempts")} /></label>
+        <label>Queue timeout (s) <input type="number" min="1" max="604800" placeholder="Default" value=${form.limit} onInput=${on(set, "limit")} /></label>
+        <label>Max attempts <input type="number" min="1" max="100" placeholder="Default" value=${form.attempts} onInput=${on(set, "attempts")} /></label>
       </div>
       <label class="inline"><input type="checkbox" checked=${form.waits} onChange=${(/** @type {any} */ event) => set({ waits: event.target.checked })} />
         Accept a model that the mesh does not have yet, and wait for it</label>
-      <details><summary>The same call</summary><${Code} label="The same call" text=${`POST /api/v1/inference-tasks\nIdempotency-Key: ${idempotencyKey}\n\n${JSON.stringify(body, null, 2)}`} /></details>
+      <details><summary>Code</summary><${Code} label="Code" text=${`POST /api/v1/inference-tasks\nIdempotency-Key: ${idempotencyKey}\n\n${JSON.stringify(body, null, 2)}`} /></details>
       <${ErrorNote} error=${error} />
       <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button>
         <button type="submit" class="main" disabled=${isBusy || Boolean(further.problem)}>Submit</button></div>

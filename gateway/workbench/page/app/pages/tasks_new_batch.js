@@ -52,22 +52,22 @@ export function NewBatch({ file, onClose }) {
     <form onSubmit=${submit}>
       ${!form.fileId && html`<${FileChoice} choice=${choice} onChoice=${setChoice} />`}
       ${known.length > 0 &&
-      html`<label>${form.fileId ? "File" : "Or one that the mesh has"} <select value=${form.fileId} onChange=${on(set, "fileId")}>
+      html`<label>${form.fileId ? "File" : "Or an uploaded file"} <select value=${form.fileId} onChange=${on(set, "fileId")}>
         <option value="">${form.fileId ? "a file of this machine" : "none"}</option>
         ${known.map((each) => html`<option key=${each.id} value=${each.id}>${each.filename}, ${bytes(each.bytes)}, ${clock(each.created_at * 1000)}</option>`)}</select></label>`}
       ${form.fileId &&
       html`<label>Endpoint <select value=${form.endpoint} onChange=${on(set, "endpoint")}>
         ${ENDPOINTS.map((path) => html`<option key=${path} value=${path}>${path}</option>`)}</select></label>`}
       <div class="split">
-        <label>Lines may wait, in hours <input type="number" min="0.02" max="168" step="any" required value=${form.hours} onInput=${on(set, "hours")} /></label>
+        <label>Completion window (h) <input type="number" min="0.02" max="168" step="any" required value=${form.hours} onInput=${on(set, "hours")} /></label>
         <label>Metadata <input value=${form.metadata} placeholder="team=search, run=7" spellcheck=${false} onInput=${on(set, "metadata")} /></label>
       </div>
       <label class="inline"><input type="checkbox" checked=${form.waits} onChange=${(/** @type {any} */ event) => set({ waits: event.target.checked })} />
         Accept models that the mesh does not have yet, and wait for them</label>
-      ${share !== null && html`<p role="status">${share < 1 ? "Sending…" : "The mesh writes every line down…"} <${Progress} value=${share < 1 ? share : null} label="Sent" /></p>`}
+      ${share !== null && html`<p role="status">${share < 1 ? "Sending…" : "Storing the lines…"} <${Progress} value=${share < 1 ? share : null} label="Sent" /></p>`}
       <${ErrorNote} error=${error} />
       <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button>
-        <button type="submit" class="main" disabled=${!isReady || share !== null}>Begin</button></div>
+        <button type="submit" class="main" disabled=${!isReady || share !== null}>Start</button></div>
     </form>
   </${Dialog}>`;
 }

@@ -56,7 +56,7 @@ export function Page({ query }) {
     <${ErrorNote} error=${rows.error ?? times.error} />
     ${times.found && html`<${UsageChart} items=${times.found.items} since=${times.found.since} until=${times.found.until} unit=${unit} measure=${chosen.measure} onMeasure=${(/** @type {string} */ measure) => set({ measure })} />`}
     ${rows.found && html`<${Rows} found=${rows.found} by=${chosen.by} />`}
-    <details><summary>The same on the command line</summary><${Code} label="Command" text=${command(chosen)} /></details>`;
+    <details><summary>CLI</summary><${Code} label="Command" text=${command(chosen)} /></details>`;
 }
 
 /** @param {{chosen: Record<string, string>, set: (change: Record<string, string>) => void, seesAll: boolean, isAll: boolean}} props */
@@ -71,7 +71,7 @@ function Choices({ chosen, set, seesAll, isAll }) {
   const spans = SPANS.some(([value]) => value === chosen.since) ? SPANS : [...SPANS, [chosen.since, chosen.since]];
   return html`<div class="row tools">
       ${seesAll &&
-      html`<label class="inline">Of <select value=${chosen.whose} onChange=${on("whose")}><option value="all">all tenants</option>
+      html`<label class="inline">Tenant <select value=${chosen.whose} onChange=${on("whose")}><option value="all">all tenants</option>
         <option value="own">${caller.value?.tenant || "my tenant"}</option></select></label>`}
       <label class="inline">Last <select value=${chosen.since} onChange=${on("since")}>${spans.map(([value, words]) => html`<option key=${value} value=${value}>${words}</option>`)}</select></label>
       <label class="inline">Until <input type="date" value=${chosen.until} onChange=${on("until")} /></label>
@@ -95,7 +95,7 @@ function Rows({ found, by }) {
       <button disabled=${!found.items.length} onClick=${() => attempt(async () => saveText(csvText(found.items, groups), name, "text/csv"))}>Save as CSV</button></div>
     ${found.hasMore && html`<p class="problem" role="status">There are more than ${count(MAX_ROWS)} rows: choose a shorter time, a tenant or a model. The total counts all.</p>`}
     <${Table} label="Usage" rows=${rows} rowKey=${(/** @type {any} */ row) => row.at} columns=${columnsOf(groups, rows)} empty="Nothing was used in this time." />
-    <p class="faint">Whole hours are counted, in UTC. What receipts do not know is counted as unknown, never as zero.</p>`;
+    <p class="faint">Whole hours in UTC. Unknown values are counted as unknown, not as zero.</p>`;
 }
 
 /** @param {string[]} groups @param {any[]} rows @returns {import("../parts/table.js").Column[]} */
@@ -111,11 +111,11 @@ function columnsOf(groups, rows) {
     number("cancelled", (row) => row.cancelled),
     number("rejected", (row) => row.rejected),
     number("in", (row) => row.promptTokens, "tokens of prompts"),
-    number("cached", (row) => row.cachedPromptTokens, "of these, served from a prefix cache"),
+    number("cached", (row) => row.cachedPromptTokens, "prompt tokens from a prefix cache"),
     number("out", (row) => row.completionTokens, "generated tokens"),
     ...mediaColumns(rows),
     { title: "GPU seconds", className: "number", cell: gpu, hint: "time that accelerators computed" },
-    { title: "Wh", className: "number", cell: wattHours, hint: "energy of accelerators, where it was measured" },
+    { title: "Wh", className: "number", cell: wattHours, hint: "accelerator energy, if measured" },
     number("left", (row) => row.remote, "requests of which bytes left the premises"),
   ];
 }

@@ -36,7 +36,7 @@ function useLog(model) {
         if (data) {
           const batch = JSON.parse(data);
           if (batch.error) throw new ApiError(0, batch.error);
-          if (batch.lostLineCount) lines.push(`… ${batch.lostLineCount} lines were lost: they came too fast …`);
+          if (batch.lostLineCount) lines.push(`… ${batch.lostLineCount} lines were lost, because they arrived too fast …`);
           lines = [...lines, ...batch.lines].slice(-MAX_LINES);
         }
         draw();
@@ -68,5 +68,5 @@ export function EngineLog({ model }) {
   }, [lines]);
   const onScroll = () => box.current && end.current.scrolled(box.current);
   return html`<${ErrorNote} error=${error} />
-    <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${`Output of the engine of ${model}`} onScroll=${onScroll}>${lines.length ? lines.join("\n") : html`<span class="faint">${isOpen ? "It has printed nothing." : "…"}</span>`}</pre>`;
+    <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${`Engine log of ${model}`} onScroll=${onScroll}>${lines.length ? lines.join("\n") : html`<span class="faint">${isOpen ? "The log is empty." : "…"}</span>`}</pre>`;
 }

@@ -103,7 +103,7 @@ export function OperationNote({ operation, onDismiss }) {
     ${detail && html`<p class=${operation.state === "failed" ? "problem" : "faint"}>${detail}</p>`}
     ${isAsking &&
     html`<${Confirm} title=${`Cancel: ${what}`} action="Cancel it" isDangerous
-      text=${html`<p>A load that is cancelled is unloaded again; a pull keeps what it has loaded.</p>
+      text=${html`<p>A cancelled load unloads the model. A cancelled pull keeps the downloaded parts.</p>
         <${Code} label="Command" text=${command("operation", "cancel", idOf(operation))} />`}
       onDo=${async () => follow(await remove(`/v1/admin/operations/${segment(idOf(operation))}`))} onClose=${() => setAsking(false)} />`}
   </section>`;
