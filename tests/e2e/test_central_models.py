@@ -178,7 +178,9 @@ async def _names(mesh: MeshProcess, provider: CountingProvider, upstream: str) -
 async def test_rejected_keys_and_missing_secrets_are_operator_errors(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
-    quoting = json.dumps({"error": {"message": f"no such key {FIRST}", "type": "invalid_request_error"}}).encode()
+    quoting = json.dumps(
+        {"error": {"message": f"not accept this key {FIRST}", "type": "invalid_request_error"}}
+    ).encode()
     provider.replies.append(Reply(status=401, headers={"Content-Type": "application/json"}, body=quoting))
     status, body, _ = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
     assert status == 502

@@ -33,7 +33,7 @@ async def test_first_key_is_shown_once_on_the_terminal_like_in_the_foreground(tm
     assert code == EXIT_OK, shown
     try:
         said, key = re.search(r"(callers need one\. .*)\s+(weft_\S+)", shown).groups()  # type: ignore[union-attr]
-        assert said.rstrip() == "callers need one. The first, of an admin, is shown only now:"
+        assert said.rstrip() == "callers need one. The first, with the role admin, is shown only now:"
         assert f"export WEFT_API_KEY={key}" in shown
         assert f"OPENAI_API_KEY={key}" in shown
         assert re.search(r"with this line, shown only now, valid for 30 days:\s+weft runner join ", shown)

@@ -76,6 +76,6 @@ async def test_a_session_whose_system_prompt_changes_with_each_request_is_named_
         _, out, _ = await run_weft("doctor", "-o", "json", home=mesh.home)
         (finding,) = [each for each in json.loads(out)["items"] if each["check"] == "prompts"]
         where = "the system prompt of session s-1 changes between characters 65 and 80 (3 of 4 requests)"
-        assert finding["detail"] == f"{where}; nothing after that is cached"
+        assert finding["detail"] == f"{where}; nothing after this is cached"
         _, explained, _ = await run_weft("explain", home=mesh.home)
         assert where in explained

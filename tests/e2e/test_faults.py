@@ -162,7 +162,7 @@ async def test_looping_answer_is_stopped_with_usage_on_every_surface(single: Mes
     assert int(raised.value.metadata["completion_tokens"]) >= 16
     code, _, err = await run_weft("chat", POOL, "-m", "hi", home=single.home)
     assert code != 0
-    assert "tokens until it was stopped" in err
+    assert "tokens before it was stopped" in err
 
 
 async def _ask(

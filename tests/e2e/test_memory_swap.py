@@ -167,7 +167,7 @@ async def test_loaded_model_needs_force_to_be_deleted_and_frees_its_memory(
     assert (await processes(mesh))["first"]["state"] == "ready"
     code, out, error = await run_weft("delete", "model", "first", "--force", home=mesh.home)
     assert (code, out) == (0, "model/first deleted\n"), error
-    assert "model/first comes back when box is started again (weft restart)" in error
+    assert "model/first is published again when box restarts (weft restart)" in error
     assert [lease["state"] for lease in await leases(mesh)] in ([], ["releasing"])
     status, answer = await ask(mesh, "second")
     assert status == 200, answer

@@ -52,15 +52,15 @@ def test_secret_lifecycle_never_prints_its_value_in_any_format(home: Path, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["create", "secret", "a", VALUE], 2, "never an argument"),
+        (["create", "secret", "a", VALUE], 2, "cannot be an argument"),
         (["create", "secret", "a", "--from-file", "/nowhere"], 2, "--from-file: /nowhere cannot be read"),
-        (["create", "secret", "a", "--from-env", "WEFT_TEST_UNSET"], 2, "--from-env WEFT_TEST_UNSET: holds no value"),
-        (["create", "secret", "a", "-", "--from-env", "HOME"], 2, "goes without"),
+        (["create", "secret", "a", "--from-env", "WEFT_TEST_UNSET"], 2, "--from-env WEFT_TEST_UNSET: is empty"),
+        (["create", "secret", "a", "-", "--from-env", "HOME"], 2, "cannot be combined"),
         (["create", "secret", "no name", "--from-env", "HOME"], 2, "NAME"),
         (["rotate", "secret", "absent", "--from-env", "HOME"], 3, "there is no secret absent"),
         (["delete", "secret", "absent"], 3, "there is no secret absent"),
         (["get", "secret", "absent"], 3, "there is no secret absent"),
-        (["get", "secrets", "-o", "yaml"], 2, "secrets are not declared"),
+        (["get", "secrets", "-o", "yaml"], 2, "secrets cannot be declared"),
     ],
 )
 def test_mistake_prints_one_line_with_its_exit_code(home: Path, arguments: list[str], code: int, words: str) -> None:

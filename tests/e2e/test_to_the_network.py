@@ -167,7 +167,7 @@ async def test_first_key_is_created_once_and_kept_out_of_the_output(tmp_path: Pa
         code, out, error = await run_weft("keys", "list", "-o", "json", home=home)
         assert code == 0, error
         keys: list[dict[str, Any]] = json.loads(out)["items"]
-        assert [each["description"] for each in keys] == ["made by the first start of weft up"]
+        assert [each["description"] for each in keys] == ["created at the first start of weft up"]
 
 
 async def test_batch_uses_the_mesh_certificate_and_rejects_a_foreign_host_name(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ async def test_laptop_without_a_config_publishes_its_running_engine(tmp_path: Pa
             home = tmp_path / "laptop" / "home"
             options = ("--name", "laptop", "--url", backend.base_url)
             with running_join(home, invitation, "", *options) as laptop:
-                await laptop.until("joined as laptop: every model that its server lists")
+                await laptop.until("joined as laptop: all models that its server lists")
                 async with connect_async(home=mesh.home) as client:
                     (name,) = await eventually(lambda: _published(mesh), START_SECONDS, "nothing is published")
                     events = [event async for event in client.chat(name, "hi")]
@@ -251,7 +251,7 @@ async def test_laptop_without_a_config_publishes_its_running_engine(tmp_path: Pa
     (tmp_path / "laptop" / "weft.yaml").write_text("discovery: {addresses: ['127.0.0.1:1']}\n")
     with running_join(home, invitation, "", "--discover=yes") as laptop:
         assert await laptop.exit_code() == 2
-        assert "there is nothing to publish" in laptop.output
+        assert "nothing to publish" in laptop.output
 
 
 async def _published(mesh: MeshProcess) -> list[str]:

@@ -118,7 +118,7 @@ def test_server_is_attached_remembered_and_detached(account: Path, config: Path)
         with running_mesh(home, *start):
             becomes(lambda: "box-model" in models(home))
             assert weft(home, "chat", "box-model", "-m", "hi").strip() == TEXT
-            assert weft(home, "detach", "box") == "server/box detached; it runs on\n"
+            assert weft(home, "detach", "box") == "server/box detached; it keeps running\n"
             becomes(lambda: not models(home))
             assert "there is no model box" in weft(home, "detach", "box", fails=True)
 

@@ -89,7 +89,9 @@ def pulled_source(text: str) -> str:
         return marked
     source = short_source(text)
     if source is None:
-        raise invalid_field(SOURCE, f"{text[:MAX_NAME_CHARS]} is no source and no short name; {short_names_hint(text)}")
+        raise invalid_field(
+            SOURCE, f"{text[:MAX_NAME_CHARS]} is neither a source nor a short name; {short_names_hint(text)}"
+        )
     note(f"{text} is {source}")
     return source
 

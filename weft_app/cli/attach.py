@@ -16,18 +16,19 @@ from weft_app.cli.options import DEFAULT_HOME, HomeOption
 def attach(
     url: Annotated[str, typer.Argument(metavar="URL", help="The server's address, such as http://box.lan:11434.")],
     *,
-    name: Annotated[str, typer.Option(help="Name of the server in the mesh. Default: by its address.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the server in the mesh. Default: derived from its address.")] = "",
     api_key_env: Annotated[
-        str, typer.Option(help="Environment variable of the runner that holds the server's key.")
+        str, typer.Option(help="Environment variable of the runner that contains the server's API key.")
     ] = "",
     remote: Annotated[
-        bool | None, typer.Option("--remote/--no-remote", help="Whether it is remote, beyond your own networks.")
+        bool | None,
+        typer.Option("--remote/--no-remote", help="Whether the server is outside your own networks (remote)."),
     ] = None,
-    runner: Annotated[str, typer.Option(help="The runner that reaches it. Default: the only one.")] = "",
+    runner: Annotated[str, typer.Option(help="Runner that connects to the server. Default: the only one.")] = "",
     token: TokenOption = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Serve every model that a running server lists, without a restart of the mesh; its list is followed.
+    """Serve all models of a running server, without a restart of the mesh, and follow changes of its list.
 
     The mesh remembers it over restarts, until `weft detach`. weft never starts or stops the server.
 
@@ -48,7 +49,7 @@ def detach(
     token: TokenOption = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Serve the models of an attached server no longer; running requests end first, and the server runs on.
+    """Stop serving the models of an attached server after their running requests. The server keeps running.
 
     Example: weft detach box
     """

@@ -22,7 +22,7 @@ MAX_SHOWN = 100_000
 _HASH_CHARS = 64
 
 app = typer.Typer(
-    help="Show the audit log of loads, unloads and flushes, refusals included, and verify that it is complete.",
+    help="Show and verify the audit log of loads, unloads and flushes, including refusals.",
     epilog="Example: weft audit list",
     no_args_is_help=True,
 )
@@ -38,7 +38,7 @@ _ENTRIES = Listing(
 
 @app.command("list")
 def list_entries(
-    after: Annotated[int, typer.Option(min=0, help="Only entries after this number.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Only entries after this sequence number.")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=MAX_SHOWN, help="Maximum number of results.")] = 1000,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
@@ -103,7 +103,7 @@ def _kept(head: str | None, head_file: Path | None) -> str | None:
     if head_file is None:
         return head
     if head is not None:
-        raise invalid_field("--head", "is given twice: once in a file")
+        raise invalid_field("--head", "cannot be combined with --head-file")
     try:
         return head_file.expanduser().read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -137,7 +137,7 @@ def _words(fault: Fault) -> str:
     what = {
         Damage.CHANGED: "was changed after it was written",
         Damage.MISSING: "is missing, or in another place",
-        Damage.CUT: "and what follows was cut off: the stored head lies behind it",
-        Damage.REWRITTEN: "was rewritten: it does not lead to the stored head",
+        Damage.CUT: "is the last one, but the stored head is later: the log was truncated",
+        Damage.REWRITTEN: "was rewritten: its hash differs from the stored head",
     }[fault.damage]
     return f"entry {fault.sequence} {what}"

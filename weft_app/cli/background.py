@@ -118,7 +118,7 @@ def _await_start(process: "subprocess.Popen[bytes]", output: Path, show_line: Ca
         else:
             say(f"{show_line(line)}\n")
     if process.poll() is None:
-        message = f"the mesh still starts after {START_SECONDS:.0f} s; its output is in {output}"
+        message = f"the mesh has not started after {START_SECONDS:.0f} s; its output is in {output}"
         raise WeftError(Reason.DEADLINE_EXCEEDED, message)
     raise typer.Exit(process.returncode or EXIT_FAILED)
 

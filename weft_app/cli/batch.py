@@ -40,7 +40,7 @@ MAX_OUTAGE_SECONDS = 60.0
 MAX_LISTED = 1_000
 MAX_SHOWN_ERRORS = 10
 MAX_FIRST_LINE_BYTES = 16 * 1024 * 1024
-_FOR_LINES = " (--wait-for-model accepts models that will come)"
+_FOR_LINES = " (--wait-for-model accepts models that do not exist yet)"
 """`FOR_TASKS` with the option of this command."""
 _OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 
@@ -88,7 +88,7 @@ def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines with custom_id, method, url and body.")],
     *,
     endpoint: Annotated[
-        Endpoint | None, typer.Option(help="Endpoint of the lines. Default: the one in the first line.")
+        Endpoint | None, typer.Option(help="Endpoint of all lines. Default: the one in the first line.")
     ] = None,
     window: Annotated[
         str | None, typer.Option(metavar="TIME", help="Completion window, such as 2h. Default: 24h.")
@@ -97,7 +97,7 @@ def submit(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Metadata to store with the batch (repeatable).")
     ] = None,
     wait_for_model: Annotated[
-        bool, typer.Option("--wait-for-model", help="Accept models that do not exist yet, and wait for them.")
+        bool, typer.Option("--wait-for-model", help="Accept models that do not exist yet, and wait until they do.")
     ] = False,
     watch: WatchOption = False,
     output: FormatOption = NamedFormat.NAME,
@@ -373,9 +373,7 @@ def _endpoint_of(file: Path) -> str:
     except (ValueError, AttributeError):
         url = None
     if url not in get_args(Endpoint):
-        raise invalid_field(
-            "--endpoint", f"the first line of {file} names none; say which, such as {get_args(Endpoint)[0]}"
-        )
+        raise invalid_field("--endpoint", f"the first line of {file} has none; set it, such as {get_args(Endpoint)[0]}")
     return str(url)
 
 

@@ -27,15 +27,15 @@ def cancel(
         list[str],
         typer.Argument(
             metavar="[KIND] ID...",
-            help="Ids of requests, tasks, batches or operations; a kind before them where the id does not show it.",
+            help="Ids of requests, tasks, batches or operations. If the id does not show the kind, write KIND ID.",
             autocompletion=complete_cancelled_kind,
         ),
     ],
-    tenant: Annotated[str, typer.Option(help="Only requests of this tenant: two may use one id.")] = "",
+    tenant: Annotated[str, typer.Option(help="Only requests of this tenant, if two tenants use the same id.")] = "",
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Cancel requests, tasks, batches or operations: what waits never starts, what runs is stopped with its engine.
+    """Cancel requests, tasks, batches or operations, whether they wait or run.
 
     Over which API a request came does not matter, nor whether it is for a model or an agent. Its caller gets the error
     `cancelled`; one that has ended stays as it is, and how it ended is printed.
@@ -78,9 +78,7 @@ def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
             "KIND", "must be request, task, batch or operation, as in `weft cancel request ID`: the id does not show it"
         )
     if not ids or not all(ids):
-        raise invalid_field(
-            "ID", f"name what is to be cancelled, as {kind} ID or {kind}/ID; `weft get {kind}s` lists them"
-        )
+        raise invalid_field("ID", f"name what to cancel, as {kind} ID or {kind}/ID; `weft get {kind}s` lists them")
     return kind, ids
 
 
@@ -104,7 +102,7 @@ def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home:
 
 def _ended_words(request: Document) -> str:
     if request["state"] != "ended":
-        return "is cancelled, and its caller has not read the end yet"
+        return "is being cancelled; its caller has not read the end yet"
     if request.get("cancelledBy"):
         return f"cancelled by {FORMATS['actor'](request['cancelledBy'])}"
     return f"had already ended: {request['reason']}" if "reason" in request else "had already completed"

@@ -43,7 +43,7 @@ MAX_SHOWN_CHARS = 160
 MAX_HISTORY_LINES = 1000
 HISTORY_NAME = "chat_history"
 QUIT_WORDS = frozenset({"/quit", "/exit", "/bye"})
-HELP = "/clear forgets the conversation, /history shows it, /quit or Ctrl-D leaves; Ctrl-C stops an answer."
+HELP = "/clear starts a new conversation, /history shows it, /quit or Ctrl-D exits; Ctrl-C stops an answer."
 PROMPT = "> "
 RULE_CHARS = 57
 MAX_TIMEOUT_SECONDS = 86_400.0
@@ -56,25 +56,26 @@ _KINDS = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKin
 ImageOption = Annotated[
     list[Path] | None,
     typer.Option(
-        _IMAGES, metavar="FILE", help="An image that the message is about: PNG, JPEG, WebP, GIF or BMP; repeatable."
+        _IMAGES, metavar="FILE", help="Image to send with the message: PNG, JPEG, WebP, GIF or BMP; repeatable."
     ),
 ]
 AudioOption = Annotated[
     list[Path] | None,
-    typer.Option(_AUDIO, metavar="FILE", help="A recording that the message is about: WAV or MP3; repeatable."),
+    typer.Option(_AUDIO, metavar="FILE", help="Recording to send with the message: WAV or MP3; repeatable."),
 ]
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")]
 MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")]
-TemperatureOption = Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")]
+TemperatureOption = Annotated[float | None, typer.Option(min=0, max=2, help="Sampling temperature; 0: greedy.")]
 ThinkingOption = Annotated[
     bool | None,
-    typer.Option("--thinking/--no-thinking", help="Whether the model reasons first. Default: the model's own."),
+    typer.Option("--thinking/--no-thinking", help="Whether the model thinks before it answers. Default: the model's."),
 ]
 TimeoutOption = Annotated[
     float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also show who answers, and the whole receipt of each answer.")
+    bool,
+    typer.Option("--verbose", "-v", help="Also show which model answers, and the complete receipt of each answer."),
 ]
 
 
@@ -99,7 +100,7 @@ def chat(
     audio: AudioOption = None,
     thinking: ThinkingOption = None,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Allow remote models and tools: those outside your machines.")
+        bool, typer.Option("--allow-remote", help="Allow remote models and tools (outside your own machines).")
     ] = False,
     in_background: Annotated[
         bool,
@@ -187,9 +188,9 @@ def _read(path: Path, option: str) -> bytes:
     if len(data) > MAX_FILE_BYTES:
         raise invalid_field(option, f"{path} is larger than {MAX_FILE_BYTES // 1024**2} MiB")
     if option == _IMAGES and image_type_of(data) is None:
-        raise invalid_field(option, f"{path} is no PNG, JPEG, WebP, GIF or BMP")
+        raise invalid_field(option, f"{path} is not a PNG, JPEG, WebP, GIF or BMP file")
     if option == _AUDIO and audio_type_of(data) is None:
-        raise invalid_field(option, f"{path} is no WAV or MP3")
+        raise invalid_field(option, f"{path} is not a WAV or MP3 file")
     return data
 
 
@@ -239,7 +240,7 @@ def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
             raise
         if not wait_for_model:
             end = "" if error.message.endswith("?") else ";"
-            hint = f"{error.message}{end} --wait-for-model accepts a task for a model that does not exist yet"
+            hint = f"{error.message}{end} use --wait-for-model to accept a task for a model that does not exist yet"
             raise WeftError(error.reason, hint, metadata=error.metadata) from error
         _aside(f"no runner serves {name} yet; the task waits for it")
         return name
@@ -419,7 +420,7 @@ class Conversation:
             self._show_cost(error)
             if error.reason is not Reason.DEADLINE_EXCEEDED:
                 raise
-            late = f"the answer took longer than {self._timeout_seconds:g} s; --timeout allows more"
+            late = f"the answer exceeded the timeout of {self._timeout_seconds:g} s; set a longer one with --timeout"
             raise WeftError(error.reason, late, metadata=error.metadata) from error
         self._history[:] = [*turns, {"role": "assistant", "content": "".join(answer)}]
         self._media = MessageMedia()
@@ -465,7 +466,7 @@ class Conversation:
         if self._inside_line:
             sys.stdout.write("\n")
             sys.stdout.flush()
-        _aside(f"{error.metadata[PROMPT_TOKENS]} + {error.metadata[COMPLETION_TOKENS]} tokens until it was stopped")
+        _aside(f"{error.metadata[PROMPT_TOKENS]} + {error.metadata[COMPLETION_TOKENS]} tokens before it was stopped")
 
 
 def _notice(event: event_pb2.InferenceEvent) -> str:

@@ -228,13 +228,13 @@ _LISTINGS: Mapping[ResourceKind, Listing] = {
         (ResourceKind.AGENT, f"there are no agents{_APPLY}", _AGENT, _AGENT_WIDE),
         (
             ResourceKind.RUNNER,
-            "no runner is known yet; weft up starts those of weft.yaml, weft runner join adds a machine",
+            "there are no runners yet; weft up starts those in weft.yaml, weft runner join adds a machine",
             _RUNNER,
             _RUNNER_WIDE,
         ),
         (
             ResourceKind.POOL,
-            "there are no pools; they follow from models, and there are none yet",
+            "there are no pools; they are created by models, and there are none yet",
             _POOL,
             _POOL_WIDE,
         ),
@@ -242,7 +242,7 @@ _LISTINGS: Mapping[ResourceKind, Listing] = {
         (ResourceKind.ALIAS, f"there are no aliases{_APPLY}", _ALIAS, _ALIAS_WIDE),
         (
             ResourceKind.PROFILE,
-            "there are no profiles; weft profile save NAME makes one of what is now",
+            "there are no profiles; weft profile save NAME saves the current state as one",
             _PROFILE,
             _PROFILE_WIDE,
         ),

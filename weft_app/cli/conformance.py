@@ -36,11 +36,11 @@ def conformance(
     runner: Annotated[str, typer.Argument(metavar="RUNNER", help="A runner's name, or its address.")],
     model: Annotated[str | None, typer.Option(help="Model of the runner. Default: the first.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Run only this check (repeatable).")] = None,
-    keep_loaded: Annotated[bool, typer.Option(help="Skip the checks that unload the model.")] = False,
+    keep_loaded: Annotated[bool, typer.Option(help="Keep the model loaded: skip the checks that unload it.")] = False,
     output: OutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Check a runner of the mesh against its contract, promise by promise.
+    """Check a runner of the mesh against each rule of its contract.
 
     It uses the model, so other requests may have to wait. Exit code 1 when a promise is broken; what cannot be checked
     here is reported and is no failure.
@@ -75,7 +75,7 @@ def _report(examined: AsyncGenerator[Finding], output: OutputFormat) -> None:
         _FINDINGS.print(findings, output)
     broken = sum(finding.verdict is Verdict.BROKEN for finding in findings)
     honoured = sum(finding.verdict is Verdict.HONOURED for finding in findings)
-    note(f"{honoured} honoured, {broken} broken, {len(findings) - honoured - broken} not checked")
+    note(f"{honoured} kept, {broken} broken, {len(findings) - honoured - broken} not checked")
     if broken:
         raise typer.Exit(EXIT_FAILED)
 

@@ -46,26 +46,27 @@ def create_model(
     *,
     url: Annotated[str, typer.Option(help="Base URL of the provider, such as https://api.example.com/v1.")],
     api_key_ref: Annotated[
-        str, typer.Option(metavar="secret/NAME", help="Secret with its key; none: it needs no key.")
+        str, typer.Option(metavar="secret/NAME", help="Secret with the provider's API key. Default: no key.")
     ] = "",
-    api: Annotated[Literal["openai", "anthropic"], typer.Option(help="Interface of the provider.")] = "openai",
+    api: Annotated[Literal["openai", "anthropic"], typer.Option(help="API of the provider.")] = "openai",
     upstream_model: Annotated[str, typer.Option(help="The provider's name of the model. Default: NAME.")] = "",
-    pool: Annotated[str, typer.Option(help="Pool that it is a member of.")] = "",
+    pool: Annotated[str, typer.Option(help="Pool of the model.")] = "",
     embeddings: Annotated[bool, typer.Option("--embeddings", help="The model also serves embeddings.")] = False,
     skills: Annotated[
         list[str] | None, typer.Option("--skill", help="text, image, audio or tools; repeatable. Default: unknown.")
     ] = None,
-    tier: Annotated[str, typer.Option(help="How it ranks, such as fast or heavy.")] = "",
+    tier: Annotated[str, typer.Option(help="Tier of the model, such as fast or heavy.")] = "",
     labels: Annotated[
-        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label to select it by; repeatable.")
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="Label for selectors, as KEY=VALUE; repeatable."),
     ] = None,
     owner: Annotated[str, typer.Option(help="Owner. Default: the caller's key.")] = "",
-    context_tokens: Annotated[int, typer.Option(min=0, help="Context; 0: unknown.")] = 0,
-    slots: Annotated[int, typer.Option(min=0, help="Requests that are sent concurrently; 0: 4.")] = 0,
+    context_tokens: Annotated[int, typer.Option(min=0, help="Context length in tokens; 0: unknown.")] = 0,
+    slots: Annotated[int, typer.Option(min=0, help="Maximum number of concurrent requests; 0: 4.")] = 0,
     timeout_seconds: Annotated[
-        float, typer.Option("--timeout", min=0, help="Seconds until an answer must begin; 0: 120.")
+        float, typer.Option("--timeout", min=0, help="Longest wait in seconds until an answer begins; 0: 120.")
     ] = 0,
-    max_retries: Annotated[int, typer.Option(min=0, help="Retries of a busy provider.")] = 0,
+    max_retries: Annotated[int, typer.Option(min=0, help="Maximum number of retries if the provider is busy.")] = 0,
     home: HomeOption = DEFAULT_HOME,
     output: Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format.")] = NamedFormat.TABLE,
 ) -> None:
@@ -103,7 +104,7 @@ def create_model(
         if planned["outcome"] != "created":
             raise WeftError(
                 Reason.ALREADY_EXISTS,
-                f"there is a model {name} already; change it: weft get model {name} -o yaml, then weft apply",
+                f"the model {name} already exists; to change it, use weft get model {name} -o yaml, then weft apply",
                 metadata={"model": name},
             )
         (result,) = post_apply(mesh, [document])
@@ -124,6 +125,6 @@ def labels_of(words: Iterable[str], option: str) -> dict[str, str]:
         if not separator or not key or not value:
             raise invalid_field(option, f"{word[:64]!r} must be KEY=VALUE, such as team=a")
         if key in found:
-            raise invalid_field(option, f"{key[:64]!r} is given twice")
+            raise invalid_field(option, f"{key[:64]!r} is set twice")
         found[key] = value
     return found

@@ -53,20 +53,24 @@ FilesOption = Annotated[
     typer.Option("--file", "-f", help="YAML or JSON file, a folder of files, or - for standard input.", metavar="FILE"),
 ]
 AdoptOption = Annotated[
-    bool, typer.Option("--adopt", help="Declare what runners published: it may differ then, and stays when they go.")
+    bool,
+    typer.Option(
+        "--adopt",
+        help="Adopt resources that runners publish: they may then differ, and stay when the runners are gone.",
+    ),
 ]
 
 
 def apply(
     files: FilesOption,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
     adopt: AdoptOption = False,
     output: Annotated[
         str, typer.Option("--output", "-o", help="table, json or name.", metavar="[table|json|name]")
     ] = "table",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Declare resources. All documents are applied, or none when one is wrong or refused.
+    """Declare resources. All documents are applied, or none if one is invalid or refused.
 
     Example: weft get agents -o yaml | weft apply -f -
     """
@@ -78,7 +82,7 @@ def apply(
 
 
 def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFAULT_HOME) -> None:
-    """Show what apply would change. Exit code 0: nothing, 1: differences, higher: the comparison failed.
+    """Show what apply would change. Exit code 0: no differences, 1: differences, higher: the comparison failed.
 
     Example: weft diff -f agents.yaml
     """
@@ -144,7 +148,7 @@ def difference(result: Document, where: str) -> str:
     name = label_of(result)
     before, after = _lines(result.get("before")), _lines(result.get("after"))
     if before == after:
-        return f"# {name}: published by a runner now, declared then\n"
+        return f"# {name}: published by a runner, would be declared\n"
     return "".join(unified_diff(before, after, f"{name} (mesh)", f"{name} ({where})"))
 
 
@@ -214,14 +218,16 @@ def delete(
     ] = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("--file", "-f", help="The resources that a file declares; - for standard input.", metavar="FILE"),
+        typer.Option(
+            "--file", "-f", help="Delete the resources that a file declares; - for standard input.", metavar="FILE"
+        ),
     ] = None,
     selector: SelectorOption = "",
     ignore_not_found: Annotated[
-        bool, typer.Option("--ignore-not-found", help="A resource that does not exist counts as deleted.")
+        bool, typer.Option("--ignore-not-found", help="Treat a resource that does not exist as deleted.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Unload it from live runners, then delete it; a secret even while in use.")
+        bool, typer.Option("--force", help="Unload a loaded model first; delete a secret even if models use it.")
     ] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -233,7 +239,7 @@ def delete(
     """
     record = record_kind(resources[0]) if resources else ""
     if selector and (files or not resources or record in ("task", "secret")):
-        raise invalid_field("--selector", "goes with a kind alone: models or agents")
+        raise invalid_field("--selector", "needs a kind and no names: models or agents")
     if resources and not files and record == "task":
         delete_tasks(resources, home, ignore_not_found=ignore_not_found)
         return
@@ -253,7 +259,7 @@ def _selected(home: Path, words: list[str], selector: str) -> list[Target]:
     """Returns the resources of a kind that match a selector. Raises INVALID_ARGUMENT if names are given, too."""
     kind, named = parse_targets(words)
     if named:
-        raise invalid_field("--selector", "goes with a kind alone; leave the names out")
+        raise invalid_field("--selector", "cannot be combined with names")
     return [Target(kind, name) for name in selected_names(home, kind, selector, "deleted")]
 
 
@@ -265,7 +271,7 @@ def _targets(words: list[str], files: list[Path]) -> list[Target]:
     else:
         _, named = parse_targets(words)
         if not named:
-            raise invalid_field("NAME", "name what is to be deleted")
+            raise invalid_field("NAME", "name what to delete")
         found = list(named)
     # Targets of aliases, agents and routes cannot be deleted before them.
     return sorted(found, key=lambda target: _DELETED_FIRST.get(target.kind, len(_DELETED_FIRST)))
@@ -283,7 +289,10 @@ def _delete(api: MeshApi, target: Target, *, force: bool) -> None:
     api.delete(path, force=force)
     say(f"{target} deleted\n")
     if runner:
-        note(f"{target} comes back when {runner} is started again (weft restart), unless its weft.yaml is without it")
+        note(
+            f"{target} is published again when {runner} restarts (weft restart), "
+            "unless it is removed from its weft.yaml"
+        )
 
 
 def _returns_with(document: Document) -> str:

@@ -34,7 +34,7 @@ def demo(
     prompt: Annotated[str, typer.Option(help="The prompt.")] = "Explain in two sentences why the sky is blue.",
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens of the answer.")] = 64,
 ) -> None:
-    """Start a mesh in a temporary home, stream one chat through its HTTP API, stop it.
+    """Start a mesh in a temporary home, stream one chat through its HTTP API, and stop it.
 
     Example: weft demo --prompt "Say hello"
     """

@@ -184,7 +184,7 @@ def description(
     lines = [*page(_TITLE, document), *_facts(facts)]
     lines += table_block("Conditions", _CONDITIONS, status["conditions"])
     for instance in [status["instance"]] if "instance" in status else status.get("instances", ()):
-        own = {"process": "its runner is unreachable"}
+        own = {"process": "its runner cannot be reached"}
         if described is not None:
             own = next((each for each in described if each["model"] == instance["model"]), {})
         lines += block(f"Instance {instance['model']}", _facts(instance | own))

@@ -33,13 +33,15 @@ SHOWN_FILES = 8
 def discover(
     addresses: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[HOST:PORT]...", help="Where to look instead of the usual ports.", show_default=False),
+        typer.Argument(
+            metavar="[HOST:PORT]...", help="Addresses to probe instead of the usual ports.", show_default=False
+        ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show engines and models of other programs here, the weft.yaml that serves them, and announced meshes.
+    """Show engines and models of other programs on this machine, a weft.yaml for them, and announced meshes.
 
     Meshes are those that `weft up --announce` announces on this network.
 
@@ -80,7 +82,7 @@ async def _found_meshes() -> "Sequence[Announcement]":
     try:
         return await find_meshes()
     except WeftError as error:
-        note(f"announced meshes were not looked for: {error.message}")
+        note(f"could not look for announced meshes: {error.message}")
         return ()
 
 
@@ -96,7 +98,7 @@ def _page(found: Discovered, settings: DiscoverySettings) -> Iterator[str]:
         yield yaml.safe_dump({"runners": found.runners()}, sort_keys=False).rstrip()
     elif not found.servers:
         yield f"nothing found: no engine answers at {', '.join(settings.addresses)}, and no program has model files"
-        yield "weft run hf:OWNER/REPO pulls a model of the hub and serves it"
+        yield "weft run hf:OWNER/REPO pulls and serves a model of the Hugging Face hub"
 
 
 _SERVERS = custom_columns(
@@ -110,7 +112,7 @@ _MESHES = custom_columns(
     "MESH:name RUNNERS_JOIN_AT:shown_addresses VERSION:version FINGERPRINT",
     FINGERPRINT=lambda mesh: mesh.fingerprint or "(certificate of a public authority)",
 )
-_JOIN_LINE = "weft runner join joins one; an announcement proves nothing, compare the fingerprint"
+_JOIN_LINE = "join one with weft runner join. An announcement can be forged: compare the fingerprint"
 
 
 def _models(server: "FoundServer") -> str:
@@ -161,7 +163,9 @@ def offered_models(config: WeftConfig, home: WeftHome, wanted: Discover | None, 
     for line in ("found on this machine:", *lines):
         note(line)
     demo = "no model" if no_demo else "the demo model"
-    if typer.confirm(f"weft: serve this? (no: {demo}; --discover=yes or no asks no more)", default=True, err=True):
+    if typer.confirm(
+        f"weft: serve this? (no: {demo}; to skip this question: --discover=yes or no)", default=True, err=True
+    ):
         return found
     return None
 

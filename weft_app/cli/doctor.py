@@ -91,10 +91,10 @@ def doctor(
     network: NetworkOptions,
     output: OutputOption = OutputFormat.TABLE,
     mesh: Annotated[
-        bool, typer.Option("--mesh", help="Check the running mesh alone: the versions of all its processes.")
+        bool, typer.Option("--mesh", help="Check only the running mesh: the versions of all its processes.")
     ] = False,
 ) -> None:
-    """Check what a mesh on this machine needs. Exit code 1 when something is missing.
+    """Check whether a mesh can run on this machine. Exit code 1 if something is missing.
 
     The options are those of `weft up`, and what it would refuse with them is reported.
 
@@ -202,7 +202,7 @@ def _home(home: WeftHome) -> Finding:
     free = shutil.disk_usage(home.root).free
     if free < MIN_FREE_BYTES:
         detail = f"{home.root}: {free // 1024**2} MiB free"
-        return warning("home", detail, "make room, or choose another disk with --home")
+        return warning("home", detail, "free some space, or choose another disk with --home")
     return ok("home", f"{home.root}: {free // 1024**3} GiB free")
 
 
@@ -213,7 +213,7 @@ def _memory(home: WeftHome) -> Iterator[Finding]:
         with suppress(WeftError):
             unowned = unowned_text(lease_rows(hosts_of(home.root)))
     if unowned:
-        yield warning("memory", f"held without an owner: {unowned}", "weft unload MODEL, or restart that runner")
+        yield warning("memory", f"memory without an owner: {unowned}", "weft unload MODEL, or restart that runner")
 
 
 def unowned_text(leases: Iterable[Document]) -> str:
@@ -235,8 +235,8 @@ def _kept_tasks(home: WeftHome, config: WeftConfig) -> Finding:
     is_here = not config.router.database_url and home.promises.exists()
     if is_here and home.running() is not None and not database.exists():
         detail = f"{database} is gone, so the running mesh accepts no tasks"
-        return failed("tasks", detail, "put it back, or restart the mesh")
-    return ok("tasks", "nothing acknowledged is known to be missing")
+        return failed("tasks", detail, "restore it, or restart the mesh")
+    return ok("tasks", "no acknowledged data is known to be missing")
 
 
 def _socket_path(home: WeftHome) -> Finding:
@@ -245,7 +245,7 @@ def _socket_path(home: WeftHome) -> Finding:
         return ok("sockets", str(home.run))
     length = len(os.fsencode(path))
     why = f"the path is {length} bytes long" if length > MAX_SOCKET_PATH_BYTES else "the path has %, ? or #"
-    return warning("sockets", f"{why}, loopback ports are used instead", "another --home")
+    return warning("sockets", f"{why}; using loopback ports instead", "another --home")
 
 
 def _models(config: WeftConfig) -> str:
@@ -283,7 +283,7 @@ def _runners(config: WeftConfig, home: WeftHome) -> Iterator[Finding]:
             continue
         for model in built.models:
             if model.lack is not None:
-                yield failed("loads", f"{model.name}: {model.lack.message}", "its loads fail until this is there")
+                yield failed("loads", f"{model.name}: {model.lack.message}", "loads fail until this is installed")
 
 
 def _runtimes() -> Iterator[Finding]:
@@ -311,12 +311,12 @@ def _servers(config: WeftConfig) -> Iterator[Finding]:
 
 def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:
     if fault is None:
-        return ok("server", f"{model.name}: its server answers and has it")
+        return ok("server", f"{model.name}: its server responds and has the model")
     detail = f"{model.name}: {fault.message}"
     if fault.is_there:
         return warning("server", detail, fault.remedy)
     if isinstance(model, SleepingModelSettings) and model.wake is not None:
-        return ok("server", f"{detail}; the first request wakes it")
+        return ok("server", f"{detail}; the first request will wake it")
     return failed("server", detail, fault.remedy)
 
 
@@ -407,7 +407,7 @@ def _clocks(home: WeftHome) -> Iterator[Finding]:
         offset, is_refused = status.get("clockOffsetSeconds"), status.get("clockRefused", False)
         if offset and status["state"] == "active":
             detail = f"runner {runner['name']}: {offset_words(offset)}{'; it takes no requests' if is_refused else ''}"
-            yield (failed if is_refused else warning)("clock", detail, f"set the clock of {status['host']} right (NTP)")
+            yield (failed if is_refused else warning)("clock", detail, f"correct the clock of {status['host']} (NTP)")
 
 
 def _engines(home: WeftHome) -> Iterator[Finding]:
@@ -440,5 +440,5 @@ def _prompts(home: WeftHome) -> Iterator[Finding]:
     for request in sessions.values():
         change = request["receipt"]["promptChange"]
         if change["changeCount"] >= MIN_PROMPT_CHANGES and 2 * change["changeCount"] > change["requestCount"]:
-            detail = f"{prompt_change(request['receipt'])}; nothing after that is cached"
-            yield warning("prompts", detail, f"put what changes at the end: weft explain {request['requestId']}")
+            detail = f"{prompt_change(request['receipt'])}; nothing after this is cached"
+            yield warning("prompts", detail, f"move the changing part to the end: weft explain {request['requestId']}")

@@ -102,14 +102,14 @@ def platform_finding(platform: str, described: str, python: str) -> Finding:
             return ok("platform", detail)
         case "darwin":
             detail += ": commands, meshes and joined runners run here; tests run on Linux only"
-            return warning("platform", detail, "report what does not work")
+            return warning("platform", detail, "report problems")
         case "win32":
             detail += ": commands on a mesh elsewhere work here (chat, get, apply, keys); up, serve, run and runner "
             detail += "join do not"
             remedy = "run the mesh in WSL (wsl --install), and name it in WEFT_REGISTRY and WEFT_ROUTER"
             return failed("platform", detail, remedy)
         case _:
-            return warning("platform", f"{detail}: unknown to weft", "use Linux")
+            return warning("platform", f"{detail}: not supported by weft", "use Linux")
 
 
 def memory_finding() -> Finding:
@@ -117,7 +117,7 @@ def memory_finding() -> Finding:
     memory = psutil.virtual_memory()
     detail = f"{size_words(memory.available)} of {size_words(memory.total)} available"
     if memory.available < MIN_AVAILABLE_BYTES:
-        return warning("memory", detail, "end programs, or serve a smaller model")
+        return warning("memory", detail, "close other programs, or serve a smaller model")
     return ok("memory", detail)
 
 
@@ -129,8 +129,8 @@ def accelerator_findings(
     `nvidia` is a reading of NVIDIA's library; None: it hung. `system_folder` is /sys.
     """
     found = list(_accelerators(platform, machine, nvidia, system_folder))
-    none = "no driver of an NVIDIA or AMD card, and no Apple GPU"
-    yield from found or [ok(_ACCELERATORS, f"{none}: models run on the CPU unless their engine brings another")]
+    none = "no NVIDIA or AMD driver, and no Apple GPU"
+    yield from found or [ok(_ACCELERATORS, f"{none}: models run on the CPU unless their engine has its own driver")]
 
 
 def _accelerators(platform: str, machine: str, nvidia: NvmlReading | None, system_folder: Path) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def _accelerators(platform: str, machine: str, nvidia: NvmlReading | None, syste
         cards = ", ".join(f"{device.name} ({size_words(device.total_bytes)})" for device in nvidia.devices)
         yield ok(_ACCELERATORS, f"NVIDIA: {cards}")
     if sizes := ", ".join(_amd_cards(system_folder)):
-        yield ok(_ACCELERATORS, f"AMD: {sizes}; engines use it, weft does not lease its memory", _DECLARE)
+        yield ok(_ACCELERATORS, f"AMD: {sizes}; engines can use it, but weft does not lease its memory", _DECLARE)
     if platform == "darwin" and machine == "arm64":
         detail = "Apple GPU, which shares the memory of the machine: llama.cpp uses it (Metal)"
         yield ok(_ACCELERATORS, f"{detail}, weft does not lease its memory", _DECLARE)
@@ -223,7 +223,7 @@ def finding_of(states: Sequence[RegistryState]) -> Finding:
     owners = [each.address for each in states if each.reach is Reach.SERVING]
     words = "; ".join(each.words() for each in states)
     if not owners:
-        remedy = "start one, or look at the log of the one that fails"
+        remedy = "start one, or check the log of the one that fails"
         return failed(_REGISTRIES, f"no registry serves: {words}", remedy)
     if len(owners) > 1:
         detail = f"{' and '.join(owners)} each own a database"
@@ -263,7 +263,7 @@ def central_model_findings(models: Sequence[Document], secrets: Collection[str])
         if secret and secret not in secrets:
             yield failed(_CENTRAL, f"{name}: there is no secret/{secret}", f"weft create secret {secret} -")
         elif problem := problems.get(_place(model)):
-            yield failed(_CENTRAL, f"{name}: {problem}", f"look at `provider.url`: weft get model {name} -o yaml")
+            yield failed(_CENTRAL, f"{name}: {problem}", f"check `provider.url`: weft get model {name} -o yaml")
         else:
             yield ok(_CENTRAL, f"{name}: its provider can be reached, and its secret exists")
 
@@ -323,7 +323,9 @@ def examine_versions(processes: Healths) -> Iterator[Finding]:
         if health.version:
             yield ok(PROCESS_CHECK, f"{name}: weft {health.version}{schemas}")
         else:
-            yield warning(PROCESS_CHECK, f"{name}: of a release that does not say its version{schemas}", "upgrade it")
+            yield warning(
+                PROCESS_CHECK, f"{name}: an older release that does not report its version{schemas}", "upgrade it"
+            )
     yield _mix(processes)
     yield from _schemas(processes)
 
@@ -333,14 +335,14 @@ def _mix(processes: Healths) -> Finding:
     known = sorted({release for _, release in releases if release is not None})
     if len(known) <= 1:
         versions = sorted({health.version for _, health in processes if health.version})
-        return ok(CHECK, f"one release: {', '.join(versions) or 'unknown'}")
+        return ok(CHECK, f"all on one release: {', '.join(versions) or 'unknown'}")
     oldest, newest = known[0], known[-1]
     behind = _named({name for name, release in releases if release == oldest})
     if are_neighbours(oldest, newest):
-        detail = f"two neighbouring releases, {_words(oldest)} and {_words(newest)}, which run together"
-        return ok(CHECK, detail, f"to end the upgrade: {behind}")
-    detail = f"releases {_words(oldest)} to {_words(newest)}: only neighbouring ones run together"
-    return failed(CHECK, detail, f"upgrade first: {behind}")
+        detail = f"two adjacent releases, {_words(oldest)} and {_words(newest)}, which are compatible"
+        return ok(CHECK, detail, f"still to upgrade: {behind}")
+    detail = f"releases {_words(oldest)} to {_words(newest)}: only adjacent releases are compatible"
+    return failed(CHECK, detail, f"upgrade these first: {behind}")
 
 
 def _schemas(processes: Healths) -> Iterator[Finding]:
@@ -354,7 +356,7 @@ def _schemas(processes: Healths) -> Iterator[Finding]:
             if schema.known_revision < newest:
                 detail = (
                     f"{name}: the {schema.service} database has the schema {newest}, and weft {health.version} knows "
-                    f"{schema.known_revision}; it does not open that database again"
+                    f"{schema.known_revision}; it cannot reopen that database"
                 )
                 yield failed("schema", detail, f"upgrade {name}")
 

@@ -34,18 +34,20 @@ def edge() -> None:
 @app.command("config")
 def config(
     context: typer.Context,
-    kind: Annotated[EdgeKind, typer.Argument(help="What the Envoy is in front of.", show_default=False)],
+    kind: Annotated[EdgeKind, typer.Argument(help="What Envoy is in front of.", show_default=False)],
     config: ConfigOption = None,
     *,
     listen: Annotated[
-        str | None, typer.Option(help=f"Where it listens. Default {LISTEN}, of a relay {RELAY_LISTEN}.")
+        str | None, typer.Option(help=f"Listen address. Default {LISTEN}; for a relay {RELAY_LISTEN}.")
     ] = None,
     gateway: Annotated[
-        list[str] | None, typer.Option(help=f"Address of a gateway; may be repeated. Default {GATEWAY}.")
+        list[str] | None, typer.Option(help=f"Address of a gateway; repeatable. Default {GATEWAY}.")
     ] = None,
     relay: Annotated[str | None, typer.Option(help=f"Address of the relay. Default {RELAY}.")] = None,
-    certificate: Annotated[Path | None, typer.Option(help="PEM chain, as Envoy finds it. Default: plain HTTP.")] = None,
-    key: Annotated[Path | None, typer.Option(help="PEM key of the certificate, as Envoy finds it.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Path of the PEM chain on Envoy's host. Default: plain HTTP.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="Path of the PEM key on Envoy's host.")] = None,
     output: Annotated[Literal["yaml", "json"], typer.Option("--output", "-o", help="Output format.")] = "yaml",
 ) -> None:
     """Print an Envoy configuration: its limits are those of weft.yaml (`edge`, `gateway.connections`).
@@ -59,10 +61,10 @@ def config(
         ("--relay", relay is not None, EdgeKind.RELAY),
     ):
         if is_given and kind is not fitting:
-            raise invalid_field(option, f"goes with {fitting} only")
+            raise invalid_field(option, f"is only for {fitting}")
     if (certificate is None) != (key is None):
         missing = "--key" if key is None else "--certificate"
-        raise invalid_field(missing, "is missing: a certificate and its key come together")
+        raise invalid_field(missing, "is missing: a certificate needs its key, and a key its certificate")
     loaded = load_config(config)
     if kind is EdgeKind.RELAY:
         relayed = endpoint_of(RELAY if relay is None else relay, "--relay")

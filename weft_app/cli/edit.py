@@ -36,7 +36,7 @@ _COMMENT = "#"
 _NOT_DECLARED: Mapping[ResourceKind, str] = MappingProxyType(
     {
         ResourceKind.RUNNER: "a runner registers itself: edit weft.yaml on its host, then weft reload",
-        ResourceKind.POOL: "a pool follows from its models: edit their poolName with weft edit model/NAME",
+        ResourceKind.POOL: "a pool is defined by its models: edit their poolName with weft edit model/NAME",
     }
 )
 _RETRIED = frozenset(
@@ -63,7 +63,7 @@ def edit(
     adopt: AdoptOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Edit a resource in $VISUAL or $EDITOR as YAML, and apply it when the editor ends.
+    """Edit a resource as YAML in $VISUAL or $EDITOR, and apply it when the editor exits.
 
     A wrong text is opened again with what is wrong on top. A resource that was changed meanwhile is not overwritten:
     the edited text is kept in a file. What a runner publishes is of the weft.yaml of its host, and is taken over by
@@ -86,13 +86,13 @@ def _require_editable(document: Document, *, adopt: bool) -> None:
     if document["kind"] == ResourceKind.ALIAS and status.get("source") == "configured":
         raise WeftError(
             Reason.RESOURCE_IN_USE,
-            f"{label} is of the mesh's weft.yaml (registry.aliases): edit it there, then weft reload",
+            f"{label} is in the mesh's weft.yaml (registry.aliases): edit it there, then weft reload",
         )
     if not adopt and status.get("kind") == "virtual":
         raise WeftError(
             Reason.RESOURCE_IN_USE,
             f"{label} is published by the runner {status.get('runner', '')} from the weft.yaml of its host: edit it "
-            f"there, then weft reload; or declare it in the mesh, which then counts: weft edit {label} --adopt",
+            f"there, then weft reload; or declare it in the mesh, which takes precedence: weft edit {label} --adopt",
         )
 
 
@@ -104,7 +104,7 @@ def _editor() -> list[str]:
     for name in USUAL_EDITORS:
         if found := which(name):
             return [found]
-    raise invalid_field("EDITOR", "names no editor, and none was found; set it, such as EDITOR=nano")
+    raise invalid_field("EDITOR", "is not set, and no editor was found; set it, such as EDITOR=nano")
 
 
 def _edit(original: Document, home: Path, editor: list[str], *, adopt: bool) -> None:
@@ -136,13 +136,13 @@ def _edit(original: Document, home: Path, editor: list[str], *, adopt: bool) -> 
         is_changed = any(result["outcome"] != UNCHANGED for result in results)
         say(f"{label} {'configured' if is_changed else 'unchanged'}\n")
         return
-    raise _kept(file, f"the text is still wrong, and was not applied: {wrong}")
+    raise _kept(file, f"the text is still invalid and was not applied: {wrong}")
 
 
 def _edited(file: Path, editor: list[str], label: str, text: str, wrong: str) -> str:
     """Returns the edited text, without the comments at the top."""
     header = [
-        f"Edit {label}. It is applied when the editor ends; without a change, or empty, nothing is.",
+        f"Edit {label}. The text is applied when the editor exits, unless it is unchanged or empty.",
         *([safe_text(line) for line in f"Not applied: {wrong}".splitlines()] if wrong else []),
     ]
     file.write_text("".join(f"{_COMMENT} {line}\n" for line in header) + text, encoding="utf-8")
@@ -164,7 +164,9 @@ def _applied(text: str, original: Document, home: Path, *, adopt: bool) -> list[
     """Applies the text as `weft apply` does, unless the resource has changed since it was read."""
     label, found = label_of(original), read_documents(text, EDITED)
     if [one.label for one in found] != [label]:
-        raise invalid_field(EDITED, f"must be {label} alone; delete and apply rename a resource")
+        raise invalid_field(
+            EDITED, f"must contain only {label}; to rename a resource, delete it and apply it with the new name"
+        )
     try:
         return submit(found, home, dry_run=False, adopt=adopt, expected=(declared_of(original),))
     except WeftError as error:

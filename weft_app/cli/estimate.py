@@ -53,7 +53,9 @@ class _Subject:
 
 
 def estimate(
-    target: Annotated[str, typer.Argument(metavar="PATH|NAME", help="File, folder, configured model, or just a name.")],
+    target: Annotated[
+        str, typer.Argument(metavar="PATH|NAME", help="File, folder, configured model, or the name of any model.")
+    ],
     ctx: Annotated[int | None, typer.Option(min=1, max=16_777_216, help="Context of one slot.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Concurrent requests.")] = None,
     cache_type: Annotated[str, typer.Option(help="Type of the cache: " + ", ".join(CACHE_TYPE_BYTES))] = "",
@@ -61,7 +63,7 @@ def estimate(
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show what memory a model will take, and what the estimate comes from.
+    """Show the estimated memory of a model, and the source of the estimate.
 
     Example: weft estimate ~/models/qwen-7b-q4_k_m.gguf --ctx 8192 --slots 2
     """
@@ -85,12 +87,12 @@ def _unknown(target: str, subject: _Subject, config: Path | None) -> WeftError:
         runners = load_config(config).runners or (demo_runner(),)
         names = [name for runner in runners for model in runner.models for name in model.served_names]
         error = unknown_name("file or configured model", target, names)
-        error.message += " (a name that says how large the model is, such as qwen-7b, is estimated as well)"
+        error.message += " (a name that contains the size of the model, such as qwen-7b, works too)"
         return error
     where = subject.model.location or "its server"
     return WeftError(
         Reason.NOT_FOUND,
-        f"{target} cannot be estimated: {where} is not on this machine, and its name does not say how large it is",
+        f"{target} cannot be estimated: {where} is not on this machine, and its name does not contain its size",
     )
 
 
@@ -164,7 +166,7 @@ def _document(subject: _Subject, facts: ModelFacts, settings: MemorySettings, fo
 def _print(document: dict[str, Any]) -> None:
     basis = f"{document['contextTokens']} tokens in each of {document['slots']} slots"
     total = {"name": f"total (from its {_WORDS[document['source']]}; {basis})"}
-    kept = {"name": "kept prompts, at most (host memory, not in the total)", "bytes": document["keptPromptBytes"]}
+    kept = {"name": "kept prompts, maximum (host memory, not in the total)", "bytes": document["keptPromptBytes"]}
     print_table(
         [*document["parts"], total | {"bytes": document["bytes"]}, *([kept] if kept["bytes"] else [])], _COLUMNS
     )

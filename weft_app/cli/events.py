@@ -32,7 +32,7 @@ def events(
     resources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KIND [NAME]]", help="Only of this kind or resource.", autocompletion=complete_resource
+            metavar="[KIND [NAME]]", help="Only events of this kind or resource.", autocompletion=complete_resource
         ),
     ] = None,
     limit: Annotated[

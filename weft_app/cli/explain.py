@@ -83,9 +83,9 @@ _ENGINE = (
 )
 _NOT_SAMPLED = "not_sampled"
 _GAPS = {
-    _NOT_SAMPLED: "too short for the sampling interval, or no figures of the driver",
-    "foreign_process": "a process of others used the device, or what ran there cannot be seen",
-    "other_model": "another model computed on the device at the same time",
+    _NOT_SAMPLED: "shorter than the sampling interval, or no figures from the driver",
+    "foreign_process": "another process used the device, or its processes cannot be observed",
+    "other_model": "another model used the device at the same time",
 }
 
 
@@ -147,7 +147,7 @@ _COSTS = custom_columns(
     Not_cached=prompt_change,
     Work=lambda receipt: ", ".join(work_parts(receipt)) or None,
     Cancelled=_cancelled,
-    Router=lambda receipt: "none answered when it ended" if receipt.get("lackedRouter") else None,
+    Router=lambda receipt: "no router answered when it ended" if receipt.get("lackedRouter") else None,
 )
 
 
@@ -155,7 +155,7 @@ def _last(api: MeshApi) -> str:
     """Returns the id of the request that ended last. Raises NOT_FOUND."""
     for request in api.get("/v1/requests", limit=1, state="ended", allTenants=True)["items"]:
         return str(request["requestId"])
-    raise WeftError(Reason.NOT_FOUND, "no request has ended lately; `weft get requests` lists those that run")
+    raise WeftError(Reason.NOT_FOUND, "no request has ended recently; `weft get requests` lists running ones")
 
 
 def explain(
@@ -163,14 +163,14 @@ def explain(
         str,
         typer.Argument(
             metavar="[REQUEST-ID]",
-            help="Request id, as in the header x-request-id. Default: the request that ended last.",
+            help="Request id, as in the header x-request-id. Default: the last request that ended.",
             show_default=False,
         ),
     ] = "",
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.
+    """Explain the scheduling of a request: what it waited for, which runners were candidates, which one served it.
 
     Routers keep requests for a week after they end (router.records), also over restarts. A router that is killed loses
     those of its last seconds; one that was under way then is shown as router_lost, until its gateway has reported how

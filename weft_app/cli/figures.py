@@ -35,7 +35,7 @@ _COLUMNS = custom_columns(
 
 
 def figures(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show what was counted in the last hour: requests, tokens, percentiles of times, waits and devices.
+    """Show figures of the last hour: requests, tokens, latency percentiles, waits and devices.
 
     With -o json, each figure for each step of ten seconds.
 

@@ -45,7 +45,7 @@ class Breaks:
             raise error
         if self._away_since is None:
             self._away_since = time.monotonic()
-            note(f"{error.message}; watching again when it is back")
+            note(f"{error.message}; the watch resumes when it is back")
         if time.monotonic() - self._away_since > self._limit_seconds:
             raise error
 

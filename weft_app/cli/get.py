@@ -76,8 +76,8 @@ def get(
         list[str] | None,
         typer.Option(
             "--state",
-            help="Tasks in this state: pending, running, completed, failed or cancelled; repeatable. Of requests one: "
-            "ended, completed, failed or cancelled. Default: running requests.",
+            help="Tasks in this state: pending, running, completed, failed or cancelled; repeatable. For requests, "
+            "one of: ended, completed, failed or cancelled. Default: running requests.",
         ),
     ] = None,
     caller: Annotated[
@@ -146,7 +146,7 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
     ((kind, documents),) = found.items()
     listing = listing_of(kind)
     if wanted:
-        listing = replace(listing, empty=f"no {kind.plural} have the labels {selector}")
+        listing = replace(listing, empty=f"no {kind.plural} match the labels {selector}")
     # A single named resource is printed without a list around it.
     listing.print(documents, output, (lambda: documents[0]) if len(scope.targets) == 1 else None)
     for line in left_out:
@@ -231,7 +231,7 @@ def _show_what_a_router_knows(
         raise error
     first = known_uses(home, error, tenants or ())
     if watch:
-        note_missing_declarations(error, "; the registry is not waited for")
+        note_missing_declarations(error, "; not waiting for the registry")
         poll_records(LIMIT_WINDOWS, output, lambda: read_uses(home, tenants or ()))
         return
     LIMIT_WINDOWS.print(first, output)
@@ -258,7 +258,7 @@ def _print_kinds(found: Mapping[ResourceKind, list[Document]], output: ResourceF
     if output not in TEXTS:
         MIXED.print(everything, output)
     elif not everything:
-        note("nothing has such labels" if is_selected else NOTHING)
+        note("nothing matches these labels" if is_selected else NOTHING)
     else:
         tables = (labelled_listing(kind).text(documents, output) for kind, documents in found.items() if documents)
         say("\n".join(tables))

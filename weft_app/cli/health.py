@@ -28,11 +28,13 @@ _PROCESSES = Listing(
 
 
 def health(
-    live: Annotated[bool, typer.Option("--live", help="Check liveness instead of readiness.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Check liveness instead of readiness (is the process alive?).")
+    ] = False,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Ask the processes of a home whether they can do their work: a probe for containers and supervisors.
+    """Check the health of the processes of a home: a probe for containers and supervisors.
 
     Exit code 1 when one of them cannot, or does not answer within 3 s; 3 where none runs. weft status tells more.
 
@@ -42,7 +44,7 @@ def health(
     question = "liveness" if live else "readiness"
     found = [{"process": name, "health": _answer(address, question)} for name, address in _processes(folder)]
     if not found:
-        note(f"no process of weft runs on this home ({folder.root})")
+        note(f"weft is not running on this home ({folder.root})")
         raise typer.Exit(EXIT_NOT_FOUND)
     _PROCESSES.print(found, output)
     if not all(each["health"] in (READY, LIVE) for each in found):

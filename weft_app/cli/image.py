@@ -66,24 +66,25 @@ def image(
             "--output",
             "-o",
             metavar="FILE|json|yaml",
-            help="File to write: .png, .jpg or .webp; - is stdout. Several get -1, -2 ... json, yaml: one document.",
+            help="File to write: .png, .jpg or .webp; - for stdout. Several images "
+            "get -1, -2 ... json, yaml: one document.",
         ),
     ] = "",
     *,
     model: ModelOption = "",
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=MAX_COUNT, help="How many images.")] = 1,
-    size: Annotated[str, typer.Option(help="WIDTHxHEIGHT in pixels. Default: the model's own.")] = "",
-    steps: Annotated[int | None, typer.Option(min=1, max=1000, help="Steps of each image.")] = None,
+    size: Annotated[str, typer.Option(help="Size as WIDTHxHEIGHT in pixels. Default: the model's.")] = "",
+    steps: Annotated[int | None, typer.Option(min=1, max=1000, help="Denoising steps per image.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed makes the same image.")] = None,
     guidance: Annotated[float | None, typer.Option(min=0, max=100, help="Guidance scale.")] = None,
     negative: Annotated[str, typer.Option(help="What the image must not show.")] = "",
-    quality: Annotated[str, typer.Option(help="How much effort, in the model's words.")] = "",
-    source: Annotated[list[Path] | None, typer.Option("--from", help="Image to work from; several times.")] = None,
-    mask: Annotated[Path | None, typer.Option(help="Image of where --from may be changed.")] = None,
-    strength: Annotated[float | None, typer.Option(min=0, max=1, help="How much of --from is changed.")] = None,
-    preview: Annotated[
-        Path | None, typer.Option(help="File that always has the newest preview of the first image.")
+    quality: Annotated[str, typer.Option(help="Quality, by the model's own names.")] = "",
+    source: Annotated[list[Path] | None, typer.Option("--from", help="Source image; repeatable.")] = None,
+    mask: Annotated[Path | None, typer.Option(help="Mask: where the source image may be changed.")] = None,
+    strength: Annotated[
+        float | None, typer.Option(min=0, max=1, help="How much of the source image is changed, 0 to 1.")
     ] = None,
+    preview: Annotated[Path | None, typer.Option(help="File for the latest preview of the first image.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
     detach: DetachOption = False,
     fetch: FetchOption = "",
@@ -102,7 +103,7 @@ def image(
         _fetch(fetch, target, home)
         return
     if not prompt.strip():
-        raise invalid_field("PROMPT", "say what to show, or --fetch TASK")
+        raise invalid_field("PROMPT", "describe the image, or use --fetch TASK")
     target.require_writable()
     options: ImageOptions = given_options(
         {
@@ -120,7 +121,7 @@ def image(
         }
     )
     if mask is not None and not source:
-        raise invalid_field("--mask", "needs --from, the image that it is laid over")
+        raise invalid_field("--mask", "needs --from, the source image of the mask")
     if source:
         options["images"] = [read_media(path, "--from") for path in source]
     if mask is not None:
@@ -195,7 +196,7 @@ class ImageTarget:
     def require_writable(self) -> None:
         """Checks files before the request, see `weft_app.cli.media.require_writable`."""
         if self.output == STANDARD and self.count > 1:
-            raise invalid_field("--count", "standard output takes one image; name a file")
+            raise invalid_field("--count", "cannot be standard output for several images; name a file")
         if self.format:
             require_writable(numbered(Path(self.output), self.count), force=self.force)
 

@@ -70,10 +70,11 @@ class Credentials:
                 raise invalid_field("--token-file", f"{self.token_file} cannot be read as text") from error
         if not token:
             raise invalid_field(
-                "--token", f"is needed, or --token-file, or {TOKEN_VARIABLE}; make one with `weft runner token create`"
+                "--token",
+                f"is required, or --token-file, or {TOKEN_VARIABLE}; create a token with `weft runner token create`",
             )
         if len(token) > MAX_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
-            raise invalid_field("--token", "is not a join token; it looks like wjt_<id>_<secret>")
+            raise invalid_field("--token", "is not a join token, which looks like wjt_<id>_<secret>")
         return token
 
     def mesh(self, url: str | None) -> tuple[Invitation, FindAddresses | None]:
@@ -83,7 +84,7 @@ class Credentials:
         """
         if url is None:
             if self.ca_file is not None:
-                raise invalid_field("--ca-file", "needs the URL of the mesh, whose name the certificate is for")
+                raise invalid_field("--ca-file", "needs the URL of the mesh, to check the name in its certificate")
             given = self.read_token() if self.token or self.token_file else ""
             return announced_mesh(self.fingerprint, lambda: given or self.read_token(), given)
         if not url.startswith(SCHEME):
@@ -144,12 +145,12 @@ def _found_server(config: Path | None, home: Path, mode: Discover | None) -> str
     if not usable:
         raise WeftError(
             Reason.INVALID_ARGUMENT,
-            "there is nothing to publish: no weft.yaml with runners, and no engine that answers on this machine; "
-            "name one with --url http://HOST:PORT, or write a weft.yaml (docs/laptops.md)",
+            "nothing to publish: there is no weft.yaml with runners, and no engine responds on this machine. Name one "
+            "with --url http://HOST:PORT, or write a weft.yaml (docs/laptops.md)",
         )
     chosen = usable[0]
     for server in usable[1:]:
-        note(f"also found, and not published: {shown_server(server)}; publish it with --url {server.url}")
+        note(f"also found but not published: {shown_server(server)}; publish it with --url {server.url}")
     note(f"found on this machine: {shown_server(chosen)}")
     if mode is not Discover.YES:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -171,7 +172,7 @@ def _load(config: Path | None, server: dict[str, Any], environment: Callable[[Do
         for name, value in server.items():
             if value is not None:
                 option = f"--{name.replace('_', '-')}"
-                raise invalid_field(option, "is for --url; models of the configuration have their own names")
+                raise invalid_field(option, "is only for --url; models in the configuration have their own names")
         return load_config(config, below=environment)
     named = server.pop("name") or (*this_machine().names, "laptop")[0].partition(".")[0]
     return config_with_server(config, runner=named, below=environment, **server)
@@ -199,7 +200,7 @@ def _link_reporter(plan: JoinPlan) -> Callable[[LinkEvent], None]:
 
     def show(event: LinkEvent) -> None:
         nonlocal last
-        detail, models = safe_text(event.detail), ", ".join(plan.published) or "every model that its server lists"
+        detail, models = safe_text(event.detail), ", ".join(plan.published) or "all models that its server lists"
         line = {
             "CONNECTING": f"...  connecting to {plan.shown_address}",
             "JOINED": f"ok   joined as {plan.runner.name}: {models}",
@@ -248,8 +249,8 @@ def require_some(found: Sequence[Announcement]) -> None:
     if not found:
         raise WeftError(
             Reason.NOT_FOUND,
-            "no mesh is announced on this network (weft up --host 0.0.0.0 --announce announces one, and some networks "
-            f"carry no multicast); {OTHER_WAY}",
+            "no mesh is announced on this network (weft up --host 0.0.0.0 --announce announces one; some networks do "
+            f"not forward multicast). {OTHER_WAY}",
         )
 
 
@@ -258,12 +259,12 @@ def ask_mesh(found: Sequence[Announcement], token: str, dialog: JoinDialog) -> I
 
     Raises PERMISSION_DENIED if an invitation is for another mesh.
     """
-    dialog.show("meshes announced on this network (an announcement proves nothing: anyone there can send one):")
+    dialog.show("meshes announced on this network (announcements can be forged):")
     for number, line in enumerate(listed(found), start=1):
         dialog.show(safe_text(f"  {number}  {line}"))
     mesh = _chosen(found, dialog)
     if not token:
-        token = dialog.ask_secret("Invitation (weft://...) or token of it").strip()
+        token = dialog.ask_secret("Its invitation (weft://...) or join token").strip()
     if token.startswith(SCHEME):
         invitation = parse_invitation(token)
         require_same_mesh(mesh, invitation.trust.fingerprint)
@@ -272,21 +273,21 @@ def ask_mesh(found: Sequence[Announcement], token: str, dialog: JoinDialog) -> I
     if not mesh.fingerprint:
         raise WeftError(
             Reason.INVALID_ARGUMENT,
-            f"{mesh.name} has the certificate of a public authority, which is known by the mesh's name: {OTHER_WAY}",
+            f"{mesh.name} has a certificate of a public authority, which is verified by the mesh's name: {OTHER_WAY}",
         )
-    dialog.show("weft up and the mesh's invitations show the fingerprint of the mesh. Compare it with this one:")
+    dialog.show("`weft up` and invitations show the mesh's fingerprint. Compare it with this one:")
     dialog.show(f"  {mesh.fingerprint}")
-    dialog.show("If it is another one, someone else gets the token, and with it the mesh.")
-    if not dialog.confirm("Is it the same?"):
+    dialog.show("If they differ, another machine would get the token and could join the mesh with it.")
+    if not dialog.confirm("Are they the same?"):
         raise typer.Exit(EXIT_FAILED)
-    dialog.show(f"without a question from now on: weft runner join --fingerprint {mesh.fingerprint} --token-file FILE")
+    dialog.show(f"to join without this question: weft runner join --fingerprint {mesh.fingerprint} --token-file FILE")
     return Invitation(addresses=mesh.join_addresses, trust=Trust(fingerprint=mesh.fingerprint), token=token)
 
 
 def _chosen(found: Sequence[Announcement], dialog: JoinDialog) -> Announcement:
     answer = dialog.ask(f"Join which one (1-{len(found)})?").strip()
     if not answer.isdecimal() or not 1 <= int(answer[:4]) <= len(found):
-        raise WeftError(Reason.INVALID_ARGUMENT, f"{safe_text(answer)!r} is none of the numbers 1 to {len(found)}")
+        raise WeftError(Reason.INVALID_ARGUMENT, f"{safe_text(answer)!r} is not a number from 1 to {len(found)}")
     return found[int(answer) - 1]
 
 
@@ -297,7 +298,7 @@ def _dialog(found: Sequence[Announcement]) -> JoinDialog:
             note(safe_text(line))
         raise WeftError(
             Reason.INVALID_ARGUMENT,
-            f"without a terminal the mesh is named by the fingerprint that its operator gave you: {COMMAND}",
+            f"without a terminal, name the mesh by the fingerprint that its operator gave you: {COMMAND}",
         )
 
     def answered(question: Callable[..., Any], text: str, **options: Any) -> Any:

@@ -14,16 +14,16 @@ from weft_app.cli.output import Listing, custom_columns, print_document, safe_te
 
 _LIFETIME = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _NO_RELAY = (
-    "No relay runs on this home: weft up --host 0.0.0.0 opens one, or relay.listen in weft.yaml. "
-    "Where routers run on other machines, --address HOST:PORT names the relay of each.\n"
+    "No relay runs on this home. Start one with weft up --host 0.0.0.0 or relay.listen in weft.yaml. If routers run "
+    "on other machines, name the relay of each with --address HOST:PORT.\n"
 )
 JOIN_TOKENS = "/v1/admin/join-tokens"
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
-app = typer.Typer(help="Manage the tokens with which runners join.", no_args_is_help=True)
+app = typer.Typer(help="Manage the join tokens of runners.", no_args_is_help=True)
 
 _TOKENS = Listing(
-    empty="there are no join tokens; weft runner token create makes one",
+    empty="there are no join tokens; create one with weft runner token create",
     columns=custom_columns(
         "ID:id DESCRIPTION:description CREATED:createTime EXPIRES",
         EXPIRES=lambda token: token.get("expireTime", "never"),
@@ -34,21 +34,21 @@ _TOKENS = Listing(
 
 @app.command("create")
 def create(
-    description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
+    description: Annotated[str, typer.Option("--description", "-d", help="Description of its purpose.")] = "",
     expires: Annotated[str | None, typer.Option(help="Lifetime, such as 12h or 30d. Default: unlimited.")] = None,
     addresses: Annotated[
         list[str] | None,
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Where runners join, in place of this home's relay; once for each router with a relay.",
+            help="Address at which runners join, instead of this home's relay; repeat it for each router with a relay.",
         ),
     ] = None,
     fingerprint: Annotated[
         str | None,
         typer.Option(
-            help="With --address: of the relays' certificate. Default: that of this home's relay, "
-            "or none, for a certificate of a public authority."
+            help="With --address: fingerprint of the relays' certificate. Default: that of this home's relay; none "
+            "for a certificate of a public authority."
         ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,

@@ -44,7 +44,7 @@ def scopes_of(role: KeyRole) -> tuple[str, ...]:
 
 
 _KEYS = Listing(
-    empty="there are no API keys; weft keys create makes the first, and callers need one from then on",
+    empty="there are no API keys; create the first with weft keys create. Callers need a key from then on",
     columns=custom_columns(
         "ID:id STATE:state TENANT:tenant SCOPES:scopes:commas CREATED:createTime EXPIRES DESCRIPTION:description",
         EXPIRES=lambda key: key.get("expireTime", "never"),
@@ -72,7 +72,7 @@ def create(
     ] = None,
     role: Annotated[KeyRole | None, typer.Option(help="Named set of scopes. Default without --scope: user.")] = None,
     expires: Annotated[str | None, typer.Option(help="Lifetime, such as 12h or 90d. Default: unlimited.")] = None,
-    description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
+    description: Annotated[str, typer.Option("--description", "-d", help="Description of its purpose.")] = "",
     home: HomeOption = DEFAULT_HOME,
     output: FormatOption = NamedFormat.TABLE,
 ) -> None:

@@ -68,11 +68,11 @@ class HttpMesh:
         """Returns the names of models and pools that a key may use. Raises as `asks_for_keys`."""
         listed = self._listed(key)
         if listed is None:
-            raise WeftError(Reason.UNAUTHENTICATED, f"the mesh at {self.url} takes no such key")
+            raise WeftError(Reason.UNAUTHENTICATED, f"the mesh at {self.url} does not accept this key")
         try:
             return [name for each in listed["data"] if not (name := str(each["id"])).startswith(_OTHERS)]
         except (KeyError, TypeError) as error:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{self.url} is no mesh: it lists no models") from error
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{self.url} is not a mesh: it lists no models") from error
 
     def _listed(self, key: str) -> Any:
         """Returns the list of models; None if the key is rejected."""
@@ -84,7 +84,8 @@ class HttpMesh:
                 return None
             if error.reason is Reason.SERVICE_UNAVAILABLE:
                 error.message += (
-                    f"; weft status says whether it runs on this home, and {URL_VARIABLE} names one elsewhere"
+                    "; check with weft status whether it runs on this home, or set "
+                    f"{URL_VARIABLE} to the URL of another mesh"
                 )
             raise
 
@@ -106,7 +107,7 @@ def launch(
     model: Annotated[
         str,
         typer.Option(
-            help="A model, pool, agent/NAME, route/NAME or alias. Default: the only one of the mesh.",
+            help="A model, pool, agent/NAME, route/NAME or alias. Default: the only model of the mesh.",
             autocompletion=complete_chat_target,
         ),
     ] = "",
@@ -114,14 +115,14 @@ def launch(
         str, typer.Option(envvar=KEY_VARIABLE, help="API key. Default: that of the last launch, or a new one.")
     ] = "",
     only_print: Annotated[
-        bool, typer.Option("--print", help="Print the environment as export lines and the command; start nothing.")
+        bool, typer.Option("--print", help="Only print the environment as export lines, and the command.")
     ] = False,
     output: Annotated[
         NamedFormat, typer.Option("--output", "-o", help="Output format of the list of tools.")
     ] = NamedFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Start a program such as Claude Code with the environment that leads it to the mesh; no file is changed.
+    """Start a program such as Claude Code with the environment variables of the mesh. No file is changed.
 
     The mesh is that of --home, of WEFT_URL, or of what runs on the home.
 
@@ -174,7 +175,7 @@ def _key(home: Path, mesh: HttpMesh, tool: str) -> str:
     if not mesh.is_own:
         raise invalid_field(
             "--key",
-            f"is needed: callers of {mesh.url} have keys; give a key here or in {KEY_VARIABLE}",
+            f"is required: callers of {mesh.url} need a key; set it here or in {KEY_VARIABLE}",
         )
     file = root.root / KEY_FOLDER / tool
     if kept := _kept_key(home, file):
@@ -185,7 +186,7 @@ def _key(home: Path, mesh: HttpMesh, tool: str) -> str:
     try:
         replace_file(file, f"{text}\n".encode())
     except OSError as error:
-        note(f"the key cannot be kept for the next launch, which makes another: {error.strerror} ({file})")
+        note(f"the key cannot be stored, so the next launch will create another one: {error.strerror} ({file})")
     return text
 
 
@@ -215,7 +216,7 @@ def _only_model(home: Path, mesh: HttpMesh, key: str) -> str:
     if len(names) == 1:
         return names[0]
     there = f"there are {', '.join(names[:MAX_NAMES])}" if names else "the mesh has none yet"
-    raise invalid_field("--model", f"say which model is meant; {there}")
+    raise invalid_field("--model", f"choose a model; {there}")
 
 
 def _require_tools(home: Path, tool: Tool, model: str) -> None:
@@ -227,8 +228,12 @@ def _require_tools(home: Path, tool: Tool, model: str) -> None:
     if not members or not all("tools" in _abilities(each).get("lacking", ()) for each in members):
         return
     able = sorted(each["name"] for each in models if "tools" in _abilities(each).get("skills", ()))
-    others = f"these do: {', '.join(able[:MAX_NAMES])}" if able else "load one that does, such as hf:Qwen/Qwen3-4B-GGUF"
-    raise invalid_field("--model", f"{model} calls no tools, and {tool.title} needs them; {others}")
+    others = (
+        f"these do: {', '.join(able[:MAX_NAMES])}"
+        if able
+        else "load one that does, such as hf:Qwen/Qwen3-4B-GGUF (weft load)"
+    )
+    raise invalid_field("--model", f"{model} does not support tool calls, which {tool.title} needs; {others}")
 
 
 def _abilities(model: Document) -> Mapping[str, Any]:

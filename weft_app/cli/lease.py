@@ -69,7 +69,7 @@ _PASSED_ON = (*_FROM_A_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, 
 def require_command(command: Sequence[str]) -> None:
     """Raises INVALID_ARGUMENT if the program does not exist, before any wait for memory."""
     if not command:
-        raise invalid_field("COMMAND", "is needed: weft lease acquire --memory 8GiB -- python train.py")
+        raise invalid_field("COMMAND", "is required, such as: weft lease acquire --memory 8GiB -- python train.py")
     if shutil.which(command[0]) is None:
         raise invalid_field("COMMAND", f"there is no program {command[0]!r}")
 
@@ -208,7 +208,8 @@ def acquire(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")],
     *,
     memory: Annotated[
-        str, typer.Option("--memory", "-m", help="Amount over all devices: 8GiB, 8GB or 8192MiB.", metavar="SIZE")
+        str,
+        typer.Option("--memory", "-m", help="Memory over all devices, such as 8GiB, 8GB or 8192MiB.", metavar="SIZE"),
     ],
     devices: Annotated[
         str, typer.Option("--devices", help="Only on these devices, by number, such as 0,1.", metavar="LIST")
@@ -224,10 +225,12 @@ def acquire(
     ] = "normal",
     wait: Annotated[
         str,
-        typer.Option("--wait", help="Longest wait for the memory, such as 30s, 10m or 2h; 0: none.", metavar="TIME"),
+        typer.Option(
+            "--wait", help="Longest wait for the memory, such as 30s, 10m or 2h; 0: do not wait.", metavar="TIME"
+        ),
     ] = "5m",
     purpose: Annotated[
-        str, typer.Option("--purpose", help="Purpose, shown to those who wait. Default: the program.", metavar="TEXT")
+        str, typer.Option("--purpose", help="Purpose, shown to waiting callers. Default: the program.", metavar="TEXT")
     ] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -306,9 +309,7 @@ def release_lease(
 def _confirm(lease: Document) -> None:
     """Asks whether to release a lease. Raises INVALID_ARGUMENT without a terminal."""
     if not sys.stdin.isatty():
-        raise invalid_field(
-            "--yes", "is needed where there is no terminal: the program that holds the lease may be ended"
-        )
+        raise invalid_field("--yes", "is required without a terminal: the program that holds the lease may be ended")
     held = f"{size_words(leased_bytes(lease))} of {safe_text(lease['host'])}"
     holder, purpose = safe_text(lease["holder"]), safe_text(lease["purpose"])
     note(f"{holder} holds {held} for {purpose}; a command of weft lease acquire is ended when its lease is released")

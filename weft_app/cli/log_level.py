@@ -26,7 +26,7 @@ def log_level(
         typer.Argument(
             metavar="[PROCESS] [LEVEL]",
             help="gateway, router, registry or runner/NAME (default: mesh), then "
-            f"{', '.join(LEVELS)}, or {RESET} for the configured level. Without a level the present one is shown.",
+            f"{', '.join(LEVELS)}, or {RESET} for the configured level. Without a level, the current one is shown.",
         ),
     ] = None,
     *,
@@ -35,7 +35,7 @@ def log_level(
     ] = "10m",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Change the lowest level that a process of the mesh logs, for a time; then the configured one holds again.
+    """Change the log level of a process of the mesh for a limited time.
 
     The change does not survive a restart, and the audit log has it. The services of weft up are one process.
 
@@ -55,7 +55,9 @@ def log_level(
             answer = api.put("/v1/admin/log-level", body)
     except WeftError as error:
         if error.reason is Reason.UNSUPPORTED_OPERATION:
-            raise WeftError(error.reason, f"{shown} is of a release whose log level cannot be changed") from error
+            raise WeftError(
+                error.reason, f"{shown} is an older release that does not support changing its log level"
+            ) from error
         raise
     say(f"{shown}: {answer['previousLevel']} -> {answer['level']}{_until(answer, 'endTime')}\n")
 

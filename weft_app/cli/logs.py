@@ -60,7 +60,7 @@ def logs(
             "-n",
             min=0,
             max=MAX_LINES,
-            help=f"Last lines. Default {DEFAULT_LINES}; with --since or --request {MAX_LINES}.",
+            help=f"Number of last lines. Default {DEFAULT_LINES}; with --since or --request {MAX_LINES}.",
         ),
     ] = None,
     since: Annotated[
@@ -72,7 +72,7 @@ def logs(
     ] = LinesFormat.TEXT,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show the log of the mesh, a service, a runner or one request, a model's engine's output, or a task's answer.
+    """Show the log of the mesh, a service, a runner, an engine or one request, or the answer of a task.
 
     Logs of the mesh, of services and of runners are files of the home, also there when weft is stopped.
 
@@ -84,7 +84,7 @@ def logs(
         wanted = _filter_of(since, request, time.time())
         is_plain = since is None and not request and output is LinesFormat.TEXT
         only_files = invalid_field(
-            "--since, --request, --output", "go with the logs of the mesh, a service or a runner"
+            "--since, --request, --output", "are only for the logs of the mesh, a service or a runner"
         )
         if record_kind(named[0]) == "task":
             if not is_plain:
@@ -97,7 +97,7 @@ def logs(
             )
         if named[0].startswith(REQUEST_PREFIX):
             if request:
-                raise invalid_field("--request", "is the other spelling of request/ID; give one of them")
+                raise invalid_field("--request", "cannot be combined with request/ID, which means the same")
             request = require_token(named[0].removeprefix(REQUEST_PREFIX), "request/ID", MAX_REQUEST_ID_CHARS)
             wanted = replace(_filter_of(since, request, time.time()), in_text=True)
             folder = LogFolder(WeftHome(home.expanduser().absolute()))
@@ -192,5 +192,5 @@ def _print_output(home: Path, model: Document, lines: int, *, follow: bool) -> N
         batches = api.stream(path, follow=True, lines=count) if follow else [api.get(path, lines=count)]
         for batch in filter(None, batches):
             if batch.get("lostLineCount"):
-                note(f"{batch['lostLineCount']} lines were lost: this reader is too slow")
+                note(f"{batch['lostLineCount']} lines were lost, because this reader is too slow")
             say("".join(f"{safe_text(line)}\n" for line in batch["lines"]))

@@ -39,20 +39,20 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
                 "running."
             ),
         ),
-        "stop": ("stop:stop", "Stop the mesh of a home: running requests are finished first, as with Ctrl-C."),
+        "stop": ("stop:stop", "Stop the mesh of a home after its running requests, as Ctrl-C does."),
         "restart": (
             "stop:restart",
-            "Stop the mesh of a home, finishing running requests first, and start it again as it was started.",
+            "Restart the mesh of a home, or reload a model, after running requests.",
         ),
         "reload": (
             "reload:reload",
-            "Have a running mesh read its weft.yaml again: what changed drains, all else continues.",
+            "Reload the weft.yaml of a running mesh: only what changed is drained and restarted.",
         ),
         "status": (
             "status:status",
-            "Show whether a mesh runs on a home, since when, where, how its processes are, and which models it serves.",
+            "Show the state of the mesh of a home: uptime, addresses, health of its processes, and models.",
         ),
-        "demo": ("demo:demo", "Start a mesh in a temporary home, stream one chat through its HTTP API, stop it."),
+        "demo": ("demo:demo", "Start a mesh in a temporary home, stream one chat through its HTTP API, and stop it."),
         "ui": ("ui:ui", "Open the workbench, the web page of the mesh, and print its address."),
         "chat": (
             "chat:chat",
@@ -72,9 +72,12 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "launch": (
             "launch:launch",
-            "Start a program such as Claude Code with the environment that leads it to the mesh; no file is changed.",
+            "Start a program such as Claude Code with the environment variables of the mesh. No file is changed.",
         ),
-        "doctor": ("doctor:doctor", "Check what a mesh on this machine needs. Exit code 1 when something is missing."),
+        "doctor": (
+            "doctor:doctor",
+            "Check whether a mesh can run on this machine. Exit code 1 if something is missing.",
+        ),
         "version": (
             "version:show_version",
             "Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.",
@@ -83,43 +86,40 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Models": {
         "discover": (
             "discover:discover",
-            "Show engines and models of other programs here, the weft.yaml that serves them, and announced meshes.",
+            "Show engines and models of other programs on this machine, a weft.yaml for them, and announced meshes.",
         ),
         "attach": (
             "attach:attach",
-            "Serve every model that a running server lists, without a restart of the mesh; its list is followed.",
+            "Serve all models of a running server, without a restart of the mesh, and follow changes of its list.",
         ),
         "detach": (
             "attach:detach",
-            "Serve the models of an attached server no longer; running requests end first, and the server runs on.",
+            "Stop serving the models of an attached server after their running requests. The server keeps running.",
         ),
         "pull": (
             "models:pull",
-            "Pull a model: from the Hugging Face hub, by its short name, a URL, or a folder. No mesh needs to run.",
+            "Pull a model from the Hugging Face hub, by short name, from a URL or a folder. No mesh needs to run.",
         ),
         "models": ("models:app", "List and remove the models that were pulled."),
         "ps": ("ps:ps", "Show each model on each runner: memory, how long it stays loaded, process, slots."),
-        "top": ("top:top", "Show devices, models, queue and last ends on one page that continues until q or Ctrl-C."),
+        "top": ("top:top", "Show devices, models, the queue and ended requests on a live page; quit with q or Ctrl-C."),
         "figures": (
             "figures:figures",
-            "Show what was counted in the last hour: requests, tokens, percentiles of times, waits and devices.",
+            "Show figures of the last hour: requests, tokens, latency percentiles, waits and devices.",
         ),
         "load": (
             "operations:load",
-            "Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.",
+            "Load a model and keep it loaded until it is unloaded. Different options reload it.",
         ),
         "unload": (
             "operations:unload",
-            "Drain the requests of a model, then unload it; the next request loads it again.",
+            "Drain and unload a model. The next request loads it again.",
         ),
         "flush": ("operations:flush", "Drop cached prefixes. Running requests keep theirs until they end."),
-        "estimate": ("estimate:estimate", "Show what memory a model will take, and what the estimate comes from."),
+        "estimate": ("estimate:estimate", "Show the estimated memory of a model, and the source of the estimate."),
         "logs": (
             "logs:logs",
-            (
-                "Show the log of the mesh, a service, a runner or one request, a model's engine's output, or a "
-                "task's answer."
-            ),
+            ("Show the log of the mesh, a service, a runner, an engine or one request, or the answer of a task."),
         ),
     },
     "Resources": {
@@ -134,16 +134,16 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "describe:describe",
             "Show the details of one resource: its document, conditions with reasons, engines and recent events.",
         ),
-        "edit": ("edit:edit", "Edit a resource in $VISUAL or $EDITOR as YAML, and apply it when the editor ends."),
+        "edit": ("edit:edit", "Edit a resource as YAML in $VISUAL or $EDITOR, and apply it when the editor exits."),
         "create": ("create:app", "Create a model of a provider, or a secret."),
         "rotate": ("create:rotate_app", "Give a secret a new value."),
         "apply": (
             "declare:apply",
-            "Declare resources. All documents are applied, or none when one is wrong or refused.",
+            "Declare resources. All documents are applied, or none if one is invalid or refused.",
         ),
         "diff": (
             "declare:diff",
-            "Show what apply would change. Exit code 0: nothing, 1: differences, higher: the comparison failed.",
+            "Show what apply would change. Exit code 0: no differences, 1: differences, higher: the comparison failed.",
         ),
         "delete": (
             "declare:delete",
@@ -151,7 +151,10 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "profile": (
             "profile:app",
-            "Save what is declared and loaded as a profile, and switch to profiles. List them: weft get profiles.",
+            (
+                "Save declared resources and loaded models as a profile, and switch "
+                "profiles. List them: weft get profiles."
+            ),
         ),
         "wait": ("wait:wait", "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout."),
         "events": ("events:events", "Show recent events, oldest first."),
@@ -159,14 +162,14 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Requests": {
         "explain": (
             "explain:explain",
-            "Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.",
+            (
+                "Explain the scheduling of a request: what it waited for, which "
+                "runners were candidates, which one served it."
+            ),
         ),
         "cancel": (
             "cancel:cancel",
-            (
-                "Cancel requests, tasks, batches or operations: what waits never starts, what runs is stopped with "
-                "its engine."
-            ),
+            ("Cancel requests, tasks, batches or operations, whether they wait or run."),
         ),
         "batch": ("batch:app", "Submit batches of requests, and fetch their answers."),
         "simulate": ("simulate:simulate", "Simulate a mesh: waits, throughput, refusals and the cost of model swaps."),
@@ -184,35 +187,35 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "edge": ("edge:app", "Print the configuration of an Envoy in front of gateways or a relay."),
         "service": (
             "service:app",
-            "Install, show and remove services of systemd: a mesh, one of its services, a runner.",
+            "Install, show and remove systemd services: a mesh, one of its services, or a runner.",
         ),
         "health": (
             "health:health",
-            "Ask the processes of a home whether they can do their work: a probe for containers and supervisors.",
+            "Check the health of the processes of a home: a probe for containers and supervisors.",
         ),
         "operation": ("operations:app", "List, follow and cancel loads, unloads and flushes."),
         "audit": (
             "audit:app",
-            "Show the audit log of loads, unloads and flushes, refusals included, and verify that it is complete.",
+            "Show and verify the audit log of loads, unloads and flushes, including refusals.",
         ),
         "usage": (
             "usage:usage",
-            "Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.",
+            "Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, remote requests.",
         ),
         "sign": ("sign:app", "Sign tokens that permit an operation, and create signing keys."),
         "approve": (
             "sign:approve",
-            "Show what a token permits, from the signed action itself, and add your signature.",
+            "Show what a token permits, as read from the signed action, and add your signature.",
         ),
         "log-level": (
             "log_level:log_level",
-            "Change the lowest level that a process of the mesh logs, for a time; then the configured one holds again.",
+            "Change the log level of a process of the mesh for a limited time.",
         ),
     },
     "Development": {
         "conformance": (
             "conformance:conformance",
-            "Check a runner of the mesh against its contract, promise by promise.",
+            "Check a runner of the mesh against each rule of its contract.",
         ),
     },
 }
@@ -448,7 +451,7 @@ def _accept_aliases(group: Any) -> None:
 app = typer.Typer(
     name="weft",
     cls=LazyGroup,
-    help="One endpoint over every model you can reach or wake.",
+    help="One endpoint for all models that you can reach or wake.",
     epilog="Start here: weft up",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -468,7 +471,7 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """One endpoint over every model you can reach or wake."""
+    """One endpoint for all models that you can reach or wake."""
 
 
 _UNKNOWN = object()

@@ -39,7 +39,9 @@ FetchOption = Annotated[
     str, typer.Option(FETCH_OPTION, metavar="TASK", help="Wait for a task of --detach, and write its result.")
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)]
-AllowRemoteOption = Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")]
+AllowRemoteOption = Annotated[
+    bool, typer.Option("--allow-remote", help="Allow remote models (outside your own machines).")
+]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
 ]
@@ -144,7 +146,9 @@ def require_writable(paths: list[Path], *, force: bool) -> None:
         if path.is_dir():
             raise invalid_field(OUTPUT_OPTION, f"{path} is a folder; name a file")
         if os.path.lexists(path) and not force:
-            raise WeftError(Reason.ALREADY_EXISTS, f"{path} exists; --force overwrites it, -o names another file")
+            raise WeftError(
+                Reason.ALREADY_EXISTS, f"{path} exists; use --force to overwrite it, or -o for another file"
+            )
 
 
 @contextmanager
@@ -269,11 +273,11 @@ def fetched(task_id: str, kind: str, home: Path) -> tuple[list[event_pb2.Inferen
         spec = tasks.get(task_id).spec
         found = spec.WhichOneof("payload")
         if found != kind:
-            raise invalid_field(FETCH_OPTION, f"task {task_id} is about {found}, not {kind}")
+            raise invalid_field(FETCH_OPTION, f"task {task_id} is for {found}, not {kind}")
         try:
             events = _followed(tasks, task_id)
         except KeyboardInterrupt:
-            stopped(f"the task continues, and `weft cancel task {task_id}` ends it", "no longer waiting")
+            stopped(f"the task continues, and `weft cancel task {task_id}` cancels it", "no longer waiting")
         for part in [event.image.image if event.HasField("image") else event.speech for event in events]:
             if part.file_id:
                 part.data = b"".join(tasks.read_file(part.file_id))

@@ -238,8 +238,8 @@ def gateway_url(home: Path) -> str:
     if not is_by_variable and (named := _named_elsewhere(folder)):
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE,
-            f"{named[0]} names a mesh elsewhere, whose HTTP address is not known: name that in {URL_VARIABLE}, or the "
-            f"mesh of this machine by --home {home}",
+            f"{named[0]} names a mesh elsewhere, but its HTTP address is not known. Set it in {URL_VARIABLE}, or use "
+            f"the mesh of this machine with --home {home}",
         )
     return mesh_url(folder)
 
@@ -309,8 +309,8 @@ class SocketConnection(HTTPConnection):
 
 def _words_of(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "it takes too long"
-    remedy = " (WEFT_CA_FILE names the roots of its certificate)" if hasattr(error, "verify_message") else ""
+        return "timeout"
+    remedy = " (set WEFT_CA_FILE to the root certificates of the mesh)" if hasattr(error, "verify_message") else ""
     return f"{getattr(error, 'strerror', '') or error}{remedy}"
 
 
@@ -319,7 +319,7 @@ def _error_of(status: int, body: bytes) -> WeftError:
         told = json.loads(body)["error"]
         message, code, field = str(told["message"]), told.get("code"), told.get("param")
     except (ValueError, KeyError, TypeError):
-        message, code, field = f"the gateway answered {status}", None, None
+        message, code, field = f"the gateway returned status {status}", None, None
     reason = _REASON_OF_STATUS.get(status, Reason.SERVICE_UNAVAILABLE)
     if code is not None:
         reason = _REASONS.get(code) or Reason.__members__.get(str(code).upper(), Reason.INTERNAL)

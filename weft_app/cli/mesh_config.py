@@ -23,7 +23,7 @@ ConfiguredService = Literal["up", "registry", "router", "gateway", "runner"]
 """The command that reads a configuration. Commands read different environment variables."""
 _MEANINGS = {
     ALLOW_CLOUD_FALLBACK: "routes may fall back to remote models",
-    JOURNAL: "whether requests are durable tasks: none, wait, or keep (also when the caller leaves)",
+    JOURNAL: "whether requests are durable tasks: none, wait, or keep (also if the caller disconnects)",
 }
 _JOURNAL_WORDS = ("none", "wait", "keep")
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
@@ -50,7 +50,7 @@ def show(
     config: ConfigOption = None,
     effective: Annotated[bool, typer.Option("--effective", help="Show every value, defaults included.")] = False,
     service: Annotated[
-        ConfiguredService, typer.Option(help="Which command reads it: `weft up`, or `weft serve SERVICE`.")
+        ConfiguredService, typer.Option(help="Command that reads it: `weft up`, or `weft serve SERVICE`.")
     ] = "up",
     port: Annotated[
         int | None, typer.Option("--port", "-p", help="Same as this option of `weft up` or `weft serve`.")
@@ -124,7 +124,7 @@ def _parsed(assignments: list[str]) -> dict[str, str]:
         if not separator:
             raise invalid_field("NAME=VALUE", f"{assignment[:64]!r} has no '='")
         if name not in _MEANINGS:
-            raise invalid_field(name[:64] or "NAME", f"there is no such setting; there is {', '.join(_MEANINGS)}")
+            raise invalid_field(name[:64] or "NAME", f"unknown setting; the settings are {', '.join(_MEANINGS)}")
         if name in found:
             raise invalid_field(name, "is given twice")
         if name == ALLOW_CLOUD_FALLBACK and word.lower() not in _WORDS:

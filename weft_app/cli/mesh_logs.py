@@ -292,8 +292,8 @@ class LogFolder:
             folder = self.home
             raise WeftError(
                 Reason.NOT_FOUND,
-                f"there are no logs in {folder.logs}: no mesh has run there; start one with "
-                f"`weft up --home {folder.root}`, or name its home with --home",
+                f"there are no logs in {folder.logs}: no mesh has run on this home. Start one with `weft up --home "
+                f"{folder.root}`, or set its home with --home",
             )
         raise self.unknown(name)
 
@@ -301,7 +301,7 @@ class LogFolder:
         """Returns the error for a name without logs, with similar names and models."""
         if name.startswith(RUNNER_PREFIX):
             error = unknown_name("runner", name.removeprefix(RUNNER_PREFIX), self.runners(), field="NAME")
-            error.message += " The log of a runner on another machine is in its home there."
+            error.message += " The log of a runner on another machine is in its home on that machine."
             return error
         return unknown_name(LOGGED, name, {*self.names(), *models}, field="NAME")
 
@@ -344,7 +344,9 @@ def print_logs(
             files = [opened.enter_context(LogFile(path)) for path in logs.files]
             last, total = _last([map(file.entry, file.past()) for file in files], wanted, most)
             if is_filtered and lines is None and total > most:
-                note(f"{total - most} earlier lines are left out; narrow it with --since, or read {logs.files[0]}")
+                note(
+                    f"{total - most} earlier lines are omitted; narrow the range with --since, or read {logs.files[0]}"
+                )
             say("".join(entry.shown(output) for entry in last))
             if says_none and not total and not follow:
                 note("there are no such lines" if is_filtered or logs.service else "there are no lines yet")

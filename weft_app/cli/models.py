@@ -111,16 +111,16 @@ def pull(
     source: SourceArgument,
     form: Annotated[
         ModelForm | None,
-        typer.Option(help="gguf, or folder for engines such as vLLM. Default: GGUF where there is one."),
+        typer.Option(help="gguf, or folder for engines such as vLLM. Default: gguf if available."),
     ] = None,
     runner: Annotated[
-        str, typer.Option(metavar="NAME", help="Pull to the home of this runner of the mesh, wherever it runs.")
+        str, typer.Option(metavar="NAME", help="Pull to the home of this runner, on whatever machine it runs.")
     ] = "",
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Pull a model: from the Hugging Face hub, by its short name, a URL, or a folder. No mesh needs to run.
+    """Pull a model from the Hugging Face hub, by short name, from a URL or a folder. No mesh needs to run.
 
     What was loaded before an interruption is kept, and the same command goes on there. A token for gated models is
     taken from HF_TOKEN or `hf auth login`. With -o json, each line is one state of the progress. With --runner it is an
@@ -149,7 +149,7 @@ def pull(
             model = Puller(store, limits, report).pull(wanted, form)
         except KeyboardInterrupt:
             kept = f"{size_words(last.done_bytes)} are kept; " if last.done_bytes else ""
-            note(f"stopped; {kept}the same command continues there")
+            note(f"stopped; {kept}run the same command to continue")
             raise
     if output is OutputFormat.TABLE:
         say(f"{model.source}: {size_words(model.size_bytes)}, {model.digest}\n{model.path}\n")
@@ -202,7 +202,7 @@ def list_models(
 @app.command("rm")
 def remove(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="As `weft models ls` shows it.")],
-    force: Annotated[bool, typer.Option("--force", help="Also what a model of weft.yaml uses.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also remove models that weft.yaml uses.")] = False,
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
 ) -> None:
@@ -219,14 +219,14 @@ def remove(
         if users:
             raise WeftError(
                 Reason.RESOURCE_IN_USE,
-                f"{model.source} is used by {', '.join(users)} of weft.yaml; remove it with --force",
+                f"{model.source} is used by {', '.join(users)} in weft.yaml; use --force to remove it anyway",
             )
         added = [] if force else _added_users(model, store, home)
         if added:
             raise WeftError(
                 Reason.RESOURCE_IN_USE,
-                f"{model.source} is served as {', '.join(added)}; end it first (weft delete model {added[0]}), "
-                "or remove it with --force",
+                f"{model.source} is served as {', '.join(added)}; delete it first (weft delete model {added[0]}), or "
+                "use --force",
             )
     for model in chosen:
         freed = store.remove(model)
@@ -237,7 +237,7 @@ def remove(
 @app.command("gc")
 def collect(
     everything: Annotated[
-        bool, typer.Option("--partial", help="Also rests of ended pulls that are less than 7 days old.")
+        bool, typer.Option("--partial", help="Also partial files of ended pulls that are less than 7 days old.")
     ] = False,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
@@ -248,9 +248,7 @@ def collect(
     """
     collected = _store(home).collect(time.time(), all_partials=everything)
     if output is OutputFormat.TABLE:
-        say(
-            f"{size_words(collected.freed_bytes)} freed: {collected.blobs} files, {collected.partials} rests of pulls\n"
-        )
+        say(f"{size_words(collected.freed_bytes)} freed: {collected.blobs} files, {collected.partials} partial files\n")
         return
     facts = {"files": collected.blobs, "partialFiles": collected.partials, "freedBytes": str(collected.freed_bytes)}
     print_document({"kind": "ModelStoreCollection", **facts}, output)
@@ -266,7 +264,7 @@ def _named(models: list[pb.StoredModel], source: str) -> list[pb.StoredModel]:
         model for model in models if model.source == str(parse_source(source, SOURCE))
     ]
     if not found:
-        raise WeftError(Reason.NOT_FOUND, f"{source} is not stored; weft models ls shows what is")
+        raise WeftError(Reason.NOT_FOUND, f"{source} is not stored; weft models ls lists the stored models")
     return found
 
 

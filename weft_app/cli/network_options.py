@@ -60,20 +60,25 @@ class NetworkOptions:
     host: Annotated[
         str | None,
         typer.Option(
-            help="Address of the HTTP API. 0.0.0.0: all networks of this machine, with HTTPS, keys and a relay."
+            help="Address of the HTTP API. 0.0.0.0: all networks of this machine, with HTTPS, API keys and a relay."
         ),
     ] = None
     port: Annotated[
         int | None,
-        typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port; 0 takes a free one. Default 8080."),
+        typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port; 0 picks a free one. Default 8080."),
     ] = None
     tls: Annotated[
         TlsChoice | None,
-        typer.Option("--tls", help="auto: its own certificate, on loopback too. Default beyond loopback."),
+        typer.Option(
+            "--tls", help="auto: HTTPS with the mesh's own certificate, even on loopback. Default on other addresses."
+        ),
     ] = None
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Beyond loopback plain HTTP: the network can read keys, prompts and answers."),
+        typer.Option(
+            "--insecure",
+            help="Plain HTTP on other addresses than loopback: the network can read keys, prompts and answers.",
+        ),
     ] = False
     join_port: Annotated[
         int | None,
@@ -94,7 +99,7 @@ class NetworkOptions:
     ] = None
     edge: Annotated[
         EdgeChoice | None,
-        typer.Option("--edge", help="envoy: Envoy takes the connections, the gateway is behind it. Default: none."),
+        typer.Option("--edge", help="envoy: run Envoy in front of the gateway. Default: none."),
     ] = None
     grpc_port: Annotated[
         int | None, typer.Option("--grpc-port", min=0, max=MAX_PORT, help="Also offer gRPC on this loopback port.")
@@ -105,8 +110,8 @@ class NetworkOptions:
         if self.insecure and self.tls is not None:
             raise invalid_field(
                 "--insecure",
-                f"and --tls {self.tls} exclude each other: leave out --insecure for HTTPS with a certificate of the "
-                "mesh, or --tls for plain HTTP",
+                f"cannot be combined with --tls {self.tls}: omit --insecure for HTTPS with the mesh's certificate, or "
+                "--tls for plain HTTP",
             )
         plain = {"host": self.host, "port": self.port, "grpc_port": self.grpc_port}
         given: Document = {name: value for name, value in plain.items() if value is not None}

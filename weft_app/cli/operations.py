@@ -63,7 +63,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="ID", help='An operation: its id, or "operations/<id>".')]
+NameArgument = Annotated[str, typer.Argument(metavar="ID", help='Id of the operation, or "operations/<id>".')]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, even without a terminal.")]
 
 
@@ -82,7 +82,7 @@ def carry_out(
         bool, typer.Option("--no-wait", help="Print the operation's name without waiting for its end.")
     ] = False,
     request_id: Annotated[
-        str, typer.Option("--request-id", help="Idempotency id: the same id is never carried out twice.")
+        str, typer.Option("--request-id", help="Idempotency id: an operation with the same id is never repeated.")
     ] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -145,7 +145,7 @@ def _created(api: MeshApi, action: Document, request_id: str, authorization: str
 load = verbs.command(
     verbs.load,
     carry_out,
-    """Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.
+    """Load a model and keep it loaded until it is unloaded. Different options reload it.
 
     A source such as hf:Qwen/Qwen3-8B-GGUF:Q4_K_M, or a short name such as llama3.2, is pulled, served, and loaded.
 
@@ -155,7 +155,7 @@ load = verbs.command(
 unload = verbs.command(
     verbs.unload,
     carry_out,
-    """Drain the requests of a model, then unload it; the next request loads it again.
+    """Drain and unload a model. The next request loads it again.
 
     With -l the models that have such labels, one after the other.
 
@@ -184,7 +184,9 @@ def restart_model(name: str, home: Path) -> None:
         try:
             say_outcome(api, begin(api, {"type": "load", "model": name, "settings": settings}))
         except WeftError as error:
-            message = f"{name} was unloaded, and did not load again: {error.message}; the next request tries it again"
+            message = (
+                f"{name} was unloaded but could not be loaded again: {error.message}; the next request retries the load"
+            )
             raise WeftError(error.reason, message) from error
 
 
@@ -221,7 +223,7 @@ def follow(
             interrupted(last)
         elif not has_ended(last):
             name = first["name"]
-            note(f"{name} continues; follow it with `weft operation watch`, end it with `weft operation cancel`")
+            note(f"{name} continues; watch it with `weft operation watch`, cancel it with `weft operation cancel`")
         raise
     except WeftError as error:
         if error.reason is Reason.SERVICE_UNAVAILABLE:
@@ -294,10 +296,12 @@ def outcome_text(operation: Document) -> str:
 
 def _server_text(added: Document, models: Sequence[str], *, is_attached: bool) -> str:
     if not is_attached:
-        return f"server/{added['name']} detached; it runs on"
-    names = ", ".join(models) or "no models yet; those that it lists later are served"
+        return f"server/{added['name']} detached; it keeps running"
+    names = ", ".join(models) or "no models yet; models that it lists later will be served"
     served, listed = len(added["server"].get("models", ())), added["server"].get("listedCount", 0)
-    of_all = f"{served} of {listed} models are served (max_listed_models of its runner): " if served < listed else ""
+    of_all = (
+        f"{served} of {listed} models are served (limit: max_listed_models of its runner): " if served < listed else ""
+    )
     return f"server/{added['name']} attached: {of_all}{safe_text(names)}"
 
 
@@ -355,7 +359,7 @@ _OPERATIONS = Listing(
     columns=_COLUMNS,
     name=lambda one: one["name"],
     plural="operations",
-    empty="there are no such operations; weft load MODEL begins one",
+    empty="there are no such operations; weft load MODEL starts one",
 )
 
 

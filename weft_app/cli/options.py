@@ -65,7 +65,7 @@ HomeOption = Annotated[
         "--home",
         envvar=HOME_VARIABLE,
         callback=_home,
-        help="Folder of the mesh: state, sockets and logs.",
+        help="Home folder of the mesh: state, sockets and logs.",
         show_default=True,
     ),
 ]
@@ -74,8 +74,8 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         "-c",
-        help="Configuration file; weft.local.yaml in its folder is merged over it. "
-        "Default: the environment variable LLM_POOL_SETTINGS_PATH, else ./weft.yaml.",
+        help="Configuration file; weft.local.yaml beside it is merged over it. Default: the environment variable "
+        "LLM_POOL_SETTINGS_PATH, else ./weft.yaml.",
     ),
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]

@@ -25,21 +25,21 @@ EXIT_NOT_DONE = 1
 """Exit code if the documents were switched but a model could not be loaded or unloaded."""
 
 app = typer.Typer(
-    help="Save what is declared and loaded as a profile, and switch to profiles. List them: weft get profiles.",
+    help="Save declared resources and loaded models as a profile, and switch profiles. List them: weft get profiles.",
     epilog="Example: weft profile save day; weft profile switch night --dry-run",
     no_args_is_help=True,
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The profile.", autocompletion=complete_profile)]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 
 
 @app.command("save")
 def save(
     name: NameArgument,
-    description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
+    description: Annotated[str, typer.Option("--description", "-d", help="Description of its purpose.")] = "",
     leave_others: Annotated[
-        bool, typer.Option("--leave-others", help="Do not unload other models at a switch.")
+        bool, typer.Option("--leave-others", help="Leave other models loaded at a switch.")
     ] = False,
     dry_run: DryRunOption = False,
     home: HomeOption = DEFAULT_HOME,
@@ -91,7 +91,9 @@ def switch(
     if not no_wait:
         failed += _followed(switched, home, quiet=output is not OutputFormat.TABLE)
     if failed:
-        note(f"profile/{name} is active, but {failed} of {len(switched['steps'])} models are not as it says")
+        note(
+            f"profile/{name} is active, but {failed} of {len(switched['steps'])} models could not be loaded or unloaded"
+        )
         raise typer.Exit(EXIT_NOT_DONE)
 
 

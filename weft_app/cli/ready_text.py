@@ -37,7 +37,7 @@ INVITATION_DAYS = 30
 """Lifetime of the first invitation. After that, runners that joined with it need a new one to dial again."""
 KEY_FILE = "first-admin-key"
 JOIN_FILE = "first-invitation"
-DESCRIPTION = "made by the first start of weft up"
+DESCRIPTION = "created at the first start of weft up"
 MAX_NETWORK_URLS = 3
 CA_NAME = "weft-ca.pem"
 _INDENT = " " * 12
@@ -73,7 +73,7 @@ async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool) -> 
                 token = await asyncio.to_thread(_first_token, api)
                 invitation = join_command(home.root, token)[0] if token else ""
         except WeftError as error:
-            note(f"no first key was made: {error.message}")
+            note(f"the first key could not be created: {error.message}")
     if is_terminal:
         return FirstAccess(key=key, join_command=invitation)
     return FirstAccess(key_file=_kept(home.root / KEY_FILE, key), join_file=_kept(home.root / JOIN_FILE, invitation))
@@ -110,7 +110,7 @@ def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:
     """Returns the addresses and commands for a user."""
     notices = "".join(f"\n  WARNING   {notice}\n" for notice in host.notices)
     warning = (
-        "\n  WARNING   plain HTTP (--insecure): everyone on the network between can read and change keys, prompts\n"
+        "\n  WARNING   plain HTTP (--insecure): anyone on the network can read and change keys, prompts\n"
         f"{_INDENT}and answers. Leave --insecure out for HTTPS.\n"
         if host.is_insecure
         else ""
@@ -189,29 +189,29 @@ def _facts(host: "UpHost", home: WeftHome, access: FirstAccess) -> Iterator[str]
 
 def _key_lines(access: FirstAccess) -> Iterator[str]:
     if access.key:
-        yield "callers need one. The first, of an admin, is shown only now:"
+        yield "callers need one. The first, with the role admin, is shown only now:"
         yield access.key
     elif access.key_file is not None:
-        yield f"callers need one. The first, of an admin, is in {access.key_file}"
+        yield f"callers need one. The first, with the role admin, is in {access.key_file}"
     else:
         yield "callers need one: weft keys create"
 
 
 def _join_lines(url: str, access: FirstAccess) -> Iterator[str]:
     if access.join_command:
-        yield f"join from other machines with this line, shown only now, valid for {INVITATION_DAYS} days:"
+        yield f"join from other machines with this command, shown only now, valid for {INVITATION_DAYS} days:"
         yield access.join_command
     elif access.join_file is not None:
-        yield f"join from other machines with the line in {access.join_file}, valid for {INVITATION_DAYS} days"
+        yield f"join from other machines with the command in {access.join_file}, valid for {INVITATION_DAYS} days"
     else:
-        yield f"join at {url}; make a line to join with: weft runner token create"
+        yield f"join at {url}; create the command with: weft runner token create"
 
 
 def _announcement_lines(state: "AnnouncementState") -> Iterator[str]:
     if state.why_not:
         yield f"not now: {state.why_not}"
         return
-    yield f"as {state.name} on this network: weft runner join finds it, and asks for an invitation or a token"
+    yield f"as {state.name} on this network: weft runner join finds it and asks for an invitation or a token"
     if state.fingerprint:
         yield f"and for this fingerprint: {state.fingerprint}"
 

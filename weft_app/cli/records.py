@@ -39,7 +39,7 @@ class RecordKind:
         """Prints the records named in `words`, by default all; `watch`: until Ctrl-C, with each that changes."""
         if output == "yaml":
             raise invalid_field(
-                "--output", f"must be table, wide, json or name: {self.listing.plural} are not declared"
+                "--output", f"must be table, wide, json or name: {self.listing.plural} cannot be declared"
             )
         names = {word.partition("/")[2] for word in words} if "/" in words[0] else set(words[1:])
         everything: list[Document] = []
@@ -123,14 +123,14 @@ LEASES = RecordKind(
     path="/v1/admin/gpu-memory",
     key="leaseId",
     rows=lambda found: lease_rows(found["hosts"]),
-    unknown=_missing("there is no lease {name}: it has ended, or never was"),
+    unknown=_missing("there is no lease {name}: it has ended or never existed"),
     listing=Listing(
         columns=_LEASE,
         wide=_LEASE_WIDE,
         name=lambda lease: f"lease/{lease['leaseId']}",
         kind="LeaseList",
         plural="leases",
-        empty="no accelerator memory is leased; weft lease acquire leases some, and so does each model that is loaded",
+        empty="no accelerator memory is leased; loaded models and weft lease acquire lease memory",
     ),
 )
 ROUTERS = RecordKind(
@@ -154,20 +154,20 @@ SECRET_RECORDS = RecordKind(
         name=lambda secret: f"secret/{secret['name']}",
         kind="SecretList",
         plural="secrets",
-        empty="there are no secrets; weft create secret NAME keeps one",
+        empty="there are no secrets; weft create secret NAME creates one",
     ),
 )
 CLIENTS = RecordKind(
     path="/v1/clients",
     key="clientId",
-    unknown=_missing("no client {name} was seen lately; `weft get clients` lists them"),
+    unknown=_missing("no recent client {name}; `weft get clients` lists them"),
     listing=Listing(
         columns=_CLIENT,
         wide=_CLIENT_WIDE,
         name=lambda client: str(client["clientId"]),
         kind="ClientList",
         plural="clients",
-        empty="no client was seen lately: only callers that send the header X-Client-Id are counted",
+        empty="no recent clients: only callers that send the header X-Client-Id are counted",
     ),
 )
 RECORDS: Mapping[str, RecordKind] = {"lease": LEASES, "router": ROUTERS, "secret": SECRET_RECORDS, "client": CLIENTS}
@@ -196,7 +196,7 @@ def limit_uses(home: Path, tenants: Collection[str] = ()) -> list[Document]:
     try:
         return read_uses(home, tenants)
     except WeftError as error:
-        note(f"no router answers: what is used of limits is not known ({error.message})")
+        note(f"no router answers: the use of limits is unknown ({error.message})")
         return []
 
 
@@ -219,8 +219,8 @@ def known_uses(home: Path, error: WeftError, tenants: Collection[str]) -> list[D
 def note_missing_declarations(error: WeftError, more: str = "") -> None:
     """Prints what is missing from `known_uses`; `error` is the registry's."""
     note(
-        "no registry answers: declarations of tenants (weight, source, tenants without a limit) are not known, "
-        f"these are the limits that a router counts{more} ({error.message})"
+        "no registry answers: tenant declarations (weight, source, tenants without a limit) are unknown; these are "
+        f"the limits that a router counts{more} ({error.message})"
     )
 
 
@@ -257,7 +257,7 @@ LIMIT_WINDOWS = Listing(
     columns=_COLUMNS,
     wide=_COLUMNS,
     name=lambda use: f"{use['tenant']} {rate_of(use)}{_subject(use)}",
-    empty="the router counts no limit of such a tenant",
+    empty="the router has no limits of this tenant",
 )
 
 
@@ -287,7 +287,7 @@ _REQUEST = custom_columns(
     ETA=_eta_of,
 )
 _REQUESTS = Listing(
-    empty="no request is waiting or running; those that have ended: weft get requests --state ended",
+    empty="no requests are waiting or running; list ended ones with weft get requests --state ended",
     columns=_REQUEST + custom_columns(f"{_WAITS}:short"),
     wide=_REQUEST + custom_columns(f"CLIENT:clientId {_WAITS}"),
     name=lambda request: request["requestId"],
@@ -315,11 +315,11 @@ def show_requests(
     """
     names = words[1:]
     if states and (names or len(states) > 1):
-        raise invalid_field("--state", "of requests is one, and goes without names")
+        raise invalid_field("--state", "for requests must be one state, without names")
     if states and states[0] not in STATES:
         raise invalid_field("--state", f"must be one of {', '.join(STATES)}")
     if output is ResourceFormat.YAML:
-        raise invalid_field("--output", "must be table, wide, json or name: requests are not declared")
+        raise invalid_field("--output", "must be table, wide, json or name: requests cannot be declared")
     state = states[0] if states else ""
     listing = _ENDED if state else _REQUESTS
 
@@ -339,7 +339,7 @@ def show_requests(
     if found["historyMissing"]:
         note("a router's database cannot be read: older requests are missing")
     if unwritten := found.get("unwrittenCount"):
-        note(f"{unwritten} ended requests could not be written down, and are not found after a restart")
+        note(f"{unwritten} ended requests could not be stored, and will be missing after a restart")
 
 
 def _read_requests(home: Path, names: Sequence[str], state: str) -> Document:

@@ -20,8 +20,8 @@ TIMEOUT_SECONDS = 3_900.0
 _Change = pb.ConfigurationChange
 _SIGNS = {_Change.ACTION_ADDED: "+", _Change.ACTION_REMOVED: "-", _Change.ACTION_CHANGED: "~"}
 _EFFECTS = {
-    _Change.EFFECT_MODEL_RELOAD: "its requests are finished, and it is loaded again",
-    _Change.EFFECT_RUNNER_RESTART: "its requests are finished, and its process is started again",
+    _Change.EFFECT_MODEL_RELOAD: "it is reloaded after its running requests",
+    _Change.EFFECT_RUNNER_RESTART: "its process is restarted after its running requests",
     _Change.EFFECT_MESH_RESTART: "needs a restart of the mesh: weft restart",
 }
 
@@ -32,7 +32,7 @@ def reload(
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Have a running mesh read its weft.yaml again: what changed drains, all else continues.
+    """Reload the weft.yaml of a running mesh: only what changed is drained and restarted.
 
     A file that is wrong changes nothing. Settings that need a restart are named, and stay as they are.
 
@@ -47,7 +47,9 @@ def reload(
     except WeftError as error:
         if error.reason is Reason.UNSUPPORTED_OPERATION:
             raise WeftError(
-                error.reason, f"the services on {folder.root} were started apart; only a mesh of weft up is reloaded"
+                error.reason,
+                f"the services on {folder.root} were started separately; only a "
+                "mesh started by weft up can be reloaded",
             ) from error
         raise
     print_page(
@@ -59,10 +61,10 @@ def reload_lines(answer: pb.ReloadConfigurationResponse, *, dry_run: bool = Fals
     """Yields what a reload changed, or would change, as lines of text."""
     files = ", ".join(answer.files) or "no configuration file"
     if not answer.changes:
-        yield f"{files}: nothing has changed"
+        yield f"{files}: no changes"
     else:
         count = len(answer.changes)
-        yield f"{files}: {count} {'change' if count == 1 else 'changes'}{', not carried out' if dry_run else ''}"
+        yield f"{files}: {count} {'change' if count == 1 else 'changes'}{', not applied (dry run)' if dry_run else ''}"
     for change in answer.changes:
         yield from _change_lines(change)
     yield from answer.notes

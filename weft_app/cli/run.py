@@ -67,12 +67,12 @@ def run(
         str,
         typer.Argument(
             metavar=MODEL,
-            help="A name that the mesh serves, a short name (llama3.2), or a source: hf:OWNER/REPO[:FILE], URL, path.",
+            help="A model of the mesh, a short name (llama3.2), or a source: hf:OWNER/REPO[:FILE], a URL or a path.",
             autocompletion=complete_chat_target,
         ),
     ],
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="One message; without it a conversation, or stdin.")
+        str | None, typer.Argument(metavar="[PROMPT]", help="One message. Default: a conversation, or stdin.")
     ] = None,
     *,
     image: ImageOption = None,
@@ -81,8 +81,8 @@ def run(
         int | None, typer.Option("--context", "--ctx", min=16, max=16_777_216, help="Context of one slot in tokens.")
     ] = None,
     slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Concurrent requests.")] = None,
-    name: Annotated[str, typer.Option(help="Name of the model in the mesh. Default: by its source.")] = "",
-    runner: Annotated[str, typer.Option(help="Of a source: the runner that is to serve it.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the model in the mesh. Default: derived from its source.")] = "",
+    runner: Annotated[str, typer.Option(help="With a source: runner that should serve it.")] = "",
     system: SystemOption = None,
     max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = None,
@@ -93,7 +93,7 @@ def run(
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
     output: Annotated[
-        OutputFormat, typer.Option("--output", "-o", help="json or yaml: one answer as a document; table: as text.")
+        OutputFormat, typer.Option("--output", "-o", help="json or yaml: the answer as a document; table: as text.")
     ] = OutputFormat.TABLE,
 ) -> None:
     """Pull, load and chat with a model, by its name or source. Starts weft for this command if it is not running.
@@ -105,7 +105,7 @@ def run(
     asked = asked_to_serve(model, {"--name": name, "--runner": runner})
     text = only_message(prompt, "PROMPT")
     if output is not OutputFormat.TABLE and text is None:
-        raise invalid_field("--output", "is for one answer; give a PROMPT, or pipe it in")
+        raise invalid_field("--output", "is for a single answer; give a PROMPT, or pipe it in")
     settings: Document = {} if context is None else {"contextTokens": context}
     settings |= {} if slots is None else {"parameters": {SLOTS: slots}}
     media = read_media(image, audio)
@@ -134,7 +134,7 @@ def _start_session(stack: ExitStack, home: WeftHome, config: Path | None) -> Non
     """Starts a mesh that ends with this command, with a note."""
     note(f"weft is not running (home {home.root}); starting it for this command, logs in {home.logs}")
     facts = stack.enter_context(session_mesh(home, config))
-    note(f"it serves {facts['url']}/v1 until this command ends; `weft up --home {home.root}` keeps one running")
+    note(f"it serves {facts['url']}/v1 until this command ends; to keep it running, use `weft up --home {home.root}`")
 
 
 def _running(load: Document, authorization: str, home: Path) -> RunningModel:
@@ -193,7 +193,7 @@ def _cancel(api: MeshApi, operation: Document) -> None:
     """Cancels a running load. Returns once it has ended."""
     if not has_ended(operation):
         cancelled(api, operation["name"])
-    note("stopped; what was pulled is kept, and the same command continues there")
+    note("stopped; the pulled parts are kept; run the same command to continue")
 
 
 def _answer_document(

@@ -19,11 +19,13 @@ app.add_typer(join_tokens.app, name="token")
 
 TokenOption = Annotated[
     str | None,
-    typer.Option("--token", envvar=TOKEN_VARIABLE, help="The join token; others on this machine can see it here."),
+    typer.Option(
+        "--token", envvar=TOKEN_VARIABLE, help="Join token; other users of this machine can see it on the command line."
+    ),
 ]
-RunnerOption = Annotated[str | None, typer.Option("--runner", help="Which runner of the configuration.")]
+RunnerOption = Annotated[str | None, typer.Option("--runner", help="Name of the runner in the configuration.")]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="With --url: name of its one model. Default: all it lists.")
+    str | None, typer.Option("--model", help="With --url: name of a single model. Default: all models that it lists.")
 ]
 
 
@@ -35,8 +37,8 @@ def join(
             metavar="[URL]",
             envvar=URL_VARIABLE,
             show_envvar=False,
-            help="The invitation that the mesh shows, weft://..., or where runners join, https://host:port. "
-            "Default: the variable WEFT_JOIN_URL, then a mesh that is announced on this network.",
+            help="Invitation of the mesh, weft://..., or the address of its relay, https://host:port. Default: the "
+            "environment variable WEFT_JOIN_URL, else a mesh that is announced on this network.",
             show_default=False,
         ),
     ] = None,
@@ -50,7 +52,8 @@ def join(
         str | None,
         typer.Option(
             "--fingerprint",
-            help="sha256:... of the mesh's certificate, when it is self-signed. Without a URL: of the announced mesh.",
+            help="Fingerprint (sha256:...) of the mesh's certificate if it is self-signed; "
+            "without a URL, of the announced mesh.",
         ),
     ] = None,
     runner: RunnerOption = None,
@@ -58,17 +61,18 @@ def join(
         list[str] | None, typer.Option("--publish", help="Also publish this model of the runner; repeatable.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="With --url: the runner's name. Default: the machine's.")
+        str | None, typer.Option("--name", help="With --url: name of the runner. Default: the machine's name.")
     ] = None,
     server_url: Annotated[
         str | None, typer.Option("--url", help="Publish an OpenAI-compatible server; the mesh never learns its URL.")
     ] = None,
     model: ModelOption = None,
     upstream_model: Annotated[
-        str | None, typer.Option("--upstream-model", help="With --url: the server's own name of the model.")
+        str | None, typer.Option("--upstream-model", help="With --url: name of the model on the server.")
     ] = None,
     api_key_env: Annotated[
-        str | None, typer.Option("--api-key-env", help="With --url: environment variable of the server's key.")
+        str | None,
+        typer.Option("--api-key-env", help="With --url: environment variable that contains the server's API key."),
     ] = None,
     remote: Annotated[
         bool | None, typer.Option("--remote/--no-remote", help="With --url: whether its models are remote.")
@@ -76,7 +80,7 @@ def join(
     discover: Annotated[
         Discover | None,
         typer.Option(
-            help="Without weft.yaml and --url: publish an engine that runs here. Default: ask on a terminal.",
+            help="Without weft.yaml and --url: publish a running engine of this machine. Default: ask on a terminal.",
             show_default=False,
         ),
     ] = None,

@@ -87,13 +87,13 @@ _PROGRESS = ProgressStyle(
 def install(
     name: NameArgument,
     variant: Annotated[
-        VariantChoice, typer.Option(help="For processors or NVIDIA cards; auto looks for a card.")
+        VariantChoice, typer.Option(help="cpu, cuda (NVIDIA), or auto to detect the hardware.")
     ] = VariantChoice.AUTO,
     python: Annotated[
-        Path | None, typer.Option(help="Python to make it with. Default: weft's own, or one on PATH.")
+        Path | None, typer.Option(help="Python for the environment. Default: weft's own, or one on PATH.")
     ] = None,
     reinstall: Annotated[bool, typer.Option("--reinstall", help="Reinstall even if it is up to date.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Longest installation, in seconds.")] = (DEFAULT_SECONDS),
+    timeout: Annotated[float, typer.Option(min=1, help="Timeout of the installation in seconds.")] = (DEFAULT_SECONDS),
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -137,7 +137,9 @@ def list_environments(home: HomeOption = DEFAULT_HOME, output: OutputOption = Ou
 @app.command("remove")
 def remove(
     name: NameArgument,
-    force: Annotated[bool, typer.Option("--force", help="Also while an engine uses it, which may then fail.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove it even if an engine uses it; the engine may then fail.")
+    ] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Remove an environment from the disk. It is refused while an engine uses it.

@@ -36,7 +36,7 @@ FileOption = Annotated[Path | None, typer.Option("--from-file", metavar="FILE", 
 VariableOption = Annotated[
     str | None, typer.Option("--from-env", metavar="VARIABLE", help="Read the value from an environment variable.")
 ]
-FormatOption = Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format; no format has the value.")]
+FormatOption = Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format; the value is never shown.")]
 
 
 def create_secret(
@@ -85,10 +85,10 @@ def rotate_secret(
 
 def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, force: bool) -> None:
     """Deletes the secrets named in `words`. A failure of one does not stop the others."""
-    mixed = invalid_field("KIND", "secrets and other things cannot be named in one command")
+    mixed = invalid_field("KIND", "secrets and other resources cannot be deleted in one command")
     names = [require_name(name, "NAME") for name in record_ids(words, "secret", lambda _: mixed)]
     if not names:
-        raise invalid_field("NAME", "name what is to be deleted")
+        raise invalid_field("NAME", "name what to delete")
     with connect(home) as api:
 
         def delete(name: str) -> None:
@@ -108,10 +108,12 @@ def _value(name: str, source: str | None, from_file: Path | None, from_env: str 
     """Returns the value without the final newline. Raises INVALID_ARGUMENT naming the option."""
     given = [each for each in (source, from_file, from_env) if each is not None]
     if len(given) > 1:
-        raise invalid_field("--from-file", "goes without --from-env and without -: one of them holds the value")
+        raise invalid_field("--from-file", "cannot be combined with --from-env or -: choose one source of the value")
     if source not in (None, STDIN):
         # The value must not appear in the error either.
-        raise invalid_field("NAME", "a value is never an argument, which others can read: --from-file, --from-env or -")
+        raise invalid_field(
+            "NAME", "cannot be an argument, which other users can read: use --from-file, --from-env or -"
+        )
     if from_env is not None:
         return _bounded(os.environ.get(from_env, ""), f"--from-env {from_env[:64]}")
     if from_file is not None:
@@ -124,8 +126,7 @@ def _value(name: str, source: str | None, from_file: Path | None, from_env: str 
         if not sys.stdin.isatty():
             raise WeftError(
                 Reason.INVALID_ARGUMENT,
-                f"the value of {name} is not given: name where it is, with --from-file FILE, --from-env VARIABLE, "
-                "or - for standard input",
+                f"the value of {name} is missing: use --from-file FILE, --from-env VARIABLE, or - for standard input",
             )
         return _bounded(typer.prompt(f"value of {name}", hide_input=True, err=True), "the value")
     return _bounded(_decoded(sys.stdin.buffer.read(MAX_VALUE_CHARS + 2), STDIN), STDIN)
@@ -135,15 +136,15 @@ def _decoded(content: bytes, option: str) -> str:
     try:
         return content.decode("ascii")
     except UnicodeDecodeError:
-        raise invalid_field(option, "must hold printable ASCII characters") from None
+        raise invalid_field(option, "must contain printable ASCII characters") from None
 
 
 def _bounded(text: str, option: str) -> str:
     value = text.removesuffix("\n").removesuffix("\r")
     if not value:
-        raise invalid_field(option, "holds no value")
+        raise invalid_field(option, "is empty")
     if len(value) > MAX_VALUE_CHARS:
-        raise invalid_field(option, f"must hold at most {MAX_VALUE_CHARS:,} characters")
+        raise invalid_field(option, f"must have at most {MAX_VALUE_CHARS:,} characters")
     return value
 
 

@@ -42,7 +42,7 @@ ListenOption = Annotated[
     str | None, typer.Option("--listen", help="gRPC address, such as unix:/run/weft/x.sock or 127.0.0.1:7070.")
 ]
 RegistryOption = Annotated[
-    str | None, typer.Option("--registry", help="gRPC target of the registry; several with commas between them.")
+    str | None, typer.Option("--registry", help="gRPC address of the registry; several separated by commas.")
 ]
 MetricsOption = Annotated[
     str | None,
@@ -92,9 +92,9 @@ def serve_router(
 def serve_gateway(
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", help="HTTP port; 0 takes a free one.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="HTTP port; 0 picks a free one.")] = None,
     registry: RegistryOption = None,
-    router: Annotated[str | None, typer.Option("--router", help="gRPC target of the router.")] = None,
+    router: Annotated[str | None, typer.Option("--router", help="gRPC address of the router.")] = None,
     metrics: MetricsOption = None,
 ) -> None:
     """Run a gateway: the OpenAI-compatible HTTP API.
@@ -118,15 +118,18 @@ def serve_runner(
     registry: RegistryOption = None,
     metrics: MetricsOption = None,
     *,
-    runner: Annotated[str | None, typer.Option(help="Which runner of the configuration.")] = None,
+    runner: Annotated[str | None, typer.Option(help="Name of the runner in the configuration.")] = None,
     http_port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Also serve its HTTP API here; 0: a free port.")
     ] = None,
     no_demo: Annotated[
-        bool, typer.Option("--no-demo", help="Without a configuration serve no demo model, but those that were added.")
+        bool, typer.Option("--no-demo", help="Without a configuration, serve only added models, not the demo model.")
     ] = False,
     discovered: Annotated[
-        bool, typer.Option("--discovered", help="Without a configuration serve what weft up has found on this machine.")
+        bool,
+        typer.Option(
+            "--discovered", help="Without a configuration, serve the models that weft up has found on this machine."
+        ),
     ] = False,
 ) -> None:
     """Run a runner: the engines of one runtime on this host.

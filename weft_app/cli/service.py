@@ -17,7 +17,7 @@ from weft_app.compose.service_units import UnitKind, UnitPlan
 from weft_app.compose.systemd import Systemd, UnitState, user_ends_with_session
 
 app = typer.Typer(
-    help="Install, show and remove services of systemd: a mesh, one of its services, a runner.",
+    help="Install, show and remove systemd services: a mesh, one of its services, or a runner.",
     epilog="Example: weft service install mesh",
     no_args_is_help=True,
 )
@@ -28,7 +28,7 @@ ScopeOption = Annotated[
     bool | None,
     typer.Option(
         "--system/--user",
-        help="For the machine, from its start on, or for this user. Default: for the machine where root asks.",
+        help="System-wide, started at boot, or for this user. Default: system-wide for root, else for this user.",
         show_default=False,
     ),
 ]
@@ -50,7 +50,7 @@ def install(
         list[str] | None,
         typer.Argument(
             metavar="[NAME|URL] [-- ARGUMENTS]",
-            help="The name of a runner, or the invitation with which one joins; then arguments of the command.",
+            help="Name of a runner, or an invitation to join with; then arguments of the command.",
         ),
     ] = None,
     *,
@@ -73,7 +73,7 @@ def install(
     manager.start(plan)
     say(f"{plan.unit} is started\n\n  weft service status   journalctl {_scope(manager)}-u {plan.unit} -f\n")
     if not manager.is_system and user_ends_with_session():
-        note("it ends with your last session, and starts with the next; loginctl enable-linger keeps it running")
+        note("it stops with your last session and starts with the next; to keep it running: loginctl enable-linger")
 
 
 @app.command("status")
@@ -123,7 +123,7 @@ def _plan(kind: UnitKind, arguments: list[str], *, is_system: bool) -> tuple[Uni
             _require_name(kind, named)
         case UnitKind.JOIN:
             if '"' in named or "\\" in named or not named.isprintable():
-                raise invalid_field("URL", "is an invitation, weft://..., or https://host:port")
+                raise invalid_field("URL", "must be an invitation, weft://..., or https://host:port")
             environment = {URL_VARIABLE: named} if named else {}
         case _ if named:
             raise invalid_field("ARGUMENTS", f"of {kind} are options, such as -- --config FILE, and not {named}")
@@ -150,7 +150,7 @@ def _require_readable(program: Path) -> None:
 
 def _require_name(kind: UnitKind, name: str) -> None:
     if kind is UnitKind.RUNNER and not name:
-        raise invalid_field("NAME", "is needed for a runner: its name in weft.yaml")
+        raise invalid_field("NAME", "is required for a runner: its name in weft.yaml")
 
 
 def _is_system(chosen: bool | None) -> bool:

@@ -66,10 +66,10 @@ def write_token_text(path: Path, text: str, field: str) -> None:
 
 
 AudienceOption = Annotated[
-    str, typer.Option("--audience", metavar="ID", help="Without a mesh: the id of the registry that it is for.")
+    str, typer.Option("--audience", metavar="ID", help="Without a mesh: id of the registry that will accept the token.")
 ]
 PolicyOption = Annotated[
-    str, typer.Option("--policy", metavar="VERSION", help="Without a mesh: the version of the registry's policy.")
+    str, typer.Option("--policy", metavar="VERSION", help="Without a mesh: version of the registry's policy.")
 ]
 
 
@@ -94,14 +94,18 @@ def signing_rules(
     if found.mode == pb.GetGovernanceResponse.MODE_SHARED_KEY:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry requires a shared key; sign with --shared-key")
     if found.mode != pb.GetGovernanceResponse.MODE_SIGNATURES:
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry requires no signatures; there is nothing to sign")
+        raise WeftError(
+            Reason.UNSUPPORTED_OPERATION, "the registry requires no signatures, so there is nothing to sign"
+        )
     return found
 
 
 def _require_signer(rules: pb.GetGovernanceResponse, key_id: str) -> None:
     """Raises INVALID_ARGUMENT if the signature is known not to count."""
     if rules.signers and key_id not in rules.signers:
-        raise invalid_field("--as", f"{key_id} is no signer of this registry; they are {', '.join(rules.signers)}")
+        raise invalid_field(
+            "--as", f"{key_id} is not a signer of this registry; the signers are {', '.join(rules.signers)}"
+        )
 
 
 app = typer.Typer(
@@ -142,7 +146,9 @@ def _make_token(
     ] = "",
     shared_key: Annotated[
         Path | None,
-        typer.Option("--shared-key", metavar="FILE", help="The key that is shared with the registry, instead."),
+        typer.Option(
+            "--shared-key", metavar="FILE", help="The key shared with the registry, instead of a private key."
+        ),
     ] = None,
     signers: Annotated[
         list[str] | None,
@@ -166,13 +172,13 @@ def _make_token(
     if shared_key is not None:
         if key_id or audience or policy:
             raise invalid_field(
-                "--shared-key", "goes with --signer alone; a shared key knows no --as, audience or policy"
+                "--shared-key", "can only be combined with --signer; a shared key has no --as, audience or policy"
             )
         _hand_over(_shared_key_token(action, shared_key, tuple(dict.fromkeys(signers or ()))), out)
         return
     assert key is not None, "one of the two is there"
     if signers:
-        raise invalid_field("--signer", "goes with --shared-key; with --key say --as")
+        raise invalid_field("--signer", "is only for --shared-key; with --key, use --as")
     require_name(key_id, "--as")
     now = int(time.time())
     try:
@@ -188,7 +194,7 @@ def _make_token(
 
 def _shared_key_token(action: operation_pb2.OperationAction, file: Path, signers: tuple[str, ...]) -> str:
     if not 0 < len(signers) <= MAX_SIGNERS:
-        raise invalid_field("--signer", f"must name the signers, 1 to {MAX_SIGNERS} of them")
+        raise invalid_field("--signer", f"must name 1 to {MAX_SIGNERS} signers")
     for signer in signers:
         require_name(signer, "--signer")
     key = read_shared_key(file, "--shared-key")
@@ -199,12 +205,12 @@ def _shared_key_token(action: operation_pb2.OperationAction, file: Path, signers
 _PERMITS = (
     (
         verbs.load,
-        "Permit a load with exactly these options. `weft load` is then given the same options and the token.",
+        "Permit a load with exactly these options. Then run `weft load` with the same options and the token.",
         "load qwen --ctx 8192",
     ),
     (verbs.unload, "Permit an unload.", "unload qwen"),
     (verbs.pull, "Permit a pull to the home of a runner.", "pull hf:Qwen/Qwen3-8B-GGUF:Q4_K_M --runner gpu-0"),
-    (verbs.remove, "Permit the end of a model that was loaded by its source.", "remove qwen3-8b-q4_k_m"),
+    (verbs.remove, "Permit the removal of a model that was loaded from a source.", "remove qwen3-8b-q4_k_m"),
     (verbs.flush, "Permit dropping cached prefixes.", "flush --tenant acme"),
 )
 for _verb, _text, _example in _PERMITS:
@@ -225,7 +231,7 @@ def _say_what_is_missing(rules: pb.GetGovernanceResponse, out: Path | None) -> N
         file = "FILE" if out is None else out
         note(f"{missing} more signatures are needed within {seconds} s: weft approve {file} --key KEY --as ID")
     elif rules.required_signers:
-        note(f"good once, for {seconds} s")
+        note(f"valid once, for {seconds} s")
     else:
         note(f"other signers have {seconds} s: weft approve FILE --key KEY --as ID")
 
@@ -243,7 +249,7 @@ def approve(
     policy: PolicyOption = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show what a token permits, from the signed action itself, and add your signature.
+    """Show what a token permits, as read from the signed action, and add your signature.
 
     Example: weft approve op.json --key bob.pem --as bob
     """
@@ -257,7 +263,7 @@ def approve(
     _require_signer(rules, require_name(key_id, "--as"))
     signers = [signature.key_id for signature in signed.signatures]
     if key_id in signers:
-        raise invalid_field("--as", f"{key_id} has signed it already; one signer counts once")
+        raise invalid_field("--as", f"{key_id} has already signed it; each signer counts once")
     now = int(time.time())
     _require_good(claims, rules, now)
     _show(claims, signers, rules, now)
@@ -266,7 +272,7 @@ def approve(
     agreed = sign(signed.payload_bytes, private, key_id, beside=signed.signatures)
     write_token_text(out or file, agreed.as_text(), "--out")
     missing = rules.required_signers - len(set(signers)) - 1
-    say(f"signed; signatures that are still needed: {missing}\n" if missing > 0 else "signed\n")
+    say(f"signed; signatures still needed: {missing}\n" if missing > 0 else "signed\n")
 
 
 def _read(file: Path) -> "tuple[SignedBytes, Claims]":
@@ -283,13 +289,13 @@ def _read(file: Path) -> "tuple[SignedBytes, Claims]":
 def _require_good(claims: Claims, rules: pb.GetGovernanceResponse, now: int) -> None:
     lifetime_seconds = rules.token_lifetime.seconds
     if claims.audience != rules.audience:
-        raise invalid_field("FILE", "is for another registry than this one")
+        raise invalid_field("FILE", "is for another registry")
     if claims.policy_version != rules.policy_version:
-        raise invalid_field("FILE", "was made under another version of the policy; ask for a new one")
+        raise invalid_field("FILE", "was made under another version of the policy; request a new one")
     if claims.expires_at - claims.issued_at > lifetime_seconds:
         raise invalid_field("FILE", f"is valid for longer than the registry's {lifetime_seconds} s")
     if now >= claims.expires_at:
-        raise invalid_field("FILE", f"expired {now - claims.expires_at} s ago; ask for a new one")
+        raise invalid_field("FILE", f"expired {now - claims.expires_at} s ago; request a new one")
 
 
 def _show(claims: Claims, signers: list[str], rules: pb.GetGovernanceResponse, now: int) -> None:
@@ -298,6 +304,6 @@ def _show(claims: Claims, signers: list[str], rules: pb.GetGovernanceResponse, n
     lines = [
         f"allows once, until {until:%H:%M:%S} UTC ({claims.expires_at - now} s from now), on {claims.audience}:",
         *(f"  {line}" for line in in_words(claims.action)),
-        f"signatures, by the token's own account: {', '.join(signers)} ({len(set(signers))}{needed})",
+        f"signatures, as stated in the token: {', '.join(signers)} ({len(set(signers))}{needed})",
     ]
     say("".join(f"{safe_text(line)}\n" for line in lines))

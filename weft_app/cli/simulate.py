@@ -69,7 +69,7 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
     requests: Annotated[
         int | None, typer.Option(min=1, max=MAX_REQUESTS, help="Maximum number of requests, instead of the file's.")
     ] = None,
-    load: Annotated[float, typer.Option(min=0.001, max=1000.0, help="Factor of the request rates.")] = 1.0,
+    load: Annotated[float, typer.Option(min=0.001, max=1000.0, help="Factor for the request rates.")] = 1.0,
     against: Annotated[
         list[Rival] | None,
         typer.Option(

@@ -47,14 +47,15 @@ _Parts = Iterator[inference_service_pb2.SpeakResponse]
 
 def speak(
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="What to say; else --file, or stdin.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[TEXT]", help="Text to speak. Default: --file, or stdin.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write; - is stdout. Default: stdout in a pipe, else speech.mp3."),
+        typer.Option("--output", "-o", help="File to write; - for stdout. Default: stdout in a pipe, else speech.mp3."),
     ] = None,
     *,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="File with what to say; - is stdin.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="File with the text to speak; - for stdin.")] = None,
     model: ModelOption = "",
     voice: Annotated[str, typer.Option(help="Name of the voice.")] = "",
     audio_format: Annotated[
@@ -116,9 +117,9 @@ def _spoken(events: Iterable[event_pb2.InferenceEvent]) -> _Parts:
 def _text(text: str | None, file: Path | None) -> str:
     """Returns the text to speak. Raises INVALID_ARGUMENT if there is none or more than one."""
     if text is not None and file is not None:
-        raise invalid_field("--file", "is instead of TEXT; give one of them")
+        raise invalid_field("--file", "cannot be combined with TEXT")
     if text is None and file is None and sys.stdin.isatty():
-        raise invalid_field("TEXT", "give what to say, --file, or pipe it in")
+        raise invalid_field("TEXT", "give a text or --file, or pipe it in")
     if text is None:
         source = Path(STANDARD) if file is None else file
         text = read_media(source, "--file").decode("utf-8", "replace").strip()
@@ -126,7 +127,7 @@ def _text(text: str | None, file: Path | None) -> str:
         raise invalid_field("TEXT", "is empty")
     if len(text) > MAX_SPEECH_CHARS:
         raise invalid_field(
-            "TEXT", f"has {len(text)} characters; at most {MAX_SPEECH_CHARS} in one request, send it in parts"
+            "TEXT", f"has {len(text)} characters; at most {MAX_SPEECH_CHARS} are allowed; send it in parts"
         )
     return text
 

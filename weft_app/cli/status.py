@@ -33,7 +33,7 @@ _MODELS = custom_columns("NAME:name STATUS:status RUNNER:runner")
 
 
 def status(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption = DEFAULT_HOME) -> None:
-    """Show whether a mesh runs on a home, since when, where, how its processes are, and which models it serves.
+    """Show the state of the mesh of a home: uptime, addresses, health of its processes, and models.
 
     Services that `weft serve` runs on the home are a mesh too. Exit code 3 where none runs.
 
@@ -73,7 +73,10 @@ def _of_services(home: WeftHome) -> dict[str, Any]:
     if "gateway" in served:
         facts["url"] = served["gateway"]
     if "registry" not in served:
-        return facts | {"problem": "the registry does not run on this home: the models are shown on its own"}
+        return facts | {
+            "problem": "the registry does not run on this home: run weft status on "
+            "the registry's home to see the models"
+        }
     return facts | _models(Path(home.root))
 
 

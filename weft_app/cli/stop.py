@@ -26,12 +26,12 @@ POLL_SECONDS = 0.1
 def stop(
     home: HomeOption = DEFAULT_HOME,
     timeout: Annotated[
-        str, typer.Option(help="How long to wait for its end, such as 90s or 5m.", metavar="TIME")
+        str, typer.Option(help="How long to wait for the mesh to stop, such as 90s or 5m.", metavar="TIME")
     ] = "2m",
     *,
-    now: Annotated[bool, typer.Option("--now", help="End running requests, too.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Cancel running requests.")] = False,
 ) -> None:
-    """Stop the mesh of a home: running requests are finished first, as with Ctrl-C.
+    """Stop the mesh of a home after its running requests, as Ctrl-C does.
 
     Exit code 5 where it has not ended in time; it goes on stopping. Nothing is done where weft is not running.
 
@@ -44,7 +44,7 @@ def stop(
         return
     process = folder.owner()
     if process is None:
-        raise WeftError(Reason.RESOURCE_IN_USE, f"the mesh on {folder.root} only begins, or just ends; try again")
+        raise WeftError(Reason.RESOURCE_IN_USE, f"the mesh on {folder.root} is starting or stopping; try again")
     send(process, signal.SIGTERM, folder.root)
     if now:
         send(process, signal.SIGTERM, folder.root)
@@ -53,8 +53,8 @@ def stop(
         if time.monotonic() >= deadline:
             raise WeftError(
                 Reason.DEADLINE_EXCEEDED,
-                f"the mesh on {folder.root} (pid {process}) still finishes requests after {timeout}; "
-                "end them with weft stop --now",
+                f"the mesh on {folder.root} (pid {process}) is still finishing requests after {timeout}; cancel them "
+                "with weft stop --now",
             )
         time.sleep(POLL_SECONDS)
     say(f"stopped the mesh on {folder.root}\n")
@@ -75,7 +75,7 @@ def restart(
         list[str] | None,
         typer.Argument(
             metavar="[model NAME]",
-            help="A model instead of the mesh, as model NAME or model/NAME.",
+            help="Reload a model instead of the mesh: model NAME or model/NAME.",
             show_default=False,
             autocompletion=complete_restarted,
         ),
@@ -83,10 +83,10 @@ def restart(
     *,
     home: HomeOption = DEFAULT_HOME,
     timeout: Annotated[
-        str, typer.Option(help="How long to wait until it serves again, such as 90s.", metavar="TIME")
+        str, typer.Option(help="How long to wait until it is ready again, such as 90s.", metavar="TIME")
     ] = "10m",
 ) -> None:
-    """Stop the mesh of a home, finishing running requests first, and start it again as it was started.
+    """Restart the mesh of a home, or reload a model, after running requests.
 
     It keeps its command line, environment, terminal and process id. Exit code 5 where it does not serve in time.
 
@@ -108,7 +108,7 @@ def restart(
         raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh serves on {folder.root}; start one with weft up")
     before = running.get("startTime"), folder.up_file.stat().st_mtime_ns
     send(process, signal.SIGUSR2, folder.root)
-    note(f"the mesh on {folder.root} finishes its requests, and starts again")
+    note(f"the mesh on {folder.root} finishes its requests and restarts")
     url = _await_start(folder, process, before, seconds, timeout)
     say(f"the mesh on {folder.root} serves again at {url}\n")
 
@@ -119,7 +119,7 @@ def _model_in(words: Sequence[str]) -> str:
     names = [name, *words[1:]] if slash else list(words[1:])
     if kind.lower() not in ("model", "models") or len(names) != 1:
         name = words[-1][:64]
-        raise invalid_field("MODEL", f"weft restart is for a mesh; one model alone: weft restart model {name}")
+        raise invalid_field("MODEL", f"weft restart restarts a mesh; to reload one model: weft restart model {name}")
     return require_name_of_model(names[0], "NAME")
 
 
@@ -135,7 +135,7 @@ def _await_start(home: WeftHome, process: int, before: tuple[object, int], secon
         if not psutil.pid_exists(process):
             raise WeftError(
                 Reason.SERVICE_UNAVAILABLE,
-                f"the mesh on {home.root} has ended and does not start; its output, and weft up, say why",
+                f"the mesh on {home.root} has stopped and does not start; see its output, or run weft up",
             )
         time.sleep(POLL_SECONDS)
-    raise WeftError(Reason.DEADLINE_EXCEEDED, f"the mesh on {home.root} does not serve again after {timeout}")
+    raise WeftError(Reason.DEADLINE_EXCEEDED, f"the mesh on {home.root} is not ready again after {timeout}")

@@ -26,7 +26,9 @@ TENANTS = (ResourceKind.TENANT,)
 LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
 SelectorOption = Annotated[
     str,
-    typer.Option("--selector", "-l", metavar="SELECTOR", help="Models or agents with such labels: tier=fast,team=a."),
+    typer.Option(
+        "--selector", "-l", metavar="SELECTOR", help="Label selector of models or agents, such as tier=fast,team=a."
+    ),
 ]
 MAX_SELECTED = 100
 """Maximum number of resources that a selector changes or deletes."""
@@ -138,7 +140,7 @@ def named(mesh: MeshApi, name: str) -> Target:
             error = unknown_name(RESOURCE, name, {each for kind in ResourceKind for each in mesh.names(kind)})
             every = _listed([*(kind.plural for kind in ResourceKind), *OTHER_KINDS], "and")
             separator = "" if error.message.endswith("?") else ";"
-            error.message += f"{separator} {name} is no kind either: the kinds are {every}"
+            error.message += f"{separator} {name} is not a kind either; the kinds are {every}"
             raise error
         case _:
             kinds = [document["kind"] for document in found]
@@ -198,7 +200,7 @@ def labelled(scope: Scope, selector: str) -> Scope:
         return scope
     if not kinds or scope.targets:
         without = next(kind for kind in scope.kinds if kind not in LABELLED)
-        raise invalid_field("--selector", f"goes with models and agents; {without.plural} have no labels")
+        raise invalid_field("--selector", f"is only for models and agents; {without.plural} have no labels")
     return Scope(kinds)
 
 
@@ -232,7 +234,7 @@ def selected_names(home: Path, kind: ResourceKind, selector: str, done: str) -> 
         why = f"selects {len(found)} {kind.plural}; at most {MAX_SELECTED} are {done} at a time"
         raise invalid_field("--selector", why)
     if not found:
-        note(f"no {kind.plural} have such labels")
+        note(f"no {kind.plural} match these labels")
     return found
 
 
@@ -244,5 +246,5 @@ def is_missing(error: WeftError) -> bool:
 def _pair(word: str) -> Target:
     kind, separator, name = word.partition("/")
     if not separator:
-        raise invalid_field("NAME", f"{word[:64]!r} has no kind; write KIND/NAME for each, or KIND NAME...")
+        raise invalid_field("NAME", f"{word[:64]!r} has no kind; write KIND/NAME for each resource, or KIND NAME...")
     return Target(parse_kind(kind), require_name_of_model(name, "NAME"))

@@ -296,7 +296,7 @@ def _print_pieces(watched: Iterator[Document], *, follow: bool) -> Document:
         piece = news["piece"]
         if attempt not in (0, piece["attempt"]):
             sys.stdout.write("\n")
-            note(f"attempt {attempt} was lost, the answer starts again")
+            note(f"attempt {attempt} was lost; the answer starts again")
         attempt, seen = piece["attempt"], piece["lastEvent"]
         for event in piece.get("output", {}).get("events", ()):
             # The text of the first choice, or of a transcription.

@@ -89,7 +89,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two reads.")] = INTERVAL_SECONDS,
 ) -> None:
-    """Show devices, models, queue and last ends on one page that continues until q or Ctrl-C.
+    """Show devices, models, the queue and ended requests on a live page; quit with q or Ctrl-C.
 
     Keys: q quits, p pauses, n, l and m sort models by name, load or memory. With -o json, one document per line.
 

@@ -39,8 +39,8 @@ from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
 from weft_app.cli.output import json_text, say, shown
 
 Write = Callable[[str], None]
-_ADVICE = "; as speech it needs less: ffmpeg -i FILE -ac 1 -ar 16000 talk.opus"
-_NO_TIMES = "the model gave no times; leave --srt, --vtt and --words out"
+_ADVICE = "; to make it smaller: ffmpeg -i FILE -ac 1 -ar 16000 talk.opus"
+_NO_TIMES = "the model reports no times; omit --srt, --vtt and --words"
 
 
 class TranscriptFormat(StrEnum):
@@ -56,7 +56,7 @@ class TranscriptFormat(StrEnum):
 
 def transcribe(
     recording: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A recording; - is standard input.", show_default=False)
+        Path | None, typer.Argument(metavar="FILE", help="Recording; - for standard input.", show_default=False)
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: stdout.")] = None,
     model: ModelOption = "",
@@ -64,11 +64,11 @@ def transcribe(
     srt: Annotated[bool, typer.Option("--srt", help="Captions as SubRip.")] = False,
     vtt: Annotated[bool, typer.Option("--vtt", help="Captions as WebVTT.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A document with segments and their times.")] = False,
-    words: Annotated[bool, typer.Option("--words", help="As --json, with the times of single words.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="As --json, including the times of single words.")] = False,
     language: Annotated[str, typer.Option(help="Language of the recording, such as de. Default: detected.")] = "",
     translate: Annotated[bool, typer.Option("--translate", help="Translate to English.")] = False,
-    prompt: Annotated[str, typer.Option(help="Words that guide the style, such as names.")] = "",
-    temperature: Annotated[float | None, typer.Option(min=0, max=1, help="0 is greedy.")] = None,
+    prompt: Annotated[str, typer.Option(help="Text that guides spelling and style, such as names.")] = "",
+    temperature: Annotated[float | None, typer.Option(min=0, max=1, help="Sampling temperature; 0: greedy.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     detach: DetachOption = False,
     fetch: FetchOption = "",
@@ -88,7 +88,7 @@ def transcribe(
         _write(events, chosen, output, force=force, is_translated=spec.transcription.translate)
         return
     if recording is None:
-        raise invalid_field("FILE", "name a recording, or --fetch TASK")
+        raise invalid_field("FILE", "name a recording, or use --fetch TASK")
     given = {
         "media_type": audio_type_of_name(recording.name),
         "language": language,
@@ -149,7 +149,7 @@ def _chosen_format(flags: dict[str, bool]) -> TranscriptFormat:
     if given == ["json", "words"]:
         return TranscriptFormat.WORDS
     if len(given) > 1:
-        raise invalid_field(f"--{given[1]}", f"is another format than --{given[0]}; give one of them")
+        raise invalid_field(f"--{given[1]}", f"cannot be combined with --{given[0]}")
     return TranscriptFormat(given[0]) if given else TranscriptFormat.TEXT
 
 

@@ -28,4 +28,4 @@ def ui(
     address = f"{gateway_url(home)}{PAGE}"
     say(f"{address}\n")
     if not only_print and not webbrowser.open(address):
-        sys.stderr.write("weft: no browser could be opened here; open the address in one\n")
+        sys.stderr.write("weft: no browser could be opened; open the address yourself\n")

@@ -26,29 +26,33 @@ def up(
     *,
     network: NetworkOptions,
     runner_http_port: Annotated[
-        int | None, typer.Option(min=0, max=MAX_PORT, help="Port of the HTTP API of the only runner, see docs/api.md.")
+        int | None, typer.Option(min=0, max=MAX_PORT, help="Port of the only runner's own HTTP API; see docs/api.md.")
     ] = None,
     http_port: Annotated[int | None, typer.Option(min=0, max=MAX_PORT, hidden=True)] = None,
     no_demo: Annotated[
         bool,
         typer.Option(
-            "--no-demo", help="Without a configuration serve no demo model, but those that `weft run` has added."
+            "--no-demo",
+            help="Without a configuration, serve only models that `weft run` has added, not the demo model.",
         ),
     ] = False,
     discover: Annotated[
         Discover | None,
         typer.Option(
-            help="Without runners in weft.yaml: serve the engines and model files that are found on this machine. "
-            "Default: ask on a terminal.",
+            help="Without runners in weft.yaml: serve engines and model files found on this machine. Default: ask on "
+            "a terminal.",
             show_default=False,
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Logs on the terminal, not in a file.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log to the terminal instead of a file.")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Reload weft.yaml when it changes, as weft reload does.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Serve in the background: return when it serves. weft stop ends it.")
+        bool,
+        typer.Option(
+            "--detach", "-d", help="Run in the background and return when the mesh is ready. Stop it with weft stop."
+        ),
     ] = False,
 ) -> None:
     """Start a mesh on this machine and serve until Ctrl-C, or in the background.
@@ -60,7 +64,7 @@ def up(
     """
     if detach:
         if verbose:
-            raise invalid_field("--verbose", "goes without --detach; weft logs -f shows the logs")
+            raise invalid_field("--verbose", "cannot be combined with --detach; use weft logs -f to see the logs")
         from weft_app.cli.background import detached  # noqa: PLC0415 - see the module docstring
 
         detached(context, home, config, discover, no_demo=no_demo)
@@ -71,7 +75,10 @@ def up(
     from weft_app.cli.foreground import serve_mesh  # noqa: PLC0415 - see the module docstring
 
     if http_port is not None:
-        note("--http-port is the runner's own API, now called --runner-http-port; the mesh's HTTP port is --port")
+        note(
+            "--http-port, the port of the runner's own API, is now called "
+            "--runner-http-port; the mesh's HTTP port is --port"
+        )
     serve_mesh(
         home,
         config,

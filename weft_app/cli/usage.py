@@ -33,18 +33,20 @@ _CSV_COUNTS = (
 
 def usage(
     by: Annotated[
-        str, typer.Option(help="Group rows by tenant, key, model, asked, hour or day, with commas.")
+        str, typer.Option(help="Group rows by tenant, key, model, asked, hour or day, separated by commas.")
     ] = "tenant",
     since: Annotated[
-        str, typer.Option(help="Requests that ended in this time, such as 12h or 30d, or since a date.")
+        str, typer.Option(help="Only requests that ended since a date, or in the last 12h or 30d.")
     ] = "30d",
-    until: Annotated[str, typer.Option(help="Requests that ended before; a time ago, or a date.")] = "",
+    until: Annotated[
+        str, typer.Option(help="Only requests that ended before a date, or before a time such as 12h ago.")
+    ] = "",
     tenant: Annotated[str, typer.Option(help="Only this tenant.")] = "",
     model: Annotated[str, typer.Option(help="Only this model.")] = "",
     output: Annotated[UsageFormat, typer.Option("--output", "-o", help="Output format.")] = "table",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.
+    """Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, remote requests.
 
     Whole hours are counted, in UTC. What receipts do not know is counted as not known, never as zero.
 
@@ -70,7 +72,7 @@ def usage(
     else:
         say(table_text(found, groups, is_wide=output == "wide"))
     if found["hasMore"]:
-        note(f"there are more than {MAX_ROWS} rows; name a shorter time, a tenant or a model")
+        note(f"there are more than {MAX_ROWS} rows; choose a shorter period, a tenant or a model")
 
 
 def _note_unknown(model: str, home: Path) -> None:

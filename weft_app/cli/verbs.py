@@ -44,12 +44,13 @@ MembersArgument = Annotated[
 ]
 
 RunnerOption = Annotated[
-    str, typer.Option("--runner", help="Of a source: the runner that serves it. Default: the only one that can.")
+    str, typer.Option("--runner", help="With a source: runner that serves it. Default: the only one that can.")
 ]
 
 
 SelectedModelsOption = Annotated[
-    str, typer.Option("--selector", "-l", metavar="SELECTOR", help="Models with such labels: tier=fast,team=a.")
+    str,
+    typer.Option("--selector", "-l", metavar="SELECTOR", help="Label selector of models, such as tier=fast,team=a."),
 ]
 _OF_ONE_MODEL = (("MODEL", "model"), ("--token", "token"), ("--request-id", "request_id"), ("--all", "everything"))
 """Options about the subject of one operation, and their parameters."""
@@ -105,7 +106,7 @@ def command(
         if selector:
             act_on_each(_selected_models(selector, arguments), lambda name: act(arguments | {"model": name}))
         elif selects and arguments["model"] is None:
-            raise invalid_field("MODEL", "name a model, or select some by their labels with -l")
+            raise invalid_field("MODEL", "name a model, or select models by labels with -l")
         else:
             act(arguments)
 
@@ -116,7 +117,7 @@ def _selected_models(selector: str, arguments: Mapping[str, Any]) -> list[str]:
     """Returns the models that match a selector. Raises INVALID_ARGUMENT for options about one model."""
     for option, name in _OF_ONE_MODEL:
         if arguments.get(name):
-            raise invalid_field("--selector", f"goes without {option}")
+            raise invalid_field("--selector", f"cannot be combined with {option}")
     return selected_names(arguments["home"], ResourceKind.MODEL, selector, "changed")
 
 
@@ -125,19 +126,21 @@ def load(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model or a pool; or a source such as hf:OWNER/REPO or a short name, which is pulled and served.",
+            help="Model or pool; or a source such as hf:OWNER/REPO or a short name, to pull and serve it.",
             autocompletion=complete_model,
         ),
     ],
     *,
-    name: Annotated[str, typer.Option("--name", help="Of a source: the model's name. Default: made from it.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="With a source: name of the model. Default: derived from it.")
+    ] = "",
     runner: RunnerOption = "",
     context_tokens: Annotated[
         int | None,
         typer.Option("--ctx", "--context-tokens", min=16, max=16_777_216, help="Context of one slot in tokens."),
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option("--quantization", "-q", help="A declared variant of the model, such as q8_0.")
+        str | None, typer.Option("--quantization", "-q", help="Quantization of the model, such as q8_0.")
     ] = None,
     budget: Annotated[
         str | None, typer.Option("--budget", metavar="SIZE", help="Limit of accelerator memory, such as 8GiB.")
@@ -150,12 +153,14 @@ def load(
     keep_alive: Annotated[
         str | None,
         typer.Option(
-            "--keep-alive", metavar="TIME", help="Time it stays loaded after a request: 5m, 0, or -1 for no limit."
+            "--keep-alive", metavar="TIME", help="How long it stays loaded after a request: 5m, 0, or -1 for no limit."
         ),
     ] = None,
     parameters: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Another setting of its engine; `weft describe` lists them."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Engine parameter, as NAME=VALUE; `weft describe` lists them."
+        ),
     ] = None,
 ) -> operation_pb2.OperationAction:
     """Returns the action of a load. Raises INVALID_ARGUMENT naming the option."""
@@ -215,7 +220,7 @@ def unload(model: MembersArgument) -> operation_pb2.OperationAction:
 def flush(
     *,
     scope: Annotated[
-        FlushScope | None, typer.Option(help="Prefixes that are dropped; default: by the other options.")
+        FlushScope | None, typer.Option(help="Which prefixes to drop. Default: derived from the other options.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All cached prefixes.")] = False,
     model: Annotated[str, typer.Option(help="Only prefixes of this model.", autocompletion=complete_model)] = "",
@@ -236,7 +241,7 @@ def _flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushSc
     """Returns the scope implied by the options. Raises INVALID_ARGUMENT naming the option."""
     if everything:
         if tenant or tag:
-            raise invalid_field("--all", "covers everything; leave out --tenant and --tag")
+            raise invalid_field("--all", "covers everything; omit --tenant and --tag")
         return "all"
     if tag:
         return "tag"

@@ -41,8 +41,8 @@ def wait(
         str | None,
         typer.Option(
             "--for",
-            help="ready (default), status=active, condition=Ready=false, exists or delete; of a task "
-            "such as status=running. Default of a task: its end.",
+            help="ready (default), status=active, condition=Ready=false, exists or delete; for a task, such as "
+            "status=running (default: its end).",
             metavar="WHAT",
         ),
     ] = None,
@@ -177,7 +177,9 @@ def _timed_out(target: Target, there: Mapping[str, Document], seconds: float) ->
     failing = [one for one in document["status"]["conditions"] if one["status"] != "True"]
     parts = [f"it is {state}"] if state else []
     parts += [f"{one['type']} is {one['status'].lower()}: {one['message']}" for one in failing]
-    return WeftError(Reason.DEADLINE_EXCEEDED, f"{target} is not there {after}: {'; '.join(parts) or 'it is well'}")
+    return WeftError(
+        Reason.DEADLINE_EXCEEDED, f"{target} is not there {after}: {'; '.join(parts) or 'its conditions are met'}"
+    )
 
 
 def _state_of(document: Document) -> str:

@@ -238,7 +238,7 @@ class WeftConfig:
     """Address on which the HTTP API listens. On any address other than loopback, callers need API keys and HTTPS is on
     (see `gateway.tls`)."""
     port: Annotated[Port, PUBLIC] = DEFAULT_PORT
-    """HTTP port; 0 takes a free one."""
+    """HTTP port; 0 picks a free one."""
     grpc_port: Annotated[Port | None, PUBLIC] = None
     """Loopback TCP port for gRPC, in addition to the Unix socket. Default: off."""
     drain_seconds: Annotated[float, Ge(0), Le(3600), PUBLIC] = 10.0

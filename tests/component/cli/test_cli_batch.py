@@ -261,7 +261,7 @@ def test_hint_for_a_missing_model_names_the_command_option(script: GatewayScript
     error = {"line": 3, "message": said, "code": "model_not_found"}
     script.states = [document("failed", errors={"object": "list", "data": [error]})]
     done = script.run("get", ID)
-    assert "did you mean qwen? (--wait-for-model accepts models that will come)" in done.stderr
+    assert "did you mean qwen? (--wait-for-model accepts models that do not exist yet)" in done.stderr
     assert "wait_for_model" not in done.stderr
     assert said in script.run("get", ID, "-o", "json").stdout, "a document is as the API has it"
 

@@ -126,7 +126,7 @@ def test_mesh_rejection_is_shown_in_the_text(public: ScriptedMesh, editor: Edito
 
 def test_changed_name_or_kind_is_rejected(public: ScriptedMesh, editor: Editor) -> None:
     editor.run("agent/reviewer", changes=("name: reviewer=>name: other", "SAME"))
-    assert "must be agent/reviewer alone" in editor.shown[1]
+    assert "must contain only agent/reviewer" in editor.shown[1]
     assert public.applied == []
 
 
@@ -149,9 +149,9 @@ def test_resource_owned_by_weft_yaml_is_not_opened(mesh: ScriptedMesh, editor: E
     )
     for words, said in (
         (("model/own",), "published by the runner r1 from the weft.yaml of its host"),
-        (("alias/fixed",), "of the mesh's weft.yaml (registry.aliases)"),
+        (("alias/fixed",), "in the mesh's weft.yaml (registry.aliases)"),
         (("runner/r1",), "a runner registers itself"),
-        (("pool/big",), "a pool follows from its models"),
+        (("pool/big",), "a pool is defined by its models"),
     ):
         done = editor.run(*words, changes=("SAME",))
         assert done.exit_code in (2, 4)

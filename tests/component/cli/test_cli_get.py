@@ -142,7 +142,7 @@ def test_all_kinds_with_a_selector_lists_only_kinds_with_labels(mesh: ScriptedMe
         "model/qwen-2",
         "model/solo",
     ]
-    assert "nothing has such labels" in mesh.run("get", "all", "-l", "team=none").stderr
+    assert "nothing matches these labels" in mesh.run("get", "all", "-l", "team=none").stderr
 
 
 def test_empty_table_suggests_how_to_add_an_entry(mesh: ScriptedMesh) -> None:
@@ -151,7 +151,7 @@ def test_empty_table_suggests_how_to_add_an_entry(mesh: ScriptedMesh) -> None:
     assert (empty.exit_code, len(empty.stdout.splitlines())) == (0, 1)
     assert "there are no agents; weft apply -f FILE declares them" in empty.stderr
     assert mesh.run("get", "agents", "-o", "json").stderr == ""
-    assert "no models have the labels team=none" in mesh.run("get", "models", "-l", "team=none").stderr
+    assert "no models match the labels team=none" in mesh.run("get", "models", "-l", "team=none").stderr
 
 
 def test_watch_of_several_kinds_uses_the_columns_of_each(mesh: ScriptedMesh) -> None:
@@ -263,7 +263,7 @@ def test_foreign_text_is_stripped_of_terminal_escapes(mesh: ScriptedMesh) -> Non
             3,
             "there is no resource widgets; there are big",
         ),
-        (("get", "pods"), 3, "pods is no kind either: the kinds are models, agents, runners, "),
+        (("get", "pods"), 3, "pods is not a kind either; the kinds are models, agents, runners, "),
         (("describe", "codre"), 3, "did you mean coder"),
         (("get", "model", "qwem"), 3, "did you mean qwen"),
         (("get", "agent", "zzz"), 3, "there is coder"),
@@ -374,7 +374,7 @@ def test_watch_survives_a_brief_registry_or_gateway_outage(
     mesh.changes.put(gone("model", "solo"))
     result = mesh.run("get", "models", "-w", "-o", "name")
     assert mesh.watches == watches
-    assert "watching again when it is back" in result.stderr
+    assert "the watch resumes when it is back" in result.stderr
     assert result.stdout.splitlines()[-1] == "model/solo"
 
 
@@ -464,7 +464,7 @@ def test_every_kind_can_be_described(mesh: ScriptedMesh, target: str, words: lis
 def test_unreachable_runner_does_not_fail_describe(mesh: ScriptedMesh) -> None:
     mesh.state.runners["r1"].address = "127.0.0.1:1"
     out = mesh.run("describe", "model", "qwen").stdout
-    assert "its runner is unreachable" in out
+    assert "its runner cannot be reached" in out
     assert "Conditions:" in out
 
 

@@ -209,7 +209,10 @@ def test_only_model_of_a_remote_mesh_is_the_default(tools: Path, home: Path) -> 
     words = ("aider", "--print", "--key", "weft_k")
     with gateway(asks_for_keys=True, models=["qwen", "agent/reviewer", "route/coding"]) as url:
         assert "# aider --model openai/qwen\n" in launch(*words, home=home, WEFT_URL=url).stdout
-        assert "takes no such key" in launch("aider", "--print", "--key", "weft_other", home=home, WEFT_URL=url).stderr
+        assert (
+            "does not accept "
+            "this key" in launch("aider", "--print", "--key", "weft_other", home=home, WEFT_URL=url).stderr
+        )
     with gateway(asks_for_keys=False, models=["qwen", "gemma"]) as url:
         assert "there are qwen, gemma" in launch(*words, home=home, WEFT_URL=url).stderr
 
@@ -249,7 +252,7 @@ def test_a_model_that_calls_no_tools_is_refused_for_an_agent_with_those_that_do(
         mesh.serve()
         said = launch("claude", "--model", "demo", home=mesh.home)
     assert said.exit_code == 2
-    assert "demo calls no tools, and Claude Code needs them; these do: qwen" in said.stderr
+    assert "demo does not support tool calls, which Claude Code needs; these do: qwen" in said.stderr
 
 
 def test_launch_tool_settings_import_only_the_standard_library() -> None:

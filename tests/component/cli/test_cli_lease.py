@@ -63,7 +63,7 @@ def test_release_reports_when_the_memory_becomes_free(mesh: ScriptedMesh) -> Non
 def test_release_without_a_terminal_requires_yes(mesh: ScriptedMesh) -> None:
     done = mesh.run("lease", "release", "lease-p")
     assert (done.exit_code, mesh.releases) == (2, [])
-    assert "--yes: is needed where there is no terminal" in done.stderr
+    assert "--yes: is required without a terminal" in done.stderr
 
 
 def test_model_lease_suggests_the_command_that_frees_it(mesh: ScriptedMesh) -> None:

@@ -121,7 +121,7 @@ def test_existing_file_is_kept_and_no_request_is_sent(studio: ScriptedMesh) -> N
     refused = studio.run("image", "a cat", "-o", "cat.png", "-n", "2")
     assert (refused.exit_code, refused.stderr) == (
         4,
-        "weft: cat-2.png exists; --force overwrites it, -o names another file\n",
+        "weft: cat-2.png exists; use --force to overwrite it, or -o for another file\n",
     )
     assert not studio.asked
     studio.media = [picture(0), picture(1), ended()]
@@ -134,8 +134,8 @@ def test_existing_file_is_kept_and_no_request_is_sent(studio: ScriptedMesh) -> N
     [
         (("-o", "cat.bmp"), "--output: cat.bmp must end with .png, .jpg, .jpeg, .webp"),
         (("-o", "no/cat.png"), "--output: there is no folder no"),
-        (("-o", "-", "-n", "2"), "--count: standard output takes one image; name a file"),
-        (("--mask", "m.png"), "--mask: needs --from, the image that it is laid over"),
+        (("-o", "-", "-n", "2"), "--count: cannot be standard output for several images; name a file"),
+        (("--mask", "m.png"), "--mask: needs --from, the source image of the mask"),
         (("--from", "missing.png"), "--from: missing.png cannot be read: no such file or directory"),
     ],
 )
@@ -284,7 +284,7 @@ def test_captions_fail_if_the_model_returns_no_timestamps(talk: ScriptedMesh) ->
     talk.media = [event(transcript=audio_pb2.TranscriptPart(text="One.")), ended()]
     result = talk.run("transcribe", "talk.wav", "--srt", "-o", "talk.srt")
     assert (result.exit_code, files()) == (1, ["talk.wav"])
-    assert "the model gave no times" in result.stderr
+    assert "the model reports no times" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_captions_fail_if_the_model_returns_no_timestamps(talk: ScriptedMesh) ->
     [
         (("missing.wav",), "FILE: missing.wav cannot be read: no such file or directory"),
         (("empty.wav",), "FILE: empty.wav is empty"),
-        (("talk.wav", "--srt", "--vtt"), "--vtt: is another format than --srt; give one of them"),
+        (("talk.wav", "--srt", "--vtt"), "--vtt: cannot be combined with --srt"),
     ],
 )
 def test_invalid_recording_or_format_is_rejected_immediately(
@@ -346,9 +346,9 @@ def test_piped_speech_is_bytes_and_text_can_come_from_a_file_or_pipe(studio: Scr
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("Hi", "-f", "x"), "--file: is instead of TEXT; give one of them"),
+        (("Hi", "-f", "x"), "--file: cannot be combined with TEXT"),
         (("",), "TEXT: is empty"),
-        (("x" * 5000,), "TEXT: has 5000 characters; at most 4096 in one request, send it in parts"),
+        (("x" * 5000,), "TEXT: has 5000 characters; at most 4096 are allowed; send it in parts"),
         (
             ("Hi", "-o", "hi.txt"),
             "--output: hi.txt must end with .mp3, .opus, .aac, .flac, .wav, .pcm, or give --format",

@@ -106,7 +106,7 @@ def test_selector_excludes_single_model_options(
 def test_selector_without_matches_is_reported(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
     done = mesh.run("unload", "-l", "team=none")
     assert (done.exit_code, script.created) == (0, [])
-    assert "no models have such labels" in done.stderr
+    assert "no models match these labels" in done.stderr
 
 
 def test_rejection_for_one_model_does_not_stop_the_others(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:

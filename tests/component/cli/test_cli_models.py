@@ -82,7 +82,7 @@ def test_model_is_pulled_listed_and_removed_without_a_mesh(stage: Stage) -> None
     assert stage.run("models", "ls", "-o", "json").stderr == ""
     gone = stage.run("models", "rm", SOURCE)
     assert gone.returncode == 3
-    assert "is not stored; weft models ls shows what is" in gone.stderr
+    assert "is not stored; weft models ls lists the stored models" in gone.stderr
 
 
 def test_each_json_line_is_a_progress_state_and_the_last_has_the_model(stage: Stage) -> None:
@@ -101,7 +101,7 @@ def test_interrupted_pull_suggests_resuming_and_resumes(stage: Stage, number: si
     process.send_signal(number)
     _, err = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == code
-    assert "are kept; the same command continues there" in err
+    assert "are kept; run the same command to continue" in err
     assert "Traceback" not in err
     assert stage.run("models", "ls").stdout.count("\n") == 1
     stage.hub.faults.chunk_seconds = 0.0
@@ -158,7 +158,7 @@ def test_model_used_by_weft_yaml_is_marked_and_needs_force_to_be_removed(stage: 
 def test_gc_frees_partial_pulls_on_request(stage: Stage) -> None:
     stage.run("pull", SOURCE)
     (stage.home / "models" / "partial" / "sha256-0").write_bytes(b"x" * 2048)
-    assert stage.run("models", "gc").stdout == "0 bytes freed: 0 files, 0 rests of pulls\n"
+    assert stage.run("models", "gc").stdout == "0 bytes freed: 0 files, 0 partial files\n"
     found = json.loads(stage.run("models", "gc", "--partial", "-o", "json").stdout)
     assert found == {"kind": "ModelStoreCollection", "files": 0, "partialFiles": 1, "freedBytes": "2048"}
 

@@ -304,7 +304,7 @@ def test_intact_audit_log_is_verified(registry: ScriptedRegistry, tmp_path: Path
         (lambda log: setattr(log[1], "actor", "cli:mallory"), "entry 2 was changed after it was written"),
         (lambda log: log.pop(1), "entry 2 is missing"),
         (lambda log: log.reverse(), "entry 1 is missing"),
-        (lambda log: log.pop(), "entry 3 and what follows was cut off"),
+        (lambda log: log.pop(), "entry 3 is the last one, but the stored head is later"),
     ],
 )
 def test_tampered_audit_log_is_detected(

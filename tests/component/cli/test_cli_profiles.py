@@ -86,7 +86,7 @@ def test_switch_lists_models_that_do_not_match_the_profile(registry: ScriptedReg
     assert found.exit_code == 1
     assert "cannot load qwen: too many operations wait" in found.stderr
     assert "cannot load qwen: no memory" in found.stderr
-    assert "profile/day is active, but 2 of 2 models are not as it says" in found.stderr
+    assert "profile/day is active, but 2 of 2 models could not be loaded or unloaded" in found.stderr
 
 
 def test_switch_without_waiting_prints_json(registry: ScriptedRegistry) -> None:

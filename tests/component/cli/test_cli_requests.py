@@ -319,7 +319,7 @@ def test_unknown_request_state_is_rejected_and_error_names_the_option(mesh: Mesh
 def test_explain_without_an_id_uses_the_last_ended_request(mesh: Mesh) -> None:
     nothing = mesh.run("explain")
     assert nothing.exit_code == 3
-    assert "no request has ended lately" in nothing.stderr
+    assert "no request has ended recently" in nothing.stderr
     for key in (1, 2):
         mesh.arrive(key, f"req-{key}")
     mesh.log.note_end(ending(2, mesh.clock.monotonic()))
@@ -363,7 +363,7 @@ def test_tenants_are_listed_from_the_router_without_a_registry(mesh: Mesh) -> No
     header, *rows = found.stdout.splitlines()
     assert header.split() == ["TENANT", "LIMIT", "OF", "USED", "LEFT", "EMPTY", "IN"]
     assert [row.split()[0] for row in rows] == ["acme", "other"]
-    assert found.stderr.startswith("weft: no registry answers: declarations of tenants (weight, ")
+    assert found.stderr.startswith("weft: no registry answers: tenant declarations (weight, ")
     assert found.output == found.stdout + found.stderr, "the table is first"
     one = mesh.run("get", "tenants", "acme")
     assert [row.split()[0] for row in one.stdout.splitlines()[1:]] == ["acme"]
@@ -379,7 +379,7 @@ def test_get_all_shows_tenant_limits_and_reports_what_is_missing_without_a_regis
         assert found.exit_code == 1
         assert [row.split()[0] for row in found.stdout.splitlines()] == ["TENANT", "acme"]
         known, missing = found.stderr.splitlines()
-        assert known.startswith("weft: no registry answers: declarations of tenants ")
+        assert known.startswith("weft: no registry answers: tenant declarations ")
         assert missing.startswith("weft: not shown: models")
         assert ("runners" in missing) == (words == ("all",))
         assert "tenants" not in missing
@@ -420,7 +420,7 @@ def test_tenants_are_watched_from_the_router_without_a_registry(mesh: Mesh, monk
     header, *rows = found.stdout.splitlines()
     assert header.split() == ["TENANT", "LIMIT", "OF", "USED", "LEFT", "EMPTY", "IN"]
     assert [row.split()[0] for row in rows] == ["acme", "acme"]
-    assert "the registry is not waited for" in found.stderr
+    assert "not waiting for the registry" in found.stderr
 
 
 def test_registry_failure_is_shown_if_the_router_is_missing_too(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def test_mesh_journal_setting_is_shown_and_set(mesh: ScriptedMesh) -> None:
         (("allowCloudFallback",), "has no '='"),
         (("allowCloudFallback=perhaps",), "allowCloudFallback: must be true or false"),
         (("allowCloudFallback=",), "allowCloudFallback: must be true or false"),
-        (("cloud=true",), "cloud: there is no such setting; there is allowCloudFallback"),
-        (("=true",), "NAME: there is no such setting"),
+        (("cloud=true",), "cloud: unknown setting; the settings are allowCloudFallback"),
+        (("=true",), "NAME: unknown setting"),
         (("allowCloudFallback=true", "allowCloudFallback=false"), "is given twice"),
     ],
 )

@@ -83,4 +83,4 @@ def test_starting_mesh_is_not_ready(tmp_path: Path) -> None:
 def test_home_without_a_process_has_a_different_exit_code_than_an_unhealthy_one(tmp_path: Path) -> None:
     done = _weft("--home", tmp_path)
     assert done.exit_code == EXIT_NOT_FOUND
-    assert "no process of weft runs on this home" in done.stderr
+    assert "weft is not running on this home" in done.stderr

@@ -79,9 +79,9 @@ def test_reads_and_writes_go_to_the_configured_mesh(elsewhere: dict[str, str]) -
 
 def test_unknown_ca_wrong_key_and_unreadable_roots_are_reported(elsewhere: dict[str, str], tmp_path: Path) -> None:
     refused = _weft(elsewhere | {"WEFT_API_KEY": "weft_other"}, "get", "routers")
-    assert "the gateway answered 401" in refused.stderr
+    assert "the gateway returned status 401" in refused.stderr
     untrusted = _weft({name: value for name, value in elsewhere.items() if name != "WEFT_CA_FILE"}, "get", "routers")
-    assert "WEFT_CA_FILE names the roots of its certificate" in untrusted.stderr
+    assert "set WEFT_CA_FILE to the root certificates of the mesh" in untrusted.stderr
     (tmp_path / "bad.pem").write_text("no certificate")
     unreadable = _weft(elsewhere | {"WEFT_CA_FILE": str(tmp_path / "bad.pem")}, "get", "routers")
     assert (unreadable.exit_code, "cannot be read as PEM certificates" in unreadable.stderr) == (2, True)

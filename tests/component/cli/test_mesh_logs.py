@@ -122,7 +122,7 @@ def test_filter_reports_how_many_lines_it_hides(home: WeftHome, monkeypatch: pyt
     monkeypatch.setattr(mesh_logs, "MAX_LINES", 3)
     done = _weft(home.root, "--since", "2h")
     assert len(done.stdout.splitlines()) == 3
-    assert "weft: 1 earlier lines are left out" in done.stderr
+    assert "weft: 1 earlier lines are omitted" in done.stderr
 
 
 def test_home_without_logs_suggests_what_to_do(tmp_path: Path) -> None:
@@ -130,7 +130,8 @@ def test_home_without_logs_suggests_what_to_do(tmp_path: Path) -> None:
         done = _weft(tmp_path, *words)
         assert done.exit_code == 3
         assert (
-            f"there are no logs in {tmp_path / 'logs'}: no mesh has run there; start one with `weft up" in done.stderr
+            f"there are no logs in {tmp_path / 'logs'}: no mesh has run "
+            "on this home. Start one with `weft up" in done.stderr
         )
 
 
@@ -146,7 +147,7 @@ def test_home_without_logs_suggests_what_to_do(tmp_path: Path) -> None:
         (["a", "b"], 2, "NAME: name one model, service or runner"),
         (["runner/../x"], 2, "NAME: must be"),
         (["-n", "1001"], 2, "must be at most 1000"),
-        (["task/task-1", "-o", "json"], 2, "--since, --request, --output: go with the logs of the mesh"),
+        (["task/task-1", "-o", "json"], 2, "--since, --request, --output: are only for the logs of the mesh"),
     ],
 )
 def test_name_without_logs_is_rejected(home: WeftHome, words: list[str], code: int, why: str) -> None:

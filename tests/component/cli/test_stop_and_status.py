@@ -84,7 +84,9 @@ def test_stop_timeout_reports_draining_and_suggests_now(start: Start, tmp_path: 
     mesh = start(2)
     waiting = _weft("stop", "--home", tmp_path, "--timeout", "200ms")
     assert waiting.exit_code == EXIT_TIMEOUT
-    assert f"(pid {mesh.pid}) still finishes requests after 200ms; end them with weft stop --now" in waiting.stderr
+    assert (
+        f"(pid {mesh.pid}) is still finishing requests after 200ms; cancel them with weft stop --now" in waiting.stderr
+    )
     assert mesh.poll() is None
     assert _weft("stop", "--home", tmp_path).exit_code == EXIT_OK
 

@@ -49,7 +49,7 @@ def test_file_type_is_detected_from_its_first_bytes(data: bytes, image: str | No
 @pytest.mark.parametrize("option", ["--image", "--audio"])
 def test_invalid_file_error_names_option_and_file(tmp_path: Path, option: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    for name, words in (("notes.txt", "is no "), ("missing", "cannot be read")):
+    for name, words in (("notes.txt", "is not a "), ("missing", "cannot be read")):
         files = [tmp_path / name]
         with pytest.raises(FieldError, match=words) as refused:
             read_media(*((files, None) if option == "--image" else (None, files)))

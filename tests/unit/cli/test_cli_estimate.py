@@ -76,7 +76,7 @@ def test_the_memory_of_kept_prompts_is_shown_beside_the_total(home: Path) -> Non
     assert document["bytes"] == sum(part["bytes"] for part in document["parts"])
     code, output = _run("tiny")
     assert code == 0
-    assert any(line.startswith("kept prompts, at most") and line.endswith("300 MiB") for line in output.splitlines())
+    assert any(line.startswith("kept prompts, maximum") and line.endswith("300 MiB") for line in output.splitlines())
     for unsaved in ({"kept_prompts_mb": 0}, {"mmproj_path": "projector.gguf"}):
         _configure(home, **unsaved)
         assert _json("tiny")["keptPromptBytes"] == 0

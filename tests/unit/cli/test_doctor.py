@@ -98,7 +98,7 @@ def test_each_attached_server_is_checked_and_its_models_are_listed(tmp_path: Pat
         there = _findings(tmp_path, _attached(url, ", upstream_model: 'llama3.2:3b'"))["server"]
     assert (missing.verdict, missing.remedy) == (Verdict.WARNING, "set upstream_model")
     assert "the server has no model llama; it has llama3.2:3b, qwen3:8b" in missing.detail
-    assert (there.verdict, there.detail) == (Verdict.OK, "llama: its server answers and has it")
+    assert (there.verdict, there.detail) == (Verdict.OK, "llama: its server responds and has the model")
 
 
 def test_weft_mesh_behind_a_url_needs_explicitly_named_models(tmp_path: Path) -> None:

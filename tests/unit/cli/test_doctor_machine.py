@@ -28,7 +28,7 @@ def test_services_run_only_on_supported_platforms() -> None:
         ("linux", Verdict.OK, ""),
         ("darwin", Verdict.WARNING, "commands, meshes and joined runners run here"),
         ("win32", Verdict.FAILED, "up, serve, run and runner join do not"),
-        ("freebsd14", Verdict.WARNING, "unknown to weft"),
+        ("freebsd14", Verdict.WARNING, "not supported by weft"),
     ],
 )
 def test_each_platform_reports_what_works_there(platform: str, verdict: Verdict, words: str) -> None:

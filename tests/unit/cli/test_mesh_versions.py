@@ -59,27 +59,27 @@ def test_each_process_is_listed_with_its_version_and_supported_schemas() -> None
     assert [(each.detail, each.verdict) for each in found] == [
         ("registry: weft 0.4.0, registry schema 0015", Verdict.OK),
         ("runner/a: weft 0.4.0", Verdict.OK),
-        ("one release: 0.4.0", Verdict.OK),
+        ("all on one release: 0.4.0", Verdict.OK),
     ]
 
 
 def test_process_without_a_version_is_reported() -> None:
     silent, _ = examine_versions([_process("registry", "")])
     assert silent.verdict is Verdict.WARNING
-    assert silent.detail == "registry: of a release that does not say its version"
+    assert silent.detail == "registry: an older release that does not report its version"
 
 
 def test_neighboring_versions_pass_and_outdated_processes_are_listed() -> None:
     mixed = _mix(_process("registry", "0.5.0"), _process("runner/b", "0.4.0"), _process("runner/a", "0.4.1"))
     assert mixed.verdict is Verdict.OK
-    assert mixed.detail == "two neighbouring releases, 0.4 and 0.5, which run together"
-    assert mixed.remedy == "to end the upgrade: runner/a, runner/b"
+    assert mixed.detail == "two adjacent releases, 0.4 and 0.5, which are compatible"
+    assert mixed.remedy == "still to upgrade: runner/a, runner/b"
 
 
 def test_versions_too_far_apart_fail_even_if_each_has_a_neighbor() -> None:
     mixed = _mix(_process("registry", "0.6.0"), _process("router", "0.5.0"), _process("runner/a", "0.4.0"))
     assert mixed.verdict is Verdict.FAILED
-    assert mixed.remedy == "upgrade first: runner/a"
+    assert mixed.remedy == "upgrade these first: runner/a"
 
 
 def test_process_with_a_newer_database_schema_is_reported() -> None:
@@ -121,4 +121,4 @@ def test_gateways_of_two_versions_on_one_host_are_both_reported(
         "gateway@edge: weft 0.4.1",
         "gateway@edge (2 times): weft 0.5.0",
     ]
-    assert mix.remedy == "to end the upgrade: gateway@edge"
+    assert mix.remedy == "still to upgrade: gateway@edge"

@@ -11,7 +11,7 @@ def test_plain_http_and_certificate_conflict_error_names_both_options_and_a_reme
     with pytest.raises(FieldError) as refused:
         NetworkOptions(host="0.0.0.0", insecure=True, tls=TlsChoice.AUTO).overrides()
     assert refused.value.message == (
-        "--insecure: and --tls auto exclude each other: leave out --insecure for HTTPS with a certificate of the mesh, "
+        "--insecure: cannot be combined with --tls auto: omit --insecure for HTTPS with the mesh's certificate, "
         "or --tls for plain HTTP"
     )
 

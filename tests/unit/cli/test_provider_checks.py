@@ -68,7 +68,7 @@ def test_unreachable_provider_error_names_the_field() -> None:
     port = free_port()
     (found,) = central_model_findings([_model(f"http://{HOST}:{port}/v1")], set())
     assert f"{HOST}:{port} cannot be reached: Connection refused" in found.detail
-    assert found.remedy == "look at `provider.url`: weft get model m -o yaml"
+    assert found.remedy == "check `provider.url`: weft get model m -o yaml"
 
 
 def test_untrusted_certificate_and_port_without_tls_give_different_errors(tmp_path: Path) -> None:

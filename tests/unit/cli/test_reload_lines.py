@@ -37,7 +37,7 @@ def test_each_change_is_a_line_with_its_effect() -> None:
     assert list(reload_lines(answer)) == [
         "/w.yaml: 4 changes",
         "  + model a on box",
-        "  ~ model b on box: its requests are finished, and it is loaded again",
+        "  ~ model b on box: it is reloaded after its running requests",
         "      slots: 2 -> 4",
         "  - runner old",
         "  ! port: 8080 -> 9090 (needs a restart of the mesh: weft restart)",
@@ -46,4 +46,4 @@ def test_each_change_is_a_line_with_its_effect() -> None:
 
 
 def test_empty_change_is_reported() -> None:
-    assert list(reload_lines(pb.ReloadConfigurationResponse())) == ["no configuration file: nothing has changed"]
+    assert list(reload_lines(pb.ReloadConfigurationResponse())) == ["no configuration file: no changes"]

@@ -12,8 +12,8 @@ from weft_app.cli import chat
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        ("there is no model qwn; did you mean qwen?", "did you mean qwen? --wait-for-model accepts"),
-        ("there is no model qwn; there is llama", "there is llama; --wait-for-model accepts"),
+        ("there is no model qwn; did you mean qwen?", "did you mean qwen? use --wait-for-model"),
+        ("there is no model qwn; there is llama", "there is llama; use --wait-for-model"),
     ],
 )
 def test_flag_for_a_future_model_is_suggested_only_for_an_unknown_name(

@@ -76,9 +76,7 @@ def test_remote_mesh_without_an_http_address_does_not_use_that_of_the_home(
 ) -> None:
     monkeypatch.setenv(variable, "mesh.example:7070")
     for found in (FoundHome(home), FoundHome(tmp_path / "x")):
-        with pytest.raises(
-            WeftError, match=f"{variable} names a mesh elsewhere, .* name that in WEFT_URL, or .* --home"
-        ):
+        with pytest.raises(WeftError, match=f"{variable} names a mesh elsewhere, .* Set it in WEFT_URL, or .* --home"):
             ui(only_print=True, home=found)
     # The same mesh by another way.
     monkeypatch.setenv(variable, "127.0.0.1:7")

@@ -56,7 +56,7 @@ def test_suggested_commands_match_the_models_capabilities(
 
 def test_background_line_is_shown_unchanged_if_its_file_is_unreadable(tmp_path: Path) -> None:
     kept = KeptAccess(WeftHome(tmp_path))
-    line = f"  keys      callers need one. The first, of an admin, is in {tmp_path / KEY_FILE}"
+    line = f"  keys      callers need one. The first, with the role admin, is in {tmp_path / KEY_FILE}"
     assert kept.on_terminal(line) == line
     assert kept.on_terminal("  keys      callers need one: weft keys create").endswith("weft keys create")
     (tmp_path / KEY_FILE).write_text("weft_an-older-one\n")

@@ -33,5 +33,5 @@ def test_attachment_outcome_shows_served_and_total_models() -> None:
     operation.result.added.server.models.add(name="org/a")
     operation.result.models.append("org/a")
     assert outcome_text(document_of(operation)) == (
-        "server/box attached: 1 of 152 models are served (max_listed_models of its runner): org/a"
+        "server/box attached: 1 of 152 models are served (limit: max_listed_models of its runner): org/a"
     )
