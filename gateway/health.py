@@ -104,7 +104,7 @@ def health_status(view: FleetView, *, has_router: bool = True) -> str:
 def unhealthy(status: str) -> WeftError:
     """Returns the error of a status other than `ok`."""
     if status == "starting":
-        return WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway has no view of the fleet yet")
+        return WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway does not know the mesh yet")
     if status == "no_router":
         return WeftError(
             Reason.SERVICE_UNAVAILABLE, "no router is reachable; requests wait for one until their deadline"

@@ -18,18 +18,18 @@ class GatewayMetrics:
         self.page = page = MetricsPage() if page is None else page
         self._requests = page.counter(
             "weft_gateway_requests",
-            "Requests by API, model, HTTP status and how they ended ('completed' or the reason).",
+            "Requests by API, model, HTTP status and result ('completed' or the reason).",
             ("model", "surface", "code", "reason"),
         )
         self._duration = page.histogram(
             "weft_gateway_request_duration_seconds",
-            "From the request's head to the last byte of its answer.",
+            "Time from the request's headers to the last byte of its answer.",
             ("model", "surface"),
             _SECONDS,
         )
         self._first_token = page.histogram(
             "weft_gateway_time_to_first_token_seconds",
-            "From the request's head to the first content of a stream.",
+            "Time from the request's headers to the first content of a stream.",
             ("model", "surface"),
             _SECONDS,
         )
@@ -40,7 +40,7 @@ class GatewayMetrics:
         )
         self._ends = page.counter(
             "weft_gateway_end_reports",
-            "Ends of requests that were handed to another router than the lost one, by what became of them.",
+            "Ends of requests reported to another router after theirs was lost, by result.",
             ("fate",),
         )
         self.active_streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=page.registry)

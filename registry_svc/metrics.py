@@ -28,7 +28,7 @@ def _registry_metrics(figures: Callable[[], RegistryFigures | None], page: Metri
     hosts = list(found.hosts)
     yield page.gauge(
         "weft_ledger_device_bytes",
-        "Memory of an accelerator: total, reserved by leases, seen in use, foreign (without a lease), free.",
+        "Memory of an accelerator: total, reserved by leases, in use, foreign (without a lease), free.",
         ("host", "device", "kind"),
         (
             ((host.host, str(memory.device.index), kind), value)
@@ -41,7 +41,7 @@ def _registry_metrics(figures: Callable[[], RegistryFigures | None], page: Metri
     yield page.gauge("weft_leases", "Leases of accelerator memory, by state.", ("host", "state"), leases.items())
     yield page.gauge(
         "weft_waiting_leases",
-        "Requests that wait for memory of a host.",
+        "Requests waiting for memory of a host.",
         ("host",),
         (((host.host,), host.waiting_count) for host in hosts),
     )
@@ -49,14 +49,14 @@ def _registry_metrics(figures: Callable[[], RegistryFigures | None], page: Metri
     yield page.gauge("weft_sessions", "Sessions of runners, by state.", ("state",), sessions)
     yield page.count(
         "weft_evictions",
-        "Models that a runner was asked to unload for another one, by its answer.",
+        "Evictions requested from runners, by result.",
         ("answer",),
         (((answer,), count) for answer, count in found.evictions.items()),
     )
-    yield page.figure("weft_registry_revision", "Number of the mesh's last change.", found.revision)
-    yield page.figure("weft_registry_watchers", "Watches of the mesh that are open.", found.watchers)
+    yield page.figure("weft_registry_revision", "Current revision of the mesh.", found.revision)
+    yield page.figure("weft_registry_watchers", "Open watches of the mesh.", found.watchers)
     yield page.figure(
-        "weft_registry_standby", "Whether a standby waits for the end of this registry: 1 or 0.", int(found.has_standby)
+        "weft_registry_standby", "Whether a standby is waiting for this registry: 1 or 0.", int(found.has_standby)
     )
 
 

@@ -89,7 +89,7 @@ class RouterSessions:
         self._core.require_open()
         known = self._core.routers.get(request.name)
         if known is None or known.incarnation != request.incarnation:
-            raise WeftError(Reason.SESSION_UNKNOWN, f"no such router is registered: {request.name}; register it again")
+            raise WeftError(Reason.SESSION_UNKNOWN, f"the router {request.name} is not registered; register it again")
         self._heard[request.name] = self._clock.monotonic()
         if known.leading != request.leading:
             changed = Router()

@@ -100,7 +100,7 @@ class Watchers(Generic[T]):
         if self._max_watchers is not None and len(self._watchers) >= self._max_watchers:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"{self._max_watchers} callers watch already; ask for the list instead",
+                f"{self._max_watchers} callers are already watching; poll the list instead",
                 metadata={"limit": str(self._max_watchers)},
             )
         watcher = Watcher[T](self._max_waiting, lambda left: self._watchers.pop(left, None))

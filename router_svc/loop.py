@@ -375,7 +375,7 @@ class SchedulingLoop:
         requests = self._deps.records.requests
         known = requests.find(request.request_id, self._clock.monotonic(), request.tenant)
         if known is not None and requests.is_under_way(known.key):
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "a request of this id is under way", retry_after_seconds=1)
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "a request with this id is running", retry_after_seconds=1)
         return requests.lacks_end(request.request_id, request.tenant)
 
     def remembers(self, request: PlacementRequest) -> bool:

@@ -104,50 +104,50 @@ class RouterMetrics(SchedulingObserver):
         self._requests = RequestMetrics(page)
         self._waits = page.counter(
             "weft_router_waits",
-            "Waits of requests by what they waited for; one request may have several.",
+            "Waits of requests by reason; a request may have several.",
             ("model", "reason"),
         )
         self._ends = page.counter(
             "weft_router_requests",
-            "Requests that ended, by model, outcome and reason ('completed' where there is none).",
+            "Ended requests by model, outcome and reason ('completed' if there is none).",
             ("model", "outcome", "reason"),
         )
         self._grants = page.counter(
             "weft_router_grants",
-            "Slots granted to requests, by model asked for and priority; one request may get several.",
+            "Slots granted to requests, by requested model and priority; a request may get several.",
             ("model", "priority"),
         )
         self._refusals = page.counter(
-            "weft_router_refusals", "Requests that the scheduler refused, by model and reason.", ("model", "reason")
+            "weft_router_refusals", "Requests refused by the scheduler, by model and reason.", ("model", "reason")
         )
         self._failed_attempts = page.counter(
             "weft_router_failed_attempts", "Attempts that failed before content, by reason.", ("reason",)
         )
-        self._wakes = page.counter("weft_router_wakes", "Wakes and loads that requests caused, by model.", ("model",))
+        self._wakes = page.counter("weft_router_wakes", "Wakes and loads caused by requests, by model.", ("model",))
         self._failed_wakes = page.counter(
-            "weft_router_failed_wakes", "Of these, the ones that failed, by model and reason.", ("model", "reason")
+            "weft_router_failed_wakes", "Wakes and loads that failed, by model and reason.", ("model", "reason")
         )
         self._left = page.counter(
             "weft_router_left_premises",
-            "Requests of which bytes left the premises, or may have, by model.",
+            "Requests that were sent, or may have been sent, to a remote provider, by model.",
             ("model",),
         )
         self._queue_wait = page.histogram(
             "weft_router_queue_wait_seconds",
-            "From arrival to the last grant, model loads not counted.",
+            "Time from arrival to the last grant, without model loads.",
             ("model",),
             WAIT_SECONDS,
         )
         self._load_wait = page.histogram(
             "weft_router_load_wait_seconds",
-            "Time for which requests waited for a model to load; only of those that did.",
+            "Time that requests waited for a model load; only requests that did.",
             ("model",),
             WAIT_SECONDS,
         )
 
         self._estimate_error = page.histogram(
             "weft_router_wait_estimate_error_ratio",
-            "Error of the first wait that a request was shown, as a share of the wait.",
+            "Error of the first wait estimate of a request, as a share of the actual wait.",
             ("model",),
             ERROR_SHARES,
         )
@@ -220,19 +220,19 @@ class RequestMetrics:
     def __init__(self, page: MetricsPage) -> None:
         self._duration = page.histogram(
             "gen_ai_server_request_duration_seconds",
-            "From the arrival of a request to its end: waits, loads and all attempts included.",
+            "Time from the arrival of a request to its end, including waits, loads and all attempts.",
             (*_COMMON, "error_type"),
             DURATION_SECONDS,
         )
         self._first_token = page.histogram(
             "gen_ai_server_time_to_first_token_seconds",
-            "From the arrival of a request that completed to its first content.",
+            "Time from the arrival of a completed request to its first content.",
             _COMMON,
             FIRST_TOKEN_SECONDS,
         )
         self._per_token = page.histogram(
             "gen_ai_server_time_per_output_token_seconds",
-            "Mean time of a token after the first one, of requests that completed.",
+            "Mean time per output token after the first, of completed requests.",
             _COMMON,
             OUTPUT_TOKEN_SECONDS,
         )
@@ -244,11 +244,11 @@ class RequestMetrics:
         )
         self._cut_off = page.counter(
             "weft_cut_off_answers",
-            "Answers that ended after their first content without being complete; not those that a caller left.",
+            "Answers that ended incomplete after their first content, except if the caller disconnected.",
             ("model", "reason"),
         )
         self._faults = page.counter(
-            "weft_inconsistent_receipts", "Receipts whose figures contradict each other, by what is wrong.", ("fault",)
+            "weft_inconsistent_receipts", "Receipts with contradictory figures, by fault.", ("fault",)
         )
         for fault in ReceiptFault:
             # An alert on an increase would miss a series that starts at one.
@@ -310,29 +310,29 @@ def _state_metrics(state: RouterState, page: MetricsPage) -> Iterator[Metric]:
     yield from _memory_metrics(state, page)
     yield page.figure(
         "weft_router_view_revision",
-        "Number of the last change of the mesh that the router knows.",
+        "Revision of the mesh that the router knows.",
         state.view_revision(),
     )
     yield page.figure(
         "weft_router_watch_lag_seconds",
-        "For how long the watch of the registry has been lost; 0 while it is open.",
+        "Time since the watch of the registry was lost; 0 while it is open.",
         state.watch_lag_seconds(),
     )
     shares = ((tenant, state.fair_share(tenant)) for tenant in page.limits.tenants)
     yield page.gauge(
         "weft_router_fair_share_tokens",
-        "Account of fair share of a tenant: tokens served, divided by its weight. Only tenants of metrics.tenants.",
+        "Fair share account of a tenant: tokens served divided by its weight. Only for tenants in metrics.tenants.",
         ("tenant",),
         (((tenant,), account) for tenant, account in shares if account is not None),
     )
-    yield page.figure("weft_router_active_tenants", "Tenants with requests that wait or run.", state.active_tenants())
+    yield page.figure("weft_router_active_tenants", "Tenants with waiting or running requests.", state.active_tenants())
 
 
 def _queue_metrics(queues: Sequence[PoolQueue], page: MetricsPage) -> Iterator[Metric]:
     for name, meaning, figure in (
-        ("weft_router_waiting", "Requests that wait, by pool or route.", attrgetter("waiting")),
-        ("weft_router_max_waiting", "The most that may wait there.", attrgetter("max_waiting")),
-        ("weft_router_running", "Requests that hold a slot there.", attrgetter("running")),
+        ("weft_router_waiting", "Waiting requests by pool or route.", attrgetter("waiting")),
+        ("weft_router_max_waiting", "Maximum number of waiting requests by pool.", attrgetter("max_waiting")),
+        ("weft_router_running", "Running requests by pool.", attrgetter("running")),
     ):
         yield page.gauge(name, meaning, ("pool",), (((queue.pool,), figure(queue)) for queue in queues))
 
@@ -341,7 +341,7 @@ def _memory_metrics(state: RouterState, page: MetricsPage) -> Iterator[Metric]:
     hosts = state.hosts().values()
     for name, meaning, figure in (
         ("weft_memory_total_bytes", "Accelerator memory that may be leased.", attrgetter("total_bytes")),
-        ("weft_memory_free_bytes", "Of it, what a lease would get now.", attrgetter("free_bytes")),
+        ("weft_memory_free_bytes", "Accelerator memory that a lease could get now.", attrgetter("free_bytes")),
     ):
         yield page.gauge(name, meaning, ("host",), (((host.host,), figure(host)) for host in hosts))
     held = Counter[tuple[str, str]]()
@@ -349,6 +349,6 @@ def _memory_metrics(state: RouterState, page: MetricsPage) -> Iterator[Metric]:
         for holder in host.holders:
             held[host.host, holder.name if holder.is_model else PROGRAM] += holder.held_bytes
     yield page.gauge(
-        "weft_memory_held_bytes", "Of it, what a model or a program holds.", ("host", "holder"), held.items()
+        "weft_memory_held_bytes", "Accelerator memory held by a model or a program.", ("host", "holder"), held.items()
     )
-    yield page.figure("weft_router_memory_age_seconds", "How old these figures are.", state.memory_age_seconds())
+    yield page.figure("weft_router_memory_age_seconds", "Age of the memory figures.", state.memory_age_seconds())

@@ -119,7 +119,7 @@ def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float, 
             record.detail = f"{wakes.model}{where} is loaded{f': {wakes.why}' if wakes.why else ''}"
         case Placed():
             record.kind = pb.DecisionRecord.KIND_PLACED
-            record.detail = f"attempt {noted.attempt} goes to {noted.candidate.model} on {noted.candidate.runner}"
+            record.detail = f"attempt {noted.attempt} sent to {noted.candidate.model} on {noted.candidate.runner}"
             if noted.choice is not None:
                 record.policy = noted.choice.policy
                 _fill_candidates(record, noted.choice.considered, noted.choice.count)

@@ -164,7 +164,7 @@ class AddedModels:
         """Raises UNSUPPORTED_OPERATION if the runner adds no models by source."""
         if self._adder is None:
             raise WeftError(
-                Reason.UNSUPPORTED_OPERATION, "this runner serves what its configuration names, and adds no models"
+                Reason.UNSUPPORTED_OPERATION, "this runner serves only its configured models; models cannot be added"
             )
         return self._adder
 
@@ -321,8 +321,8 @@ class AddedModels:
         if len(self._models.keys() | self._adding | {name}) > self._max_models:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"this runner serves {self._max_models} models by their source already; "
-                "remove one with weft delete model NAME",
+                f"this runner already has {self._max_models} added models, its limit; remove one with weft delete "
+                "model NAME",
                 metadata={"limit": str(self._max_models)},
             )
 

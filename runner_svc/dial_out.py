@@ -220,7 +220,9 @@ class DialOut(Service):
     def _connect_error(self, error: grpc.aio.AioRpcError) -> WeftError:
         found = error_from_call(error, Reason.CONNECT_FAILED)
         if found.reason is Reason.UNSUPPORTED_OPERATION:
-            return WeftError(found.reason, f"there is no relay at {self._config.target}; ask where runners join")
+            return WeftError(
+                found.reason, f"there is no relay at {self._config.target}; ask for the address where runners join"
+            )
         if found.reason is not Reason.CONNECT_FAILED:
             return found
         details = error.details() or ""
@@ -289,7 +291,10 @@ async def _accepted(call: Any) -> dict[str, str | bytes]:
     if ACCEPTED_KEY not in answer:
         # Reading raises the status of a rejection, which may arrive before or with it.
         await call.read()
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "what answers there is no relay; ask where runners join")
+        raise WeftError(
+            Reason.UNSUPPORTED_OPERATION,
+            "the server at this address is not a relay; ask for the address where runners join",
+        )
     return answer
 
 

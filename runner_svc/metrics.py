@@ -16,16 +16,20 @@ OWN_NAMES = ("weft_", "gen_ai_")
 _MODEL = ("model",)
 _PHASES = {number: name.removeprefix("PHASE_").lower() for name, number in InstanceState.Phase.items()}
 _ENGINE_GAUGES = (
-    ("running_count", "weft_runner_engine_requests_running", "Requests that the engine computes."),
-    ("waiting_count", "weft_runner_engine_requests_waiting", "Requests that wait for room in the engine's KV cache."),
-    ("other_count", "weft_runner_engine_requests_of_others", "Requests in the engine that its runner has not sent."),
+    ("running_count", "weft_runner_engine_requests_running", "Requests running in the engine."),
+    ("waiting_count", "weft_runner_engine_requests_waiting", "Requests waiting for KV cache space in the engine."),
+    ("other_count", "weft_runner_engine_requests_of_others", "Requests in the engine from other clients."),
     ("kv_cache_share", "weft_runner_kv_cache_share", "Share of the KV cache that is in use, 0 to 1."),
     ("kv_cache_tokens", "weft_runner_kv_cache_tokens", "Capacity of the KV cache."),
     ("kv_cache_bytes", "weft_runner_kv_cache_bytes", "Memory of the KV cache."),
     ("weight_bytes", "weft_runner_weight_bytes", "Memory of the weights."),
 )
 _ENGINE_COUNTERS = (
-    ("preemption_count", "weft_runner_preemptions", "Requests that lost their place in the KV cache to others."),
+    (
+        "preemption_count",
+        "weft_runner_preemptions",
+        "Preempted requests: those that lost their KV cache space to others.",
+    ),
     ("prefix_query_tokens", "weft_runner_prefix_query_tokens", "Prompt tokens looked up in the prefix cache."),
     ("prefix_hit_tokens", "weft_runner_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
 )
@@ -37,21 +41,21 @@ def _memory_bytes(state: InstanceState) -> int | None:
 
 
 _MODEL_FIGURES: tuple[tuple[str, str, Callable[[InstanceState], float | None]], ...] = (
-    ("weft_runner_requests_running", "Requests that hold a slot.", lambda state: state.slots_used),
-    ("weft_runner_slots", "Requests that it may serve concurrently.", lambda state: state.slots_total),
+    ("weft_runner_requests_running", "Running requests.", lambda state: state.slots_used),
+    ("weft_runner_slots", "Maximum number of concurrent requests.", lambda state: state.slots_total),
     (
         "weft_runner_model_memory_bytes",
-        "Accelerator memory of a model, weights and cache.",
+        "Accelerator memory of a model, including weights and cache.",
         _memory_bytes,
     ),
     (
         "weft_runner_resident_memory_bytes",
-        "Main memory in which an engine is resident.",
+        "Resident main memory of an engine.",
         lambda state: state.memory.resident_bytes if state.memory.HasField("resident_bytes") else None,
     ),
     (
         "weft_runner_tokens_per_second",
-        "Tokens of all answers per second, over the last 10 s.",
+        "Output tokens per second over the last 10 s.",
         lambda state: None if state.base_model else state.tokens_per_second,
     ),
 )
@@ -79,12 +83,12 @@ def _cache_metrics(instances: Iterable[pb.InstanceDescription], page: MetricsPag
     lookups = [(model, each.hit_count, each.hit_count + each.miss_count) for model, each in caches]
     yield page.gauge(
         "weft_runner_cache_hit_rate",
-        "Share of requests that found some of their prompt cached.",
+        "Share of requests with a part of their prompt in the cache.",
         _MODEL,
         _by_model((model, hits / count) for model, hits, count in lookups if count),
     )
     prompts = _by_model((model, each.prompt_token_count) for model, each in caches)
-    yield page.count("weft_runner_prompt_tokens", "Prompt tokens, cached ones included.", _MODEL, prompts)
+    yield page.count("weft_runner_prompt_tokens", "Prompt tokens, including cached ones.", _MODEL, prompts)
     cached = _by_model((model, each.cached_token_count) for model, each in caches)
     yield page.count("weft_runner_cached_prompt_tokens", "Prompt tokens from the cache.", _MODEL, cached)
     prewarmed = _by_model((model, each.prewarmed_token_count) for model, each in caches)
@@ -124,13 +128,13 @@ class EnginePages:
         pages, current = self._pages(), self._current()
         yield self._page.count(
             "weft_runner_failed_engine_scrapes",
-            "Pages of an engine's metrics that could not be read.",
+            "Failed scrapes of an engine's metrics.",
             _MODEL,
             _by_model((model, each.failed_count) for model, each in pages.items()),
         )
         yield self._page.gauge(
             "weft_runner_engine_metrics_left_out",
-            "Metrics of an engine that are not passed on: beyond the bound of series, or with a name of weft's.",
+            "Engine metrics that were not exported, because of the series limit or a name conflict with weft.",
             _MODEL,
             _by_model((model, each.left_out) for model, each in current.items()),
         )

@@ -86,7 +86,7 @@ class RunnerDescriptions:
         if found is None:
             raise unknown_name(RUNNER, runner, runners)
         if not found.active:
-            raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {runner} is not there")
+            raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"there is no runner {runner}")
         return await self._described(found.address, line_count)
 
     async def _described(self, address: str, line_count: int = 0) -> runner_service_pb2.DescribeResponse:

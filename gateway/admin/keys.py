@@ -70,7 +70,10 @@ Keys = Annotated[RegistryService, collaborator("keys")]
 def _require_served(deps: GatewayDeps, request: Request) -> None:
     """Raises NOT_FOUND if callers need no keys, except on the home's socket."""
     if not (deps.gate.needs_keys or request.scope.get(HOME_SOCKET)):
-        raise WeftError(Reason.NOT_FOUND, "API keys are not served where callers need none; use weft keys at its home")
+        raise WeftError(
+            Reason.NOT_FOUND,
+            "API keys cannot be managed here, because callers need none; use weft keys on the mesh's home",
+        )
 
 
 async def list_keys(deps: Gateway, keys: Keys, request: Request) -> Response:
@@ -118,7 +121,7 @@ async def rotate_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     known: key_pb.ListKeysResponse = await keys.ListKeys(key_pb.ListKeysRequest())
     present = next((key for key in known.keys if key.id == key_id), None)
     if present is None:
-        raise WeftError(Reason.NOT_FOUND, "there is no key of this id that is good")
+        raise WeftError(Reason.NOT_FOUND, "there is no valid key with this id")
     _require_scopes(request, present.scopes)
     rotation = key_pb.RotateKeyRequest(id=key_id)
     if wanted.grace_seconds is not None:

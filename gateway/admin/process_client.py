@@ -59,5 +59,5 @@ class ProcessesClient:
         name = process.removeprefix(RUNNER_PREFIX)
         runner = self._fleet.view.runners.get(name)
         if runner is None or not runner.active:
-            raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {name} is not there")
+            raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"there is no runner {name}")
         return await self._channels.get(runner.address), metadata_of(runner.address)

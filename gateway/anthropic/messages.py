@@ -154,7 +154,7 @@ def _choose(chat: ChatBuilder, choice: ToolChoiceParam) -> None:
     if choice.type == "tool":
         if choice.name is None:
             raise invalid_field("tool_choice.name", "is required for type 'tool'")
-        chat.choose_function(choice.name, "tool_choice.name", "names none of the tools that are offered to the model")
+        chat.choose_function(choice.name, "tool_choice.name", "is not one of the tools offered to the model")
     elif payload.tools or choice.type == "any":
         problem = "cannot be 'any' without a tool that has an 'input_schema'"
         chat.choose_mode(choice.type, "tool_choice.type", problem)
@@ -255,7 +255,7 @@ class Turns:
             if block.signature:
                 turn.signed_reasoning.add(text=block.thinking, signature=block.signature)
             return
-        self._chat.warnings.append(unsupported(field, "only the provider that encrypted it can read it"))
+        self._chat.warnings.append(unsupported(field, "only its provider can decrypt it"))
         if block.data:
             turn.signed_reasoning.add(redacted=block.data)
 
@@ -278,7 +278,7 @@ class Turns:
         return self._chat.add_message(role) if last is None or last.role != ROLES[role] else last
 
     def _add_result(self, block: ToolResultBlock, field: str) -> None:
-        problem = "answers no tool_use of an earlier assistant message"
+        problem = "does not match a tool_use of an earlier assistant message"
         orphan = self._chat.add_orphan(block.tool_use_id, f"{field}.tool_use_id", problem)
         turn = orphan or self._chat.add_result(block.tool_use_id)
         if orphan is None:
@@ -305,7 +305,7 @@ class Turns:
         elif isinstance(source, UrlSource):
             self._chat.add_image(turn, source.url, f"{field}.url")
         else:
-            problem = "must be 'base64' or 'url': uploaded files are not supported"
+            problem = "must be 'base64' or 'url', as uploaded files are not supported"
             self._chat.add_readable(turn, "", "image", f"{field}.type", problem)
 
 
@@ -334,7 +334,7 @@ def _mark_failed(turn: chat_pb2.ChatMessage) -> None:
 
 def _misplaced(role: str, kind: str) -> str:
     if kind == "document":
-        return "documents are not supported unless they are text: send their text in a text block"
+        return "only text documents are supported: send the text in a text block"
     return f"'{kind[:64]}' is not supported in a message of role '{role}'"
 
 

@@ -192,7 +192,7 @@ class FileUpload:
         if value.text() not in _UPLOADED:
             raise invalid_field("purpose", f"must be one of {', '.join(_UPLOADED)}")
         if self._has_begun and value.text() != self.purpose:
-            raise invalid_field("purpose", "must stand before the file in the form")
+            raise invalid_field("purpose", "must precede the file in the form")
         self.purpose = value.text()
 
 

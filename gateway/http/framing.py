@@ -28,7 +28,7 @@ def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> 
         words = "the only Transfer-Encoding is chunked, in HTTP/1.1: send the body as it is"
         return WeftError(Reason.MALFORMED_REQUEST, words)
     if found.get(b"expect", _CONTINUE) != _CONTINUE:
-        return EdgeError(417, Reason.MALFORMED_REQUEST, "the only expectation that can be met is 100-continue")
+        return EdgeError(417, Reason.MALFORMED_REQUEST, "the only supported Expect header is 100-continue")
     has_body = coding is not None or found.get(b"content-length", b"0") != b"0"
     if not has_body and found.get(b"upgrade") == b"websocket" and _UPGRADE in _tokens(found.get(b"connection", b"")):
         words = "this connection stays HTTP/1.1: send the request without Upgrade (answers stream as events)"

@@ -108,12 +108,14 @@ def require_local_caller(scope: Scope) -> None:
     """
     if facts_of(scope).principal is not LOCAL:
         return
-    require_own_machine(scope, "resources are changed from this machine only: the Host must be a loopback name")
+    require_own_machine(
+        scope, "resources can be changed only from this machine: the Host header must be a loopback name"
+    )
     raw = scope["headers"]
     host = _host_of(scope)
     own = {f"http://{host}", f"https://{host}"}
     if any(value.decode("latin-1").lower() not in own for name, value in raw if name == b"origin"):
-        raise WeftError(Reason.PERMISSION_DENIED, "pages of another origin may not change anything here")
+        raise WeftError(Reason.PERMISSION_DENIED, "pages of another origin may not change resources")
 
 
 def require_own_machine(scope: Scope, message: str) -> None:
@@ -290,10 +292,10 @@ def journal_of(
     """
     if params.durable is None and required is None:
         if params.on_disconnect is not None:
-            raise invalid_field("on_disconnect", "goes with 'durable': 'wait'")
+            raise invalid_field("on_disconnect", "is only for 'durable': 'wait'")
         return None
     if params.durable is not None and not is_possible:
-        raise invalid_field("durable", "durable tasks are not available: leave it out")
+        raise invalid_field("durable", "durable tasks are not available; omit it")
     if params.durable is not None and operation not in TASK_OPERATIONS:
         raise invalid_field("durable", "is not available for this operation: leave it out")
     by_setting = required or WhenLeft.CANCEL

@@ -159,7 +159,7 @@ class MultipartStream:
                 yield bytes(memoryview(held)[:ready])
                 del held[:ready]
             if not await self._read():
-                raise malformed("the body ends within a part")
+                raise malformed("the body ends in the middle of a part")
         if end:
             yield bytes(memoryview(held)[:end])
         # The boundary stays, so that a second call finds the end again.

@@ -107,7 +107,7 @@ def require_allowed(url: str, field: str, config: MediaConfig) -> MediaUrl:
         raise invalid_field(field, "must be an https:// address (gateway.media.allow_plain_http)")
     usual = HTTPS_PORT if parts.scheme == "https" else HTTP_PORT
     if not any(fits_host_pattern(pattern, parts.host, parts.port, usual) for pattern in config.allowed_hosts):
-        raise invalid_field(field, "names a host that the operator does not allow (gateway.media.allowed_hosts)")
+        raise invalid_field(field, "has a host that the operator does not allow (gateway.media.allowed_hosts)")
     return parts
 
 

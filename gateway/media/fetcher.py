@@ -106,7 +106,7 @@ class MediaFetcher(MediaSource):
             try:
                 data, content_type = await self._download(url, address.field, left)
             except ForbiddenAddressError:
-                raise invalid_field(address.field, "names a host whose address is not public") from None
+                raise invalid_field(address.field, "has a host with an address that is not public") from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise invalid_field(address.field, f"could not be fetched: {_public_reason(error)}") from None
         return fetched_image(data, content_type, address.field, self._config)

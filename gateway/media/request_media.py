@@ -108,7 +108,7 @@ class RequestMedia:
                 self._addresses[url] = MediaAddress(url=url, field=field)
             return
         if len(self._addresses) == self._config.max_files:
-            raise invalid_field(field, f"is one address too many: at most {self._config.max_files} in one request")
+            raise invalid_field(field, f"is one URL too many: at most {self._config.max_files} in one request")
         self._addresses[url] = MediaAddress(url=url, field=field, optional=optional)
 
     def _decoded(self, text: str, field: str) -> bytes:

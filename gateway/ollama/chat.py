@@ -98,7 +98,9 @@ def _changed_load(
     name = require_model_name(asked.model, "model")
     kept = None if params.keep_alive is None else keep_alive_seconds(params.keep_alive, "keep_alive")
     if operations is None:
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no operations: send messages or a prompt")
+        raise WeftError(
+            Reason.UNSUPPORTED_OPERATION, "this gateway does not support operations: send messages or a prompt"
+        )
     require_local_caller(request.scope)
     facts_of(request.scope).principal.require(OPERATE)
     action = unload_action(name) if kept == 0 else load_action(name, LoadSettings(keep_alive=params.keep_alive))

@@ -39,7 +39,7 @@ async def embed(
         payload.dimensions = params.dimensions
     warnings = _warnings_of(params)
     if params.truncate:
-        warnings.append(unsupported("truncate", "an input that is too long is refused, never truncated"))
+        warnings.append(unsupported("truncate", "an too long input is refused, never truncated"))
 
     def body_of(vectors: list[list[float]], receipt: receipt_pb2.Receipt) -> dict[str, object]:
         known = measures(receipt, receipt.usage)

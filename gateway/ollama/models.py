@@ -41,8 +41,8 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 INSTEAD = {
     "create": "models are made by weft.yaml or `weft apply`; one with a system prompt and parameters is an agent",
     "copy": "a second name of a model is another model of weft.yaml with the same file, or a pool or a route",
-    "push": "nothing is uploaded: a model's files stay where they are",
-    "delete": "models are removed by `weft delete model NAME`, their files by `weft models rm`",
+    "push": "models are not uploaded: their files stay where they are",
+    "delete": "remove models with `weft delete model NAME`, and their files with `weft models rm`",
     "blob": "files are not uploaded: `weft pull` takes a folder, a URL or a name on the hub",
 }
 """What to use instead, by unsupported action."""
@@ -51,7 +51,7 @@ INSTEAD = {
 async def refuse(what: str, request: Request) -> Response:
     """Raises UNSUPPORTED_OPERATION, which says what to use instead."""
     facts_of(request.scope).surface = SURFACE
-    raise WeftError(Reason.UNSUPPORTED_OPERATION, f"not over Ollama's API: {INSTEAD[what]}")
+    raise WeftError(Reason.UNSUPPORTED_OPERATION, f"not supported over Ollama's API: {INSTEAD[what]}")
 
 
 async def refuse_blob(request: Request) -> Response:

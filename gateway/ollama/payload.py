@@ -43,7 +43,7 @@ _SCHEMA_NAME = "answer"
 _MAX_SHOWN_CHARS = 64
 # Characters of base64 that are enough to detect an image's type.
 _HEAD_CHARS = 64
-_NEVER_TRUNCATED = "what is too long is refused, never truncated"
+_NEVER_TRUNCATED = "too long input is refused, never truncated"
 _NEVER_SHIFTED = "the answer ends where the context is full"
 
 # Not `encode_json`, which rejects integers beyond 64 bits.
@@ -114,7 +114,7 @@ def request_warnings(request: OllamaRequest) -> list[warning_pb2.Warning]:
     ]
     given = (request.options and request.options.model_extra) or {}
     at_start = [
-        unsupported(f"options.{name}", "is set where the model is configured; it was not used")
+        unsupported(f"options.{name}", "is set in the configuration of the model and was ignored")
         for name in given
         if name in _LOAD_OPTIONS and given[name] is not None
     ]
@@ -154,10 +154,10 @@ def _warnings_of(request: GeneratingRequest, context: int) -> list[warning_pb2.W
 
 def _require_own_template(request: OllamaGenerateRequest) -> None:
     if request.template:
-        problem = "is the model's own: leave it out, or send the whole prompt with 'raw': true"
+        problem = "cannot be changed: omit it, or send the complete prompt with 'raw': true"
         raise FieldError("template", problem, Reason.UNSUPPORTED_OPERATION)
     if request.context:
-        problem = "is not kept: send the conversation to /api/chat"
+        problem = "is not stored: send the conversation to /api/chat"
         raise FieldError("context", problem, Reason.UNSUPPORTED_OPERATION)
     if request.prompt is None and not request.images:
         raise invalid_field("prompt", "is required")
@@ -211,7 +211,7 @@ def _set_thinking(chat: ChatBuilder, wanted: object) -> None:
 def _add_tool(chat: ChatBuilder, tool: ToolDefinition, field: str) -> None:
     """Offers a function to the model; adds a warning for a tool of another type."""
     if (tool.type or FUNCTION) != FUNCTION:
-        chat.warnings.append(unsupported(field, "is a tool of a type that models here cannot call; it was left out"))
+        chat.warnings.append(unsupported(field, "is a tool of an unsupported type and was omitted"))
         return
     if tool.function is None:
         raise invalid_field(f"{field}.function", "is required for a tool of type 'function'")
@@ -299,5 +299,5 @@ class _Turns:
             self._open_calls.remove(found)
             return self._chat.add_result(found[0])
         where = "tool_call_id" if named else "tool_name" if name else "role"
-        problem = "answers no tool call of an earlier assistant message"
+        problem = "does not match a tool call of an earlier assistant message"
         return self._chat.add_orphan(named or "", f"{field}.{where}", problem) or self._chat.add_result(named or "")

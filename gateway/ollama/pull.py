@@ -46,7 +46,7 @@ async def pull_model(deps: Gateway, operations: Operations, request: Request) ->
     """Pulls the files of a model into the store of a runner, as JSON lines unless `stream` is false."""
     params = await read_body(request, deps.config, OllamaPullRequest, SURFACE)
     if operations is None:
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no operations: use `weft pull`")
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway does not support operations: use `weft pull`")
     if params.insecure:
         raise invalid_field("insecure", "is a setting of the mesh: model_store.allow_http")
     given = (params.model or params.name or "").removesuffix(LATEST)

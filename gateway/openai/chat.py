@@ -117,14 +117,14 @@ def to_chat(
 def warnings_of(request: ChatRequest) -> list[warning_pb2.Warning]:
     """Returns at most MAX_NOTICES warnings about known fields that are not supported."""
     found = [
-        unsupported(f"tools[{index}]", "is a tool of a type that models here cannot call; it was left out")
+        unsupported(f"tools[{index}]", "is a tool of an unsupported type and was omitted")
         for index, tool in enumerate(request.tools or ())
         if tool.type != "function"
     ]
     if request.audio is not None:
         found.append(unsupported("audio", "is not supported: the answer is text"))
     if request.store:
-        found.append(unsupported("store", "answers of this API are not stored"))
+        found.append(unsupported("store", "responses of this API are not stored"))
     if request.moderation is not None:
         found.append(unsupported("moderation", "was not done"))
     return (found + unknown_extensions(request.model_extra or {}))[:MAX_NOTICES]
@@ -190,7 +190,7 @@ def _add_functions(chat: ChatBuilder, request: ChatRequest, limits: RequestLimit
     """Adds tools and their choice in the older form."""
     choice = request.function_call
     if request.tools or request.tool_choice is not None:
-        raise invalid_field("functions", "is the older form of 'tools': a request has one of the two")
+        raise invalid_field("functions", "is the older form of 'tools': use only one of them")
     for field, function in entries(request.functions, "functions", limits.max_tools):
         _add_function(chat, function, field)
     if isinstance(choice, NamedFunction):
@@ -288,10 +288,10 @@ class _Conversation:
     def _orphan(self, message: Message, answered: str, field: str) -> chat_pb2.ChatMessage | None:
         """As `ChatBuilder.add_orphan`. `answered`: the call id of a tool's result."""
         if message.role == "tool":
-            problem = "answers no tool call of an earlier assistant message"
+            problem = "does not match a tool call of an earlier assistant message"
             return self._chat.add_orphan(answered, f"{field}.tool_call_id", problem)
         if message.role == "function" and message.name not in self._last_calls:
-            problem = "names no function that an earlier assistant message called"
+            problem = "is not a function that an earlier assistant message called"
             return self._chat.add_orphan("", f"{field}.name", problem)
         return None
 

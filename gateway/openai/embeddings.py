@@ -118,7 +118,7 @@ def _in_order(
 def _require_dimensions(embeddings: Sequence[embedding_pb2.Embedding], wanted: int) -> None:
     for embedding in embeddings:
         if (found := len(embedding.values)) != wanted:
-            raise invalid_field("dimensions", f"this model's vectors have {found}; leave it out")
+            raise invalid_field("dimensions", f"this model's vectors have {found}; omit it")
 
 
 def _as_floats(embedding: embedding_pb2.Embedding) -> list[float]:

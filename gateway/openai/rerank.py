@@ -97,7 +97,7 @@ def rerank_body(
     if len(places) != len(scores) or not all(0 <= place < len(request.documents) for place in places):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one score per document")
     if not all(math.isfinite(score.score) for score in scores):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned a score that is no number")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned a score that is not a number")
     texts = texts_of(request) if request.return_documents else None
     return encode_json(
         {

@@ -108,7 +108,7 @@ def to_transcription(
 ) -> audio_pb2.TranscriptionPayload:
     """Returns the payload of a transcription. Raises INVALID_ARGUMENT for contradictory fields."""
     if request.stream and request.response_format in _CAPTIONS:
-        raise invalid_field("stream", f"cannot go with {request.response_format}; use json or verbose_json")
+        raise invalid_field("stream", f"cannot be combined with {request.response_format}; use json or verbose_json")
     if WORD in granularities and request.response_format != "verbose_json":
         raise invalid_field("timestamp_granularities", "'word' needs the response_format verbose_json")
     if None not in (request.vad, request.voice_detection) and request.vad != request.voice_detection:

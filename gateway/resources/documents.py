@@ -96,16 +96,16 @@ def _switch_schema(schemas: SchemaSet) -> Schema:
     properties: dict[str, Schema] = {
         "kind": {"type": "string", "const": "SwitchAnswer"},
         "name": _TEXT | {"description": "The profile."},
-        "previous": _TEXT | {"description": "The profile that was active before; empty: none was."},
+        "previous": _TEXT | {"description": "Previously active profile; empty: none."},
         "dryRun": {"type": "boolean"},
-        "results": {"type": "array", "items": result, "description": "What was done with each document."},
+        "results": {"type": "array", "items": result, "description": "Result for each document."},
         "steps": {
             "type": "array",
             "items": schemas.of_message(step),
-            "description": "The models that are unloaded and loaded, in order, and their operations.",
+            "description": "Models to unload and load, in order, with their operations.",
         },
     }
-    return object_schema(properties, list(properties), "What a switch to a profile has done and begun.")
+    return object_schema(properties, list(properties), "Result of a switch to a profile.")
 
 
 def _members_schema(schemas: SchemaSet) -> Schema:

@@ -91,7 +91,7 @@ async def _chain(store: StoredResponses | None, tenant: str, response_id: str) -
         raise _not_found("this gateway stores no responses")
     if not is_token(response_id, MAX_ID_CHARS):
         # Not an id of this API. Databases and services reject such names in different ways.
-        raise _not_found("no response with this id is stored")
+        raise _not_found("there is no stored response with this id")
     try:
         return await store.chain(tenant, response_id)
     except WeftError as error:

@@ -49,7 +49,7 @@ _IMAGE_PARTS = frozenset({"input_image", "image_url"})
 _MAX_SHOWN_CHARS = 64
 _REFERENCE = "item_reference"
 _LOST = "[an earlier item is missing: it is not stored]"
-_AS_TEXT = "the model got it as text or as a function call"
+_AS_TEXT = "it was sent to the model as text or as a function call"
 # Not `encode_json`, which rejects integers beyond 64 bits.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -130,7 +130,7 @@ class ItemReader:
         if not item.call_id:
             raise invalid_field(f"{field}.call_id", "is required")
         orphan = self._chat.add_orphan(
-            item.call_id, f"{field}.call_id", "answers no function call of the input", may_be_lost=self._has_lost
+            item.call_id, f"{field}.call_id", "does not match a function call in the input", may_be_lost=self._has_lost
         )
         if item.output is None:
             raise invalid_field(f"{field}.output", "is required")

@@ -155,7 +155,7 @@ def _add_messages(
     if not chat.messages:
         raise invalid_field(name, "must have at least one message")
     if reader.reasoning_unread:
-        chat.warnings.append(unsupported(name, "reasoning that another service has encrypted was left out"))
+        chat.warnings.append(unsupported(name, "reasoning that another service has encrypted was omitted"))
     fill_languages(chat.payload, request)
 
 
@@ -184,7 +184,7 @@ def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
     """Returns warnings for unsupported fields, except tools."""
     warnings = unknown_extensions(request.model_extra or {})
     if request.truncation == "auto":
-        warnings.append(unsupported("truncation", "input that is too long is refused, not cut"))
+        warnings.append(unsupported("truncation", "too long input is refused, not truncated"))
     reasoning = request.reasoning
     if reasoning is not None and (reasoning.summary or reasoning.generate_summary):
         warnings.append(unsupported("reasoning.summary", "reasoning is not summarized; it is returned unabridged"))
@@ -288,7 +288,7 @@ def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: 
         left_out = len(tool.tools or ()) - len(members)
         if tool.type != NAMESPACE or left_out or not members:
             shown = tool.type[:_MAX_SHOWN_CHARS]
-            message = f"tools of type '{shown}' are not supported; it was left out"
+            message = f"tools of type '{shown}' are not supported; it was omitted"
             if tool.type == NAMESPACE:
                 message = f"has {len(members)} functions with a name; its other tools were left out"
             chat.warnings.append(unsupported(field, message))
@@ -313,7 +313,7 @@ def _choose_allowed(chat: ChatBuilder, choice: ResponsesToolChoiceObject, tools:
     names: set[str | None] = {_offered_name(tool, tools) for tool in choice.tools if tool.type == FUNCTION}
     namespaces = {tool.name for tool in choice.tools if tool.type == NAMESPACE}
     names |= {flat for flat, member in members_by_flat_name(tools).items() if member.namespace in namespaces}
-    chat.require_offered(names, "tool_choice.tools", "names a function that is not among the tools")
+    chat.require_offered(names, "tool_choice.tools", "is a function that is not in the tools")
     chat.keep_functions(names, "tool_choice.tools")
     chat.choose_mode(choice.mode, "tool_choice.mode")
 

@@ -74,13 +74,13 @@ class RequestObserver:
         )
         self._duration = page.histogram(
             "weft_runner_inference_duration_seconds",
-            "From the grant of a slot to the end of the answer.",
+            "Time from the grant of a slot to the end of the answer.",
             ("model",),
             _SECONDS,
         )
         self._queue_wait = page.histogram(
             "weft_runner_queue_wait_seconds",
-            "From arrival to the grant of a slot, model loads not counted.",
+            "Time from arrival to the grant of a slot, without model loads.",
             ("model",),
             _SECONDS,
         )
@@ -175,19 +175,19 @@ _DEVICE_FIGURES: tuple[tuple[str, str, str, Callable[[DeviceSnapshot], float | N
     (
         "gauge",
         "weft_runner_gpu_utilization",
-        "Share of time in which an accelerator computed lately, 0 to 1.",
+        "Recent utilization of an accelerator, 0 to 1.",
         lambda device: device.utilization,
     ),
     (
         "gauge",
         "weft_runner_gpu_power_watts",
-        "Power that an accelerator draws.",
+        "Power draw of an accelerator.",
         lambda device: _thousandth(device.power_milliwatts),
     ),
     (
         "count",
         "weft_runner_gpu_energy_joules",
-        "Energy that an accelerator has used since its driver was loaded.",
+        "Energy used by an accelerator since its driver was loaded.",
         lambda device: _thousandth(device.energy_millijoules),
     ),
 )
@@ -199,7 +199,7 @@ def add_state_metrics(
     """Adds metrics of the queue and of the devices at their last reading. The runner itself exports those of models."""
 
     def collect() -> Iterator[Metric]:
-        yield page.figure("weft_runner_queue_depth", "Requests that wait for a slot.", queue.load[0])
+        yield page.figure("weft_runner_queue_depth", "Requests waiting for a slot.", queue.load[0])
         found = devices() or ()
         for family, name, meaning, figure in _DEVICE_FIGURES:
             figures = ((str(device.index), figure(device)) for device in found)

@@ -26,7 +26,7 @@ _NO_FACTS = ImageFacts(count=1, size=AUTO, quality=AUTO, background=AUTO, output
 
 def no_link(_file_id: str) -> str:
     """Raises UNSUPPORTED_OPERATION: this gateway signs no URLs."""
-    raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no addresses of results")
+    raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway cannot return result URLs")
 
 
 async def with_content(

@@ -155,7 +155,7 @@ class TaskApi(Generic[Params]):
             media = self.deps.request_media(params)
             payload = self.to_payload(params, config.limits, media)
             if _names_links(params) and self.deps.links is None:
-                raise invalid_field("response_format", "must be 'b64_json': this gateway has no addresses of results")
+                raise invalid_field("response_format", "must be 'b64_json': this gateway cannot return result URLs")
         except FieldError as error:
             raise _renamed(error, submission.field) from None
         spec = task_spec(

@@ -41,7 +41,7 @@ async def watch(deps: Gateway, by_kind: Sources, request: Request) -> Response:
     else:
         sources = [source for source in by_kind.values() if _refusal(caller.principal, source) is None]
     if not sources:
-        raise WeftError(Reason.PERMISSION_DENIED, "the key may see none of the kinds of things")
+        raise WeftError(Reason.PERMISSION_DENIED, "the key may not view any of these kinds")
     config = deps.config
     limits = WatchLimits(max_names=config.max_watch_names, interval_seconds=config.watch_interval_seconds)
     return EventStream(deps, WatchStream(sources, caller, limits, deps.clock).writes())

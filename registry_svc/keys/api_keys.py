@@ -345,7 +345,7 @@ class ApiKeys:
     async def _revoke(self, key_id: str, by: str) -> None:
         key = self._keys.get(key_id)
         if key is None:
-            raise WeftError(Reason.NOT_FOUND, "there is no key of this id")
+            raise WeftError(Reason.NOT_FOUND, "there is no key with this id")
         if key.revoked_at is not None:
             return
         revoked = key.revoked(self._core.clock.utc_now())
@@ -358,7 +358,7 @@ class ApiKeys:
         pepper, now = self._require_pepper(), self._core.clock.utc_now()
         key = self._keys.get(key_id)
         if key is None or not key.is_good(now):
-            raise WeftError(Reason.NOT_FOUND, "there is no key of this id that is good")
+            raise WeftError(Reason.NOT_FOUND, "there is no valid key with this id")
         _require_scopes(key.scopes, by)
         secret = secrets.token_hex(SECRET_BYTES)
         span = timedelta(seconds=DEFAULT_GRACE_SECONDS) if grace is None else grace

@@ -67,7 +67,7 @@ class JoinTokens:
         same = hmac.compare_digest(_hash(secret), _NO_HASH if token is None else token.secret_sha256)
         if token is None or not same or _is_expired(token, self._core.clock.utc_now()):
             raise WeftError(
-                Reason.UNAUTHENTICATED, "the join token is not valid; ask an operator of the mesh for a new one"
+                Reason.UNAUTHENTICATED, "the join token is invalid; request a new one from an operator of the mesh"
             )
         return token
 
@@ -114,7 +114,7 @@ class JoinTokens:
 
     async def _revoke(self, token_id: str) -> None:
         if token_id not in self._core.join_tokens:
-            raise WeftError(Reason.NOT_FOUND, "there is no join token of this id")
+            raise WeftError(Reason.NOT_FOUND, "there is no join token with this id")
         await self._delete(token_id)
         log.info("join token revoked", id=token_id)
 

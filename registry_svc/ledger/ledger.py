@@ -188,7 +188,7 @@ class Ledger:
         if lease is None:
             raise WeftError(
                 Reason.NOT_FOUND,
-                "there is no lease of this id: it has ended, or never was; weft lease list shows the others",
+                "there is no lease with this id: it has ended or never existed; weft lease list shows all leases",
                 metadata={"lease": lease_id},
             )
         if lease.grant.holder.kind is HolderKind.RUNNER:
@@ -324,7 +324,7 @@ class Ledger:
         earlier = self._queue.find(request.host, request.key)
         if earlier is not None:
             waiter.request = replace(request, arrival=earlier.request.arrival)
-            superseded = WeftError(Reason.CANCELLED, "another call of the same request took the place of this one")
+            superseded = WeftError(Reason.CANCELLED, "another call of the same request replaced this one")
             self._queue.finish(earlier, superseded)
         if len(self._table) + len(self._queue) >= self._config.max_leases:
             raise WeftError(

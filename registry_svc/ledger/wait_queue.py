@@ -120,7 +120,7 @@ def wait_timeout(request: MemoryRequest, status: WaitingForMemory | None) -> Wef
     detail = f"needs {size_words(request.size)} on {request.host}" if status is None else status.detail
     return WeftError(
         Reason.INSUFFICIENT_MEMORY,
-        f"{request.purpose} {detail}; the wait for it became too long",
+        f"{request.purpose} {detail}; the wait timed out",
         metadata={"host": request.host, "needed_bytes": str(request.size)},
         retry_after_seconds=_RETRY_AFTER_SECONDS,
     )

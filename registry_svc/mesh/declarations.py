@@ -335,7 +335,7 @@ class Declarations:
                 metadata={ResourceKind.POOL.value: given.name},
             )
         if given.members and sorted(given.members) != members:
-            raise invalid_field(field_, "must be its members; a pool follows from its models, change theirs")
+            raise invalid_field(field_, "must be its members; a pool is defined by its models, so change those")
 
     def _require_room(self, plan: Plan) -> None:
         mesh, config = self._core.mesh, self._core.config
@@ -372,7 +372,7 @@ class Declarations:
         """Raises NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE if others refer to it."""
         mesh = self._core.mesh
         if kind is ResourceKind.POOL:
-            raise invalid_field("kind", "a pool follows from its models; delete those instead")
+            raise invalid_field("kind", "a pool is defined by its models; delete those instead")
         if name not in mesh.names_of(kind):
             raise unknown_name(kind.value, name, visible_names(caller(), mesh.names_of(kind)))
         leaving, own_agents, targets = set[str](), set[str](), set[str]()

@@ -86,7 +86,7 @@ class Expiry:
             for draft in events_for(
                 state.rows(),
                 event_pb2.EVENT_REASON_SILENT,
-                f"the runner {state.profile.name} sends no heartbeats any more",
+                f"the runner {state.profile.name} stopped sending heartbeats",
             )
         ]
         self._core.publish(self._core.mesh.changes_for(members), drafts)
@@ -106,9 +106,9 @@ class Expiry:
         self._core.publish(
             changes,
             [
-                *events_for(gone, event_pb2.EVENT_REASON_EXPIRED, "its runner was away for too long"),
+                *events_for(gone, event_pb2.EVENT_REASON_EXPIRED, "its runner was offline for too long"),
                 *events_for(
-                    stays, event_pb2.EVENT_REASON_WITHDRAWN, "its runner was away for too long and is forgotten"
+                    stays, event_pb2.EVENT_REASON_WITHDRAWN, "its runner was offline for too long and was removed"
                 ),
             ],
         )

@@ -222,7 +222,7 @@ class SessionManager:
         if not was_active:
             log.info("runner is back", runner=state.profile.name)
             back = events_for(
-                state.rows(), event_pb2.EVENT_REASON_REVIVED, f"the runner {state.profile.name} was heard again"
+                state.rows(), event_pb2.EVENT_REASON_REVIVED, f"the runner {state.profile.name} reconnected"
             )
             self._core.publish(self._core.mesh.changes_for([state]), [*back, *drafts])
         elif (state.sleeping, state.failed, state.runtimes) != (was_asleep, had_failed, ran):
@@ -246,7 +246,7 @@ class SessionManager:
         log.info("session closed", runner=state.profile.name)
         if was_active:
             said = events_for(
-                state.rows(), event_pb2.EVENT_REASON_CLOSED, f"the runner {state.profile.name} said good-bye"
+                state.rows(), event_pb2.EVENT_REASON_CLOSED, f"the runner {state.profile.name} closed its session"
             )
             self._core.publish(self._core.mesh.changes_for([state]), said)
 

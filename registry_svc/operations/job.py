@@ -481,7 +481,7 @@ def _flush_request(flush: pb.FlushCache, model: str) -> runner_pb.FlushCacheRequ
 def _no_runner_to_flush(model: str) -> WeftError:
     if model:
         return unknown_name(MODEL_OR_POOL, model)
-    return WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner is there, so no cache was flushed; start one")
+    return WeftError(Reason.NO_RUNNER_AVAILABLE, "there are no runners, so no cache was flushed; start one")
 
 
 def _require_flushed(answers: Sequence[runner_pb.FlushCacheResponse], failures: Sequence[WeftError]) -> None:

@@ -168,7 +168,7 @@ class OperationTable:
         if sum(len(each.watchers) for each in self._live.values()) >= MAX_WATCHERS:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"{MAX_WATCHERS} callers follow operations already; ask for the operation's state instead",
+                f"{MAX_WATCHERS} callers are already watching operations; poll the operation instead",
                 metadata={"limit": str(MAX_WATCHERS)},
             )
         watcher = OperationWatcher(live.watchers, live.shown(self._clock.monotonic()))

@@ -54,7 +54,7 @@ def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource | Serv
     if isinstance(source, UrlSource) and source.shown != str(source):
         # The query may contain a credential, and operations are shown, logged and audited unchanged.
         raise invalid_field(
-            field, "a URL with a query is not taken by operations, which are shown; use weft pull there"
+            field, "must not have a query in the URL, because operations are shown; use weft pull on that machine"
         )
     return source, field
 
@@ -73,7 +73,7 @@ def _check_attach(load: operation_pb2.LoadModel) -> None:
     for given, _ in options.ListFields():
         if given.name != "parameters":
             raise invalid_field(
-                f"{field}.options.{given.name}", "cannot be set: weft does not load what a server serves"
+                f"{field}.options.{given.name}", "cannot be set: weft does not load the models of external servers"
             )
 
 
@@ -128,7 +128,7 @@ def _attach_target(server: ServerSource, load: operation_pb2.LoadModel, director
             raise FieldError(field, f"the runner {load.runner} attaches no servers{_choices(able)}")
         choices = [load.runner]
     if not choices:
-        raise WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner is there that attaches servers; start one (weft up)")
+        raise WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner can attach servers; start one (weft up)")
     if len(choices) > 1:
         raise invalid_field(field, f"must say which runner: {', '.join(choices)}")
     if load.model:
@@ -154,7 +154,7 @@ def choose_runner(named: str, field: str, directory: RunnerDirectory) -> str:
     if not able:
         raise WeftError(
             Reason.NO_RUNNER_AVAILABLE,
-            "no runner is there that serves models by their source; start one (weft up)",
+            "no runner can add models by their source; start one (weft up)",
         )
     if len(able) > 1:
         raise invalid_field(field, f"must say which runner: {', '.join(able)}")

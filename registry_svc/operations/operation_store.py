@@ -123,7 +123,7 @@ class OperationStore:
             row = _operation_row(operation)
             stored = _found(tx, _BY_ID, row["id"])
             if stored is None:
-                raise WeftError(Reason.NOT_FOUND, "no operation of this name is known")
+                raise WeftError(Reason.NOT_FOUND, "there is no operation with this name")
             if _operation_row(stored) == row:
                 return _head(tx)
             tx.update("operations", "id", row)

@@ -142,7 +142,7 @@ class Operations:
         operation = await self._store.get(name) if live is None else live.operation
         if operation is None:
             raise WeftError(
-                Reason.NOT_FOUND, "no operation of this name is known; they are kept for a while once they ended"
+                Reason.NOT_FOUND, "there is no operation with this name; ended operations are kept for a limited time"
             )
         return self._table.shown(operation)
 

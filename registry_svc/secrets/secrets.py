@@ -239,7 +239,7 @@ class Secrets:
             return
         path = self._config.key_file
         if path is None:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this registry has no file for keys, and so no secrets")
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this registry has no key file, so it cannot store secrets")
         self._cipher = SecretCipher(read_keys(path) or make_keys(path))
 
     def _lost_keys(self, count: int) -> WeftError:

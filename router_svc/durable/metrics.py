@@ -30,7 +30,7 @@ def add_task_metrics(
         )
         yield page.gauge(
             "weft_oldest_task_age_seconds",
-            "Age of the oldest open task, from its submission.",
+            "Age of the oldest unfinished task, from its submission.",
             ("state",),
             (((state,), max(0.0, now - count.oldest_at)) for state, count in states if count.oldest_at is not None),
         )
@@ -60,20 +60,24 @@ class _Sum(NamedTuple):
 _SUMS = (
     _Sum(
         "weft_usage_accelerator_seconds",
-        "Time that accelerators computed, as far as it is known.",
+        "Accelerator time, as far as known.",
         "gpu_nanoseconds",
         1e9,
     ),
     _Sum(
         "weft_usage_energy_joules",
-        "Energy that accelerators used, as far as it was measured.",
+        "Energy used by accelerators, as far as measured.",
         "energy_millijoules",
         1e3,
     ),
     _Sum("weft_usage_image_steps", "Steps of denoising, over all images.", "image_steps"),
     _Sum("weft_usage_image_pixels", "Pixels of the generated images.", "image_pixels"),
-    _Sum("weft_usage_audio_seconds", "Length of recordings that were heard or spoken.", "audio_milliseconds", 1e3),
-    _Sum("weft_usage_remote_requests", "Requests of which bytes left the premises, or may have.", "remote_count"),
+    _Sum("weft_usage_audio_seconds", "Length of transcribed or generated recordings.", "audio_milliseconds", 1e3),
+    _Sum(
+        "weft_usage_remote_requests",
+        "Requests that were sent, or may have been sent, to a remote provider.",
+        "remote_count",
+    ),
 )
 
 
@@ -85,14 +89,12 @@ class UsageMetrics:
         self._fleet = fleet
         self._by_tenant = by_tenant
         who = ("tenant", "model") if by_tenant else ("model",)
-        self._requests = page.counter(
-            "weft_usage_requests", "Requests that ended, and attempts that were begun again.", (*who, "outcome")
-        )
+        self._requests = page.counter("weft_usage_requests", "Ended requests and retried attempts.", (*who, "outcome"))
         self._tokens = page.counter("weft_usage_tokens", "Tokens; cached ones are part of the input.", (*who, "type"))
         self._sums = tuple((page.counter(each.metric, each.help, who), each.column, each.per_unit) for each in _SUMS)
         self._unknown = page.counter(
             "weft_usage_unknown",
-            "Requests and attempts whose tokens or accelerator time are not known.",
+            "Requests and attempts with unknown tokens or accelerator time.",
             (*who, "what"),
         )
 

@@ -110,7 +110,7 @@ class Served:
     """The tokens that a finished request used."""
 
     prompt_tokens: int
-    """Prompt tokens, cached ones included."""
+    """Prompt tokens, including cached ones."""
     cached_tokens: int
     """Prompt tokens that came from a cache."""
     output_tokens: int

@@ -310,7 +310,7 @@ def lacks(candidate: Candidate, needs: Needs) -> str:
     if needs.operation not in candidate.operations:
         return "it does not offer the operation"
     if candidate.remote and not needs.allow_remote:
-        return "it is remote, and the request has no permit"
+        return "it is remote, and the request does not allow remote models"
     if candidate.skills is not None and not needs.skills <= candidate.skills:
         return "it lacks a skill"
     if not takes_mode(candidate.thinking_modes, needs.thinking):

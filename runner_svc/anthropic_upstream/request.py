@@ -161,7 +161,7 @@ def _part(part: chat_pb2.ContentPart) -> Json:
             source = {"type": "base64", "media_type": part.image.media_type, "data": data}
             return _marked({"type": "image", "source": source}, part)
         case "audio":
-            raise WeftError(Reason.MODALITY_UNSUPPORTED, "a provider with Anthropic's API takes no recordings")
+            raise WeftError(Reason.MODALITY_UNSUPPORTED, "a provider with Anthropic's API does not support recordings")
         case _:
             return _marked({"type": "text", "text": part.text}, part)
 

@@ -179,7 +179,7 @@ class ProcessBackend(Backend):
         except TimeoutError:
             return None
         if self._process.ended_by_us:
-            return WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
+            return WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
         return self._death(how, WORKING)
 
     def _load_signs(self) -> LoadSample:

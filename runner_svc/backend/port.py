@@ -243,7 +243,7 @@ class Backend(Protocol):
 
         Raises UNSUPPORTED_OPERATION if the engine cannot do that, and as `generate` if it fails.
         """
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot flush its cache")
 
     @property
     def kept_prompt_bytes(self) -> int:
@@ -252,11 +252,11 @@ class Backend(Protocol):
 
     async def save_slot(self, slot: int, name: str) -> int:
         """Saves a slot's cache under a name once the slot is free. Returns its size in bytes. Raises as `generate`."""
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot save what it has cached")
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot save its cache")
 
     async def restore_slot(self, slot: int, name: str) -> None:
         """Replaces a slot's cache with the one saved under a name. Raises as `generate`."""
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot restore what it had cached")
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot restore its cache")
 
     def delete_saved(self, names: Sequence[str]) -> None:
         """Deletes saved caches; unknown names are ignored."""

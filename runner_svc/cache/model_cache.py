@@ -153,7 +153,7 @@ class ModelCache:
         if directory is None:
             if isolation is CacheIsolation.NONE:
                 raise WeftError(
-                    Reason.UNSUPPORTED_OPERATION, f"the server of {self.model} cannot be told what to forget"
+                    Reason.UNSUPPORTED_OPERATION, f"the server of {self.model} cannot flush parts of its cache"
                 )
             return ErasedCache(entry_count=0, token_count=0)
         if self._keeper is not None:
@@ -290,7 +290,7 @@ def _changed(before: Sequence[SlotSnapshot], after: Sequence[SlotSnapshot]) -> l
 
 def _cannot_isolate() -> event_pb2.InferenceEvent:
     code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
-    message = "this server shares its prefix cache among all its callers and cannot be told otherwise"
+    message = "this server shares its prefix cache among all callers, which cannot be changed"
     return event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field="cache_mode", message=message))
 
 

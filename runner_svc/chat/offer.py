@@ -127,7 +127,7 @@ def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPaylo
         raise invalid_field("choice_count", "must be 1 where the mesh runs tools or takes signals")
     for index, name in enumerate(caller):
         if name in offer.tools or name in offer.signals:
-            raise invalid_field(f"tools[{index}].function.name", f"{name} is a tool or a signal of the mesh already")
+            raise invalid_field(f"tools[{index}].function.name", f"{name} is already a tool or signal of the mesh")
     try:
         offer.functions(with_tools=True)
     except ValueError as error:

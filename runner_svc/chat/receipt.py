@@ -168,7 +168,7 @@ class LateWarnings:
             yield warning_pb2.Warning(
                 code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER,
                 field="tool_choice",
-                message="demanded a call of a tool, and the engine answered without one",
+                message="required a tool call, but the engine answered without one",
             )
         if said := dropped_prompt(self._words, usage.prompt_tokens):
             yield warning(warning_pb2.WARNING_CODE_PROMPT_DROPPED, said)

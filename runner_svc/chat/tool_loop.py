@@ -354,7 +354,7 @@ class ToolLoop:
         self._budget = self._budget.spend()
         if self._budget.exhausted:
             rounds = self._offer.iterations
-            message = f"the model had its {rounds} rounds of tools and must answer without more of them"
+            message = f"the model used all {rounds} tool rounds and must answer without further tool calls"
             if told := self._told(warning_pb2.WARNING_CODE_TOOL_BUDGET_EXHAUSTED, message):
                 yield told
 

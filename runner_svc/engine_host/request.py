@@ -180,7 +180,7 @@ def _without_languages(payload: chat_pb2.ChatPayload) -> tuple[chat_pb2.ChatPayl
     plain.extra_parameters.fields.extend(kept)
     languages = languages_of(found)
     if plain.tools:
-        raise invalid_field("tools", "this model translates and calls no tools; leave them out")
+        raise invalid_field("tools", "this model only translates and does not support tools; omit them")
     return plain, languages
 
 
@@ -193,7 +193,7 @@ def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> R
     kind = response_format.get("type", "text")
     grammar = body.get("grammar", "")
     if grammar and kind != "text":
-        raise invalid_field("grammar", "cannot go with a response format")
+        raise invalid_field("grammar", "cannot be combined with a response format")
     schemas: Json = {"json_object": {"type": "object"}}
     schema = response_format["json_schema"]["schema"] if kind == "json_schema" else schemas.get(kind)
     try:
@@ -220,7 +220,7 @@ def _variables(body: Json, templates: ModelTemplates) -> Json:
     """Returns the variables of the template, with the usual names in chat templates."""
     choice = body.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
-        raise invalid_field("tool_choice", "this runtime cannot make the model call a tool; use auto or none")
+        raise invalid_field("tool_choice", "this runtime cannot force a tool call; use auto or none")
     variables: Json = {
         **body.get(TEMPLATE_ARGUMENTS, {}),
         "messages": [_template_message(message, index) for index, message in enumerate(body["messages"])],
@@ -237,7 +237,7 @@ def _template_message(message: Json, index: int) -> Json:
     content = message["content"]
     if isinstance(content, list):
         if any(part["type"] != "text" for part in content):
-            raise invalid_field(f"messages[{index}].content", "this runtime takes text only")
+            raise invalid_field(f"messages[{index}].content", "this runtime supports text only")
         content = "\n".join(part["text"] for part in content)
     result = {**message, "content": content or ""}
     if "tool_calls" in message:
@@ -249,4 +249,4 @@ def _template_message(message: Json, index: int) -> Json:
 
 
 def _no_logprobs() -> WeftError:
-    return invalid_field("logprobs", "this runtime gives no log probabilities; leave it out")
+    return invalid_field("logprobs", "this runtime does not support log probabilities; omit it")

@@ -147,7 +147,7 @@ class SpeechEngine(Engine):
             done += len(piece)
             send_progress(caller, done, total)
         if not sample_count:
-            raise FieldRefusedError("input", "has nothing that this voice can speak")
+            raise FieldRefusedError("input", "contains nothing that this voice can speak")
         recording.send(encoder.finish())
         usage = {"seconds": sample_count / rate}
         caller.send({"type": "speech.audio.done", "usage": usage, "timings": timings(time.perf_counter() - began)})

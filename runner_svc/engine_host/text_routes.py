@@ -178,7 +178,7 @@ class TextEngine(Engine):
     def embed(self, texts: list[str], caller: Caller) -> dict[str, Any]:
         """Returns the response to an embedding request."""
         del texts, caller
-        raise RefusedError("this engine gives no embeddings", UNSUPPORTED)
+        raise RefusedError("this engine does not support embeddings", UNSUPPORTED)
 
     def _embed(self, body: dict[str, Any], caller: Caller) -> dict[str, Any]:
         given = body["input"]
@@ -287,5 +287,5 @@ def json_file(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"{path} is no JSON: {error}") from error
+        raise RefusedError(f"{path} is not valid JSON: {error}") from error
     return content if isinstance(content, dict) else {}

@@ -66,7 +66,8 @@ def translation_messages(messages: list[Json], languages: Languages) -> list[Jso
     for index, message in enumerate(messages):
         if message["role"] == "system":
             raise invalid_field(
-                f"messages[{index}]", "this model translates and takes no instructions; leave the system message out"
+                f"messages[{index}]",
+                "this model only translates and does not support instructions; omit the system message",
             )
     if len(messages) != 1 or messages[0]["role"] != "user":
         raise invalid_field("messages", "must be one message of the user: this model translates its text")

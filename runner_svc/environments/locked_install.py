@@ -32,10 +32,12 @@ _INSTALLING = "Installing collected packages"
 class Failure(Enum):
     """Why pip failed, with a sentence for users."""
 
-    WRONG_HASH = "a package is not the one that the lock file names: its hash differs, or it was not loaded whole"
+    WRONG_HASH = "a package differs from the lock file: its hash is wrong, or the download was incomplete"
     DISK_FULL = "the disk is full"
     NOT_FOUND = "no package index has what the lock file names for this Python and machine"
-    NETWORK = "a package index could not be reached, or the connection broke; packages that were loaded whole are kept"
+    NETWORK = (
+        "a package index could not be reached, or the connection was lost; completely downloaded packages are kept"
+    )
     OTHER = "pip failed"
 
 

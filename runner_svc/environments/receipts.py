@@ -66,7 +66,7 @@ def status_of(environment: EngineEnvironment, folder: EnvironmentFolder) -> pb.E
     if receipt is not None:
         status.installed.CopyFrom(receipt)
     if is_changing(environment, folder):
-        status.state, status.detail = pb.ENVIRONMENT_STATE_CHANGING, "a process installs or removes it now"
+        status.state, status.detail = pb.ENVIRONMENT_STATE_CHANGING, "another process is installing or removing it"
     elif not link.is_symlink():
         status.state, status.detail = pb.ENVIRONMENT_STATE_NOT_INSTALLED, command
     elif (fault := _fault(link, receipt)) is not None:
@@ -112,7 +112,7 @@ def changing(environment: EngineEnvironment, folder: EnvironmentFolder) -> Itera
         with path.open("a") as lock:
             if not any(_locks(lock) for _ in range(CLAIM_ATTEMPTS)):
                 raise WeftError(
-                    Reason.ALREADY_EXISTS, f"another process installs or removes {environment.name}; wait for it"
+                    Reason.ALREADY_EXISTS, f"another process is installing or removing {environment.name}; wait for it"
                 )
             yield
     except OSError as error:

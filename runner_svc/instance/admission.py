@@ -34,7 +34,7 @@ class RequestLimit:
         if self._max_requests is not None and self._held >= self._max_requests:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE,
-                f"the runner works on {self._max_requests} requests already",
+                f"the runner is already processing {self._max_requests} requests, its limit",
                 retry_after_seconds=BUSY_RETRY_SECONDS,
             )
         self._held += 1
@@ -338,7 +338,7 @@ def _effort_warning(payload: GenerationPayload, abilities: Abilities) -> Frame:
     why = unfollowed_effort(payload, abilities)
     if not why:
         return []
-    message = f"{_EFFORT}: none was not followed: the model {why}"
+    message = f"{_EFFORT}: none was ignored: the model {why}"
     code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
     return [event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=_EFFORT, message=message))]
 

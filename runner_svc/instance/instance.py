@@ -324,7 +324,7 @@ class Instance:
         elif self.phase not in (Phase.READY, Phase.STOPPING):
             why = f"is {self.phase.name.lower()}"
         if why:
-            raise WeftError(Reason.RESOURCE_IN_USE, f"{self.model} keeps its memory: it {why}")
+            raise WeftError(Reason.RESOURCE_IN_USE, f"{self.model} does not release its memory: it {why}")
         log.info("model yields", model=self.model, wanted_by=wanted_by)
         self._yields_memory = True
         try:

@@ -103,7 +103,7 @@ class LifecycleLoop:
         self._sleep_asked = asyncio.Event()
         self._end_of_process_asked = asyncio.Event()
         self._fault: WeftError | None = None
-        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
+        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
         self._obstacle = ""
         self._memory = memory
         memory.on_lost = self._note_lease_lost
@@ -330,7 +330,7 @@ class LifecycleLoop:
     async def _end_backend(self) -> None:
         """Ends the requests without retrying them, then the backend: without requests it obeys its first SIGTERM."""
         self._records.fail_all(self._verdict)
-        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
+        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
         try:
             if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
                 log.warning("requests hold on to an engine that ends", model=self._config.name)

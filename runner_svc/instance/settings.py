@@ -27,7 +27,7 @@ RunRecipe = Callable[[wake_pb2.WakeRecipe, float], Awaitable[None]]
 async def no_recipes(recipe: wake_pb2.WakeRecipe, timeout_seconds: float) -> None:
     """A RunRecipe that rejects every recipe."""
     del recipe, timeout_seconds
-    raise WeftError(Reason.WAKE_FAILED, "this runner carries out no recipes")
+    raise WeftError(Reason.WAKE_FAILED, "this runner does not run wake recipes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

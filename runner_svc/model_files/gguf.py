@@ -272,7 +272,7 @@ class _HeaderReader:
         elif kind in _FORMATS:
             self._values[key] = self._number(_FORMATS[kind])
         else:
-            raise broken_file(f"an entry has the unknown type {kind}")
+            raise broken_file(f"an entry has an unknown type: {kind}")
 
     def _keep_text(self, key: str) -> None:
         text = self._string(MAX_TEXT_BYTES)

@@ -106,9 +106,9 @@ def _index(folder: Path) -> dict[str, Any]:
     try:
         index = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise PipelineFolderError(f"{INDEX_NAME} is no JSON: {error}") from None
+        raise PipelineFolderError(f"{INDEX_NAME} is not valid JSON: {error}") from None
     if not isinstance(index, dict):
-        raise PipelineFolderError(f"{INDEX_NAME} is no JSON object")
+        raise PipelineFolderError(f"{INDEX_NAME} is not a JSON object")
     return index
 
 

@@ -323,8 +323,8 @@ class FileTransfer:
             raise _WrongContentError(f"{order.name} has {self._size} bytes instead of {order.size_bytes}")
         if order.sha256 and self._sha256.hexdigest() != order.sha256:
             raise _WrongContentError(
-                f"{order.name} has the SHA-256 {self._sha256.hexdigest()} instead of {order.sha256}: it was damaged on "
-                "the way, or is not what its source says; it was removed"
+                f"{order.name} has the SHA-256 {self._sha256.hexdigest()} instead of {order.sha256}: the download is "
+                "corrupt, or the file is not the one that its source states; it was removed"
             )
         if order.git_digest and self._git.hexdigest() != order.git_digest:
             raise _WrongContentError(f"{order.name} is not the file that its repository lists; it was removed")
@@ -351,7 +351,7 @@ def _error_of(response: "httpx2.Response", name: str) -> Exception:
         return _BrokenError(f"the server answered {code}", pause)
     if code == _UNAUTHENTICATED:
         return WeftError(
-            Reason.PERMISSION_DENIED, f"{name}: the server wants to know who asks (401); set HF_TOKEN for the hub"
+            Reason.PERMISSION_DENIED, f"{name}: the server requires authentication (401); set HF_TOKEN for the hub"
         )
     if code == _FORBIDDEN:
         return WeftError(Reason.PERMISSION_DENIED, f"{name}: the server refuses it (403); the token may not read it")

@@ -61,7 +61,7 @@ class Hub:
             message = f"{source}: HF_HUB_OFFLINE is set, so that the hub is not asked; unset it to pull"
             raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
         except (HTTPError, OSError, ValueError) as error:
-            message = f"{source}: {self.endpoint} cannot be reached or gave no answer that is understood; try again"
+            message = f"{source}: {self.endpoint} cannot be reached or sent an invalid response; try again"
             raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
         return Repository(
             commit=found.sha or source.revision,
@@ -105,8 +105,8 @@ class Hub:
             return WeftError(Reason.NOT_FOUND, f"{source}: the hub has no such repository, or it is private: {step}")
         code = error.response.status_code
         if code in (401, 403):
-            return WeftError(Reason.PERMISSION_DENIED, f"{source}: the hub refuses the token ({code}); {login}")
-        return WeftError(Reason.SERVICE_UNAVAILABLE, f"{source}: the hub answered {code}; try again")
+            return WeftError(Reason.PERMISSION_DENIED, f"{source}: the hub rejects the token ({code}); {login}")
+        return WeftError(Reason.SERVICE_UNAVAILABLE, f"{source}: the hub returned status {code}; try again")
 
 
 def _headers(api: "HfApi") -> dict[str, str]:

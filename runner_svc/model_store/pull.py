@@ -116,7 +116,7 @@ class Puller:
                 return self._copy_path(source, form, progress)
             case HubSource() | OllamaSource() | LmStudioSource():
                 locate(source, form, program_folders(self._settings.environment))
-                raise invalid_field(FIELD, f"{source} is used where it lies; there is nothing to pull")
+                raise invalid_field(FIELD, f"{source} is used in place; there is nothing to pull")
         assert_never(source)
 
     def _pull_repository(self, source: HubSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
@@ -372,7 +372,7 @@ class _Progress:
 
     def note_waiting(self) -> None:
         if self._message.stage != pb.PULL_STAGE_WAITING:
-            self.show(pb.PULL_STAGE_WAITING, detail="another process pulls it; its result is used")
+            self.show(pb.PULL_STAGE_WAITING, detail="another process is pulling it; its result will be used")
 
     def done(self, model: pb.StoredModel) -> None:
         self._message.done_bytes = self._message.total_bytes = model.size_bytes

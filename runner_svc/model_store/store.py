@@ -202,7 +202,7 @@ class ModelStore:
         """
         with self.explained(), self._alone() as alone:
             if not alone:
-                raise WeftError(Reason.RESOURCE_IN_USE, "a pull is under way; wait until it has ended")
+                raise WeftError(Reason.RESOURCE_IN_USE, "a pull is running; wait until it has ended")
             models, damaged = self.models()
             if damaged:
                 raise WeftError(

@@ -41,7 +41,7 @@ def base_url(text: str, field: str) -> str:
         raise invalid_field(field, "must be an http or https URL with a host")
     url = URL(text)
     if url.user is not None or url.password is not None:
-        raise invalid_field(field, "must not hold credentials; name an environment variable in api_key_env")
+        raise invalid_field(field, "must not contain credentials; set an environment variable in api_key_env")
     if url.raw_query_string or url.raw_fragment:
         raise invalid_field(field, "must end with its path, without a query and a fragment")
     return text

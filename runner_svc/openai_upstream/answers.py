@@ -33,7 +33,7 @@ def unreached(fault: UnconnectedError) -> str:
         case Unconnected.UNTRUSTED:
             return "no secure connection, its certificate is not trusted or it does not speak TLS"
         case _:
-            return "it takes no connection, or no secure one"
+            return "it does not accept connections, or not with TLS"
 
 
 def head_fault(fault: HttpFaultError) -> str:

@@ -376,7 +376,7 @@ class OpenAiHttp:
         vectors = _vectors(reply.data, len(payload.inputs))
         if payload.HasField("dimensions") and any(len(vector.values) != payload.dimensions for vector in vectors):
             # llama-server silently ignores the parameter.
-            raise invalid_field("dimensions", "this runtime gives vectors of another length; leave it out")
+            raise invalid_field("dimensions", "this runtime cannot return vectors of this length; omit it")
         usage = usage_pb2.Usage(prompt_tokens=figure(reply.usage, *_PROMPT_FIGURES))
         return EmbeddingResult(embeddings=vectors, usage=usage)
 
@@ -444,7 +444,7 @@ class OpenAiHttp:
                 raise await self._stopped() from fault
             except HttpFaultError as fault:
                 raise await self._broken(
-                    Reason.BACKEND_PROTOCOL_ERROR, "the engine broke the connection in mid-answer"
+                    Reason.BACKEND_PROTOCOL_ERROR, "the engine closed the connection before the answer was complete"
                 ) from fault
             finally:
                 response.release()
@@ -468,7 +468,7 @@ class OpenAiHttp:
         except ClosedClientError as fault:
             raise await self._stopped() from fault
         except HttpFaultError as fault:
-            message = f"the engine answered {response.status} and broke the connection"
+            message = f"the engine returned status {response.status} and closed the connection"
             raise await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message) from fault
         finally:
             response.release()
@@ -519,11 +519,11 @@ class OpenAiHttp:
         return (
             f"the provider cannot be reached: {unreached(fault)}"
             if self.endpoint.is_provider
-            else "the engine took no connection"
+            else "the engine did not accept a connection"
         )
 
     async def _stopped(self) -> WeftError:
-        return await self._broken(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
+        return await self._broken(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
 
     async def _broken(self, reason: Reason, message: str) -> WeftError:
         return await self._explain_break(reason) or WeftError(reason, message)

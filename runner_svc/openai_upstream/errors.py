@@ -178,12 +178,12 @@ def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> We
     """
     kind = error_fields(body)[1]
     if status in _REFUSED_KEY:
-        return _operators_fault(f"the provider refuses the key (status {status}); look at `api_key_env` of the model")
+        return _operators_fault(f"the provider rejects the API key (status {status}); check `api_key_env` of the model")
     if status == _UNPAID_STATUS or kind in UNPAID_CODES:
-        return _operators_fault(f"the provider wants to be paid first (status {status}); look at your account there")
+        return _operators_fault(f"the provider requires payment (status {status}); check your account")
     if status in _WRONG_PLACE:
-        advice = "look at `url` and `upstream_model` of the model"
-        return _operators_fault(f"the provider knows no such model or address (status {status}); {advice}")
+        advice = "check `url` and `upstream_model` of the model"
+        return _operators_fault(f"the provider does not know the model or the URL (status {status}); {advice}")
     return refusal(status, body, headers)
 
 

@@ -171,7 +171,7 @@ class _UntilDone:
     def require_end(self) -> None:
         """Raises BACKEND_PROTOCOL_ERROR if the stream was cut off."""
         if not self._is_done:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended in the middle")
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended before the answer was complete")
 
 
 class TranscriptEvents(_UntilDone):

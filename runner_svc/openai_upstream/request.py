@@ -64,7 +64,7 @@ _ENABLE_THINKING = "enable_thinking"
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
 _CHOICES = "n"
 _VOLATILE = "differs with every request and was left out, so that the engine's prefix cache holds"
-_NOT_AN_OBJECT = "is no JSON object; the model got it as the text of one member"
+_NOT_AN_OBJECT = "is not a JSON object; it was sent to the model as a string"
 
 
 @value_class()
@@ -202,9 +202,9 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
         body["logprobs"] = payload.logprobs
     # llama-server silently ignores both and would answer a different request.
     if payload.echo:
-        raise invalid_field("echo", "this runtime cannot repeat the prompt; leave it out")
+        raise invalid_field("echo", "this runtime cannot repeat the prompt; omit it")
     if payload.HasField("suffix"):
-        raise invalid_field("suffix", "this runtime does not fill in the middle; leave it out")
+        raise invalid_field("suffix", "this runtime does not support fill-in-the-middle; omit it")
     _fit_engine(body, profile)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
     warnings += _leave_out(body, profile)

@@ -114,7 +114,7 @@ def _foreign_build_advice(program: str) -> str:
     if program.endswith("xllamacpp_launcher"):
         return f"build llama-server on this machine or with {NATIVE_OFF}, and name it in the runner's `command`"
     if program.endswith("llama_cpp_python.server"):
-        return f"install llama-cpp-python again with CMAKE_ARGS={NATIVE_OFF}"
+        return f"reinstall llama-cpp-python with CMAKE_ARGS={NATIVE_OFF}"
     if program.endswith(".server"):
         return "install a version of the engine's library that was built for this processor"
     wheel = "python -m runner_svc.runtimes.llama_server.xllamacpp_launcher"

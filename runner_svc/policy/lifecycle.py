@@ -444,8 +444,8 @@ def verdict_on(event: Died | Faulted, *, attached: bool) -> WeftError:
     """Returns the error of the running requests."""
     if isinstance(event, Faulted):
         done = "released" if attached else "restarted"
-        return WeftError(Reason.WORKER_RESTARTED, f"the engine was {done} while it worked on the request: {event.how}")
+        return WeftError(Reason.WORKER_RESTARTED, f"the engine was {done} while it processed the request: {event.how}")
     reason = Reason.OUT_OF_MEMORY if event.reason is Reason.OUT_OF_MEMORY else Reason.SERVER_DIED
-    error = WeftError(reason, f"the engine died while it worked on the request ({event.how})")
+    error = WeftError(reason, f"the engine died while it processed the request ({event.how})")
     error.engine_exit = event.exit
     return error

@@ -441,7 +441,7 @@ def _too_large(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> We
     need = 0 if found is None else found.bytes
     parts = "" if found is None else _parts(found)
     size = f"{least.slots} x {least.context_tokens} tokens{parts}"
-    lack = f"{model.known.name} needs {size_words(need)} for {size}, and there are {_there_is(model, memory)}"
+    lack = f"{model.known.name} needs {size_words(need)} for {size}; available: {_there_is(model, memory)}"
     there_are = _bytes_there(model, memory)
     return WeftError(
         Reason.INSUFFICIENT_MEMORY,
@@ -496,7 +496,7 @@ def require_memory_for(weights: Variant, most_bytes: int, variants: Sequence[Var
     smaller = [variant for variant in variants if variant.file_bytes * SIZE_FACTORS[FileKind.GGUF] <= most_bytes]
     fitting = max(smaller, key=lambda variant: variant.file_bytes, default=None)
     lack = (
-        f"{weights.source} needs {size_words(weights.file_bytes)} for its weights alone, and there are "
+        f"{weights.source} needs {size_words(weights.file_bytes)} for its weights alone; available: "
         f"{size_words(most_bytes)} on accelerators and in the host's memory together"
     )
     raise WeftError(Reason.INSUFFICIENT_MEMORY, f"{lack}; {_would_fit(fitting, has_others=len(variants) > 1)}")

@@ -309,7 +309,7 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
             continue
         plain = plain_name(name)
         if plain in CONTROLLED_BY_MESH or plain.startswith(MESH_PREFIX):
-            warnings.append(_warning(name, "is up to the mesh and was not sent"))
+            warnings.append(_warning(name, "is controlled by the mesh and was not sent"))
         elif profile.passthrough:
             send[name] = value
         elif rule := allowed.get(name):

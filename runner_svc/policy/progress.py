@@ -226,7 +226,7 @@ class ProgressPolicy:
         limit = self.profile.idle_stream_seconds
         if not _over(limit, self._waited(request, request.last_token or request.turn_started, seen.now)):
             return None
-        words = f"the engine sent no token in mid-answer (idle_stream_timeout_seconds, {limit:g} s)"
+        words = f"the engine stopped sending tokens (idle_stream_timeout_seconds, {limit:g} s)"
         return _Failure(Failure(request.key, Reason.STALL_TIMEOUT, words), wedged=True)
 
     def _prefill(self, request: RequestSample, seen: Observation, *, working: bool) -> _Failure | None:

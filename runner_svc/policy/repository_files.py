@@ -236,7 +236,7 @@ def _usual(models: Sequence[GgufModel], field: str) -> GgufModel:
         found = [model for model in models if model.quantization == usual]
         if len(found) == 1:
             return found[0]
-    raise _choose(field, "name one of the repository's quantizations after a colon; there is", names_of(models))
+    raise _choose(field, "add one of the repository's quantizations after a colon; it has", names_of(models))
 
 
 def names_of(models: Sequence[GgufModel]) -> list[str]:
@@ -291,7 +291,7 @@ def _voice_choice(voices: Mapping[str, tuple[RepositoryFile, RepositoryFile]], w
         name = next(iter(voices))
     if name not in voices:
         known = closest_names(name, voices, MAX_LISTED) if name else sorted(voices)
-        message = f"{wanted!r} is no voice of the repository" if wanted else "name one of its voices after a colon"
+        message = f"{wanted!r} is no voice of the repository" if wanted else "add one of its voices after a colon"
         raise _choose(field, f"{message}; there is", known or sorted(voices))
     model, configuration = voices[name]
     return _folder([model], [configuration])

@@ -66,7 +66,7 @@ class _TaskClient(OpenAiHttp):
 
     @override
     async def close(self) -> None:
-        stopped = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
+        stopped = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
         for task in tuple(self._tasks):
             task.fail(stopped)
 

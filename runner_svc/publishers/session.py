@@ -215,7 +215,7 @@ class PublisherSession:
             self._lose(f"it had no event stream for {limits.reconnect_seconds:g} s")
         elif now - self._last_request >= limits.silence_timeout_seconds:
             seconds = limits.silence_timeout_seconds
-            self._lose(f"it sent no heartbeat for {seconds:g} s")
+            self._lose(f"no heartbeat for {seconds:g} s")
         else:
             seconds = limits.task_silence_seconds
             stalled = WeftError(Reason.STALL_TIMEOUT, f"the publisher sent no line of the result for {seconds:g} s")

@@ -59,7 +59,7 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
         voice = self._catalog.choose(payload.voice)
         warnings = [] if voice.warning is None else [voice.warning]
         if payload.instructions:
-            warnings.append(ParameterWarning(field="instructions", message="this engine follows no instructions"))
+            warnings.append(ParameterWarning(field="instructions", message="this engine does not support instructions"))
         warnings += self.further_warnings(payload)
         spoken = audio_pb2.SpeechPayload()
         spoken.CopyFrom(payload)

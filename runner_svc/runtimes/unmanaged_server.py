@@ -172,7 +172,7 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
     @override
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         if Operation.COMPLETION not in self.operations and isinstance(payload, completion_pb2.CompletionPayload):
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model supports chat, but not text completions")
         with self._redacted_errors():
             async with aclosing(self._running().generate(payload, call)) as frames:
                 async for frame in frames:
@@ -197,7 +197,7 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         order = order or LoadOrder()
         self.check_load(order.parameters)
         if order.model_path is not None:
-            raise invalid_field("quantization", "cannot be chosen: weft did not start this server")
+            raise invalid_field("quantization", "cannot be set: weft did not start this server")
 
     def _require_not_busy(self) -> None:
         """Raises NO_SLOT_AVAILABLE until the end of a pause that the server requested with Retry-After."""

@@ -196,7 +196,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             record = max(filter(None, found), key=lambda record: record.started, default=None)
             if record is None:
                 raise WeftError(
-                    Reason.NOT_FOUND, f"this runner remembers no request {request.request_id[:MAX_NAME_CHARS]}"
+                    Reason.NOT_FOUND, f"this runner has no record of the request {request.request_id[:MAX_NAME_CHARS]}"
                 )
             return pb.GetRequestResponse(record=request_record_message(record), output=record.output)
         raise AssertionError("abort has raised")
@@ -230,7 +230,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     def _adding(self) -> AddedModels:
         if self._added is None:
             raise WeftError(
-                Reason.UNSUPPORTED_OPERATION, "this runner serves what its configuration names, and adds no models"
+                Reason.UNSUPPORTED_OPERATION, "this runner serves only its configured models; models cannot be added"
             )
         return self._added
 

@@ -114,7 +114,7 @@ class LogRing:
     def follow(self, count: int) -> Iterator[LogFollower]:
         """Follows the log starting with its last `count` lines. Raises TOO_MANY_RESOURCES beyond MAX_FOLLOWERS."""
         if len(self._followers) >= MAX_FOLLOWERS:
-            raise WeftError(Reason.TOO_MANY_RESOURCES, f"{MAX_FOLLOWERS} readers follow this log already")
+            raise WeftError(Reason.TOO_MANY_RESOURCES, f"this log already has {MAX_FOLLOWERS} readers, the limit")
         follower = LogFollower(self.last(count))
         self._followers.append(follower)
         try:

@@ -73,7 +73,7 @@ class TemplateSandbox:
         """
         answer = await self._request(template, variables)
         if answer.cause == _CONVERSATION:
-            raise invalid_field("messages", f"the model's chat template refuses them: {answer.message}")
+            raise invalid_field("messages", f"the model's chat template rejects them: {answer.message}")
         if answer.text is None:
             raise _failed(answer.message)
         return answer.text
@@ -100,7 +100,7 @@ class TemplateSandbox:
                 if answer is not None:
                     return answer
         raise WeftError(
-            Reason.INTERNAL, "the process that renders chat templates was killed, perhaps for want of memory"
+            Reason.INTERNAL, "the process that renders chat templates was killed, perhaps because memory ran out"
         )
 
     async def _once(self, body: bytes) -> _Answer | None:
@@ -110,7 +110,7 @@ class TemplateSandbox:
         try:
             answer = await self._exchange(process, body)
             if self._process is not process:
-                raise WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
+                raise WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
             return answer
         finally:
             # A process that reached its limits may be in any state.

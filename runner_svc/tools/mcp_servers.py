@@ -119,7 +119,7 @@ class McpServer(ToolRunner):
             raise
         except ConnectionError as error:
             why = self._problem if self._is_lost else "the connection to its server was lost"
-            raise WeftError(Reason.TOOL_UNAVAILABLE, f"{name} gave no answer: {why}") from error
+            raise WeftError(Reason.TOOL_UNAVAILABLE, f"{name} returned no answer: {why}") from error
 
     def _want(self) -> None:
         self._settled.clear()
@@ -192,7 +192,7 @@ class McpServer(ToolRunner):
                     self._is_doubted = False
                     await self._ask(CHECK_SECONDS, connection.ping())
             except TimeoutError:
-                self._note_lost("its server does not answer any more")
+                self._note_lost("its server no longer responds")
 
     async def _ask(self, seconds: float, question: Coroutine[Any, Any, None]) -> None:
         """Awaits an answer or the stop. Raises TimeoutError if neither happens in time."""

@@ -153,7 +153,7 @@ class _WithoutTitles(GenerateJsonSchema):
 def _docstring(function: Callable[..., Any], field: str) -> str:
     text = inspect.getdoc(function)
     if not text:
-        raise invalid_field(field, "the function has no docstring, which is what the model is told of it")
+        raise invalid_field(field, "the function has no docstring, which is its description for the model")
     return text[:MAX_DESCRIPTION_CHARACTERS]
 
 

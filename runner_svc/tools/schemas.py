@@ -68,7 +68,7 @@ def _look_through(schema: Mapping[str, Any]) -> None:
         elif isinstance(part, list):
             open_parts.extend((value, depth + 1) for value in part)
         elif isinstance(part, int) and abs(part) > MAX_NUMBER:
-            raise ValueError("its schema holds a number beyond the range of a double")
+            raise ValueError("its schema contains a number beyond the range of a double")
 
 
 class ArgumentCheck:

@@ -98,7 +98,7 @@ class ToolBox:
         if source is None:
             return failure(f"the tool {name} is not configured")
         if len(self._abandoned) >= MAX_ABANDONED_CALLS:
-            return failure("too many earlier tool calls have not come to an end; the tool was not run")
+            return failure("too many earlier tool calls are still running; the tool was not run")
         outcome = await self._run_bounded(source, name, arguments)
         log.debug("tool called", tool=name, failed=outcome.failed, cut=outcome.cut)
         return outcome
@@ -110,7 +110,7 @@ class ToolBox:
         finally:
             ended = task.done() or await self._end(task)
         if not ended or task.cancelled():
-            return failure(f"the tool did not answer within {source.settings.timeout_seconds:g} s and was given up")
+            return failure(f"the tool did not answer within {source.settings.timeout_seconds:g} s")
         return task.result()
 
     async def _end(self, task: asyncio.Task[ToolOutcome]) -> bool:

@@ -158,7 +158,7 @@ async def test_login_failure_is_a_clear_error_without_the_password(
     out, err = capfd.readouterr()
     assert "postgresql://postgres:***@" in out + err
     assert "SECRET" not in out + err + str(failure.value)
-    assert "check that it is there and takes connections" in failure.value.message
+    assert "check that it is running and accepts connections" in failure.value.message
 
 
 async def test_failed_open_leaves_no_lock_behind(owner: SqlStore, admin: Any, postgres_url: str) -> None:

@@ -38,7 +38,7 @@ async def test_doctor_lists_each_process_of_a_distributed_mesh_with_its_version(
         assert details[0] == f"registry: {version}, registry schema {SCHEMA.newest}"
         assert any(detail.startswith("router/") and f"{version}, router schema" in detail for detail in details)
         assert f"runner/a: {version}" in details
-        assert details[-1] == f"one release: {__version__}"
+        assert details[-1] == f"all on one release: {__version__}"
 
 
 async def test_doctor_names_a_registry_with_a_database_from_a_newer_release(tmp_path: Path) -> None:

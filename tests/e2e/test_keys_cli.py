@@ -122,7 +122,7 @@ async def test_rotated_key_has_two_valid_secrets_temporarily_and_a_revoked_key_h
     assert yaml.safe_load(again.stdout) == {"kind": "ApiKey", "id": key_id, "state": "revoked"}
     refused = weft(home, "keys", "rotate", key_id)
     assert (refused.exit_code, refused.stdout) == (3, "")
-    assert "no key of this id that is good" in refused.stderr
+    assert "no valid key with this id" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ async def test_rotated_key_has_two_valid_secrets_temporarily_and_a_revoked_key_h
         (("create", "--role", "king"), 2, "--role"),
         (("rotate", "nobody000000", "--grace", "31d"), 2, "--grace: "),
         (("rotate", "nobody000000", "--grace", "now"), 2, "--grace: "),
-        (("revoke", "nobody000000"), 3, "no key of this id"),
+        (("revoke", "nobody000000"), 3, "no key with this id"),
         (("revoke", "a b"), 2, "ID: "),
     ],
 )

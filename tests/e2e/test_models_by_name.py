@@ -89,7 +89,7 @@ async def test_hub_model_loads_by_id_and_survives_kills_and_restarts(hub: ModelH
         await eventually(is_started_again, 30.0, "it is not started again")
         assert _chat(mesh) == first
         assert "llama_server serves it" in (await run_weft("describe", "model", NAME, home=mesh.home))[1]
-        for source, words in (("hf:acme/text", "is no GGUF file"), ("hf:acme/gated", "HF_TOKEN")):
+        for source, words in (("hf:acme/text", "is not a GGUF file"), ("hf:acme/gated", "HF_TOKEN")):
             code, _, refused = await run_weft("load", source, home=mesh.home)
             assert (code != 0, words in refused) == (True, True), refused
     hub.requests.clear()

@@ -237,7 +237,7 @@ async def test_running_request_of_a_removed_model_finishes(mesh: Reloadable) -> 
     async with mesh.stream("other", 60) as answer:
         mesh.write({**BOX, "models": [_model("steady")]})
         found = await mesh.reload()
-        assert found["notes"] == ["other is gone, and ends with 1 request that runs"]
+        assert found["notes"] == ["other is removed after 1 request that runs"]
         assert await mesh.names() == ["steady"]
     assert len(answer.result()) == 60
 

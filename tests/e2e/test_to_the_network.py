@@ -195,7 +195,7 @@ async def test_batch_uses_the_mesh_certificate_and_rejects_a_foreign_host_name(t
         (("--grpc-port", "99999"), "--grpc-port"),
         (("--join-port", "-1"), "--join-port"),
         (("--host", "nowhere.invalid"), "--host: 'nowhere.invalid' is not an address of this machine"),
-        (("--insecure", "--tls", "auto"), "--insecure: and --tls auto exclude each other"),
+        (("--insecure", "--tls", "auto"), "--insecure: cannot be combined with --tls auto"),
     ],
 )
 async def test_rejected_option_is_named_as_typed(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:

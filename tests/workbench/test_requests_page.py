@@ -64,7 +64,7 @@ def test_request_page_shows_timeline_receipt_and_decisions(page: "Page", mesh: M
     facts = page.locator("dl.facts")
     facts.get_by_text("m-a").wait_for()
     facts.get_by_text("24", exact=True).wait_for()
-    page.get_by_role("cell", name="attempt 1 goes to m-a").wait_for()
+    page.get_by_role("cell", name="attempt 1 sent to m-a").wait_for()
     picture(page, "request")
 
 
@@ -73,7 +73,7 @@ def test_failed_request_page_shows_the_engine_exit_and_its_last_log_lines(page: 
         chat(mesh, "dying", "failed-0")
     opened(page, mesh, "requests/failed-0", "failed-0")
     attempt = page.get_by_role("listitem").filter(has_text="m-c on c").first
-    attempt.get_by_text("the engine died while it worked on the request (signal SIGKILL)").wait_for()
+    attempt.get_by_text("the engine died while it processed the request (signal SIGKILL)").wait_for()
     attempt.get_by_text("Engine ended: signal SIGKILL", exact=True).wait_for()
     assert "listening on" in attempt.get_by_role("group", name="Engine log").inner_text()
     picture(page, "request-failed")
@@ -82,7 +82,7 @@ def test_failed_request_page_shows_the_engine_exit_and_its_last_log_lines(page: 
 def test_waiting_request_is_explained_and_its_page_updates(page: "Page", mesh: MeshProcess) -> None:
     with busy(mesh, 1):
         opened(page, mesh, "requests/slow-1", "slow-1")
-        page.get_by_role("status").filter(has_text="Waits: the slot of slow is busy").wait_for()
+        page.get_by_role("status").filter(has_text="Waiting: the slot of slow is busy").wait_for()
         picture(page, "request-waiting")
         page.get_by_role("button", name="Cancel").click()
         page.get_by_text("slow-1 is cancelled.").wait_for()
@@ -98,7 +98,7 @@ def test_queue_shows_waiting_requests_with_reasons_and_cancels_them(page: "Page"
     opened(page, mesh, "queue", "Queue")
     page.get_by_text("No requests are waiting.").wait_for()
     with busy(mesh):
-        page.get_by_text("3 requests wait, 1 runs.").wait_for()
+        page.get_by_text("3 waiting, 1 running.").wait_for()
         rows = page.get_by_role("table", name="Waiting requests").get_by_role("row")
         cells = [rows.nth(at).get_by_role("cell").all_inner_texts()[:3] for at in (1, 2, 3)]
         assert cells == [["1", "slow-1", "slow"], ["2", "slow-2", "slow"], ["3", "slow-3", "slow"]]
@@ -107,7 +107,7 @@ def test_queue_shows_waiting_requests_with_reasons_and_cancels_them(page: "Page"
         picture(page, "queue")
         page.get_by_role("button", name="Cancel slow-2").click()
         page.get_by_role("button", name="Cancel the request").click()
-        page.get_by_text("2 requests wait").wait_for()
+        page.get_by_text("2 waiting, ").wait_for()
         # The one behind it moves up.
         page.get_by_role("row").filter(has_text="slow-3").get_by_role("cell", name="2", exact=True).wait_for()
         page.get_by_role("link", name="Explain slow-3").click()
@@ -121,7 +121,7 @@ def test_request_pages_have_no_accessibility_violations(
     browser: "Browser", mesh: MeshProcess, theme: str, width: int, path: str
 ) -> None:
     def ready(page: "Page") -> None:
-        page.get_by_text("wait, " if path == "queue" else "quick-0").first.wait_for()
+        page.get_by_text("waiting, " if path == "queue" else "quick-0").first.wait_for()
         picture(page, f"{path.replace('/', '-')}-{theme}-{width}")
 
     with busy(mesh, 2):

@@ -45,7 +45,7 @@ def test_runner_page_shows_models_health_and_engine_log(page: "Page", relayed: M
     picture(page, "runners")
     page.get_by_role("main").get_by_role("link", name="a", exact=True).click()
     page.get_by_role("heading", level=1, name="a").wait_for()
-    page.get_by_role("log", name="Output of the engine of m-a").get_by_text("listening").wait_for()
+    page.get_by_role("log", name="Engine log of m-a").get_by_text("listening").wait_for()
     page.get_by_text("engines", exact=True).wait_for()
     page.get_by_role("main").get_by_role("link", name="m-a").wait_for()
     picture(page, "runner")

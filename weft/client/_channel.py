@@ -32,7 +32,7 @@ def security_from(environment: Mapping[str, str]) -> ChannelSecurity:
     paths = {name: Path(text).expanduser() for name, text in given.items() if text}
     key = environment.get(KEY_VARIABLE, "").strip()
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise invalid_field(KEY_VARIABLE, "is no key: it has characters that no key has")
+        raise invalid_field(KEY_VARIABLE, "is not a key: it contains invalid characters")
     return ChannelSecurity(files=TlsFiles(section=_SECTION, **paths), api_key=key)
 
 

@@ -156,7 +156,7 @@ def _fill_sampling(sampling: sampling_pb2.SamplingParams, options: ChatOptions) 
         try:
             setattr(sampling, name, value)
         except (TypeError, ValueError) as error:
-            raise invalid_field(name, "is not a number, or out of range") from error
+            raise invalid_field(name, "is not a number or is out of range") from error
 
 
 def embed_request(model: str, texts: Sequence[str]) -> pb.EmbedRequest:

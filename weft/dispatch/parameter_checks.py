@@ -43,7 +43,7 @@ MAX_EXTRA_NAME_CHARS = 128
 MAX_EXTRA_BYTES = 128 * 1024
 """Names and values together as JSON: enough for a 64 KiB grammar."""
 
-_TOO_LARGE = f"is too large: all such parameters together may be {MAX_EXTRA_BYTES} bytes of JSON"
+_TOO_LARGE = f"is too large: all unknown parameters together may have {MAX_EXTRA_BYTES} bytes of JSON"
 _MOST_FRAMING = 4
 """Upper bound of a message's size relative to its JSON."""
 
@@ -60,7 +60,7 @@ def take_bytes(budget: int, name: str, value: Any, field: str) -> int:
             if left < 0:
                 raise invalid_field(field, _TOO_LARGE)
     except ValueError:
-        raise invalid_field(field, "holds a number beyond the range of a double") from None
+        raise invalid_field(field, "contains a number beyond the range of a double") from None
     return left
 
 

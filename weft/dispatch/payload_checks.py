@@ -188,7 +188,7 @@ def check_images(payload: image_pb2.ImagePayload) -> None:
     _check_word("payload.output_format", payload.output_format, IMAGE_FORMATS)
     check_count("payload.images", len(payload.images), 0, MAX_SOURCE_IMAGES)
     if payload.HasField("mask") and not payload.images:
-        raise invalid_field("payload.mask", "needs an image that it is laid over")
+        raise invalid_field("payload.mask", "needs a source image for the mask")
     check_extra(payload.extra_parameters, "payload.extra_parameters")
     _check_text("payload.negative_prompt", payload.negative_prompt, MAX_IMAGE_PROMPT_CHARS, may_be_empty=True)
     check_number("payload.partial_images", payload.partial_images, 0, MAX_PARTIAL_IMAGES)

@@ -84,7 +84,7 @@ class TicketGate(_Gate):
         if self._key is None:
             raise WeftError(
                 Reason.BACKEND_NOT_READY,
-                "the runner is not registered with the mesh yet; its log and `weft describe runner` say why",
+                "the runner is not registered with the mesh yet; see its log and `weft describe runner` for the reason",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         if not hmac.compare_digest(sign(ticket.claims, self._key), ticket.mac):

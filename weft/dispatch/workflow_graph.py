@@ -327,7 +327,9 @@ def _refuse_files(given: Mapping[tuple[int, str], Any], title: str, where: str) 
     """Raises for a file that no input accepts: ignoring it would give a misleading answer."""
     for (_, key), value in given.items():
         if isinstance(value, InputFile):
-            raise invalid_field(f"{where}.{key}", f"{title} takes no {'mask' if value.index < 0 else 'such image'}")
+            raise invalid_field(
+                f"{where}.{key}", f"{title} does not support {'masks' if value.index < 0 else 'such images'}"
+            )
 
 
 def _checked(each: pb.WorkflowInput, value: Any, place: str) -> Any:

@@ -135,13 +135,13 @@ _KEY_STATE = {
     "description": "Whether it is valid now.",
 }
 _WITH_GAPS = {"items": {"type": ["number", "null"]}}
-_ATTEMPTS = {"type": "array", "default": [], "description": "Every attempt in order, where one task was asked for."}
+_ATTEMPTS = {"type": "array", "default": [], "description": "All attempts in order, if a single task was requested."}
 _ERROR = {
     "type": "object",
     "additionalProperties": False,
     "properties": {"reason": {"type": "string"}, "message": {"type": "string"}},
     "required": ["reason", "message"],
-    "description": "Why it failed; absent while it runs, and for the one that completed.",
+    "description": "Why it failed; absent while it is running, and if it completed.",
 }
 _RESULT_NAMES = frozenset(name for names in _RESULT_FIELDS.values() for name in names) - {"models"}
 
@@ -162,7 +162,7 @@ _GRAPH = {
 }
 _DEFAULT = {
     "type": ["string", "number"],
-    "description": "Its value where a request has none. Absent: the value in the graph.",
+    "description": "Default value. Absent: the value in the graph.",
 }
 
 
@@ -262,7 +262,7 @@ def _as_json(value: Any) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise RuleError("holds something that is not JSON") from None
+        raise RuleError("contains invalid JSON") from None
 
 
 READ_AS: Mapping[str, Callable[[Mapping[Any, Any]], Mapping[Any, Any]]] = MappingProxyType(

@@ -30,16 +30,16 @@ class Condition:
     """Explanation for people."""
 
 
-_ASLEEP = "it hibernates; the next request wakes it"
+_ASLEEP = "it hibernates and is woken by the next request"
 _NOT_READY: Mapping[int, tuple[str, str]] = MappingProxyType(
     {
-        InstanceState.PHASE_IDLE: ("NotLoaded", "its engine does not run; the next request starts it"),
+        InstanceState.PHASE_IDLE: ("NotLoaded", "its engine is not running; the next request starts it"),
         InstanceState.PHASE_LOADING: ("Loading", "its engine loads"),
-        InstanceState.PHASE_DRAINING: ("Draining", "it finishes what runs and takes nothing new"),
+        InstanceState.PHASE_DRAINING: ("Draining", "it is draining: it accepts no new requests"),
         InstanceState.PHASE_STOPPING: ("Stopping", "its engine is being ended"),
         InstanceState.PHASE_CRASH_LOOP: (
             "CrashLoop",
-            "its engine died too often in a row and waits before it is started again",
+            "its engine crashed repeatedly and waits before the next start",
         ),
         InstanceState.PHASE_FAILED: ("Failed", "its engine cannot be started"),
         InstanceState.PHASE_HIBERNATING: ("Hibernating", _ASLEEP),
@@ -70,7 +70,7 @@ def agent_conditions(agent: Agent) -> tuple[Condition, ...]:
             _holds(READY, True, "Active", f"{target} takes requests"),
         )
     if agent.status == Agent.STATUS_HIBERNATING:
-        asleep = f"{target} hibernates; the next request wakes it"
+        asleep = f"{target} hibernates and is woken by the next request"
         return _holds("Target", True, "Hibernating", asleep), _holds(READY, False, "Hibernating", asleep)
     missing = f"{target} has no member that can answer"
     return _holds("Target", False, "Inactive", missing), _holds(READY, False, "TargetInactive", missing)
@@ -81,11 +81,11 @@ def runner_conditions(runner: Runner) -> tuple[Condition, ...]:
     if runner.status != Runner.STATUS_ACTIVE:
         inactive_since = optional_datetime(runner, "inactive_time")
         since = f" since {_time(inactive_since)}" if inactive_since is not None else ""
-        gone = f"it is silent or said good-bye{since}"
+        gone = f"it is offline{since}"
         return _holds("Connected", False, "Gone", gone), _holds(READY, False, "Gone", gone)
     connected = _holds("Connected", True, "Heartbeats", "its heartbeats arrive")
     if runner.capability.draining:
-        return connected, _holds(READY, False, "Draining", "it finishes what runs and takes nothing new")
+        return connected, _holds(READY, False, "Draining", "it is draining: it accepts no new requests")
     offset = seconds_of(runner.capability.clock_offset)
     if runner.capability.clock_refused:
         return connected, _holds(READY, False, "ClockOff", refused_words(offset))
@@ -122,7 +122,7 @@ def pool_conditions(pool: Pool) -> tuple[Condition, ...]:
     if pool.active_count:
         return (_holds(READY, True, "Active", f"{pool.active_count} of {pool.size} members are active"),)
     if any(member.status == Model.STATUS_HIBERNATING for member in pool.members):
-        return (_holds(READY, False, "Hibernating", "its members sleep; the next request wakes one"),)
+        return (_holds(READY, False, "Hibernating", "its members hibernate; the next request wakes one"),)
     failed = sorted(member.manifest.name for member in pool.members if member.status == Model.STATUS_FAILED)
     if failed:
         return (_holds(READY, False, "Failed", f"none of {pool.size} members is active; failed: {', '.join(failed)}"),)
@@ -141,7 +141,7 @@ def route_conditions(route: Route) -> tuple[Condition, ...]:
 
 def _has_runner(model: Model) -> Condition:
     if not model.runner:
-        return _holds("HasRunner", False, "NoRunner", "no live runner publishes it")
+        return _holds("HasRunner", False, "NoRunner", "no online runner publishes it")
     if model.HasField("inactive_time") or model.status == Model.STATUS_INACTIVE:
         return _holds("HasRunner", False, "RunnerGone", _gone(model))
     return _holds("HasRunner", True, "Published", f"{model.runner} serves it")
@@ -172,7 +172,7 @@ def _model_ready(model: Model, instance: InstanceState | None) -> Condition:
 
 def _gone(model: Model) -> str:
     if not model.runner:
-        return "no live runner publishes it"
+        return "no online runner publishes it"
     inactive_since = optional_datetime(model, "inactive_time")
     since = f" since {_time(inactive_since)}" if inactive_since is not None else ""
     return f"its runner {model.runner} is gone{since}"

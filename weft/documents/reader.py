@@ -114,7 +114,7 @@ def _read_given(plan: "_ReadingPlan", value: Mapping[Any, Any], message: Any, er
             errors.add(RuleError("there is no such field", key if isinstance(key, str | int) else str(key)))
             continue
         if reader.key in given:
-            errors.add(RuleError(f"is given twice, as {given[reader.key]} as well", key))
+            errors.add(RuleError(f"is set twice, also as {given[reader.key]}", key))
             continue
         given[reader.key] = key
         try:

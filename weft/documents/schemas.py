@@ -30,9 +30,7 @@ def resource_schema(kind: ResourceKind) -> DocumentSchema:
     def build(schemas: SchemaSet) -> Schema:
         descriptor: Any = KINDS[kind].declared.DESCRIPTOR
         declared = schemas.object_of(descriptor)
-        status = nullable(_status_schema(kind, schemas)) | {
-            "description": "What is true of it now; ignored by `apply`."
-        }
+        status = nullable(_status_schema(kind, schemas)) | {"description": "Current status; ignored by `apply`."}
         own = {"kind": {"const": kind.value, "type": "string", "description": "Kind of document."}}
         properties = own | declared["properties"] | {"status": status}
         return object_schema(properties, ["kind", *declared["required"]], KINDS[kind].summary)
@@ -69,7 +67,7 @@ def _status_schema(kind: ResourceKind, schemas: SchemaSet) -> Schema:
             "type": "array",
             "items": schemas.add("Condition", _condition_schema),
             "default": [],
-            "description": "What does or does not hold of it.",
+            "description": "Conditions of the resource.",
         }
         properties = observed["properties"] | computed | {"conditions": conditions}
         return object_schema(properties, [*observed.get("required", ()), *required], observed["description"])
@@ -81,9 +79,9 @@ def _computed_schemas(kind: ResourceKind, schemas: SchemaSet) -> tuple[dict[str,
     """Returns the schemas of computed status fields, and the names of those that are always present."""
     if kind is ResourceKind.MODEL:
         instance: Any = InstanceState.DESCRIPTOR
-        pool = _TEXT | {"description": "The pool it is in: `poolName`, or else its own name."}
+        pool = _TEXT | {"description": "Pool of the model: `poolName`, else the model's name."}
         state = nullable(schemas.of_message(instance))
-        return {"pool": pool, "instance": state | {"description": "How it does on its runner, if known."}}, ["pool"]
+        return {"pool": pool, "instance": state | {"description": "State on its runner, if known."}}, ["pool"]
     if kind is ResourceKind.POOL:
         member = schemas.add("MemberStatus", lambda: _member_schema(schemas))
         return {"members": {"type": "array", "items": member, "default": [], "description": "Its members."}}, []
@@ -99,16 +97,16 @@ def _member_schema(schemas: SchemaSet) -> Schema:
 
 def _condition_schema() -> Schema:
     properties: dict[str, Schema] = {
-        "type": _TEXT | {"description": 'What it is about, such as "Ready".'},
+        "type": _TEXT | {"description": 'Type of the condition, such as "Ready".'},
         "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds."},
-        "reason": _TEXT | {"description": 'Why, in one word for programs, such as "CrashLoop".'},
+        "reason": _TEXT | {"description": 'Machine-readable reason, such as "CrashLoop".'},
         "message": _TEXT | {"description": "Why, in words for people."},
     }
-    return object_schema(properties, list(properties), "One thing that does or does not hold, and why.")
+    return object_schema(properties, list(properties), "A condition: whether it is met, and why.")
 
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_NEXT_PAGE = nullable(_TEXT) | {"description": "Over HTTP: asks for the page after this one; empty on the last."}
+_NEXT_PAGE = nullable(_TEXT) | {"description": "Over HTTP: token of the next page; empty on the last page."}
 
 
 def schemas() -> dict[str, Schema]:

@@ -63,7 +63,7 @@ def require_labels(tags: "Tags", field: str) -> None:
     """Raises INVALID_ARGUMENT naming the field for a label with a reserved name or without a value."""
     for key, value in tags.labels.items():
         if key in TAG_FIELDS:
-            raise invalid_field(f"{field}[{key}]", f"is no label; set {key} itself")
+            raise invalid_field(f"{field}[{key}]", f"is not a label; set {key} itself")
         if not value:
             raise invalid_field(f"{field}[{key}]", "must not be empty")
 

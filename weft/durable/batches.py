@@ -157,7 +157,7 @@ async def _line_messages(
 
 def batch_not_found(batch_id: str) -> WeftError:
     """Returns NOT_FOUND for a batch that is unknown or another tenant's."""
-    return WeftError(Reason.NOT_FOUND, f"no batch {batch_id} exists")
+    return WeftError(Reason.NOT_FOUND, f"there is no batch {batch_id}")
 
 
 FILE_PREFIX = "file"

@@ -158,7 +158,7 @@ class WatchedTask:
         reason, words = await self._why_lost()
         kept = self._journal.when_left is WhenLeft.KEEP
         then = f"task {self.id} continues" if kept else f"task {self.id} is cancelled"
-        message = f"the answer was interrupted and would start over ({words}); {then}"
+        message = f"the answer was interrupted and would start again ({words}); {then}"
         return WeftError(reason, message, metadata={TASK_ID: self.id, "content_started": "true"})
 
     async def _why_lost(self) -> tuple[Reason, str]:

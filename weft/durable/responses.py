@@ -57,4 +57,4 @@ class ResponseClient:
 
 def response_not_found(response_id: str) -> WeftError:
     """Returns NOT_FOUND for a response that is unknown or another tenant's."""
-    return WeftError(Reason.NOT_FOUND, f"no response {response_id} exists")
+    return WeftError(Reason.NOT_FOUND, f"there is no response {response_id}")

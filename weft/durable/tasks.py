@@ -147,7 +147,7 @@ def failure_of(task: task_pb2.Task) -> WeftError | None:
 
 def task_not_found(task_id: str) -> WeftError:
     """Returns NOT_FOUND for a task that is unknown or another tenant's."""
-    return WeftError(Reason.NOT_FOUND, f"no task {task_id} exists; finished tasks are deleted after a retention time")
+    return WeftError(Reason.NOT_FOUND, f"there is no task {task_id}; finished tasks are deleted after a retention time")
 
 
 def event_number(attempt: int, index: int) -> int:

@@ -96,7 +96,7 @@ def clock_off(runner: str, seconds: float) -> WeftError:
     """Returns the error for a request to a runner with a clock beyond the allowed offset."""
     return WeftError(
         Reason.CLOCK_OFF,
-        f"the runner {runner} takes no requests: {refused_words(seconds)}",
+        f"the runner {runner} accepts no requests: {refused_words(seconds)}",
         metadata={"runner": runner, "clock_offset_seconds": f"{seconds:.0f}"},
     )
 

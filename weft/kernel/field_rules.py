@@ -316,7 +316,7 @@ def _has_rules(descriptor: Descriptor, around: frozenset[str]) -> bool:
 
 def _check_moment(moment: Any) -> None:
     if not _MIN_TIMESTAMP <= moment.seconds <= _MAX_TIMESTAMP or not 0 <= moment.nanos < _NANOSECONDS:
-        raise RuleError("must be a moment between the years 1 and 9999")
+        raise RuleError("must be a time between the years 1 and 9999")
 
 
 def _enum_check(enum: EnumDescriptor, rules: pb.FieldRules) -> Check:

@@ -77,7 +77,7 @@ def _fill_value(target: json_value_pb2.JsonValue, value: object, field: str, roo
             target.object_value.SetInParent()
             _fill_object(target.object_value, value, field, room)
         case _:
-            raise invalid_field(field, "holds something that is not JSON")
+            raise invalid_field(field, "contains invalid JSON")
 
 
 def _finite(value: float, field: str) -> float:
@@ -86,5 +86,5 @@ def _finite(value: float, field: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise invalid_field(field, "holds a number beyond the range of a double")
+        raise invalid_field(field, "contains a number beyond the range of a double")
     return number

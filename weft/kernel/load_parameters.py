@@ -39,7 +39,7 @@ def check_parameters(
         parameter = by_name.get(name)
         if parameter is None:
             names = ", ".join(sorted(by_name)) or "none"
-            raise invalid_field(f"{field}.{name[:64]}", f"cannot be set for this model; what can: {names}")
+            raise invalid_field(f"{field}.{name[:64]}", f"cannot be set for this model; these can: {names}")
         checked[name] = _checked(value, parameter, f"{field}.{name}")
     return checked
 

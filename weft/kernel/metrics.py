@@ -149,7 +149,7 @@ class MetricsPage(Collector):
 
         def collect() -> Iterable[Metric]:
             ends = (((end,), getattr(tracing.counts, end)) for end in ("exported", "dropped", "failed"))
-            yield self.count("weft_spans", "Spans by what became of them.", ("end",), ends)
+            yield self.count("weft_spans", "Spans by result.", ("end",), ends)
 
         self.add(collect)
 

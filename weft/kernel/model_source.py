@@ -225,7 +225,7 @@ def server_source(text: str, field: str) -> ServerSource | None:
     if not host or host.lower() in HUB_HOSTS or not (parts.path.rstrip("/") == "" or _SERVER_PATH.search(parts.path)):
         return None
     if parts.username is not None or parts.password is not None:
-        raise invalid_field(field, "a URL with a user name or password is not taken, since sources are shown")
+        raise invalid_field(field, "must not have a user name or password in the URL, because sources are shown")
     if parts.query or parts.fragment or "\\" in text or " " in text:
         raise invalid_field(field, "the address of a server ends with its path, without a query and a fragment")
     return ServerSource(url=text.rstrip("/"))
@@ -394,7 +394,7 @@ def _url_source(text: str, field: str) -> ModelSource:
     if not host or "\\" in text or " " in text:
         raise invalid_field(field, "must be a URL with a host, without spaces and backslashes")
     if parts.username is not None or parts.password is not None:
-        raise invalid_field(field, "a URL with a user name or password is not taken, since sources are shown")
+        raise invalid_field(field, "must not have a user name or password in the URL, because sources are shown")
     if host.lower() in HUB_HOSTS:
         return _hub_page(parts, field)
     source = UrlSource(url=parts._replace(fragment="").geturl(), sha256=_digest(parts.fragment, field))
@@ -428,7 +428,7 @@ def _hub_page(parts: SplitResult, field: str) -> HubSource:
             return _hub_source(f"{owner}/{name}@{revision}", field, SourceScheme.HUB)
         case [owner, name, "resolve" | "blob", revision, *path] if path:
             return _hub_source(f"{owner}/{name}:{'/'.join(path)}@{revision}", field, SourceScheme.HUB)
-    raise invalid_field(field, "is no page of a model of the hub; write hf:OWNER/REPO")
+    raise invalid_field(field, "is not the page of a Hugging Face model; write hf:OWNER/REPO")
 
 
 def _not_a_source(text: str, field: str) -> FieldError:

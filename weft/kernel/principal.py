@@ -295,14 +295,14 @@ def require_one_key(shown: Iterable[str]) -> None:
     Credentials other than weft keys are ignored: SDKs also send a provider's key.
     """
     if len({text for text in shown if len(text) <= MAX_KEY_CHARS and _KEY.fullmatch(text)}) > 1:
-        raise WeftError(Reason.UNAUTHENTICATED, "the request shows two different keys: send one")
+        raise WeftError(Reason.UNAUTHENTICATED, "the request has two different API keys: send one")
 
 
 def authenticate(ring: KeyRing, presented: str | None, now: datetime) -> Principal:
     """Returns the principal of a key. Raises UNAUTHENTICATED without revealing what is wrong with the key."""
     if not presented:
         raise WeftError(
-            Reason.UNAUTHENTICATED, "a key is needed: send 'Authorization: Bearer <key>', or 'x-api-key: <key>'"
+            Reason.UNAUTHENTICATED, "an API key is required: send 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
         )
     found = _KEY.fullmatch(presented) if len(presented) <= MAX_KEY_CHARS else None
     verifier = ring.keys.get(found[1]) if found else None

@@ -101,7 +101,7 @@ def _require_private(files: TlsFiles, path: Path) -> None:
         # The group may read: Kubernetes gives a secret to a user other than root that way.
         raise invalid_field(
             files.field("key_file"),
-            f"has mode {stat.S_IMODE(mode):04o}, so others may read or change it; use chmod 600",
+            f"has mode {stat.S_IMODE(mode):04o}, so other users can access it; run chmod 600",
         )
 
 

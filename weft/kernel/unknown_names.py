@@ -22,7 +22,7 @@ UNKNOWN_KIND, UNKNOWN_NAME = "unknown_kind", "unknown_name"
 """Metadata keys with the requested kind and name."""
 CLOSE_NAMES, SOME_NAMES = "close_names", "some_names"
 """Metadata keys with comma-separated names: similar ones, or if there are none, the first existing ones."""
-FOR_TASKS = " (a task may set wait_for_model for one that will come)"
+FOR_TASKS = " (a task may set wait_for_model for a model that does not exist yet)"
 """End of the sentence for the model of a task, in API terms; the command line has an option instead."""
 MAX_SOME_NAMES = 5
 """Maximum number of names listed if none is similar."""

@@ -51,7 +51,7 @@ def canonical_json(value: object) -> bytes:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8")
     except (TypeError, ValueError) as error:
-        raise MalformedToken("holds something that JSON cannot say") from error
+        raise MalformedToken("contains a value that JSON cannot represent") from error
 
 
 def to_base64url(data: bytes) -> str:
@@ -84,7 +84,7 @@ def _require_bounded(text: str) -> None:
         elif character == ",":
             values += 1
         if depth > MAX_DEPTH or values > MAX_VALUES:
-            raise MalformedToken("is nested too deeply or holds too much")
+            raise MalformedToken("is nested too deeply or too large")
 
 
 def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -101,5 +101,5 @@ def _no_constant(_: str) -> Any:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise MalformedToken("holds a number beyond the range of a double")
+        raise MalformedToken("contains a number beyond the range of a double")
     return number

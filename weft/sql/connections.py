@@ -19,12 +19,12 @@ from weft.sql.statements import Values, delete, insert, moment_from, sqlite_text
 _RESTORE = "restore it from a backup, or move it away to begin with an empty one"
 _FULL = "free some space on its disk"
 _ACCESS = "let this user read and write it and its folder, or choose another home"
-_CONNECT = "check that it is there and takes connections"
+_CONNECT = "check that it is running and accepts connections"
 _REMEDIES = {
     "SQLITE_NOTADB": ("is no database", _RESTORE),
     "SQLITE_CORRUPT": ("is damaged", _RESTORE),
     "SQLITE_FULL": ("cannot be written", _FULL),
-    "SQLITE_IOERR": ("cannot be read or written", "look at its disk: it may be full or failing"),
+    "SQLITE_IOERR": ("cannot be read or written", "check its disk: it may be full or failing"),
     "SQLITE_READONLY": ("is read-only", _ACCESS),
     "SQLITE_CANTOPEN": ("cannot be opened", _ACCESS),
     "SQLITE_PERM": ("cannot be opened", _ACCESS),

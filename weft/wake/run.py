@@ -41,7 +41,7 @@ def _send_packet(action: wake_pb2.WakeOnLanAction) -> None:
         packet = magic_packet(action.mac_address)
         address = str(ipaddress.IPv4Address(action.broadcast_address or DEFAULT_BROADCAST_ADDRESS))
     except ValueError:
-        raise _failed("the magic packet cannot be sent: its hardware or broadcast address is malformed") from None
+        raise _failed("the Wake-on-LAN packet cannot be sent: its MAC or broadcast address is malformed") from None
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
@@ -49,7 +49,7 @@ def _send_packet(action: wake_pb2.WakeOnLanAction) -> None:
             for _ in range(PACKET_COPIES):
                 sender.sendto(packet, (address, action.port or DEFAULT_WAKE_PORT))
     except OSError as error:
-        raise _failed(f"the magic packet could not be sent: {error.strerror or 'network error'}") from None
+        raise _failed(f"the Wake-on-LAN packet could not be sent: {error.strerror or 'network error'}") from None
 
 
 def _failed(message: str) -> WeftError:

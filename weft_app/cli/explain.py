@@ -215,7 +215,7 @@ def receipt_lines(receipt: Document) -> list[str]:
             ],
             attempt,
         )
-    lines = _section("Receipt", [*lines, *page(_COSTS, receipt)])
+    lines = _section("Summary", [*lines, *page(_COSTS, receipt)])
     for number, attempt in enumerate(attempts, 1):
         lines += _section(f"Engine log before attempt {number} failed", map(safe_text, attempt.get("engineLog", ())))
     return lines

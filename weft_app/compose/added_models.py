@@ -166,7 +166,9 @@ def model_document(
 
 def _require_absolute(source: ModelSource) -> None:
     if isinstance(source, PathSource) and not source.path.startswith(("/", "~")):
-        raise invalid_field("source", f"{source} must be a whole path: the runner has its own working folder")
+        raise invalid_field(
+            "source", f"{source} must be an absolute path, because the runner has its own working directory"
+        )
 
 
 def _format_of(path: Path) -> WeightFormat:
@@ -183,7 +185,7 @@ def _format_of(path: Path) -> WeightFormat:
     except OSError as error:
         raise WeftError(Reason.NOT_FOUND, f"{path} cannot be read on the runner's machine: {error.strerror}") from error
     if begins != GGUF_BEGINNING:
-        raise invalid_field("source", f"{path.name} is no GGUF file")
+        raise invalid_field("source", f"{path.name} is not a GGUF file")
     return WeightFormat.GGUF
 
 

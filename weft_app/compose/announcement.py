@@ -30,7 +30,8 @@ MAX_VERSION_CHARS = 32
 FINGERPRINT_KEY, VERSION_KEY = "fp", "version"
 """Keys of the TXT record. Name, port and addresses are in other records."""
 OTHER_WAY = (
-    "join with the line that `weft runner token create` prints on the mesh's machine: it names the mesh's addresses"
+    "join with the command that `weft runner token create` prints on the "
+    "mesh's machine: it contains the mesh's addresses"
 )
 LISTEN_SECONDS = 2.0
 RESOLVE_MILLISECONDS = 1000

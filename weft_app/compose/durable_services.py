@@ -59,7 +59,7 @@ def record_service(
     settings = config.router.records
     name, words = (
         "weft_router_records_dropped",
-        "Records of ended requests that were not written: too many waited to be.",
+        "Records of ended requests that were dropped, because too many were waiting to be written.",
     )
     dropped = None if page is None else page.counter(name, words, ("kind",))
     observe = ignore_dropped if dropped is None else lambda count: dropped.of("request").inc(count)

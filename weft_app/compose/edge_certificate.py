@@ -33,9 +33,13 @@ def own_edge_certificate(config: WeftConfig, home: WeftHome) -> "EdgeCertificate
     """
     tls, gateway = config.gateway.tls, config.gateway
     if gateway.insecure and (tls.is_set or tls.self_signed):
-        raise invalid_field("gateway.insecure", "excludes a certificate in gateway.tls: take one of them out")
+        raise invalid_field(
+            "gateway.insecure", "cannot be combined with a certificate in gateway.tls: remove one of them"
+        )
     if tls.self_signed and tls.is_set:
-        raise invalid_field("gateway.tls.self_signed", "excludes gateway.tls.certificate_file and key_file")
+        raise invalid_field(
+            "gateway.tls.self_signed", "cannot be combined with gateway.tls.certificate_file and key_file"
+        )
     if tls.is_set or gateway.insecure or gateway.tls_terminated_elsewhere or tls.self_signed is False:
         return None
     if tls.self_signed is None and is_on_loopback(config.host):

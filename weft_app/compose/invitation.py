@@ -44,7 +44,7 @@ def parse_invitation(text: str) -> Invitation:
     token, at, rest = text.removeprefix(SCHEME).partition("@")
     targets, slash, pin = rest.partition("/")
     if not text.startswith(SCHEME) or not at or _TOKEN.fullmatch(token) is None:
-        raise invalid_field(_FIELD, "is no whole invitation; copy the line of `weft runner token create` again")
+        raise invalid_field(_FIELD, "is not a complete invitation; copy it again from `weft runner token create`")
     found = targets.split(",")
     if len(found) > MAX_ADDRESSES:
         raise invalid_field(_FIELD, f"names more than {MAX_ADDRESSES} addresses")

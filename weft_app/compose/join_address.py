@@ -62,13 +62,13 @@ def parse_join_address(url: str) -> JoinAddress:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise invalid_field("URL", "is none; it looks like https://mesh.example:7443") from None
+        raise invalid_field("URL", "is not an address, which looks like https://mesh.example:7443") from None
     if len(url) > MAX_URL_CHARS or parts.scheme not in _PORTS or not parts.hostname:
         raise invalid_field("URL", "must look like https://mesh.example:7443")
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
         raise invalid_field("URL", "must be scheme, host and port, and nothing else")
     if parts.scheme == "http" and not is_loopback(parts.hostname):
-        raise invalid_field("URL", "must begin with https:// anywhere but on this machine: the token must stay secret")
+        raise invalid_field("URL", "must begin with https:// except for this machine, because the token is secret")
     return JoinAddress(host=parts.hostname, port=port or _PORTS[parts.scheme], is_tls=parts.scheme == "https")
 
 

@@ -30,7 +30,7 @@ class LoopDelay(Service):
         self._clock = clock
         histogram = Histogram(
             "weft_event_loop_delay_seconds",
-            "How late a timer of the event loop was, sampled four times a second.",
+            "Delay of the event loop, sampled four times per second.",
             ("service",),
             buckets=DELAY_SECONDS,
             registry=page.registry,

@@ -171,7 +171,7 @@ class RunnerReload:
         for name in gone:
             if holders := self.service.holders_of(name):
                 requests = "1 request that runs" if holders == 1 else f"{holders} requests that run"
-                response.notes.append(f"{name} is gone, and ends with {requests}")
+                response.notes.append(f"{name} is removed after {requests}")
             self.service.withdraw(name)
             log.info("model is not in the configuration any more", model=name)
         self.service.publish_agents(built.agents)

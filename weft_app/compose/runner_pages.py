@@ -41,7 +41,7 @@ class RunnerPages:
     def _collect(self) -> Iterator[Metric]:
         yield self._page.count(
             "weft_failed_runner_scrapes",
-            "Pages of a runner of this mesh that could not be read.",
+            "Failed scrapes of a runner's metrics.",
             ("runner",),
             (((name,), count) for name, count in self._failures.items()),
         )

@@ -55,7 +55,8 @@ _LATER = MappingProxyType(
     {
         pb.RetireSessionResponse.OUTCOME_LIVES: "it may still run, and is taken out of the mesh once it has ended",
         pb.RetireSessionResponse.OUTCOME_HOLDS_MEMORY: (
-            "accelerator memory is leased to it (weft lease list), and it is taken out of the mesh once that is free"
+            "it still has leases of accelerator memory (weft lease list), and is "
+            "removed from the mesh when they have ended"
         ),
     }
 )

@@ -66,7 +66,7 @@ class KeyCheck:
 
     def _known_ring(self) -> KeyRing:
         if not self.is_ready:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the keys are not known yet", retry_after_seconds=1)
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the API keys are not loaded yet", retry_after_seconds=1)
         return self.ring
 
     def use(self, source: Callable[[], KeyRing]) -> None:

@@ -65,7 +65,7 @@ def served_model(
     category = model.category or category_of(engine.operations)
     hibernation = _hibernation(section, model, category, drain_seconds, where)
     if model.platform_prompt and Operation.CHAT not in engine.operations:
-        raise invalid_field(f"{where}.platform_prompt", "is for models that chat, and this one does not; leave it out")
+        raise invalid_field(f"{where}.platform_prompt", "is only for chat models; omit it")
 
     async def build_again(_: NoteFetch) -> ServedModel:
         again = await asyncio.to_thread(served_model, section, model, drain_seconds, own_context)
@@ -184,7 +184,7 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
 
 def _default_params(model: ModelSettings, where: str) -> sampling_pb2.SamplingParams | None:
     if "max_tokens" in model.default_params:
-        raise invalid_field(f"{where}.max_tokens", "is not taken here; use default_max_tokens")
+        raise invalid_field(f"{where}.max_tokens", "is not supported here; use default_max_tokens")
     if not model.default_params:
         return None
     found = sampling_of(model.default_params, where)

@@ -89,7 +89,7 @@ def _require_url(text: str, field: str) -> None:
     if url.scheme not in ("http", "https") or not url.host:
         raise invalid_field(field, "must be an http or https URL with a host")
     if url.user is not None or url.password is not None:
-        raise invalid_field(field, "must not hold credentials; put them into headers, from an environment variable")
+        raise invalid_field(field, "must not contain credentials; put them into headers, from an environment variable")
 
 
 def _substituted(values: Mapping[str, str], field: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ _QUEUES = Section(
     (
         Panel(
             title="Waiting",
-            about="Requests that wait, by pool or route. At the limit new ones are refused: queue_full.",
+            about="Waiting requests by pool or route. At the limit new ones are refused: queue_full.",
             unit=Unit.NUMBER,
             queries=(Query("sum by (pool) (weft_router_waiting)", "{{pool}}"),),
         ),
@@ -138,7 +138,7 @@ _ESTIMATES = Section(
         ),
         Panel(
             title="Swaps of the registry",
-            about="Models that a runner was asked to unload for another one, by its answer.",
+            about="Evictions requested from runners, by result.",
             unit=Unit.NUMBER,
             width=12,
             queries=(Query(f"sum by (answer) (increase(weft_evictions_total[{RATE}]))", "{{answer}}"),),

@@ -71,14 +71,14 @@ _RECEIPTS = Section(
         ),
         Panel(
             title="Left the premises",
-            about="Requests of which bytes left the premises, or may have, by model.",
+            about="Requests that were sent, or may have been sent, to a remote provider, by model.",
             unit=Unit.PER_SECOND,
             width=12,
             queries=(Query(rate_by("weft_router_left_premises_total", "model"), "{{model}}"),),
         ),
         Panel(
             title="Spans",
-            about="Spans by what became of them. Dropped or failed: the collector is away, slow or refuses.",
+            about="Spans by result. Dropped or failed: the collector is away, slow or refuses.",
             unit=Unit.PER_SECOND,
             width=12,
             queries=(Query(rate_by("weft_spans_total", "end", where=""), "{{end}}"),),

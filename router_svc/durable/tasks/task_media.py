@@ -183,7 +183,7 @@ class TaskMedia:
 
     def _required(self) -> FileServicer:
         if self._files is None:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this router keeps no images and recordings of tasks")
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this router does not store images and recordings of tasks")
         return self._files
 
 

@@ -84,9 +84,7 @@ class CandidateIndex:
         if found is None:
             return None
         endpoint = found.endpoint
-        assert pick.needs.allow_remote or not endpoint.candidate.remote, (
-            "nothing is sent to a remote provider without a permit"
-        )
+        assert pick.needs.allow_remote or not endpoint.candidate.remote, "the request does not allow remote models"
         return Choice(
             candidate=endpoint.candidate,
             policy=found.policy,

@@ -136,7 +136,7 @@ def _not_offered(name: str, operation: Operation, members: Iterable[Candidate]) 
         return message
     offered: set[Operation] = set().union(*(member.operations for member in members))
     others = ", ".join(each.name.lower() for each in sorted(offered)) or "nothing"
-    return f"{message}; it offers {others}. A runner offers it {how}"
+    return f"{message}; it supports {others}. To get it, use a model {how}"
 
 
 def _summary(name: str, lacking: str, needs: Needs, left: list[Candidate], gates: Mapping[str, int]) -> GateSummary:

@@ -96,7 +96,7 @@ def gate(endpoint: Endpoint, pick: PickRequest, now: float) -> str:
     if lacking := fits(endpoint.candidate, pick.needs):
         return lacking
     if endpoint.key in pick.excluded:
-        return "an attempt of this request failed there"
+        return "an attempt of this request failed on it"
     if (
         endpoint.candidate.readiness is Readiness.READY
         and endpoint.held_for is None

@@ -535,7 +535,7 @@ class LoadPlanner:
     def _why(self, case: LoadCase, victims: Sequence[Resident]) -> str:
         option = case.option
         if option.space is None:
-            return "the memory that it takes is not known; the ledger decides"
+            return "its memory use is unknown; the ledger decides"
         if not victims:
             fits = option.space.fits(option.candidate)
             room = "there is room for it" if fits else "it is larger than its host, which the ledger has to say"

@@ -30,7 +30,7 @@ def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -
     if len(unhealthy) > MAX_UNWELL_NAMED:
         named.append(f"and {len(unhealthy) - MAX_UNWELL_NAMED} more")
     full = [f"{busy} of {busy + len(unhealthy)} replicas have no free slot"] if busy else []
-    return f"{target} takes no request now: {', '.join([*full, *named])}"
+    return f"{target} accepts no requests now: {', '.join([*full, *named])}"
 
 
 def waits_for_load(request: Request, loading: Sequence[Candidate]) -> Loads:

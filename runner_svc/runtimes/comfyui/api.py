@@ -55,7 +55,7 @@ class ComfyApi:
                 raise refused_prompt(response.status, document)
         prompt_id = document.get("prompt_id") if isinstance(document, dict) else None
         if not isinstance(prompt_id, str) or not prompt_id:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI gave the prompt no id")
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI returned no id for the prompt")
         return prompt_id
 
     async def queue(self) -> list[QueuedPrompt]:
@@ -108,7 +108,7 @@ class ComfyApi:
         async with self._request("POST", "/upload/image", data, body.content_type) as response:
             document = await self._json(response)
             if response.status != _OK or not isinstance(document, dict) or not isinstance(document.get("name"), str):
-                raise WeftError(Reason.BACKEND_REJECTED, f"ComfyUI took no image (status {response.status})")
+                raise WeftError(Reason.BACKEND_REJECTED, f"ComfyUI did not accept the image (status {response.status})")
         subfolder = document.get("subfolder", "")
         return f"{subfolder}/{document['name']}" if subfolder else str(document["name"])
 
@@ -139,7 +139,7 @@ class ComfyApi:
         async with self._request("GET", path) as response:
             document = await self._json(response)
             if response.status != _OK:
-                raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"ComfyUI answers with status {response.status}")
+                raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"ComfyUI returned status {response.status}")
             return document
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> None:

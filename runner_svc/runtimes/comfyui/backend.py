@@ -132,7 +132,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         # Checked first: a rejected order must not end a sleeping process.
         if order is not None and order.model_path is not None:
-            raise invalid_field("quantization", "cannot be chosen: the workflow says what ComfyUI loads")
+            raise invalid_field("quantization", "cannot be set: the workflow decides what ComfyUI loads")
         return await super().start(order)
 
     @override
@@ -164,7 +164,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         status = await http.status_of(STATS, PROBE_SECONDS)
         if status != _OK:
             found = "does not answer" if status is None else f"answers {STATS} with status {status}"
-            raise WeftError(Reason.CONNECT_FAILED, f"the ComfyUI of this model {found}")
+            raise WeftError(Reason.CONNECT_FAILED, f"the ComfyUI server of this model {found}")
         return http
 
     @override
@@ -361,7 +361,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         data = await self._asked(lambda: self._comfy().view(file))
         media_type = image_type_of(data)
         if media_type is None:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI's file of an image is of no known type")
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI returned an image file of an unknown type")
         return data, media_type
 
     async def _forget(self, prompt_id: str, files: Sequence[OutputFile]) -> None:
@@ -387,7 +387,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
             return await call()
         except ComfyUnreachableError as error:
             gone = await self.explain_break()
-            raise gone or WeftError(Reason.SERVER_DIED, "ComfyUI does not answer any more") from error
+            raise gone or WeftError(Reason.SERVER_DIED, "ComfyUI no longer responds") from error
 
     @override
     async def explain_break(self, reason: Reason | None = None) -> WeftError | None:

@@ -227,7 +227,7 @@ def end_error(entry: Mapping[str, Any]) -> WeftError | None:
                 node = shown(message[1].get("node_id", ""), 64)
                 text = f"the prompt was interrupted in ComfyUI by someone else, at node {node}"
                 return WeftError(Reason.BACKEND_ERROR, text, metadata={"node": node})
-    return WeftError(Reason.BACKEND_ERROR, "ComfyUI could not run the workflow and does not say why")
+    return WeftError(Reason.BACKEND_ERROR, "ComfyUI could not run the workflow and reported no reason")
 
 
 def _node_error(data: Mapping[str, Any]) -> WeftError:

@@ -41,7 +41,7 @@ _CLOSED = frozenset(
     {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR}
 )
 _Result = TypeVar("_Result")
-OUTCOME_UNKNOWN = "ComfyUI went away while the prompt was queued or ran, and does not know it any more"
+OUTCOME_UNKNOWN = "ComfyUI was restarted while the prompt was queued or running, and no longer knows it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +319,7 @@ class PromptRun:
                     raise gone from error
                 if loop.time() - began >= self.limits.reconnect_seconds:
                     self._has_ended = self._has_ended or not self._may_be_queued
-                    raise WeftError(Reason.SERVER_DIED, "ComfyUI does not answer any more") from error
+                    raise WeftError(Reason.SERVER_DIED, "ComfyUI no longer responds") from error
             await asyncio.sleep(pause)
             pause = min(pause * 2, MAX_RETRY_SECONDS)
 

@@ -94,6 +94,6 @@ RUNTIME = Runtime(
     advice={
         "path": "the workflow says what ComfyUI loads; set workflow to the file of one",
         "source": "the workflow says what ComfyUI loads; set workflow to the file of one",
-        "api_key_env": "ComfyUI has no key; let it listen on the loopback, or in your own network",
+        "api_key_env": "ComfyUI has no API key; let it listen on loopback or in your own network",
     },
 )

@@ -83,6 +83,6 @@ RUNTIME = Runtime(
     environment=ENVIRONMENT,
     advice={
         "operations": "the library's operations are fixed",
-        "embeddings": "CTranslate2 gives no embeddings of generating models",
+        "embeddings": "CTranslate2 has no embeddings for text generation models",
     },
 )

@@ -94,7 +94,7 @@ class CTranslate2Engine(TextEngine):
         for name in ("grammar", "json_schema", "logit_bias"):
             if body.get(name):
                 given = "response_format" if name == "json_schema" else name
-                raise RefusedError(f"{given}: CTranslate2 has no such parameter; leave it out")
+                raise RefusedError(f"{given}: CTranslate2 has no such parameter; omit it")
         options = self._decoding(body)
         if body.get("cache_prompt") is False:
             self._prefixes.forget()

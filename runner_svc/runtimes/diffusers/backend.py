@@ -109,10 +109,10 @@ def _check(model: DiffusersModel, context: ModelContext) -> None:
     if model.slots != 1:
         raise context.refuse("slots", "must be 1: a pipeline works on one request at a time")
     if model.device_map != "none" and model.cpu_offload != "none":
-        raise context.refuse("device_map", "cannot go with cpu_offload; leave one of them out")
+        raise context.refuse("device_map", "cannot be combined with cpu_offload; omit one of them")
     for name in ("device_map", "cpu_offload", "quantization"):
         if model.device == "cpu" and getattr(model, name) != "none":
-            raise context.refuse(name, "is for accelerators, and device is cpu; leave it out")
+            raise context.refuse(name, "needs an accelerator, but device is cpu; omit it")
 
 
 def build(model: DiffusersModel, context: ModelContext) -> ModelEngine:

@@ -49,7 +49,7 @@ class Planner:
             raise FieldRefusedError("output_format", f"must be one of: {', '.join(FORMATS)}")
         pipeline = self._pipelines.of(mode)
         if request.negative_prompt and not family.takes_negative_prompt:
-            raise FieldRefusedError("negative_prompt", f"{family.title} takes none; leave it out")
+            raise FieldRefusedError("negative_prompt", f"{family.title} does not support it; omit it")
         steps = self._steps(request)
         source, mask = self._media(request)
         width, height = self._size(request, source)
@@ -66,7 +66,7 @@ class Planner:
             counted = _changing_steps(steps, strength)
             arguments |= {"image": self._files.resized(source, width, height), "strength": strength}
         elif request.strength is not None:
-            raise FieldRefusedError("strength", "is for a source image, and the request has none; leave it out")
+            raise FieldRefusedError("strength", "needs a source image; omit it, or send one")
         if mask is not None:
             arguments["mask_image"] = self._files.resized(mask, width, height)
         options = dict(request.options)
@@ -140,7 +140,7 @@ class Planner:
 def _mode(request: ImageRequest) -> Mode:
     if not request.images:
         if request.mask:
-            raise FieldRefusedError("mask", "is for a source image, and the request has none; leave it out")
+            raise FieldRefusedError("mask", "needs a source image; omit it, or send one")
         return Mode.TEXT
     if len(request.images) > 1:
         raise FieldRefusedError(
@@ -152,7 +152,7 @@ def _mode(request: ImageRequest) -> Mode:
 def _changing_steps(steps: int, strength: float) -> int:
     """Returns how many steps change the source image. Raises RefusedError if none does."""
     if not 0 < strength <= 1:
-        raise FieldRefusedError("strength", "must be above 0 and at most 1")
+        raise FieldRefusedError("strength", "must be greater than 0 and at most 1")
     changing = min(int(steps * strength), steps)
     if changing < 1:
         raise FieldRefusedError(

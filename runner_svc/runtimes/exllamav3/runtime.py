@@ -172,6 +172,6 @@ RUNTIME = Runtime(
     advice={
         "operations": "the library's operations are fixed",
         "compute_type": "`cache_quant` is that of the cache",
-        "embeddings": "ExLlamaV3 gives no embeddings of generating models",
+        "embeddings": "ExLlamaV3 has no embeddings for text generation models",
     },
 )

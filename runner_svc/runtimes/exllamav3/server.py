@@ -285,7 +285,7 @@ def load(options: argparse.Namespace) -> ExllamaV3Engine:
     """Loads the model. Raises ImportError, RefusedError."""
     torch, library = import_library("torch"), import_library("exllamav3")
     if not torch.cuda.is_available():
-        raise ImportError("no CUDA device is visible to this program")
+        raise ImportError("no CUDA device is available")
     return ExllamaV3Engine(library, torch, options)
 
 

@@ -70,7 +70,7 @@ class RecordingReader:
         for samples in self._resampled(on_frame):
             total += samples.shape[0]
             if total > self._limits.max_audio_seconds * SAMPLE_RATE:
-                raise _refused(f"lasts longer than {self._limits.max_audio_seconds:g} s, which is the most")
+                raise _refused(f"is longer than the limit of {self._limits.max_audio_seconds:g} s")
             kept.append(samples)
             count += samples.shape[0]
             while count >= piece_samples:
@@ -79,7 +79,7 @@ class RecordingReader:
                 kept = [joined[piece_samples:]]
                 count -= piece_samples
         if not total:
-            raise _refused("has no sound that can be decoded")
+            raise _refused("contains no audio that can be decoded")
         if count:
             yield self._numpy.concatenate(kept)
 
@@ -130,7 +130,7 @@ class RecordingReader:
         stream = _sound_of(self._container)
         codec = stream.codec_context
         if not (codec.sample_rate and codec.channels):
-            raise _refused("has no sound that can be decoded")
+            raise _refused("contains no audio that can be decoded")
         self._check(codec.sample_rate, codec.channels)
         seconds = _stated_seconds(self._container, stream)
         if seconds > self._limits.max_audio_seconds:
@@ -155,7 +155,7 @@ def _container(av: Any, data: bytes) -> Any:
     try:
         return av.open(io.BytesIO(data), mode="r", options=options, metadata_errors="ignore")
     except (av.error.FFmpegError, ValueError) as error:
-        raise _refused(f"is no recording that can be read: {_words(error)}") from None
+        raise _refused(f"is not a readable recording: {_words(error)}") from None
 
 
 def _sound_of(container: Any) -> Any:

@@ -54,7 +54,7 @@ class WhisperEngine(TranscriptionEngine):
             except (RuntimeError, ValueError, TypeError) as error:
                 if _OUT_OF_MEMORY in str(error):
                     raise
-                raise RefusedError(f"{folder} is no Whisper model: {error}") from error
+                raise RefusedError(f"{folder} is not a Whisper model: {error}") from error
 
     def transcribe(self, request: TranscriptionRequest, caller: Caller) -> None:
         """See TranscriptionEngine.transcribe."""
@@ -85,7 +85,7 @@ def _memory_errors() -> Iterator[None]:
         if isinstance(error, RuntimeError) and _OUT_OF_MEMORY not in str(error):
             raise
         advice = "use a smaller compute_type (int8, int8_float16), fewer slots, a smaller beam_size or a smaller model"
-        raise RefusedError(f"the memory of the device does not suffice: {advice}", OUT_OF_MEMORY) from error
+        raise RefusedError(f"the device does not have enough memory: {advice}", OUT_OF_MEMORY) from error
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:

@@ -93,7 +93,7 @@ class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
     @override
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         if payload.HasField("dimensions"):
-            raise invalid_field("dimensions", "this runtime gives vectors of full length only; leave it out")
+            raise invalid_field("dimensions", "this runtime returns only vectors of full length; omit it")
         for index, item in enumerate(payload.inputs):
             if item.WhichOneof("kind") == "tokens":
                 raise invalid_field(f"inputs[{index}]", "this runtime embeds text, not token ids")

@@ -109,7 +109,7 @@ class LlamaCppEngine(TextEngine):
                 raise RefusedError("a text that is to be embedded has no tokens")
             if length > limit:
                 raise RefusedError(
-                    f"a text has {length} tokens; this model embeds at most {limit} in one text", TOO_LONG
+                    f"a text has {length} tokens; this model embeds at most {limit} tokens per text", TOO_LONG
                 )
         self._caller = caller
         self._output_embeddings(True)

@@ -191,7 +191,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
     async def _erase(self, number: int) -> int:
         status, body = await self._running().call_route("POST", f"{SLOTS}/{number}?action=erase", ERASE_SECONDS)
         if status in (404, 501):
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot erase what its slots have cached")
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot erase the cache of its slots")
         try:
             if status == 200:
                 return max(0, msgspec.json.decode(body, type=_Erased).n_erased)
@@ -258,7 +258,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         note_buffer(line, log.memory)
         if (unknown := _UNKNOWN_FLAGS.search(line)) is not None:
             refused = refused_parameter(unknown[1], log.order)
-            message = "cannot be set: this llama.cpp server does not know it"
+            message = "cannot be set: this version of llama.cpp's server does not support it"
             log.refusal = None if refused is None else invalid_field(f"parameters.{refused}", message)
 
     @override

@@ -115,7 +115,7 @@ def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
         ("draft_model_path", model.draft_file, DRAFT_FLAGS),
     ):
         if file is not None and names_flag(model.extra_arguments, flags):
-            raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
+            raise context.refuse(setting, f"is also set by {flags[0]} in extra_arguments; omit one of them")
         context.require_file(setting, file)
     check_adapters(model, context)
     return file_engine(

@@ -179,6 +179,6 @@ RUNTIME = Runtime(
     requirement=Requirement(name="llama.cpp server", find=_find, remedy="pip install xllamacpp"),
     advice={
         "operations": "llama.cpp's server offers what it is started with (reranking: extra_arguments [--reranking])",
-        "url": "a server that runs already is a model of a runner with `runtime: openai_http`",
+        "url": "is for programs that weft starts; for a running server, use a runner with `runtime: openai_http`",
     },
 )

@@ -196,7 +196,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         http = self._http
         if reason is not Reason.BACKEND_PROTOCOL_ERROR or http is None or await self._answers(http):
             return None
-        return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")
+        return WeftError(Reason.SERVER_DIED, "the server disconnected while it processed the request")
 
 
 async def _look(http: OpenAiHttp) -> ServerProbe:

@@ -43,7 +43,7 @@ class AnthropicHttp(OpenAiHttp):
     @override
     def _prepared(self, payload: GenerationPayload, call: CallInfo, rendered: Json | None) -> tuple[str, PreparedBody]:
         if not isinstance(payload, chat_pb2.ChatPayload):
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model supports chat, but not text completions")
         return MESSAGES, messages_body(payload, self.endpoint.model, self.endpoint.parameters)
 
     @override
@@ -165,15 +165,15 @@ def _require_presence(status: int | None) -> None:
     if status is None:
         raise WeftError(Reason.CONNECT_FAILED, "the provider does not answer")
     if status in (401, 403):
-        raise WeftError(Reason.CONNECT_FAILED, f"the provider refuses the key (status {status})")
+        raise WeftError(Reason.CONNECT_FAILED, f"the provider rejects the API key (status {status})")
     if not _means_present(status):
-        raise WeftError(Reason.CONNECT_FAILED, f"the provider answers the request for its models with status {status}")
+        raise WeftError(Reason.CONNECT_FAILED, f"the provider's list of models returned status {status}")
 
 
 def _provider_url(model: OpenAiRemoteModel, context: ModelContext) -> str:
     url = URL(base_url(model.url, f"{context.where}.url"))
     if url.scheme != "https" and not is_loopback(url.host or ""):
-        raise context.refuse("url", "must be https: the key and every prompt are sent there")
+        raise context.refuse("url", "must be https, because the key and all prompts are sent there")
     return str(url)
 
 

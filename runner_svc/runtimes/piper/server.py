@@ -122,7 +122,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
     parser = program_parser("piper_server", __doc__, needs_model=False)
     parser.add_argument("--voice", action="append", default=[], help="NAME=PATH of a voice, repeatable")
-    parser.add_argument("--default-voice", default="", help="the voice that is loaded at the start")
+    parser.add_argument("--default-voice", default="", help="voice that is loaded at startup")
     parser.add_argument("--max-loaded-voices", type=positive, default=4, help="the least recently used one makes room")
     return parser.parse_args(argv)
 

@@ -43,7 +43,7 @@ def _require_expression(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
+        raise ValueError(f"is not a valid regular expression: {error}") from None
     return text
 
 
@@ -194,7 +194,7 @@ RUNTIME = Runtime(
     find_program_fault=_find_program_fault,
     advice={
         "path": "this runtime starts a program, not a file: set model, and command or preset",
-        "url": "a server that runs already is a model of a runner with `runtime: openai_http`",
+        "url": "is for programs that weft starts; for a running server, use a runner with `runtime: openai_http`",
         "api_key_env": "weft makes a key for each start: set key_variable to the variable that the program reads",
     },
 )

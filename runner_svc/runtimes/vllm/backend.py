@@ -284,7 +284,7 @@ async def _is_sleeping(http: OpenAiHttp) -> bool:
     with suppress(*JSON_FAULTS):
         if status == 200:
             return msgspec.json.decode(body, type=_Sleeping).is_sleeping
-    raise WeftError(Reason.BACKEND_ERROR, f"vLLM does not tell whether it sleeps (status {status})")
+    raise WeftError(Reason.BACKEND_ERROR, f"vLLM does not report whether it sleeps (status {status})")
 
 
 async def _abort_quietly(http: OpenAiHttp, request_id: str) -> None:

@@ -172,7 +172,7 @@ async def test_keys_of_two_tenants_in_one_call_are_rejected(first: str) -> None:
     other = replace(keys.keys[KEY_ID], key_id=OTHER_ID, tenant="bob")
     async with serving(KeyRing(pepper=PEPPER, keys={**keys.keys, OTHER_ID: other})) as (address, who):
         assert await embed(address, [("x-api-key", OTHER)]) == f"key:{OTHER_ID} bob"
-        with pytest.raises(WeftError, match="two different keys") as found:
+        with pytest.raises(WeftError, match="two different API keys") as found:
             await embed(address, [("authorization", f"Bearer {first}"), ("x-api-key", second)])
         assert (found.value.reason, who.calls) == (Reason.UNAUTHENTICATED, 1)
 

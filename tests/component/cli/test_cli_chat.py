@@ -38,7 +38,7 @@ def test_models_pools_and_agents_are_addressed_by_name(mesh: ScriptedMesh, name:
 
 def test_verbose_chat_ends_with_the_full_receipt_and_the_explain_command(mesh: ScriptedMesh) -> None:
     shown = mesh.run("chat", "qwen", "hi", "-v").stderr
-    _, receipt = shown.split("queue 0 ms, r1 on box, request req-1\nweft explain req-1\n\nReceipt\n")
+    _, receipt = shown.split("queue 0 ms, r1 on box, request req-1\nweft explain req-1\n\nSummary\n")
     facts = dict(line.split(":", 1) for line in receipt.splitlines())
     assert facts["  Attempt 1"].strip() == "r1: answered"
     assert facts.keys() >= {"  Outcome", "  Waited"}

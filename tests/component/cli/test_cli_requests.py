@@ -173,7 +173,7 @@ def test_explain_shows_the_full_history_of_a_request(mesh: Mesh) -> None:
         "+0.000 s  queued: VRAM: needs 5.1 GiB (position 2)",
         "+1.000 s  load started: qwen-2 on titan is loaded: its turn has come",
         "+1.000 s  loading: waking qwen-2 on titan, about 8 s",
-        "+9.000 s  placed by least_loaded: attempt 1 goes to qwen-2 on titan",
+        "+9.000 s  placed by least_loaded: attempt 1 sent to qwen-2 on titan",
     ]
     rows = [line.split() for line in lines if "0.75" in line or "0.25" in line]
     assert rows == [
@@ -219,7 +219,7 @@ def test_explain_of_a_rejected_request_shows_why(mesh: Mesh) -> None:
 
 
 def test_failed_request_shows_the_error_engine_exit_and_last_log_lines(mesh: Mesh) -> None:
-    died = "the engine died while it worked on the request (signal SIGKILL)"
+    died = "the engine died while it processed the request (signal SIGKILL)"
     mesh.arrive(1, "req-1")
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
     receipt.time_to_first_token.FromMilliseconds(20)

@@ -172,7 +172,7 @@ def test_second_installation_is_rejected_while_the_first_runs(stage: Stage) -> N
         assert stage.row()["state"] == "changing"
         second = stage.install()
         assert second.returncode == 4
-        assert second.stderr == "weft: another process installs or removes gravel; wait for it\n"
+        assert second.stderr == "weft: another process is installing or removing gravel; wait for it\n"
     finally:
         installing.send_signal(signal.SIGINT)
         installing.communicate(timeout=WAIT_SECONDS)

@@ -51,7 +51,7 @@ class ScriptedKeys:
     async def RevokeKey(self, request: pb.RevokeKeyRequest, *, timeout: float) -> pb.RevokeKeyResponse:  # noqa: N802 - the name of the rpc
         self.asked.append(("revoke", request.id))
         if request.id not in self.keys:
-            raise WeftError(Reason.NOT_FOUND, "there is no key of this id")
+            raise WeftError(Reason.NOT_FOUND, "there is no key with this id")
         return pb.RevokeKeyResponse()
 
     async def RotateKey(self, request: pb.RotateKeyRequest, *, timeout: float) -> pb.RotateKeyResponse:  # noqa: N802 - the name of the rpc

@@ -130,7 +130,7 @@ async def test_keys_of_two_tenants_in_one_request_are_rejected(headers: dict[str
     async with serving(ScriptedDispatcher(), keys=Keys(both)) as gateway:
         answer = await gateway.request("POST", f"/v1/chat/completions{query}", CHAT, headers)
         assert answer.status == 401
-        assert json.loads(answer.body)["error"]["message"] == "the request shows two different keys: send one"
+        assert json.loads(answer.body)["error"]["message"] == "the request has two different API keys: send one"
         assert gateway.dispatcher.contexts == []
 
 

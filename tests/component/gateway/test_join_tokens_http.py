@@ -46,7 +46,7 @@ class ScriptedTokens:
     ) -> pb.RevokeJoinTokenResponse:
         self.asked.append(("revoke", request.id))
         if request.id == "nobody":
-            raise WeftError(Reason.NOT_FOUND, "there is no join token of this id")
+            raise WeftError(Reason.NOT_FOUND, "there is no join token with this id")
         return pb.RevokeJoinTokenResponse()
 
 

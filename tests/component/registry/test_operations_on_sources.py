@@ -104,7 +104,7 @@ def engine(**words: str) -> InstanceDescription:
 @pytest.mark.parametrize(
     ("given", "name", "message"),
     [
-        ({"cache_type": "q8_0"}, "cache_type", "cannot be set for this model; what can: cache_type_k"),
+        ({"cache_type": "q8_0"}, "cache_type", "cannot be set for this model; these can: cache_type_k"),
         ({"cache_type_k": "q9"}, "cache_type_k", "must be one of: q8_0"),
     ],
 )

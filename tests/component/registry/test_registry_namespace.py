@@ -131,4 +131,4 @@ async def test_pool_cannot_be_deleted(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     with refused(Reason.INVALID_ARGUMENT) as errors:
         await mesh.delete(POOL, "m1")
-    assert "a pool follows from its models" in errors[0].message
+    assert "a pool is defined by its models" in errors[0].message

@@ -252,7 +252,7 @@ async def test_family_without_negative_prompts_rejects_them(model: Path) -> None
     async with _running(model) as (backend, _):
         assert await _refusal(backend, _payload(negative_prompt="fog")) == (
             Reason.INVALID_ARGUMENT,
-            "negative_prompt: FLUX takes none; leave it out",
+            "negative_prompt: FLUX does not support it; omit it",
         )
 
 

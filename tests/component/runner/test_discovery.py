@@ -90,7 +90,7 @@ async def test_server_that_requires_a_key_is_listed_and_not_served() -> None:
     async with serving({"/v1/models": {}}, status=401) as address:
         found = await found_at(address)
     assert found is not None
-    assert "it asks for a key" in found.why_empty
+    assert "it requires an API key" in found.why_empty
 
 
 @pytest.mark.parametrize(

@@ -348,7 +348,7 @@ async def test_generator_crash_ends_the_process_with_its_error(model: Path) -> N
 async def test_load_without_cuda_is_rejected_with_the_cause(tmp_path: Path) -> None:
     for switches, cause in (
         ({"import_fails": True}, r"weft runtime install exllamav3.*OSError: CUDA_HOME environment variable is not set"),
-        ({"without_device": True}, "no CUDA device is visible"),
+        ({"without_device": True}, "no CUDA device is available"),
     ):
         backend = _backend(_folder(tmp_path / str(len(cause))), switches)
         with pytest.raises(WeftError, match=cause) as refused:

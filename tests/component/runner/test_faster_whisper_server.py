@@ -187,14 +187,14 @@ async def test_unsupported_language_is_rejected_by_name(model: Path) -> None:
     ("recording", "words"),
     [
         ({"seconds": 20}, "lasts 20 s; at most 10 s are transcribed"),
-        ({"seconds": 20, "stated": 0}, "lasts longer than 10 s"),
-        ({"seconds": 20, "stated": 3}, "lasts longer than 10 s"),
+        ({"seconds": 20, "stated": 0}, "is longer than the limit of 10 s"),
+        ({"seconds": 20, "stated": 3}, "is longer than the limit of 10 s"),
         ({"channels": 3}, "has 3 channels; 1 to 2 are read"),
         ({"seconds": 10, "late_channels": 3}, "has 3 channels; 1 to 2 are read"),
         ({"channels": 0}, "has no sound"),
         ({"rate": 1_000}, "has 1000 samples per second; 4000 to 48000 are read"),
         ({"rate": 96_000}, "has 96000 samples per second"),
-        ({"seconds": 0}, "has no sound that can be decoded"),
+        ({"seconds": 0}, "contains no audio that can be decoded"),
         ({"bad": 65}, "cannot be decoded: Invalid data found"),
         ({"comment": "x" * 2_000_000}, "bytes; at most 1048576 are read"),
     ],
@@ -225,7 +225,7 @@ async def test_oversized_recording_is_rejected_and_the_process_continues(
 async def test_invalid_recording_is_rejected_without_exposing_the_runner_path(model: Path) -> None:
     async with _running(model) as (backend, _):
         payload = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"text", media_type="audio/wav"))
-        with pytest.raises(WeftError, match="file: is no recording that can be read: Invalid data") as refused:
+        with pytest.raises(WeftError, match="file: is not a readable recording: Invalid data") as refused:
             await _frames(backend, payload)
     assert "/" not in refused.value.message
 
@@ -288,7 +288,7 @@ async def test_out_of_memory_error_has_advice(model: Path) -> None:
 
 @pytest.mark.slow("starts engine processes")
 async def test_folder_that_is_no_whisper_model_is_rejected(model: Path) -> None:
-    with pytest.raises(WeftError, match="is no Whisper model: unsupported model"):
+    with pytest.raises(WeftError, match="is not a Whisper model: unsupported model"):
         await _backend(model, {"load_error": "unsupported model"}).start()
     (model / "tokenizer.json").unlink()
     with pytest.raises(WeftError, match=r"tokenizer\.json does not exist"):

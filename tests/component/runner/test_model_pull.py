@@ -293,7 +293,7 @@ def test_model_of_another_program_is_used_in_place(pulls: Pulls, tmp_path: Path)
     pulls.environment["OLLAMA_MODELS"] = str(folder)
     error = pulls.refusal("ollama:llama3.2")
     assert error.reason is Reason.INVALID_ARGUMENT
-    assert "is used where it lies; there is nothing to pull" in error.message
+    assert "is used in place; there is nothing to pull" in error.message
 
 
 def test_gated_model_is_pulled_with_a_token_and_an_invalid_token_is_reported(
@@ -303,7 +303,7 @@ def test_gated_model_is_pulled_with_a_token_and_an_invalid_token_is_reported(
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     error = pulls.refusal("hf:acme/gated")
     assert error.reason is Reason.PERMISSION_DENIED
-    assert "refuses the token (401)" in error.message
+    assert "rejects the token (401)" in error.message
     assert "hf_wrong" not in error.message
     pulls.hub.tokens.add("hf_right")
     monkeypatch.setenv("HF_TOKEN", "hf_right")
@@ -356,7 +356,7 @@ def test_weights_too_large_for_any_memory_are_rejected_before_their_first_byte(p
     refused = pulls.refusal("hf:acme/tiny-GGUF:Q8_0")
     assert refused.reason is Reason.INSUFFICIENT_MEMORY
     assert refused.message.startswith(
-        "hf:acme/tiny-GGUF:Q8_0 needs 1000 KiB for its weights alone, and there are 750 KiB "
+        "hf:acme/tiny-GGUF:Q8_0 needs 1000 KiB for its weights alone; available: 750 KiB "
     )
     assert refused.message.endswith("; hf:acme/tiny-GGUF:Q4_K_M (500 KiB) would fit")
     assert pulls.hub.sent_bytes == 0
@@ -367,7 +367,7 @@ async def test_runner_pull_checks_the_machine_memory(pulls: Pulls, monkeypatch: 
     monkeypatch.setenv("HF_ENDPOINT", pulls.hub.url)
     pulls.memory = 1000
     source = parse_source(SOURCE, "source")
-    with pytest.raises(WeftError, match="for its weights alone, and there are 1000 bytes") as refused:
+    with pytest.raises(WeftError, match="for its weights alone; available: 1000 bytes") as refused:
         await pull_in_background(source, None, pulls.store, pulls.settings, pulls.shown.append)
     assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
 

@@ -200,7 +200,7 @@ async def test_invalid_key_is_an_operator_error_that_hides_the_key() -> None:
     async with _stage() as (provider, backend):
         provider.replies.append(Reply(status=401, body=b'{"error": {"message": "Incorrect key: sk-ver***789"}}'))
         error = await _failure(backend)
-    assert error.message == "the provider refuses the key (status 401); look at `api_key_env` of the model"
+    assert error.message == "the provider rejects the API key (status 401); check `api_key_env` of the model"
 
 
 @pytest.mark.slow("waits for the second of a Retry-After header")
@@ -272,14 +272,14 @@ async def test_request_is_resent_only_once_after_401_however_often_the_key_rotat
         error = await _failure(backend)
         assert len(provider.requests) == 2
     assert error.reason is Reason.BACKEND_ERROR
-    assert "refuses the key" in error.message
+    assert "rejects the API key" in error.message
 
 
 async def test_request_is_not_resent_after_401_if_the_key_was_removed() -> None:
     keys = {KEY_VARIABLE: KEY}
     async with _stage(environment=keys) as (provider, backend):
         provider.replies.append(Reply(status=401, meanwhile=keys.clear))
-        assert "refuses the key" in (await _failure(backend)).message
+        assert "rejects the API key" in (await _failure(backend)).message
         assert len(provider.requests) == 1
 
 
@@ -337,9 +337,9 @@ async def test_proxy_environment_variables_are_ignored(monkeypatch: pytest.Monke
     ("place", "says"),
     [
         ("https://no-such-host.invalid/v1", "its name is not known"),
-        ("https://127.0.0.1:{plain}/v1", "it takes no connection, or no secure one"),
+        ("https://127.0.0.1:{plain}/v1", "it does not accept connections, or not with TLS"),
         ("https://127.0.0.1:{untrusted}/v1", "no secure connection"),
-        ("http://127.0.0.1:{free}/v1", "it takes no connection"),
+        ("http://127.0.0.1:{free}/v1", "it does not accept connections"),
     ],
 )
 async def test_unreachable_provider_fails_to_connect_without_revealing_its_address(place: str, says: str) -> None:

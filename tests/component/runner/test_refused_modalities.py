@@ -128,7 +128,7 @@ async def test_reasoning_effort_none_yields_a_warning_if_the_model_always_thinks
     ):
         events = await events_of(runner.generate(reasoning_effort=chat_pb2.REASONING_EFFORT_NONE))
         warnings = [event.warning for event in events if event.HasField("warning")]
-        message = "reasoning_effort: none was not followed: the model does not answer without thinking"
+        message = "reasoning_effort: none was ignored: the model does not answer without thinking"
         assert [(warning.field, warning.message) for warning in warnings] == [
             ("reasoning_effort", message) for _ in range(is_warned)
         ]

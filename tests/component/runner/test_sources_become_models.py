@@ -178,9 +178,9 @@ async def test_folder_without_an_installed_engine_is_rejected_with_the_install_c
 @pytest.mark.parametrize(
     ("source", "reason", "words"),
     [
-        ("./tiny.gguf", Reason.INVALID_ARGUMENT, "whole path"),
+        ("./tiny.gguf", Reason.INVALID_ARGUMENT, "absolute path"),
         ("{folder}/absent.gguf", Reason.NOT_FOUND, "cannot be read"),
-        ("{folder}/notes.txt", Reason.INVALID_ARGUMENT, "is no GGUF file"),
+        ("{folder}/notes.txt", Reason.INVALID_ARGUMENT, "is not a GGUF file"),
         ("ollama:absent", Reason.NOT_FOUND, "is not on this machine"),
     ],
 )

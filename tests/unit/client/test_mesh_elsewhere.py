@@ -141,7 +141,7 @@ def test_key_is_read_from_its_variable_and_not_shown() -> None:
 
 @pytest.mark.parametrize("key", ["two words", "zwei\nzeilen", "schlüssel", "\x00"])
 def test_invalid_key_is_refused_and_not_echoed(key: str) -> None:
-    with pytest.raises(FieldError, match="WEFT_API_KEY: is no key") as refused:
+    with pytest.raises(FieldError, match="WEFT_API_KEY: is not a key") as refused:
         security_from({"WEFT_API_KEY": key})
     assert key not in refused.value.message
 

@@ -150,7 +150,7 @@ async def test_end_report_is_dropped_after_its_timeout_and_logged() -> None:
 
 async def test_waiting_end_report_does_not_delay_those_of_other_models() -> None:
     async with stage() as there:
-        there.routers.answers["r1"] = WeftError(Reason.SERVICE_UNAVAILABLE, "a request of this id is under way")
+        there.routers.answers["r1"] = WeftError(Reason.SERVICE_UNAVAILABLE, "a request with this id is running")
         for request in (a_request("r1"), a_request("r2"), a_request("r3", model="other")):
             there.send(request)
         await let_all_run()

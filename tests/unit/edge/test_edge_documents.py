@@ -87,8 +87,8 @@ def test_ipv6_address_has_brackets() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["edge", "--relay", "a:1"], "--relay: goes with relay only"),
-        (["relay", "--gateway", "a:1"], "--gateway: goes with edge only"),
+        (["edge", "--relay", "a:1"], "--relay: is only for relay"),
+        (["relay", "--gateway", "a:1"], "--gateway: is only for edge"),
         (["edge", "--certificate", "a.pem"], "--key: is missing"),
     ],
 )

@@ -31,7 +31,7 @@ def test_valid_framing_has_no_fault(version: str, headers: dict[bytes, bytes]) -
         ("1.1", {b"transfer-encoding": b"gzip, chunked"}, "Transfer-Encoding"),
         ("1.1", {b"transfer-encoding": b""}, "Transfer-Encoding"),
         ("1.0", {b"transfer-encoding": b"chunked"}, "Transfer-Encoding"),
-        ("1.1", {b"expect": b"102-processing"}, "expectation"),
+        ("1.1", {b"expect": b"102-processing"}, "Expect header"),
         ("1.1", {b"connection": b"keep-alive, Upgrade", b"upgrade": b"websocket"}, "Upgrade"),
     ],
 )

@@ -195,7 +195,7 @@ def test_images_are_bytes_or_urls_of_allowed_hosts() -> None:
             "content[0].source.url",
             "",
         ),
-        (user({"type": "tool_result", "tool_use_id": "nope"}), "content[0].tool_use_id", "no tool_use"),
+        (user({"type": "tool_result", "tool_use_id": "nope"}), "content[0].tool_use_id", "does not match a tool_use"),
         (user({"type": "text"}), "content[0].text", "required"),
         (user({"no": "type"}), "content[0].type", "required"),
         ({"role": "robot", "content": "x"}, "role", "'user', 'assistant' or 'system'"),

@@ -45,7 +45,7 @@ async def test_fields_and_files_round_trip() -> None:
         (b"", Reason.MALFORMED_REQUEST, "begin with its boundary"),
         (b"preamble\r\n" + EDGE + field("a") + END, Reason.MALFORMED_REQUEST, "begin with its boundary"),
         (EDGE, Reason.MALFORMED_REQUEST, "within the headers"),
-        (EDGE + field("a"), Reason.MALFORMED_REQUEST, "ends within a part"),
+        (EDGE + field("a"), Reason.MALFORMED_REQUEST, "ends in the middle of a part"),
         (EDGE + field("a") + b"\r\n--edge", Reason.MALFORMED_REQUEST, "not at the end of its line"),
         (EDGE + b"\r\nx" + END, Reason.MALFORMED_REQUEST, "header of a part is malformed"),
         (EDGE + b"Content-Type: text/plain\r\n\r\nx" + END, Reason.MALFORMED_REQUEST, "no name"),

@@ -51,7 +51,7 @@ def parts_of(raw: bytes, boundary: bytes, limits: RequestLimits) -> list[Part]:
         # The line end before the data may be that of the delimiter, where there is no data.
         data_end = raw.find(delimiter, data_begin - 2)
         if data_end < 0:
-            raise malformed("the body ends within a part")
+            raise malformed("the body ends in the middle of a part")
         parts.append(part_of(raw[place + 2 : head_end], raw[data_begin : max(data_begin, data_end)]))
         place = data_end + len(delimiter)
     return parts

@@ -24,14 +24,14 @@ from weft_app.config.loader import parse_config
 from weft_testing.fake_clock import FakeClock
 
 OLLAMA = FoundServer(program="ollama", url="http://127.0.0.1:11434", version="0.9", models=("llama3.2:3b",))
-LOCKED = FoundServer(program="server", url="http://127.0.0.1:8000", why_empty="it asks for a key")
+LOCKED = FoundServer(program="server", url="http://127.0.0.1:8000", why_empty="it requires an API key")
 FILE = FoundFile(name="smol", model=model_store_pb2.FoundModel(source="hfcache:acme/smol", path="/cache/smol.gguf"))
 
 
 def found_here(served: frozenset[str]) -> tuple[list[bool], list[bool]]:
     listed = discovery_of(Discovered(servers=(OLLAMA, LOCKED), files=(FILE,), left_out=3), served)
     assert [each.source for each in listed.servers] == [OLLAMA.url, LOCKED.url]
-    assert (listed.servers[0].title, listed.servers[1].detail) == ("Ollama 0.9", "it asks for a key")
+    assert (listed.servers[0].title, listed.servers[1].detail) == ("Ollama 0.9", "it requires an API key")
     assert (listed.files[0].source, listed.files_left_out) == ("hfcache:acme/smol", 3)
     return [each.served for each in listed.servers], [each.served for each in listed.files]
 

@@ -158,7 +158,7 @@ def test_gateway_creates_a_certificate_beyond_loopback_if_none_is_configured(
     ],
 )
 def test_conflicting_settings_are_refused(tmp_path: Path, gateway: dict[str, object]) -> None:
-    with pytest.raises(WeftError, match="excludes"):
+    with pytest.raises(WeftError, match="cannot be combined"):
         own_edge_certificate(parse_config({"gateway": gateway}), WeftHome(tmp_path))
 
 

@@ -121,7 +121,7 @@ def test_projector_and_draft_model_are_server_flags(file: Path) -> None:
     ],
 )
 def test_companion_file_in_both_setting_and_flags_is_refused(setting: str, flags: list[str], file: Path) -> None:
-    with pytest.raises(FieldError, match="among extra_arguments") as refused:
+    with pytest.raises(FieldError, match="in extra_arguments") as refused:
         served(section(file, extra_arguments=flags, **{setting: str(file)}))
     assert refused.value.field == f"runners.r.models.m.{setting}"
 

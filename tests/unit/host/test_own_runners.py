@@ -63,7 +63,7 @@ async def test_failed_retirement_is_retried_at_the_next_start(
     await _start(home, registry, "a", "b")
     (kept,) = await _start(home, registry, "a")
     assert kept.later
-    assert "once" in retirement_notes([kept], ())[0]
+    assert "the mesh" in retirement_notes([kept], ())[0]
     registry.outcome = Response.OUTCOME_RETIRED
     (retired,) = await _start(home, registry, "a")
     assert not retired.later

@@ -55,7 +55,7 @@ def test_model_with_only_a_url_and_key_has_the_documented_defaults() -> None:
 
 
 def test_platform_prompt_of_a_non_chat_model_is_refused_with_its_field() -> None:
-    with pytest.raises(FieldError, match="is for models that chat") as raised:
+    with pytest.raises(FieldError, match="is only for chat models") as raised:
         _served(operations=["embedding"], platform_prompt=True)
     assert raised.value.field == "runners.cloud.models.m.platform_prompt"
     assert _served(platform_prompt=True).chat.platform_prompt
@@ -94,7 +94,7 @@ def test_provider_model_is_remote_and_its_failures_are_per_request() -> None:
         ({"remote": False}, "remote", "must be true"),
         ({"url": "http://api.example.com/v1"}, "url", "must be https"),
         ({"url": "http://10.0.0.7/v1"}, "url", "must be https"),
-        ({"url": "https://user:word@api.example.com/v1"}, "url", "must not hold credentials"),
+        ({"url": "https://user:word@api.example.com/v1"}, "url", "must not contain credentials"),
         ({"url": "https://api.example.com/v1?key=1"}, "url", "without a query"),
         ({"url": "ftp://api.example.com"}, "url", "must be an http or https URL"),
     ],

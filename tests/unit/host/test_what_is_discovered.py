@@ -29,7 +29,7 @@ from weft_app.config.loader import parse_config, parse_section
 
 GGUF, FOLDER = pb.STORED_FORM_GGUF, pb.STORED_FORM_FOLDER
 OLLAMA = FoundServer(program="ollama", url="http://127.0.0.1:11434", models=("llama3.2:3b",))
-LOCKED = FoundServer(program="server", url="http://127.0.0.1:8000", why_empty="it asks for a key")
+LOCKED = FoundServer(program="server", url="http://127.0.0.1:8000", why_empty="it requires an API key")
 
 
 def file(source: str, program: str = "huggingface", form: pb.StoredForm.ValueType = GGUF) -> pb.FoundModel:

@@ -42,7 +42,7 @@ async def test_watcher_with_too_many_unread_changes_is_ended_and_others_continue
 
 async def test_watcher_beyond_the_limit_is_refused() -> None:
     states = Watchers[int](max_waiting=2, max_watchers=1)
-    with states.subscribe(), pytest.raises(WeftError, match="watch already") as refused:
+    with states.subscribe(), pytest.raises(WeftError, match="already watching") as refused:
         states.subscribe()
     assert refused.value.reason is Reason.TOO_MANY_RESOURCES
 

@@ -308,7 +308,7 @@ def test_agent_parameters_may_use_either_spelling_too() -> None:
 
 
 def test_field_in_both_spellings_is_refused() -> None:
-    with pytest.raises(FieldError, match="poolName: is given twice, as pool_name as well"):
+    with pytest.raises(FieldError, match="poolName: is set twice, also as pool_name"):
         parse_document({"kind": "model", "name": "m", "pool_name": "p", "poolName": "p"})
 
 

@@ -107,7 +107,7 @@ def test_all_repeated_names_are_reported() -> None:
         ("kind: agent\nname: a\nmodel: m\nsystem_prompt: 7\n", "(line 4): system_prompt: must be a text"),
         (
             "kind: agent\nname: a\nmodel: m\nsystem_prompt: x\nsystemPrompt: y\n",
-            "(line 5): systemPrompt: is given twice",
+            "(line 5): systemPrompt: is set twice",
         ),
         ("kind: agent\nmodel: m\n", "document 1 (line 1): name: is missing"),
         ("kind: route\nname: r\ncandidates: []\n", "(line 3): candidates: must have at least 1, has 0"),

@@ -298,7 +298,7 @@ def test_choice_lists_the_considered_candidates_and_what_blocked_each() -> None:
         "e": "loading",
         "f": "remote, and the request has no permit",
         "g": "full with requests that this router did not place; retried in 0.2 s",
-        "h": "an attempt of this request failed there",
+        "h": "an attempt of this request failed on it",
         "i": "its runner is at its limit of 1 requests",
     }
 

@@ -308,7 +308,7 @@ def test_oversized_receipt_is_kept_without_signals() -> None:
     assert (kept.model, len(kept.signals), len(receipt.signals)) == ("m", 0, 64)
 
 
-DEATH = "the engine died while it worked on the request (signal SIGKILL)"
+DEATH = "the engine died while it processed the request (signal SIGKILL)"
 
 
 @pytest.mark.parametrize("is_retried", [True, False])

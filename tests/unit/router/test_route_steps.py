@@ -261,7 +261,7 @@ def test_property_detects_an_index_that_ignores_the_permit(
 ) -> None:
     monkeypatch.setattr("router_svc.policy.endpoints.pool.fits", lambda _profile, _needs: "")
     premises = Premises(policy)
-    with pytest.raises(AssertionError, match="without a permit"):
+    with pytest.raises(AssertionError, match="does not allow remote models"):
         premises.ask("cloud", allow_remote=False, key=b"", prompt=0, excluded=set())
 
 

@@ -163,7 +163,7 @@ def test_slots_are_reported_busy_only_while_they_are() -> None:
     mesh.report_failed(1, 2, Reason.SHUTTING_DOWN, 0.0)
     word = waits(mesh.submit(arrival(2), 0.04))[2]
     pauses = "m-a (failed; retried in 1.0 s), m-b (bounced a request; retried in 0.2 s)"
-    assert word.reason == f"m takes no request now: {pauses}"
+    assert word.reason == f"m accepts no requests now: {pauses}"
     assert word.eta_seconds is None
 
 
@@ -173,7 +173,7 @@ def test_full_and_paused_candidates_are_distinguished() -> None:
     mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.0)
     word = waits(mesh.submit(arrival(2), 0.4))[2]
     assert word.reason == (
-        f"m takes no request now: 1 of 2 replicas have no free slot, m-{broken} (failed; retried in 0.6 s)"
+        f"m accepts no requests now: 1 of 2 replicas have no free slot, m-{broken} (failed; retried in 0.6 s)"
     )
     after = waits(mesh.submit(arrival(3), 1.1))[3]
     assert (after.reason, after.eta_seconds) == ("all 2 slots of m are busy", None), "no answer was measured yet"
@@ -193,5 +193,6 @@ def test_runner_full_with_external_requests_is_reported_as_such() -> None:
     mesh.submit(arrival(1), 0.0)
     (word,) = waits(mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)).values()
     assert (
-        word.reason == "m takes no request now: m (full with requests that this router did not place; retried in 0.2 s)"
+        word.reason == "m accepts no requests now: m (full with requests that this "
+        "router did not place; retried in 0.2 s)"
     )

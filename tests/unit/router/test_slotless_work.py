@@ -71,7 +71,7 @@ def test_error_for_a_model_without_token_counting_lists_its_operations() -> None
     mesh = scheduler(candidate(operations=TEXT_OPERATIONS))
     (refused,) = mesh.submit(arrival(1, operation=TOKENS), 0.0)
     assert rejected([refused]) == {1: Reason.UNSUPPORTED_OPERATION}
-    assert "m does not offer tokenize; it offers chat, completion, embedding" in str(refused)
+    assert "m does not offer tokenize; it supports chat, completion, embedding" in str(refused)
 
 
 def test_token_count_waits_for_a_loading_model() -> None:

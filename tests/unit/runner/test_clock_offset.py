@@ -152,7 +152,7 @@ def test_refusal_states_the_clock_skew_and_a_remedy() -> None:
     error = clock_off("r1", -600.0)
     assert error.reason is Reason.CLOCK_OFF
     assert error.message == (
-        "the runner r1 takes no requests: its clock is 600 s behind the mesh's, more than is allowed; set it right "
+        "the runner r1 accepts no requests: its clock is 600 s behind the mesh's, more than is allowed; set it right "
         "there (NTP)"
     )
     assert error.metadata == {"runner": "r1", "clock_offset_seconds": "-600"}

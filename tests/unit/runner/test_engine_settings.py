@@ -69,7 +69,7 @@ async def test_ctranslate2_model_is_a_text_only_folder_without_a_device_on_cpu(t
     assert on_device is not None
     assert on_processor.bytes == 0
     assert on_device.bytes >= 1_000_000
-    with pytest.raises(FieldError, match="CTranslate2 gives no embeddings"):
+    with pytest.raises(FieldError, match="CTranslate2 has no embeddings"):
         _served("ctranslate2", path=str(tmp_path), embeddings=True)
     lack = _served("ctranslate2", path=str(tmp_path), quantizations={"float16": str(tmp_path / "other")}).lack
     assert lack is not None

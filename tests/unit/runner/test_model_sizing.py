@@ -274,9 +274,9 @@ def test_model_without_a_header_gets_one_slot_and_a_short_context() -> None:
 
 def test_accelerator_only_engine_is_not_placed_on_cpu() -> None:
     for_gpus = replace(EIGHT_B, places=EnginePlaces(on_host=False, in_layers=False))
-    with pytest.raises(WeftError, match=r"there are no accelerators, which its engine needs"):
+    with pytest.raises(WeftError, match=r"available: no accelerators, which its engine needs"):
         choose_size(for_gpus, machine())
-    with pytest.raises(WeftError, match=r"there are 2.5 GiB on accelerators, which its engine needs"):
+    with pytest.raises(WeftError, match=r"available: 2.5 GiB on accelerators, which its engine needs"):
         choose_size(for_gpus, machine(3))
 
 
@@ -294,7 +294,7 @@ def test_model_that_fits_nowhere_is_refused_with_its_needs_and_a_fitting_quantiz
     assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
     assert refused.value.message == (
         "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M needs 5.3 GiB for 1 x 2048 tokens (weights 4.7 GiB, context 288 MiB, "
-        "compute 365 MiB), and there are 4 GiB in the host's memory, no accelerators; "
+        "compute 365 MiB); available: 4 GiB in the host's memory, no accelerators; "
         "hf:Qwen/Qwen3-8B-GGUF:Q2_K (3 GiB) would fit"
     )
     assert refused.value.metadata["memory_bytes"] == str(4 * GIBIBYTE)
@@ -325,7 +325,7 @@ def test_weights_larger_than_all_memory_are_refused_before_the_pull() -> None:
         require_memory_for(variants[1], 14 * GIBIBYTE, variants)
     assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
     assert refused.value.message == (
-        "hf:acme/big:Q4_K_M needs 18 GiB for its weights alone, and there are 14 GiB on accelerators and in the host's "
+        "hf:acme/big:Q4_K_M needs 18 GiB for its weights alone; available: 14 GiB on accelerators and in the host's "
         "memory together; hf:acme/big:Q2_K (12 GiB) would fit"
     )
     with pytest.raises(WeftError, match=r"; none of its quantizations fits$"):

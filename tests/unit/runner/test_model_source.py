@@ -82,7 +82,7 @@ def test_source_round_trips_as_text(text: str, source: ModelSource) -> None:
         ("https://h/x-00001-of-00002.gguf", "is one of 2 parts"),
         ("https://h/x.gguf#sha256=12", "64 hex digits"),
         ("https://h/x.gguf#top", "64 hex digits"),
-        ("https://huggingface.co/a/b/discussions/1", "is no page of a model"),
+        ("https://huggingface.co/a/b/discussions/1", "is not the page of a Hugging Face model"),
         ("ollama:a/b/c/d", "must be a name as `ollama list` shows it"),
         ("ollama:a:b c", "the tag 'b c' must be"),
         ("ollama:../x", "must be a name as `ollama list` shows it"),

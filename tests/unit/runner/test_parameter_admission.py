@@ -156,7 +156,7 @@ def test_warning_about_a_long_name_is_short() -> None:
 def test_mesh_options_reach_no_engine_in_any_spelling(name: str) -> None:
     admitted = admit({name: "high", "xtc_threshold": 0.5}, EVERYTHING)
     assert admitted.send == {"xtc_threshold": 0.5}
-    assert [warning.message for warning in admitted.warnings] == [f"{name} is up to the mesh and was not sent"]
+    assert [warning.message for warning in admitted.warnings] == [f"{name} is controlled by the mesh and was not sent"]
 
 
 def test_lists_contain_no_mesh_controlled_or_contract_fields() -> None:

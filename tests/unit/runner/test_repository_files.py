@@ -80,7 +80,7 @@ def test_split_model_with_a_missing_part_is_not_a_model() -> None:
     [
         (MANY, "Q6_K", "'Q6_K' is not in the repository; there is: BF16, Q2_K, Q4_K_M, Q4_K_S, Q8_0, UD-Q5_K_XL"),
         (MANY, "Q4_K", "'Q4_K' is not clear: name one of the files: m-Q4_K_M.gguf, m-Q4_K_S.gguf"),
-        (("a-Q2_K.gguf", "b-Q3_K.gguf"), "", "name one of the repository's quantizations"),
+        (("a-Q2_K.gguf", "b-Q3_K.gguf"), "", "add one of the repository's quantizations"),
         (("a/m-Q8_0.gguf", "b/m-Q8_0.gguf"), "Q8_0", "'Q8_0' is not clear"),
         (("README.md",), "", "has no GGUF file"),
         (("../x.gguf",), "", "a name that is not taken"),
@@ -224,7 +224,7 @@ def test_voice_is_its_model_and_its_configuration(wanted: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ("", "name one of its voices after a colon; there is: en_GB-alan-low, en_US-joe-medium"),
+        ("", "add one of its voices after a colon; there is: en_GB-alan-low, en_US-joe-medium"),
         ("en_US-joe", "'en_US-joe' is no voice of the repository; there is: en_US-joe-medium"),
         ("no-configuration", "is no voice"),
     ],

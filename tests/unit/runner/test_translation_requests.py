@@ -83,7 +83,7 @@ async def test_unknown_source_language_falls_back_to_the_several_languages_promp
         (
             _chat((SYSTEM, "Be formal."), (USER, "Hallo."), target_lang_code="en"),
             "messages[0]",
-            "takes no instructions",
+            "does not support instructions",
         ),
         (
             _chat((USER, "Hallo."), (ASSISTANT, "Hello."), (USER, "Dag."), target_lang_code="en"),
@@ -103,7 +103,7 @@ async def test_untranslatable_request_is_refused_with_its_field(
 async def test_tools_are_refused_and_other_template_arguments_are_warned_about(sandbox: TemplateSandbox) -> None:
     with_tool = _chat(target_lang_code="en", source_lang_code="nl")
     with_tool.tools.add(function=chat_pb2.FunctionTool(name="f"))
-    with pytest.raises(FieldError, match="calls no tools"):
+    with pytest.raises(FieldError, match="does not support tools"):
         await _prepared(sandbox, with_tool)
     payload = _chat(chat_template_kwargs={"target_lang_code": "en", "source_lang_code": "nl", "tone": "formal"})
     prepared = await _prepared(sandbox, payload)

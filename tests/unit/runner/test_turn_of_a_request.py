@@ -100,7 +100,7 @@ async def _warned(abilities: Abilities, *frames: Frame) -> list[str]:
 async def test_unsupported_effort_is_warned_about_once_with_the_reason() -> None:
     other = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="seed", message="no seed")
     frames: list[Frame] = [[Event(warning=UNTAKEN), Event(warning=other)], [Event(warning=UNTAKEN)], TEXT, LAST]
-    why = "reasoning_effort: none was not followed: the model does not answer without thinking"
+    why = "reasoning_effort: none was ignored: the model does not answer without thinking"
     assert await _warned(ALWAYS_THINKS, *frames) == [why, "no seed"]
     assert await _warned(UNKNOWN, *frames) == ["is not taken", "no seed", "is not taken"], "the engine's own stay"
 

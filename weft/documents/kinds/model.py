@@ -33,9 +33,9 @@ def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelMani
     """
     provider, where = manifest.provider, f"{field}.provider"
     if declaration_runner not in ("", CENTRAL_RUNNER):
-        raise invalid_field(where, "goes without `runner`: the mesh itself serves the model")
+        raise invalid_field(where, "cannot be combined with `runner`: the mesh itself serves the model")
     if manifest.HasField("wake"):
-        raise invalid_field(f"{field}.wake", "goes without `provider`: a provider does not sleep")
+        raise invalid_field(f"{field}.wake", "cannot be combined with `provider`: a provider does not sleep")
     provider.url = _valid_url(provider.url, f"{where}.url")
     reference = provider.api_key_ref
     if reference and not (reference.startswith(SECRET_PREFIX) and is_name(reference.removeprefix(SECRET_PREFIX))):
@@ -53,7 +53,7 @@ def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelMani
         words = sorted(model_pb2.ModelOperation.Name(each).removeprefix("MODEL_OPERATION_").lower() for each in offered)
         raise invalid_field(f"{field}.operations", f"of a model with this provider may be {', '.join(words)}")
     if provider.platform_prompt and _CHAT not in manifest.operations:
-        raise invalid_field(f"{where}.platform_prompt", "is for models that chat, and this one does not; leave it out")
+        raise invalid_field(f"{where}.platform_prompt", "is only for chat models; omit it")
     manifest.remote = True
     return CENTRAL_RUNNER
 
@@ -70,7 +70,7 @@ def _valid_url(url: str, field: str) -> str:
     if parts.query or parts.fragment:
         raise invalid_field(field, "must end with its path")
     if parts.scheme != "https" and not is_loopback(host):
-        raise invalid_field(field, "must be https, or http on loopback: the key and every prompt are sent there")
+        raise invalid_field(field, "must be https, or http on loopback, because the key and all prompts are sent there")
     return url.rstrip("/")
 
 
@@ -99,7 +99,8 @@ def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
     if published and any("${" in value for value in recipe.http.headers.values()):
         raise invalid_field(
             f"{field}.http.headers",
-            "a runner may not use the routers' variables; an operator must declare this recipe with apply",
+            "runners may not publish recipes that use variables of a router; an "
+            "operator must declare this recipe with apply",
         )
     if not recipe.HasField("command"):
         return
@@ -107,7 +108,8 @@ def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
     if published:
         raise invalid_field(
             f"{field}.command",
-            "a runner may not have routers run a program; an operator must declare this recipe with apply",
+            "runners may not publish recipes that run a program on a router; an "
+            "operator must declare this recipe with apply",
         )
     if not recipe.command.argv[0]:
         raise invalid_field(f"{field}.command.argv", "must be a program and its arguments")

@@ -10,6 +10,6 @@ KIND = Kind(
     kind=ResourceKind.POOL,
     declared=PoolDeclaration,
     record=Pool,
-    summary="A pool. Pools follow from their models: `apply` checks that it is as declared and changes nothing.",
+    summary="A pool. Pools are defined by their models: `apply` only checks that it is as declared.",
     conditions=pool_conditions,
 )

@@ -35,7 +35,7 @@ KIND = DeclaredKind(
     kind=ResourceKind.PROFILE,
     declared=ProfileManifest,
     record=Profile,
-    summary="A configuration of the mesh that is switched to as a whole.",
+    summary="A named configuration of the mesh, switched to as a whole.",
     check=check_profile,
     # Activation may affect resources that the profile does not name.
     by_name=False,

@@ -23,7 +23,7 @@ KIND = DeclaredKind(
     kind=ResourceKind.ROUTE,
     declared=RouteManifest,
     record=Route,
-    summary="A ladder of models for one kind of task.",
+    summary="An ordered list of models for one kind of task.",
     conditions=route_conditions,
     check=check_route,
     references=(ReferenceField(name="candidates", to=PointsTo.MODEL_OR_POOL, key="candidate", words="candidate"),),

@@ -34,7 +34,7 @@ def to_canonical_limits(manifest: TenantManifest, field: str = "") -> None:
 
 def _check_limit(limit: TenantLimit, field: str) -> None:
     if not (limit.requests or limit.tokens):
-        raise invalid_field(field, "must say how many requests or tokens")
+        raise invalid_field(field, "must set requests or tokens")
     if not limit.model:
         return
     name = limit.model.removeprefix(ROUTE_PREFIX).removesuffix(ANY)

@@ -17,7 +17,7 @@ KIND = DeclaredKind(
     kind=ResourceKind.WORKFLOW,
     declared=WorkflowManifest,
     record=RegisteredWorkflow,
-    summary="A workflow of ComfyUI over a model or a pool.",
+    summary="A ComfyUI workflow for a model or a pool.",
     check=check_workflow,
     references=(ReferenceField(name="model", to=PointsTo.MODEL_OR_POOL, key="model", words="model"),),
     prefix=WORKFLOW_PREFIX,

@@ -907,7 +907,7 @@ class CacheFigures(google.protobuf.message.Message):
     miss_count: builtins.int
     """Requests without any part in the cache."""
     prompt_token_count: builtins.int
-    """Prompt tokens, cached ones included."""
+    """Prompt tokens, including cached ones."""
     cached_token_count: builtins.int
     """Prompt tokens that were cached."""
     prewarmed_token_count: builtins.int

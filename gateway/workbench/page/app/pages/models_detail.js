@@ -21,6 +21,8 @@ import { WhyNot } from "./models_why.js";
 const REFRESH_MILLISECONDS = 500;
 const SHOWN_OPERATIONS = 5;
 const MAX_EVENTS = 100;
+/** @type {Record<string, string>} */
+const ISOLATION = { slots: "per slot", whole: "whole cache", salt: "per salt" };
 
 /** @param {{name: string, models: import("../live.js").Collection}} props */
 export function ModelDetail({ name, models }) {
@@ -157,7 +159,7 @@ function capabilitiesOf(model, admin) {
     ["Tools", known.tools === undefined ? "not known: they are tried" : known.tools ? "yes" : "no"],
     ["Thinking", modes || "not known: every mode is tried"],
     ["Streams", known.streaming === undefined ? "" : known.streaming ? "yes" : "no"],
-    ["Tenant isolation", known.cacheIsolation?.length ? `per ${known.cacheIsolation.join(", ")}` : ""],
+    ["Tenant isolation", known.cacheIsolation?.length ? known.cacheIsolation.map((each) => ISOLATION[each] ?? each).join(", ") : ""],
     ["Translates from", known.sourceLanguages?.join(", ")],
     ["Translates into", known.targetLanguages?.join(", ")],
   ];
