@@ -36,8 +36,6 @@ from weft.api.common.v1 import (
     usage_pb2,
     warning_pb2,
 )
-from weft.dispatch.agents import members_of, with_agent
-from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES
 from weft.kernel.clock import Clock
@@ -49,6 +47,7 @@ from weft.kernel.request import CacheMode, Handling
 
 if TYPE_CHECKING:
     from weft.api.registry.v1 import agent_pb2
+    from weft.dispatch.fleet import FleetView
 
 REPLACEMENT_CHECK_SECONDS = 0.05
 MAX_INTERRUPTIONS = 8
@@ -67,7 +66,7 @@ class Prewarmer(IdleWork):
         instance: Instance,
         caches: CacheManager,
         setups: Mapping[str, ChatSetup],
-        mesh: Callable[[], Awaitable[FleetView]],
+        mesh: "Callable[[], Awaitable[FleetView]]",
         clock: Clock,
     ) -> None:
         """`setups`: the setup of conversations, by model. `mesh` returns the current agents."""
@@ -139,7 +138,10 @@ class Prewarmer(IdleWork):
     def _adapter(self, model: str) -> str:
         return "" if model == self._instance.model else model
 
-    def _read(self, view: FleetView) -> None:
+    def _read(self, view: "FleetView") -> None:
+        # A runner without agents does not need the view of a mesh.
+        from weft.dispatch.agents import members_of  # noqa: PLC0415
+
         served = {
             name: (agent.manifest, model.name)
             for name, agent in sorted(view.agents.items())
@@ -240,6 +242,8 @@ def _beginning(payload: GenerationPayload) -> chat_pb2.ChatPayload | None:
 
 def _request(agent: "agent_pb2.AgentManifest", call: CallInfo) -> ChatRequest:
     """Returns a chat that begins like every chat with the agent."""
+    from weft.dispatch.agents import with_agent  # noqa: PLC0415 - as above
+
     chat = with_agent(chat_pb2.ChatPayload(messages=[_ANY_MESSAGE]), agent)
     chat.sampling.max_tokens = 1
     # No tool is run, so none sends data to a remote provider.

@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
+from typing import TYPE_CHECKING
 
 import grpc
 from typing_extensions import override
@@ -46,7 +47,6 @@ from weft.api.runner.v1 import (
     runner_service_pb2,
     runner_service_pb2_grpc,
 )
-from weft.dispatch.fleet import FleetView, read_fleet
 from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.failover_channel import FailoverChannel
@@ -56,6 +56,9 @@ from weft.kernel.names import new_id
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft.wake.run import run_recipe
+
+if TYPE_CHECKING:
+    from weft.dispatch.fleet import FleetView
 
 log = get_logger("weft.runner")
 
@@ -481,8 +484,10 @@ class RunnerService(Service):
         instance.on_adopted = partial(self._note_adopted, instance)
         instance.set_idle_work(Prewarmer(instance, self._caches, self._chats, self._mesh_view, self._clock))
 
-    async def _mesh_view(self) -> FleetView:
+    async def _mesh_view(self) -> "FleetView":
         """Returns the mesh, with the models and agents of this runner. Raises as the registry."""
+        from weft.dispatch.fleet import FleetView, read_fleet  # noqa: PLC0415 - the prewarmer alone needs it
+
         if self._registry is None or not await self.until_published(PUBLISHED_SECONDS):
             return FleetView()
         return await read_fleet(self._registry)

@@ -137,7 +137,7 @@ async def test_repeatedly_refused_client_is_paused_for_longer_each_time() -> Non
         for _ in range(3):
             assert "exceeded 2 req/hour" in refused(clients, request).message
         error = refused(clients, request)
-        assert "exceeded its rate limit too often" in error.message
+        assert "was refused too often in a row" in error.message
         assert error.retry_after_seconds is not None
         pauses.append(error.retry_after_seconds)
         assert int(error.metadata["resetAt"]) == int(clock.utc_now().timestamp() + error.retry_after_seconds) + 1
