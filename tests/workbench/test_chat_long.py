@@ -187,7 +187,7 @@ def test_oldest_conversations_are_removed_and_the_page_lists_them(page: "Page", 
         await keep(conversation);
       }
     }""")
-    page.get_by_text("This browser keeps 200 conversations and 50 MB of them. Removed: The oldest of all.").wait_for()
+    page.get_by_text("This browser stores at most 200 conversations and 50 MB. Removed: The oldest of all.").wait_for()
     listed = page.get_by_role("complementary", name="Conversations").get_by_role("link")
     expect(listed).to_have_count(200)
     page.get_by_role("searchbox", name="Search conversations").fill("number 19")

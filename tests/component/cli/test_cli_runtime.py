@@ -126,7 +126,7 @@ def test_wrong_hash_exits_with_code_1_and_a_reason(stage: Stage) -> None:
     write_wheel(stage.index.wheels, filling_bytes=10)
     refused = stage.install()
     assert refused.returncode == 1
-    assert "weft: gravel was not installed: a package is not the one that the lock file names" in refused.stderr
+    assert "weft: gravel was not installed: a package differs from the lock file" in refused.stderr
     assert stage.versions() == []
 
 

@@ -303,7 +303,7 @@ async def test_member_capabilities_are_shown_as_reported_by_their_runner() -> No
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [
-        ({"parameters": {"gpu_layer": 3}}, "parameters.gpu_layer", "what can: cache_type_k, context_tokens"),
+        ({"parameters": {"gpu_layer": 3}}, "parameters.gpu_layer", "these can: cache_type_k, context_tokens"),
         ({"parameters": {"cache_type_k": "q9"}}, "parameters.cache_type_k", "must be one of: f16, q8_0"),
         ({"parameters": {"context_tokens": "much"}}, "parameters.context_tokens", "must be a number"),
         ({"contextTokens": 65_536}, "contextTokens", "must be from 16 to 32768"),

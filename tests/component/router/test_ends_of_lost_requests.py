@@ -152,7 +152,7 @@ async def test_late_end_report_replaces_an_assumed_cancellation(
         owner.records.usage.keep(100)
         async with there.place(request) as placed:
             await granted(placed)
-            with pytest.raises(WeftError, match="under way"):
+            with pytest.raises(WeftError, match="is running"):
                 await there.placement.report_end(request, a_receipt(request))
         await until(lambda: known(owner, request) is not None)
         left = known(owner, request)

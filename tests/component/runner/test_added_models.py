@@ -171,7 +171,7 @@ async def test_name_of_another_model_is_rejected(runner: Runner, name: str, sour
 async def test_models_over_the_limit_are_rejected_until_one_is_removed(runner: Runner) -> None:
     await runner.add("a")
     await runner.add("b")
-    with pytest.raises(WeftError, match="2 models by their source already") as refused:
+    with pytest.raises(WeftError, match="already has 2 added models") as refused:
         await runner.add("c")
     assert refused.value.reason is Reason.TOO_MANY_RESOURCES
     await runner.models.remove("a")
