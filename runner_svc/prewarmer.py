@@ -1,7 +1,7 @@
 """Processes the prompts of agents, and announced ones, after a load and while the engine has no requests."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import takewhile
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.cache.manager import CacheManager
-from runner_svc.cache.model_cache import prompt_marks
+from runner_svc.cache.model_cache import RunningTurn, prompt_marks
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.tool_loop import converse
 from runner_svc.instance.instance import Instance
@@ -42,8 +42,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import DEFAULT_TENANT, new_id
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CacheMode, Handling
+from weft.kernel.request import CacheMode, Handling, Operation
 
 if TYPE_CHECKING:
     from weft.api.registry.v1 import agent_pb2
@@ -82,14 +81,17 @@ class Prewarmer(IdleWork):
 
     @override
     async def note(self, chat: ChatRequest, model: str, tenant: str, handling: Handling) -> Frame:
-        now, partition = self._clock.monotonic(), Partition(tenant, handling.cache_tag, self._adapter(model))
+        now, load = self._clock.monotonic(), self._instance.loader.starts
+        partition = Partition(tenant, handling.cache_tag, self._adapter(model))
         uses_cache = handling.cache_mode is not CacheMode.NONE
         if not handling.prefix_seconds:
             if uses_cache:
-                self._expected.note(ExpectedPrefix(chat.agent, partition), now)
+                self._expected.note(ExpectedPrefix(chat.agent, partition), load, now)
             return []
         if not uses_cache or not self._may_work:
-            return _not_kept("weft does not run the model's engine, or the request does not use its cache")
+            return _not_kept(
+                "weft does not run the engine or cannot interrupt it, or the request does not use its cache"
+            )
         beginning = _beginning(chat.payload)
         if beginning is None or beginning.ByteSize() > MAX_PREFIX_BYTES:
             return _not_kept(f"it needs tools or system messages, at most {MAX_PREFIX_BYTES} bytes")
@@ -97,7 +99,7 @@ class Prewarmer(IdleWork):
             content = await rendered(replace(chat, payload=beginning), self._setups[model])
             without_user = chat_pb2.ChatPayload(messages=content.messages[:-1], tools=content.tools)
             prefix = ExpectedPrefix("", partition, prompt_marks(without_user), content)
-            self._expected.note(prefix, now, now + handling.prefix_seconds)
+            self._expected.note(prefix, load, now, now + handling.prefix_seconds)
         return []
 
     @override
@@ -115,7 +117,7 @@ class Prewarmer(IdleWork):
 
     @override
     async def run(self) -> None:
-        loaded_at = self._clock.monotonic()
+        load = self._instance.loader.starts
         try:
             if not self._may_work:
                 return
@@ -123,7 +125,7 @@ class Prewarmer(IdleWork):
             while not self._caches.has(self._instance):
                 await self._clock.sleep(REPLACEMENT_CHECK_SECONDS)
             self._read(await self._mesh())
-            while (prefix := self._expected.take_due(loaded_at, self._clock.monotonic())) is not None:
+            while (prefix := self._expected.take_due(load, self._clock.monotonic())) is not None:
                 await self._while_idle(prefix)
         except WeftError as error:
             log.debug("agents were not read for prewarming", model=self._instance.model, message=error.message)
@@ -132,8 +134,11 @@ class Prewarmer(IdleWork):
 
     @property
     def _may_work(self) -> bool:
-        # A server that weft did not start may be warm, and a provider would have to be paid.
-        return not self._instance.config.remote and self._instance.backend.process_id is not None
+        # A server that weft did not start may be warm, and a provider would have to be paid. A prompt without tokens
+        # cannot be divided into steps: a request would wait for all of it.
+        config = self._instance.config
+        divides = Operation.TOKENIZE in config.operations
+        return divides and not config.remote and self._instance.backend.process_id is not None
 
     def _adapter(self, model: str) -> str:
         return "" if model == self._instance.model else model
@@ -151,6 +156,7 @@ class Prewarmer(IdleWork):
             and not agent.HasField("inactive_time")
         }
         self._agents = {name: agent for name, (agent, _) in served.items()}
+        self._expected.keep_agents(self._agents)
         # With other tenants it is unknown which of them will use an agent, until they do.
         if not view.tenants.keys() - {DEFAULT_TENANT}:
             self._expected.add_unused(
@@ -161,7 +167,10 @@ class Prewarmer(IdleWork):
     async def _while_idle(self, prefix: ExpectedPrefix) -> None:
         """Processes a prompt while the instance has no requests, from its beginning after each interruption."""
         for _ in range(MAX_INTERRUPTIONS):
-            await self._instance.records.idle.wait()
+            while not (idle := self._instance.records.idle).is_set():
+                await idle.wait()  # a request may have begun when it returns
+            if not self._expected.is_taken(prefix, self._clock.monotonic()):
+                return
             self._work = work = asyncio.create_task(self._process(prefix))
             try:
                 await asyncio.wait({work})
@@ -183,33 +192,30 @@ class Prewarmer(IdleWork):
             if payload.ByteSize() > MAX_PREFIX_BYTES:
                 log.info("prompt is too long to prewarm", model=model, agent=prefix.agent, bytes=payload.ByteSize())
                 return
-            token_count = await self._send(payload, prefix.partition, model, call)
+            async with self._caches.ahead(model, prefix.partition, payload) as turn:
+                if turn is None:
+                    log.info("engine has no free slot for a prompt", model=model, agent=prefix.agent)
+                    return
+                token_count = await self._send(payload, turn, call)
         except WeftError as error:
             log.warning("prompt was not prewarmed", model=model, agent=prefix.agent, message=error.message)
             return
-        self._expected.note_processed(prefix, self._clock.monotonic())
+        self._expected.note_processed(prefix)
         self._caches.note_prewarmed(model, token_count)
         log.info("prompt prewarmed", model=model, agent=prefix.agent, tokens=token_count)
 
-    async def _send(self, payload: chat_pb2.ChatPayload, partition: Partition, model: str, call: CallInfo) -> int:
+    async def _send(self, payload: chat_pb2.ChatPayload, turn: RunningTurn, call: CallInfo) -> int:
         """Processes a prompt in steps, since an engine can be interrupted only between them. Returns its tokens."""
-        cache = self._caches.of_request(model, partition.tenant, Handling(cache_tag=partition.tag))
-        async with cache.generating(payload) as turn:
-            if turn.use.fresh and turn.use.slot is None:
-                raise WeftError(Reason.NO_SLOT_AVAILABLE, "all slots have texts of other tenants")
-            tokens: list[int] = []
-            with suppress(WeftError):  # an engine that does not count tokens gets the prompt in one step
-                counted = await self._instance.backend.tokenize(tokenize_pb2.TokenizePayload(chat=payload), call)
-                tokens = list(counted.ids)
-            size, done = FIRST_STEP_TOKENS, 0
-            while (done := done + size) < len(tokens):
-                began = self._clock.monotonic()
-                await self._generate(_completion(tokens[:done]), replace(call, cache=turn.use))
-                turn.worked, turn.use = True, replace(turn.use, fresh=False)
-                size = next_step_tokens(size, self._clock.monotonic() - began)
-            usage = await self._generate(payload, replace(call, cache=turn.use))
-            turn.worked = True
-            return usage.prompt_tokens
+        counted = await self._instance.backend.tokenize(tokenize_pb2.TokenizePayload(chat=payload), call)
+        size, done = FIRST_STEP_TOKENS, 0
+        while (done := done + size) < len(counted.ids):
+            began = self._clock.monotonic()
+            await self._generate(_completion(counted.ids[:done]), replace(call, cache=turn.use))
+            turn.worked, turn.use = True, replace(turn.use, fresh=False)
+            size = next_step_tokens(size, self._clock.monotonic() - began)
+        usage = await self._generate(payload, replace(call, cache=turn.use))
+        turn.worked = True
+        return usage.prompt_tokens
 
     async def _generate(self, payload: GenerationPayload, call: CallInfo) -> usage_pb2.Usage:
         last: Frame = []
@@ -250,7 +256,7 @@ def _request(agent: "agent_pb2.AgentManifest", call: CallInfo) -> ChatRequest:
     return ChatRequest(payload=chat, call=call, behaviour=agent.behaviour, agent=agent.name, allow_remote=True)
 
 
-def _completion(tokens: list[int]) -> completion_pb2.CompletionPayload:
+def _completion(tokens: Sequence[int]) -> completion_pb2.CompletionPayload:
     prompt = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=tokens))
     return completion_pb2.CompletionPayload(prompts=[prompt], sampling=sampling_pb2.SamplingParams(max_tokens=1))
 

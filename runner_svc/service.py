@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 log = get_logger("weft.runner")
 
 DRAIN_CHECK_SECONDS = 0.05
-PUBLISHED_SECONDS = 30.0
-"""Maximum wait for the registry to have this runner's models, before prompts of their agents are processed."""
+PUBLISHED_CHECK_SECONDS = 1.0
+"""Interval of checks whether the registry has this runner's models, before prompts of their agents are processed."""
 REPLACEMENT_SECONDS = 1.0
 """Maximum wait for a replacing instance; after that requests may have to wait for it."""
 _IN_MEMORY = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.STOPPING})
@@ -485,11 +485,11 @@ class RunnerService(Service):
         instance.set_idle_work(Prewarmer(instance, self._caches, self._chats, self._mesh_view, self._clock))
 
     async def _mesh_view(self) -> "FleetView":
-        """Returns the mesh, with the models and agents of this runner. Raises as the registry."""
-        from weft.dispatch.fleet import FleetView, read_fleet  # noqa: PLC0415 - the prewarmer alone needs it
+        """Waits until the mesh has the models and agents of this runner; returns it. Raises as the registry."""
+        from weft.dispatch.fleet import read_fleet  # noqa: PLC0415 - the prewarmer alone needs it
 
-        if self._registry is None or not await self.until_published(PUBLISHED_SECONDS):
-            return FleetView()
+        while self._registry is None or not await self.until_published(0.0):
+            await self._clock.sleep(PUBLISHED_CHECK_SECONDS)
         return await read_fleet(self._registry)
 
     def _note_adopted(self, instance: Instance) -> None:

@@ -2,18 +2,21 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, Self
 
 from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
-from runner_svc.cache.model_cache import ModelCache, RequestCache, SaltStore
+from runner_svc.cache.model_cache import ModelCache, RequestCache, RunningTurn, SaltStore
 from runner_svc.memory.estimate import read_model_facts
+from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import CACHE_TYPE_BYTES, MemorySettings
 from weft.api.common.v1 import usage_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.parameter_checks import cache_tag
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.load_parameters import LoadValue
@@ -103,6 +106,12 @@ class CacheManager:
     def of_request(self, model: str, tenant: str, handling: Handling) -> RequestCache:
         """Returns the cache use of a request to a model or an adapter."""
         return RequestCache(self._cache(model), tenant, handling, model if model in self._model_of else "")
+
+    def ahead(
+        self, model: str, partition: Partition, payload: GenerationPayload
+    ) -> AbstractAsyncContextManager[RunningTurn | None]:
+        """Cache use of a turn for which no request waits; see ModelCache.ahead."""
+        return self._cache(model).ahead(partition, payload)
 
     def note(self, model: str, usage: usage_pb2.Usage) -> None:
         """Counts an answered request by the engine's figures."""

@@ -114,14 +114,40 @@ class ModelCache:
         before = await self._note_empty_slots(directory) if spreads or directory.wants_snapshot else ()
         busy = [snapshot.number for snapshot in before if snapshot.is_busy]
         begun = directory.begin(partition, marks, spreads=spreads, busy=busy, kept_marks=kept_marks)
-        if keeper is None:
-            async with self._turn(directory, begun, before if spreads else ()) as turn:
-                yield turn
+        async with self._swapped_turn(directory, begun, keeper, found, before if spreads else ()) as turn:
+            yield turn
+
+    @asynccontextmanager
+    async def _swapped_turn(
+        self,
+        directory: CacheDirectory,
+        begun: CacheTurn,
+        keeper: PromptKeeper | None,
+        found: KeptPrompt | None = None,
+        before: Sequence[SlotSnapshot] = (),
+    ) -> AsyncIterator[RunningTurn]:
+        """Wraps a turn after its slot's prompt was saved and the one that was found for it restored."""
+        begin = None if keeper is None else keeper.moment(directory, begun)
+        async with self._turn(directory, begun, before) as turn:
+            if keeper is not None and begin is not None:
+                turn.use = CacheUse(slot=begun.slot, fresh=await keeper.swap(directory, begun, begin, found))
+                directory.keeps = keeper.works
+            yield turn
+
+    @asynccontextmanager
+    async def ahead(self, partition: Partition, payload: GenerationPayload) -> AsyncIterator[RunningTurn | None]:
+        """Wraps a turn for which no request waits; None: it would remove text that a request may use."""
+        directory = self._present_directory()
+        if directory is None:
+            yield self._unplaced(partition)
             return
-        begin = keeper.moment(directory, begun)
-        async with self._turn(directory, begun, before if spreads else ()) as turn:
-            turn.use = CacheUse(slot=begun.slot, fresh=await keeper.swap(directory, begun, begin, found))
-            directory.keeps = keeper.works
+        if directory.wants_snapshot:
+            await self._note_empty_slots(directory)
+        begun = directory.begin_ahead(partition, prompt_marks(payload))
+        if begun is None:
+            yield None
+            return
+        async with self._swapped_turn(directory, begun, self._keeper) as turn:
             yield turn
 
     @asynccontextmanager

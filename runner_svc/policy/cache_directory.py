@@ -96,6 +96,8 @@ class _Slot:
     marks: tuple[bytes, ...] = ()
     last_use: int = 0
     version: int = 0
+    ahead_version: int = 0
+    """The version of its content that was processed ahead; it differs once another turn may have used the slot."""
     turn: CacheTurn | None = None
     forget: bool = False
     """Whether its content is forgotten at the end of its turn."""
@@ -196,14 +198,7 @@ class CacheDirectory:
         slot = self._choose(partition, marks, busy, kept_marks)
         if slot is None:
             return self._loosen(self._next_turn(None, fresh=not self.is_alone(partition)), partition)
-        turn = self._next_turn(slot.number, fresh=self._is_foreign(slot, partition))
-        if self.keeps and not spreads and not self._loose:
-            common = slot.common_marks(marks) if slot.owner == partition else 0
-            if isinstance(slot.owner, Partition) and len(slot.marks) - common >= MIN_LOST_MARKS:
-                turn = replace(turn, loses=LostPrompt(slot.owner, slot.marks))
-            turn = replace(turn, restores=kept_marks - common >= MIN_LOST_MARKS)
-        slot.turn = turn
-        slot.give_to(UnownedContent.UNUSABLE if partition is None else partition, tuple(marks))
+        turn = self._place(slot, partition, marks, kept_marks, spreads=spreads)
         return self._loosen(turn, partition) if spreads else turn
 
     def begin_loose(self, partition: Partition | None) -> CacheTurn:
@@ -211,6 +206,23 @@ class CacheDirectory:
         partition = self._known(partition)
         self._note(partition)
         return self._loosen(self._next_turn(None, fresh=partition is None), partition)
+
+    def begin_ahead(self, partition: Partition, marks: Sequence[bytes]) -> CacheTurn | None:
+        """Starts a turn for which no request waits; None: it would remove text that a request may use.
+
+        It gets an empty slot, or the one of its interrupted turn. If prompts are saved, it may also replace text of its
+        partition that was processed ahead.
+        """
+        free = [slot for slot in self._slots if slot.turn is None]
+        ahead = [slot for slot in free if slot.owner == partition and slot.version == slot.ahead_version]
+        own = [slot for slot in ahead if slot.marks == tuple(marks)]
+        spare = [*own, *_owned_by(free, UnownedContent.EMPTY), *(ahead if self.keeps else ())]
+        if not spare:
+            return None
+        self._note(partition)
+        turn = self._place(spare[0], partition, marks, kept_marks=0)
+        spare[0].ahead_version = spare[0].version
+        return turn
 
     def distrust(self, turn: CacheTurn) -> None:
         """Records that a turn's slot may receive other text before the turn starts: it is erased afterwards."""
@@ -272,6 +284,25 @@ class CacheDirectory:
         if partition is not None:
             self._several = self._several or self._only not in (None, partition)
             self._only = self._only or partition
+
+    def _place(
+        self,
+        slot: _Slot,
+        partition: Partition | None,
+        marks: Sequence[bytes],
+        kept_marks: int,
+        *,
+        spreads: bool = False,
+    ) -> CacheTurn:
+        turn = self._next_turn(slot.number, fresh=self._is_foreign(slot, partition))
+        if self.keeps and not spreads and not self._loose:
+            common = slot.common_marks(marks) if slot.owner == partition else 0
+            if isinstance(slot.owner, Partition) and len(slot.marks) - common >= MIN_LOST_MARKS:
+                turn = replace(turn, loses=LostPrompt(slot.owner, slot.marks))
+            turn = replace(turn, restores=kept_marks - common >= MIN_LOST_MARKS)
+        slot.turn = turn
+        slot.give_to(UnownedContent.UNUSABLE if partition is None else partition, tuple(marks))
+        return turn
 
     def _next_turn(self, slot: int | None, *, fresh: bool) -> CacheTurn:
         self._turns += 1

@@ -1,6 +1,6 @@
 """The beginnings of prompts that will come again on a model, and which of them to process after a load. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -35,24 +35,24 @@ class ExpectedPrefix:
 @dataclass(slots=True)
 class _State:
     used_at: float
-    """When it was last used or processed."""
+    """When it was last used; negative infinity: never."""
     until: float
     """When it is no longer expected."""
+    load: int
+    """The load during which it was last used or taken."""
     tries: int = 0
     """How often it was taken since it was used or processed."""
-    tried_at: float = -inf
-    """The load at which it was taken last."""
 
 
 class ExpectedPrefixes:
-    """The prefixes that are expected on one model. Times are monotonic seconds."""
+    """The prefixes that are expected on one model. Times are monotonic seconds; loads are numbered from 1."""
 
     def __init__(self) -> None:
         self._states: dict[ExpectedPrefix, _State] = {}
 
-    def note(self, prefix: ExpectedPrefix, now: float, until: float = inf) -> None:
+    def note(self, prefix: ExpectedPrefix, load: int, now: float, until: float = inf) -> None:
         """Records that a request uses a prefix, which is expected again."""
-        self._states[prefix] = _State(now, until)
+        self._states[prefix] = _State(now, until, load)
         if len(self._states) > MAX_PREFIXES:
             del self._states[min(self._states, key=self._used_at)]
 
@@ -60,31 +60,38 @@ class ExpectedPrefixes:
         """Adds prefixes that no request has used yet, as long as there is room."""
         for prefix in prefixes:
             if len(self._states) < MAX_PREFIXES:
-                self._states.setdefault(prefix, _State(-inf, inf))
+                self._states.setdefault(prefix, _State(-inf, inf, load=0))
 
-    def take_due(self, loaded_at: float, now: float) -> ExpectedPrefix | None:
-        """Returns the last used prefix that was not processed or taken since the engine was loaded; None: none is due.
+    def keep_agents(self, agents: Container[str]) -> None:
+        """Removes the prefixes of other agents."""
+        for prefix in [each for each in self._states if each.agent and each.agent not in agents]:
+            del self._states[prefix]
+
+    def take_due(self, load: int, now: float) -> ExpectedPrefix | None:
+        """Returns the last used prefix that was not used or taken since the engine was loaded; None: none is due.
 
         A prefix with which the engine may have ended several times is not due until a request uses it.
         """
         due = [
             prefix
             for prefix, state in self._states.items()
-            if state.used_at < loaded_at
-            and state.tried_at < loaded_at
-            and state.tries < MAX_TRIES
-            and now < state.until
+            if state.load < load and state.tries < MAX_TRIES and now < state.until
         ]
         found = max(due, key=self._used_at, default=None)
         if found is not None:
             self._states[found].tries += 1
-            self._states[found].tried_at = loaded_at
+            self._states[found].load = load
         return found
 
-    def note_processed(self, prefix: ExpectedPrefix, now: float) -> None:
+    def is_taken(self, prefix: ExpectedPrefix, now: float) -> bool:
+        """Whether a taken prefix is still to be processed: it was not forgotten, and no request has used it."""
+        state = self._states.get(prefix)
+        return state is not None and state.tries > 0 and now < state.until
+
+    def note_processed(self, prefix: ExpectedPrefix) -> None:
         """Records that the engine has processed a prefix."""
         if (state := self._states.get(prefix)) is not None:
-            state.used_at, state.tries = now, 0
+            state.tries = 0
 
     def forget(self, tenant: str | None, tag: str | None) -> None:
         """Removes the prefixes of a tenant and a tag; None: any."""

@@ -7,7 +7,7 @@ import inspect
 import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -197,7 +197,7 @@ class DaemonThreads:
                 result = context.run(function)
             except BaseException as error:  # noqa: BLE001 - a tool that calls sys.exit() must not end the thread unnoticed
                 # Others are exceptions that asyncio does not pass on, or that would stop it.
-                passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                passes = isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError)
                 fault = error if passes else RuntimeError(described(error))
             self._free.release()
             if fault is None:

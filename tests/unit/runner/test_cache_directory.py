@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner_svc.policy import cache_directory
-from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState, UnownedContent
+from runner_svc.policy.cache_directory import (
+    CacheDirectory,
+    CacheTurn,
+    LostPrompt,
+    Partition,
+    SlotState,
+    UnownedContent,
+)
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
 
 A, B, C = Partition("a"), Partition("b"), Partition("c")
@@ -43,6 +50,52 @@ def test_second_and_later_tenants_are_assigned_to_slots() -> None:
     assert second.slot is not None
     assert second.fresh
     assert _turn(book, A).slot not in (None, second.slot)
+
+
+def test_turn_ahead_of_requests_gets_only_slots_without_text_that_a_request_may_use() -> None:
+    """It took a slot of another tenant, whose text was lost when a request interrupted it."""
+    for keeps in (False, True):
+        book = CacheDirectory(2, keeps=keeps)
+        begun = book.begin_ahead(B, (b"b",))
+        assert begun is not None
+        assert (begun.slot, begun.fresh) == (0, False)
+        book.end(begun, worked=False)
+        again = book.begin_ahead(B, (b"b",))
+        assert again is not None
+        assert again.slot == 0
+        book.end(again, worked=True)
+        _turn(book, A, b"a")
+        assert book.begin_ahead(C, (b"c",)) is None
+        assert book.begin_ahead(A, (b"a",)) is None
+        _turn(book, B, b"b", b"more")
+        assert book.begin_ahead(B, (b"b",)) is None
+
+
+def test_turn_ahead_replaces_another_one_of_its_partition_only_if_its_text_is_saved() -> None:
+    """On an engine with one slot, the least recently used agent's prompt was left."""
+    marks = [(b"1", b"2", b"3"), (b"4", b"5", b"6"), (b"7", b"8", b"9")]
+    saved = []
+    for keeps in (False, True):
+        book = CacheDirectory(1, keeps=keeps)
+        turns = []
+        for partition, prompt in ((A, marks[0]), (A, marks[1]), (B, marks[2])):
+            turn = book.begin_ahead(partition, prompt)
+            if turn is not None:
+                book.end(turn, worked=True)
+            turns.append(turn)
+        assert turns[0] is not None
+        assert turns[2] is None
+        saved.append(turns[1] and turns[1].loses)
+    assert saved == [None, LostPrompt(A, marks[0])]
+
+
+def test_slot_that_a_loose_turn_may_have_used_is_not_replaced_ahead() -> None:
+    book = CacheDirectory(1)
+    begun = book.begin_ahead(A, (b"a",))
+    assert begun is not None
+    book.end(begun, worked=False)
+    assert _turn(book, A).slot is None
+    assert book.begin_ahead(A, (b"a",)) is None
 
 
 def test_tag_is_isolated_like_another_tenant() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from chat_stage import end
@@ -24,6 +25,8 @@ from weft.api.registry.v1 import agent_pb2, tenant_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation
 
 MODEL = ModelView(
@@ -45,17 +48,22 @@ AGENTS = {
 class _Engine(StepBackend):
     """Prompts have 400 tokens. Each call lasts until the test lets it go."""
 
+    slot_count = 4
+
     def __init__(self) -> None:
         super().__init__()
+        self.uncounted: WeftError | None = None
         self.loaded.set()
         self.calls: list[str] = []
         self.go = asyncio.Semaphore(0)
 
     @property
     def cache_isolation(self) -> CacheIsolation:
-        return CacheIsolation.WHOLE
+        return CacheIsolation.SLOTS
 
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        if self.uncounted is not None:
+            raise self.uncounted
         return tokenize_pb2.TokenizeResult(ids=range(400))
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
@@ -74,12 +82,18 @@ class _Engine(StepBackend):
 
 @asynccontextmanager
 async def _prewarming(
-    view: FleetView, *uses: tuple[str, str], remote: bool = False, replaces: bool = False
+    view: FleetView,
+    *uses: tuple[str, str],
+    replaces: bool = False,
+    slots: int = 4,
+    uncounted: WeftError | None = None,
+    **config: Any,
 ) -> AsyncIterator[tuple[Stage, _Engine, CacheManager]]:
-    """A loaded instance. `uses`: agents that were used before, and by whom."""
+    """A loaded instance. `uses`: agents that were used before, and by whom. `config`: of ServedModel."""
     engine = _Engine()
+    engine.slot_count, engine.uncounted = slots, uncounted
     stage = Stage(engine=engine)
-    stage.instance.config = replace(stage.instance.config, remote=remote)
+    stage.instance.config = replace(stage.instance.config, **{"operations": MODEL.operations, **config})
     caches = CacheManager.over([OneModel(_Engine()) if replaces else stage.instance])
     setup = ChatSetup(runner="r", model="m", settings=ChatSettings(), tools=ToolBox([]), clock=stage.clock)
 
@@ -149,6 +163,72 @@ async def test_flush_forgets_announced_beginnings() -> None:
         marks = prompt_marks(_chat("Be brief.").payload)
         kept = [KeptPrompt(name="p", partition=Partition(each), marks=marks, byte_count=1) for each in ("a", "b")]
         assert [stage.instance.expects(prompt) for prompt in kept] == [False, True]
+
+
+async def test_prompt_that_is_flushed_before_its_turn_is_not_processed() -> None:
+    async with _prewarming(_view()) as (stage, engine, caches):
+        await stage.instance.idle_work.note(_chat("Be brief."), "m", "a", Handling(prefix_seconds=3_600.0))
+        await stage.instance.unload()
+        await stage.clock.advance(1.0)
+        with stage.instance.records.keep("r"):
+            await stage.instance.wake()
+            await stage.settle()
+            await caches.flush(pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_TENANT, tenant="a"))
+        await stage.settle()
+        assert engine.calls == []
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"operations": frozenset({Operation.CHAT, Operation.COMPLETION})},
+        {"uncounted": WeftError(Reason.BACKEND_ERROR, "later")},
+    ],
+)
+async def test_prompt_that_cannot_be_divided_is_not_processed(engine: dict[str, Any]) -> None:
+    """Requests waited until the engine had processed all of it."""
+    async with _prewarming(_view("keeper"), **engine) as (_, backend, _):
+        assert backend.calls == []
+
+
+async def test_prompt_does_not_replace_the_text_of_a_request() -> None:
+    """The text of another tenant was lost, although no request needed its slot."""
+    async with _prewarming(_view("keeper"), slots=1, replaces=True) as (stage, engine, caches):
+        caches.add(stage.instance)
+        async with caches.of_request("m", "team", Handling()).generating(_chat("Be brief.").payload) as turn:
+            turn.worked = True
+        await stage.clock.advance(1.0)
+        await stage.settle()
+        assert engine.calls == []
+        async with caches.of_request("m", "team", Handling()).generating(_chat("Be brief.").payload) as turn:
+            assert not turn.use.fresh
+
+
+async def test_work_goes_on_only_when_no_request_has_begun_meanwhile() -> None:
+    """A request that began just after another one had ended waited for a prompt of an agent."""
+    async with _prewarming(_view("keeper"), replaces=True) as (stage, engine, caches):
+        caches.add(stage.instance)
+        records = stage.instance.records
+        with records.keep("first"):
+            await stage.clock.advance(1.0)
+            await stage.settle()
+        with records.keep("second"):
+            await stage.settle()
+            assert engine.calls == []
+        await stage.settle()
+        assert engine.calls == ["tokens: 64"]
+
+
+async def test_engine_that_stays_up_does_not_get_prompts_again() -> None:
+    """After a failed sleep they were counted again."""
+    async with _prewarming(_view("keeper")) as (stage, engine, caches):
+        engine.go.release()
+        engine.go.release()
+        await stage.settle()
+        await stage.clock.advance(1.0)
+        await asyncio.wait_for(stage.instance.idle_work.run(), 1.0)
+        assert engine.calls == ["tokens: 64", "chat: You are keeper."]
+        assert caches.figures("m").prewarmed_token_count == 400
 
 
 async def test_engine_that_weft_does_not_run_gives_a_warning() -> None:

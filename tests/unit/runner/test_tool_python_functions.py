@@ -1,4 +1,5 @@
 import asyncio
+import concurrent.futures
 import dataclasses
 import itertools
 import json
@@ -90,6 +91,11 @@ def circular() -> list[Any]:
 def stop_iteration() -> str:
     """Stop."""
     raise StopIteration("odd")
+
+
+def cancel() -> str:
+    """Cancel."""
+    raise concurrent.futures.CancelledError("gave up")
 
 
 def undocumented(a: int) -> int:
@@ -204,6 +210,7 @@ async def test_non_text_results_become_json() -> None:
         ("leave_softly", "SystemExit: bye"),
         ("leave_mute", "MuteExit: its message cannot be read"),
         ("stop_iteration", "StopIteration: odd"),
+        ("cancel", "CancelledError: gave up"),
         ("circular", "ValueError: Circular reference"),
     ],
 )
