@@ -135,7 +135,7 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
     given = request.model_extra or {}
     fill_extra(chat.payload.extra_parameters, {name: given.get(name) for name in LANGUAGES})
     not_offered = [unsupported(name, "is not supported; it was not used") for name in _NOT_OFFERED if given.get(name)]
-    warnings = chat.warnings + not_offered + unknown_extensions(given)
+    warnings = chat.warnings + not_offered + unknown_extensions(request)
     return ChatTranslation(chat.payload, warnings[:MAX_NOTICES])
 
 

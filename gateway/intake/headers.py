@@ -237,8 +237,7 @@ def _prefix_seconds(headers: Headers, params: HandledRequest) -> float:
         return prefix_seconds(given.decode("latin-1"), "X-Prefix-Keep-Alive")
     if params.prefix_keep_alive is not None:
         return prefix_seconds(params.prefix_keep_alive, "prefix_keep_alive")
-    lifetime = None if params.prompt_cache_options is None else params.prompt_cache_options.get("ttl")
-    return 0.0 if lifetime is None else prefix_seconds(lifetime, "prompt_cache_options.ttl")
+    return params.cache_seconds or 0.0
 
 
 def _handling(headers: Headers, params: HandledRequest) -> Handling:

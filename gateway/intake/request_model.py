@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
 
 from gateway.config import RequestLimits
-from weft.dispatch.parameter_checks import MAX_WORD_CHARS
+from weft.dispatch.parameter_checks import MAX_WORD_CHARS, prefix_seconds
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.names import MAX_CLIENT_CHARS
 from weft.kernel.units import MAX_DURATION_CHARS
 
@@ -111,7 +111,7 @@ class HandledRequest(StrictModel):
     """Extension: how long the prompt's beginning is expected again, like `keep_alive`, up to a day: an idle engine
     processes it again after a load. The header X-Prefix-Keep-Alive takes precedence."""
     prompt_cache_options: JsonMap | None = None
-    """`ttl` is a `prefix_keep_alive`; `mode` is not used."""
+    """`ttl` is a `prefix_keep_alive`, with a warning if it is in no known form; `mode` is not used."""
     prompt_cache_key: Any = None
     """Requests with the same key are sent to the same runner where possible, as with the headers X-Session-Id and
     X-Session-Affinity, which take precedence. At most 256 characters."""
@@ -133,6 +133,15 @@ class HandledRequest(StrictModel):
     def own_metadata(self) -> Mapping[str, str]:
         """The caller's own names and values, of an API that has them."""
         return _value(self, "metadata") or {}
+
+    @property
+    def cache_seconds(self) -> float | None:
+        """The `ttl` of `prompt_cache_options`, 0 if there is none; None: it has a form of another service."""
+        lifetime = (self.prompt_cache_options or {}).get("ttl")
+        try:
+            return 0.0 if lifetime is None else prefix_seconds(lifetime, "prompt_cache_options.ttl")
+        except FieldError:
+            return None
 
 
 def require_within(params: HandledRequest, limits: RequestLimits) -> None:

@@ -127,7 +127,7 @@ def warnings_of(request: ChatRequest) -> list[warning_pb2.Warning]:
         found.append(unsupported("store", "responses of this API are not stored"))
     if request.moderation is not None:
         found.append(unsupported("moderation", "was not done"))
-    return (found + unknown_extensions(request.model_extra or {}))[:MAX_NOTICES]
+    return (found + unknown_extensions(request))[:MAX_NOTICES]
 
 
 def _require_text_is_enough(request: ChatRequest) -> None:

@@ -59,7 +59,7 @@ async def text_completions(
         scope, surface="completions", params=params, model=params.model, operation=Operation.COMPLETION
     )
     payload = to_payload(params, deps.config.limits)
-    warnings = unknown_extensions(params.model_extra or {})
+    warnings = unknown_extensions(params)
     identity = new_identity(deps.clock, "cmpl", params.model)
     count, logprobs = choice_count(payload), params.logprobs is not None
     if params.stream:

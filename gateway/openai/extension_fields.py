@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from gateway.answers.answer_builder import MAX_NOTICES
+from gateway.intake.request_model import HandledRequest
 from weft.api.common.v1 import json_value_pb2, warning_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MAX_EXTRA_NAME_CHARS, take_bytes
 from weft.kernel.errors import invalid_field
@@ -39,11 +40,15 @@ def fill_extra(target: json_value_pb2.JsonObject, given: Mapping[str, object]) -
         add_member(target, name, value, field)
 
 
-def unknown_extensions(given: Mapping[str, object]) -> list[warning_pb2.Warning]:
-    """Returns a warning for each unknown field with EXTENSION_PREFIX; at most MAX_NOTICES."""
+def unknown_extensions(request: HandledRequest) -> list[warning_pb2.Warning]:
+    """Returns a warning for each unknown field with EXTENSION_PREFIX, and for an unknown `ttl`; at most MAX_NOTICES."""
+    given = request.model_extra or {}
     names = (name for name, value in given.items() if name.startswith(EXTENSION_PREFIX) and value is not None)
     message = "is an unknown extension; it was not used"
-    return [unsupported(name[:_MAX_SHOWN_CHARS], message) for name in islice(names, MAX_NOTICES)]
+    found = [unsupported(name[:_MAX_SHOWN_CHARS], message) for name in islice(names, MAX_NOTICES - 1)]
+    if request.cache_seconds is None:
+        found.append(unsupported("prompt_cache_options.ttl", "is no duration of at most a day; it was not used"))
+    return found
 
 
 def unsupported(field: str, message: str) -> warning_pb2.Warning:

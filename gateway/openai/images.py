@@ -108,7 +108,7 @@ def _answered(
     if params.response_format == "url":
         _require_kept(deps, params)
     context = deps.context(scope, surface="images", params=params, model=params.model, operation=Operation.IMAGE)
-    work = Work(deps, scope, context, payload, unknown_extensions(params.model_extra or {}), media)
+    work = Work(deps, scope, context, payload, unknown_extensions(params), media)
     identity, facts = new_identity(deps.clock, "img", params.model), facts_of_request(params)
     if params.stream:
         return streamed(work, ImageStream(identity, facts, prefix))

@@ -182,7 +182,7 @@ def _set_extra(chat: ChatBuilder, request: ResponsesRequest) -> None:
 
 def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
     """Returns warnings for unsupported fields, except tools."""
-    warnings = unknown_extensions(request.model_extra or {})
+    warnings = unknown_extensions(request)
     if request.truncation == "auto":
         warnings.append(unsupported("truncation", "too long input is refused, not truncated"))
     reasoning = request.reasoning

@@ -251,7 +251,7 @@ def _completion_answer(params: CompletionRequest, task: task_pb2.Task, outputs: 
         choice_count=prompt_count(params.prompt) * (params.n or 1),
         logprobs=params.logprobs is not None,
     )
-    return built(answer, outputs, unknown_extensions(params.model_extra or {}))
+    return built(answer, outputs, unknown_extensions(params))
 
 
 def _embedding_answer(params: EmbeddingRequest, task: task_pb2.Task, outputs: Outputs, _link: Link) -> bytes:

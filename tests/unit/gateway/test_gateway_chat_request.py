@@ -531,6 +531,8 @@ def test_audio_output_is_refused_as_unsupported(modalities: list[str]) -> None:
         ({"store": True}, ["store"]),
         ({"moderation": {"model": "m"}}, ["moderation"]),
         ({"x_unheard": 1}, ["x_unheard"]),
+        ({"prompt_cache_options": {"ttl": "30m"}}, []),
+        ({"prompt_cache_options": {"ttl": {"type": "auto"}}}, ["prompt_cache_options.ttl"]),
     ],
 )
 def test_accepted_but_unsupported_fields_are_reported(fields: dict[str, object], told: list[str]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,13 @@ from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.model_cache import prompt_marks
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.settings import ChatSettings
+from runner_svc.config import RunnerConfig
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.prewarmer import Prewarmer
+from runner_svc.service import build
 from runner_svc.tools.tool_box import ToolBox
+from runner_svc.waiting import end_tasks
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, tokenize_pb2
 from weft.api.registry.v1 import agent_pb2, tenant_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -28,6 +32,7 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation
+from weft_testing.fake_clock import FakeClock
 
 MODEL = ModelView(
     name="m",
@@ -249,6 +254,18 @@ async def test_prompt_is_processed_in_steps_and_counted_apart_from_requests() ->
         await stage.settle()
         figures = caches.figures("m")
         assert (figures.prewarmed_token_count, figures.prompt_token_count, figures.miss_count) == (400, 0, 0)
+
+
+async def test_late_registry_is_waited_for(tmp_path: Path) -> None:
+    """Without its agents, nothing was processed until the next load."""
+    clock, address = FakeClock(), f"unix:{tmp_path}/s.sock"
+    config = RunnerConfig(
+        name="r", host="h", address=address, registry_address=address, session_file=tmp_path / "r", models=()
+    )
+    reading = asyncio.create_task(build(config, clock=clock)._mesh_view())
+    await clock.advance(60.0)
+    assert not reading.done()
+    await end_tasks(reading)
 
 
 async def test_replacing_instance_does_not_use_the_cache_of_the_replaced_one() -> None:
