@@ -89,4 +89,4 @@ async def test_detached_request_is_a_task_with_a_fetchable_result(mesh: MeshProc
     await weft("speak", "--fetch", speech, "-o", str(sound))
     assert sound.read_bytes().startswith(WAVE_HEAD)
     code, _, error = await run_weft("image", "--fetch", words, home=mesh.home)
-    assert (code, f"task {words} is about transcription, not image" in error) == (2, True), error
+    assert (code, f"task {words} is for transcription, not image" in error) == (2, True), error

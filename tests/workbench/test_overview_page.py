@@ -39,7 +39,7 @@ def test_charts_show_the_last_hour_and_update_live(page: "Page", mesh: MeshProce
 def test_charts_can_be_filtered_by_model(page: "Page", mesh: MeshProcess) -> None:
     chat(mesh, "quick")
     opened(page, mesh, "", "Overview")
-    page.get_by_role("combobox", name="Of").select_option("m-a")
+    page.get_by_role("combobox", name="Model").select_option("m-a")
     page.wait_for_url("**/ui/?model=m-a")
     page.get_by_role("img", name="Tokens per second: out ").wait_for()
 

@@ -151,7 +151,7 @@ def test_model_used_by_weft_yaml_is_marked_and_needs_force_to_be_removed(stage: 
     assert json.loads(stage.run("models", "ls", "-o", "json").stdout)["items"][0]["usedBy"] == ["tiny"]
     refused = stage.run("models", "rm", SOURCE)
     assert refused.returncode == 4
-    assert "is used by tiny of weft.yaml" in refused.stderr
+    assert "is used by tiny in weft.yaml" in refused.stderr
     assert stage.run("models", "rm", SOURCE, "--force").returncode == 0
 
 

@@ -108,7 +108,7 @@ async def test_machine_without_multicast_is_reported_with_the_alternative(monkey
 
     monkeypatch.setattr("weft_app.compose.announcement.open_multicast", refuse)
     monkeypatch.setattr("weft_app.compose.announcer.open_multicast", refuse)
-    with pytest.raises(WeftError, match="no multicast DNS: No such device; join with the line that") as caught:
+    with pytest.raises(WeftError, match="no multicast DNS: No such device; join with the command that") as caught:
         await find_meshes(LISTEN_SECONDS)
     assert caught.value.reason is Reason.CONNECT_FAILED
     async with running(announcer("atlas", new_pin(), ["192.168.1.5"])) as one:

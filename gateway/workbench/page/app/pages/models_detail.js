@@ -159,7 +159,7 @@ function capabilitiesOf(model, admin) {
     ["Tools", known.tools === undefined ? "not known: they are tried" : known.tools ? "yes" : "no"],
     ["Thinking", modes || "not known: every mode is tried"],
     ["Streams", known.streaming === undefined ? "" : known.streaming ? "yes" : "no"],
-    ["Tenant isolation", known.cacheIsolation?.length ? known.cacheIsolation.map((each) => ISOLATION[each] ?? each).join(", ") : ""],
+    ["Tenant isolation", known.cacheIsolation?.length ? known.cacheIsolation.map((/** @type {string} */ each) => ISOLATION[each] ?? each).join(", ") : ""],
     ["Translates from", known.sourceLanguages?.join(", ")],
     ["Translates into", known.targetLanguages?.join(", ")],
   ];
