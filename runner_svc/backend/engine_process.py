@@ -41,7 +41,7 @@ DEATH_NOTICE_SECONDS = 0.5
 LOAD_CHECK_SECONDS = 0.5
 CRASH_LOG_LINES = 5
 LOADING = "while it loaded"
-WORKING = "while it worked on the request"
+WORKING = "while it processed the request"
 _Result = TypeVar("_Result")
 
 
