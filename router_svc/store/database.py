@@ -7,7 +7,6 @@ from typing import Any
 from typing_extensions import override
 
 from router_svc.policy.promises import Loss
-from router_svc.store.batches_migration import move_batches
 from router_svc.store.promises import Promises
 from weft.kernel.reasons import Reason
 from weft.sql.address import address_of
@@ -23,12 +22,7 @@ ROUTER_OWNER = OwnerRole(
     advice="gateways find the router that leads automatically",
     replaced_reason=Reason.ROUTER_STANDBY,
 )
-SCHEMA = Schema(
-    owner="router",
-    scripts=Path(__file__).parent / "schema",
-    version_table="router_alembic_version",
-    moves={"0014": move_batches},
-)
+SCHEMA = Schema(owner="router", scripts=Path(__file__).parent / "schema", version_table="router_alembic_version")
 
 
 class RouterDatabase(Store):

@@ -59,11 +59,19 @@ def _of_another_program(path: Path) -> None:
 
 
 def _newer(path: Path) -> None:
-    newer = sqlite3.connect(path)
-    for (table,) in newer.execute("SELECT name FROM sqlite_master WHERE name LIKE '%alembic_version'").fetchall():
-        newer.execute(f"UPDATE {table} SET version_num = '9999'")
-    newer.commit()
-    newer.close()
+    _set_revision(path, "9999")
+
+
+def _older(path: Path) -> None:
+    _set_revision(path, "0001")
+
+
+def _set_revision(path: Path, revision: str) -> None:
+    database = sqlite3.connect(path)
+    for (table,) in database.execute("SELECT name FROM sqlite_master WHERE name LIKE '%alembic_version'").fetchall():
+        database.execute(f"UPDATE {table} SET version_num = '{revision}'")
+    database.commit()
+    database.close()
 
 
 def _folder(path: Path) -> None:
@@ -78,6 +86,7 @@ FAULTS: dict[Damage, str] = {
     _foreign: "is no database (SQLITE_NOTADB); restore it from a backup",
     _of_another_program: "it belongs to another program (its tables: bookmarks); move it away, or name another file",
     _newer: f"it has the schema 9999, which weft {__version__} does not know (its newest is 00",
+    _older: "run the release that wrote it, or begin with a new database",
     _folder: "cannot be used: Is a directory; let this user read and write it",
 }
 

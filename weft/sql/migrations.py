@@ -5,8 +5,8 @@ A script such as `0018.sql` is written for PostgreSQL, with each statement endin
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -44,8 +44,6 @@ class Schema:
     scripts: Path
     version_table: str
     """Table with the database revision, separate for each service."""
-    moves: Mapping[str, Callable[[Tx], None]] = field(default_factory=dict)
-    """Functions that run after a script, by its number."""
 
     @cached_property
     def revisions(self) -> tuple[str, ...]:
@@ -84,18 +82,19 @@ def bring_up_to_date(tx: Tx, schema: Schema) -> None:
     elif revision in schema.revisions:
         missing = schema.revisions[schema.revisions.index(revision) + 1 :]
     else:
+        is_older = str(revision) < schema.revisions[0]
+        known = f"its oldest is {schema.revisions[0]}" if is_older else f"its newest is {schema.newest}"
+        remedy = "begin with a new database" if is_older else "a newer one"
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE,
-            f"it has the schema {revision}, which weft {__version__} does not know (its newest is {schema.newest}); "
-            "run the release that wrote it, or a newer one",
+            f"it has the schema {revision}, which weft {__version__} does not know ({known}); run the release that "
+            f"wrote it, or {remedy}",
         )
     if not missing:
         return
     for each in missing:
         for statement in statements_of(schema.scripts / f"{each}.sql", tx.dialect):
             tx.execute(statement)
-        if each in schema.moves:
-            schema.moves[each](tx)
     tx.execute(f"DELETE FROM {table}")  # noqa: S608 - as above
     tx.execute(f"INSERT INTO {table} (version_num) VALUES (:newest)", newest=schema.newest)  # noqa: S608 - as above
 
