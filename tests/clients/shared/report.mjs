@@ -66,7 +66,7 @@ export async function fails(act) {
 }
 
 // The error that a broken answer ends with, which says so in the words of the mesh.
-export async function breaksOff(act, words = /broke the connection in mid-answer/) {
+export async function breaksOff(act, words = /before the answer was complete/) {
   const error = await fails(act);
   const said = `${error.message ?? ""} ${JSON.stringify(error)}`;
   assert.match(said, words);

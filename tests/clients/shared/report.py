@@ -106,7 +106,7 @@ def fails(act: Callable[[], Any], *kinds: type[BaseException]) -> BaseException:
 
 
 def breaks_off(
-    act: Callable[[], Any], *kinds: type[BaseException], words: str = "broke the connection in mid-answer"
+    act: Callable[[], Any], *kinds: type[BaseException], words: str = "before the answer was complete"
 ) -> None:
     """Fail unless `act` ends with one of these kinds, which says in the words of the mesh that the answer broke off."""
     error = fails(act, *kinds)
