@@ -9,6 +9,8 @@ from typing import Any
 IDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("secret", re.compile(r"(?<=_)[0-9a-f]{40,64}\b")),
     ("hash", re.compile(r"\b[0-9a-f]{64}\b")),
+    ("digest", re.compile(r"(?<='sha256-)[0-9A-Za-z+/]{43}=")),
+    ("tag", re.compile(r'(?<=^")[0-9a-f]{16}(?="$)')),
     ("trace", re.compile(r"\b[0-9a-f]{32}\b")),
     ("uuid", re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")),
     ("id", re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{24}(?![0-9A-Za-z])")),
