@@ -51,7 +51,7 @@ def fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def environment_folder(contender: Contender, root: Path) -> Path | None:
-    """The virtual environment of its own; None where it shares the bench's."""
+    """Return the contender's virtual environment; None if it shares the bench's."""
     return root / f".venv-bench-{contender.name}" if contender.packages else None
 
 

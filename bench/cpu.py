@@ -11,7 +11,7 @@ MB = 1_000_000
 
 
 def roles_of_tree(root: psutil.Process, contender: Contender) -> dict[int, str]:
-    """Every process under `root` by id, with its role; without a marker of its own a child is what its parent is."""
+    """Return the role of every process under `root` by id; a child without a marker has its parent's role."""
     return dict(_walk(root, contender, contender.main_role))
 
 

@@ -1,4 +1,4 @@
-"""The load generator: a process of its own that asks one address as fast as it answers, within bounds.
+"""The load generator: a separate process that sends requests to one address as fast as it answers, within bounds.
 
     echo '{"port": 8080, "path": "/v1/chat/completions", "body": {...}, "connections": 32, "seconds": 5}' \
         | python -m bench.load

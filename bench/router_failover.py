@@ -33,7 +33,7 @@ REQUEST_SECONDS = 60.0
 
 
 class Process:
-    """One `weft serve`, with a home and a configuration of its own."""
+    """One `weft serve` process with a separate home and configuration."""
 
     def __init__(self, folder: Path, service: str, configuration: object, *arguments: str) -> None:
         folder.mkdir(parents=True)

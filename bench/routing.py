@@ -183,7 +183,7 @@ class World:
         return [_cached_share(placed[middle + window * shift :][:window]) for shift in (-1, 0, 1)]
 
     def _fail_over(self, now: float) -> None:
-        """Let a router lead that knows no request. Those that wait are submitted again; engines go on with theirs."""
+        """Replace the router by one that knows no request. Waiting ones are submitted again; running ones continue."""
         assert self._policy is not None, "an oracle needs no successor"
         self._scheduler = _scheduler(self._policy)
         for key, request in list(self._requests.items()):

@@ -85,7 +85,7 @@ class Prewarmer(IdleWork):
         partition = Partition(tenant, handling.cache_tag, self._adapter(model))
         uses_cache = handling.cache_mode is not CacheMode.NONE
         if not handling.prefix_seconds:
-            if uses_cache:
+            if uses_cache and chat.agent:
                 self._expected.note(ExpectedPrefix(chat.agent, partition), load, now)
             return []
         if not uses_cache or not self._may_work:

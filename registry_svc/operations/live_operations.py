@@ -152,7 +152,7 @@ class OperationTable:
         self._by_request.pop(live.operation.request_id, None)
 
     def shown(self, stored: Operation) -> Operation:
-        """Returns an operation for callers: as it is now if it is unfinished, otherwise as stored."""
+        """Returns an operation for callers, with its current progress if it is unfinished."""
         live = self._live.get(stored.name)
         return shown(stored) if live is None else live.shown(self._clock.monotonic())
 

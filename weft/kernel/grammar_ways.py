@@ -47,13 +47,13 @@ class Token(NamedTuple):
 
 
 def pattern_ways(pattern: str) -> int:
-    """Returns the most ways in which a regular expression reaches a character; MAX_WAYS + 1: more."""
+    """Returns the maximum number of ways in which a regular expression reaches a character, at most MAX_WAYS + 1."""
     reader = _Reader(_tokens(_PATTERN, pattern))
     return max(*reader.whole(), reader.most)
 
 
 def grammar_ways(grammar: str) -> int:
-    """Returns the most ways in which a rule of a GBNF grammar reaches a character; MAX_WAYS + 1: more."""
+    """Returns the maximum number of ways in which a GBNF rule reaches a character, at most MAX_WAYS + 1."""
     rules: dict[str, list[Token]] = {}
     tokens = [token for token in _tokens(_GRAMMAR, grammar) if token.kind != "skip"]
     current: list[Token] = []

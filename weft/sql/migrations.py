@@ -1,6 +1,6 @@
 """Migrates a database to this release's schema with numbered scripts.
 
-A script such as `0018.sql` is written for PostgreSQL, with each statement ending in `;` at the end of a line;
+A script such as `0020.sql` is written for PostgreSQL, with each statement ending in `;` at the end of a line;
 `_SQLITE_TYPES` maps the types to SQLite's. The first script creates all tables; older databases are rejected.
 """
 

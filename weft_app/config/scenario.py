@@ -422,8 +422,13 @@ class _Line(msgspec.Struct):
 _LINES = msgspec.json.Decoder(_Line)
 
 
+MAX_TRACE_BYTES = 256 * 1024 * 1024
+
+
 def _trace(path: Path) -> tuple[TracedRequest, ...]:
     try:
+        if path.stat().st_size > MAX_TRACE_BYTES:
+            raise invalid_field("trace", f"{path} is larger than {MAX_TRACE_BYTES} bytes")
         lines = sorted(_LINES.decode_lines(path.read_bytes()), key=lambda line: line.timestamp)
     except (OSError, msgspec.MsgspecError) as error:
         raise invalid_field("trace", f"{path} cannot be read: {error}") from error

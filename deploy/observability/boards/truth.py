@@ -1,4 +1,4 @@
-"""The board Truth: ends by reason, failed attempts, what left the premises, and telemetry that was lost."""
+"""The board Truth: ends by reason, failed attempts, requests sent to remote providers, and telemetry that was lost."""
 
 from boards.board import Board, Bounds, Panel, Query, Section, Unit, View, rate_by
 

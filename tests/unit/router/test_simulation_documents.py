@@ -159,6 +159,12 @@ def test_invalid_trace_is_refused_with_its_name(tmp_path: Path, changes: dict[st
         load_scenario(traced(tmp_path, **changes))
 
 
+def test_trace_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft_app.config.scenario.MAX_TRACE_BYTES", 10)
+    with pytest.raises(FieldError, match="larger than 10 bytes"):
+        load_scenario(traced(tmp_path))
+
+
 def test_missing_trace_is_refused(tmp_path: Path) -> None:
     path = traced(tmp_path)
     (tmp_path / "trace.jsonl").unlink()

@@ -19,6 +19,7 @@ from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.config import RunnerConfig
 from runner_svc.policy.cache_directory import Partition
+from runner_svc.policy.expected_prefixes import MAX_PREFIXES
 from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.prewarmer import Prewarmer
 from runner_svc.service import build
@@ -241,6 +242,12 @@ async def test_engine_that_weft_does_not_run_gives_a_warning() -> None:
         (told,) = await stage.instance.idle_work.note(_chat("Be brief."), "m", "team", Handling(prefix_seconds=60.0))
         assert told.warning.message.startswith("was not used: weft does not run")
         assert engine.calls == []
+
+
+async def test_requests_that_expect_nothing_again_do_not_displace_an_agent() -> None:
+    uses = (("keeper", "team"), *(("", f"tenant-{number}") for number in range(MAX_PREFIXES)))
+    async with _prewarming(_view("keeper", tenants=("team",)), *uses) as (_, engine, _):
+        assert engine.calls
 
 
 async def test_prompt_is_processed_in_steps_and_counted_apart_from_requests() -> None:
