@@ -1,5 +1,6 @@
 """Configuration and serving of a gateway."""
 
+import asyncio
 import os
 import secrets
 from collections.abc import Mapping
@@ -44,6 +45,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.log import get_logger
 from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.tls_channel import ChannelSecurity
@@ -57,7 +59,7 @@ from weft_app.compose.metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, keys_required
 from weft_app.compose.serving import Announce, registry_address, router_address
-from weft_app.compose.shutdown import CriticalTasks, stop_requested
+from weft_app.compose.shutdown import CriticalTasks, stop_requested, until
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
@@ -101,6 +103,10 @@ class GatewayRouters(RouterSource):
         return self._configured if leader is None else leader.channel
 
 
+log = get_logger("weft_app.compose")
+
+REGISTRY_WAIT_SECONDS = 5.0
+"""How long a starting gateway waits for the registry before it opens its port anyway, so that probes get answers."""
 WATCH_QUEUE_SECONDS = 1.0
 """Polling interval of the router's queues while a stream of `/api/v1/watch` reads them."""
 
@@ -262,6 +268,19 @@ class RemoteMesh:
         if self.keys is not None:
             await self.keys.follow(self.registry)
 
+    async def wait_ready(self) -> None:
+        """Waits for the first models and keys of the registry, at most REGISTRY_WAIT_SECONDS.
+
+        A proxy that has not yet noticed a restart sends requests as soon as the port is open; without keys they fail.
+        """
+        try:
+            async with asyncio.timeout(REGISTRY_WAIT_SECONDS):
+                await self.fleet.wait_ready()
+                if self.keys is not None:
+                    await self.keys.wait_ready()
+        except TimeoutError:
+            log.warning("registry sends no models or keys, serving without them", seconds=REGISTRY_WAIT_SECONDS)
+
     async def stop(self) -> None:
         """Stops following and closes all channels, even if one of them fails."""
         async with AsyncExitStack() as ends:
@@ -298,6 +317,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
             ends.push_async_callback(service.stop, config.drain_seconds)
             ends.push_async_callback(monitor.note_stopping)
             await remote.start()
+            await until(stop, remote.wait_ready())
             await service.start()
             for each in figures:
                 await each.start()

@@ -78,6 +78,11 @@ class KeyCheck:
         self._watcher = KeyRingWatcher(registry, self._clock)
         await self._watcher.start()
 
+    async def wait_ready(self) -> None:
+        """Waits for the first keys of the followed registry."""
+        if self._watcher is not None:
+            await self._watcher.wait_ready()
+
     async def stop(self) -> None:
         """Stops following. Idempotent."""
         if self._watcher is not None:
