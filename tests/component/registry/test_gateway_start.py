@@ -14,7 +14,7 @@ from weft_app.config.config import AddressSettings, AuthSettings, WeftConfig
 
 LONG_SECONDS = 60.0
 """Longer than any start on a busy machine."""
-KEYS_SECONDS = 0.2
+KEYS_SECONDS = 0.05
 """How late the keys arrive. A gateway that does not wait for them has opened its port before."""
 
 
@@ -35,10 +35,9 @@ async def test_gateway_opens_its_port_only_once_it_knows_the_api_keys(
     announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     home = WeftHome(tmp_path / "home")
     home.create()
+    address = f"unix:{tmp_path}/registry.sock"
     config = WeftConfig(
-        port=0,
-        auth=AuthSettings(required=True),
-        addresses=AddressSettings(registry=f"unix:{tmp_path}/registry.sock", router=f"unix:{tmp_path}/router.sock"),
+        port=0, auth=AuthSettings(required=True), addresses=AddressSettings(registry=address, router=address)
     )
     async with registry_with_keys(tmp_path) as stage, aiohttp.ClientSession() as client:
         _, key = await stage.create(scopes=["models:view"])
