@@ -10,7 +10,7 @@ from math import inf
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Needs, Readiness
 from router_svc.policy.endpoints.engine_load import EngineFigures
 from router_svc.policy.endpoints.routes import Route
-from router_svc.simulation.scenario import BLOCK_TOKENS, HostGroup, ModelKind, Scenario, seeded_random
+from router_svc.simulation.scenario import BLOCK_TOKENS, GIBIBYTE, HostGroup, ModelKind, Scenario, seeded_random
 from weft.kernel.abilities import takes_mode
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.request import Priority
@@ -238,12 +238,12 @@ class World:
         for name in names:
             self.hosts[name] = Host(
                 name=name,
-                total_bytes=group.memory_bytes,
-                program_bytes=group.program_bytes,
-                unowned_bytes=group.unowned_bytes,
+                total_bytes=round(group.memory_gib * GIBIBYTE),
+                program_bytes=round(group.program_gib * GIBIBYTE),
+                unowned_bytes=round(group.unowned_gib * GIBIBYTE),
                 max_requests=group.max_requests,
                 engine_requests=group.engine_requests,
-                figures_until=group.figures_until_seconds,
+                figures_until=inf if group.figures_until_seconds is None else group.figures_until_seconds,
             )
 
     def _add_model(self, kind: ModelKind) -> None:

@@ -1,6 +1,6 @@
 """A scenario: hosts, models, tenants, traffic and failures. Times are seconds from its beginning.
 
-All chance in a run comes from `seeded_random`.
+`weft_app.config.scenario` reads these records from scenario files. All chance in a run comes from `seeded_random`.
 """
 
 import math
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
-from typing import Annotated
+from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, MaxLen
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from router_svc.policy.endpoints.routes import MAX_SECONDS, Route
 from router_svc.policy.limits import SchedulerLimits
@@ -18,7 +18,7 @@ from router_svc.policy.request import MEDIA_UNITS
 from router_svc.policy.settings import Settings
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.request import Operation, Priority, Skill
-from weft.kernel.settings import Name
+from weft.kernel.settings import Constant, Name, Read
 
 
 def seeded_random(seed: int, purpose: str) -> Random:
@@ -26,23 +26,48 @@ def seeded_random(seed: int, purpose: str) -> Random:
     return Random(f"{seed}/{purpose}")  # noqa: S311 - a simulation, nothing secret
 
 
+MAX_HOSTS = 100_000
+Positive = Annotated[float, Gt(0), Le(1e9)]
+Moment = Annotated[float, Ge(0), Le(MAX_SECONDS)]
+"""Seconds from the beginning."""
+Duration = Annotated[float, Gt(0), Le(MAX_SECONDS)]
+"""Seconds."""
+Gibibytes = Annotated[float, Ge(0), Le(65_536)]
+Count = Annotated[int, Ge(1), Le(1_000_000)]
+Limit = Annotated[int, Ge(0), Le(1_000_000)]
+"""0: none."""
+Target = Annotated[str, MinLen(1), MaxLen(256)]
+HostNames = Annotated[tuple[Name, ...], MaxLen(1000)]
+
+
+def _skills_of(names: tuple[str, ...]) -> frozenset[Skill]:
+    return frozenset(Skill[name.upper()] for name in names)
+
+
+SkillNames = Annotated[tuple[Literal["text", "image", "audio", "tools"], ...], MaxLen(16)]
+Skills = Annotated[frozenset[Skill], Read(SkillNames, _skills_of)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
     """A log-normal distribution around a mean, as lengths and times of language models have it."""
 
-    mean: float
-    variation: float = 0.0
+    mean: Positive
+    """Its mean."""
+    variation: Annotated[float, Ge(0), Le(10)] = 0.0
     """Standard deviation divided by the mean; 0: always the mean."""
-    lowest: float = 0.0
-    highest: float = math.inf
+    min: Annotated[float, Ge(0), Le(1e9)] = 0.0
+    """No value is lower."""
+    max: Positive | None = None
+    """No value is higher. Default: the mean and five standard deviations."""
 
     def draw(self, random: Random) -> float:
         """Draws one value."""
-        if not self.variation or not self.mean:
-            return min(max(self.mean, self.lowest), self.highest)
+        if not self.variation:
+            return self._within_bounds(self.mean)
         sigma_squared = math.log1p(self.variation**2)
         value = random.lognormvariate(math.log(self.mean) - sigma_squared / 2, math.sqrt(sigma_squared))
-        return min(max(value, self.lowest), self.highest)
+        return self._within_bounds(value)
 
     def draw_count(self, random: Random) -> int:
         """Draws one value as an integer."""
@@ -50,38 +75,47 @@ class Amount:
 
     @property
     def largest_likely(self) -> float:
-        """A bound that nearly all values stay under: five standard deviations above the mean, or `highest`."""
-        return min(self.mean * (1 + 5 * self.variation), self.highest)
+        """A bound that nearly all values stay under: five standard deviations above the mean, or `max`."""
+        usual = self.mean * (1 + 5 * self.variation)
+        return usual if self.max is None else min(usual, self.max)
+
+    def _within_bounds(self, value: float) -> float:
+        highest = self.mean * (1 + 5 * self.variation) if self.max is None else self.max
+        return min(max(value, self.min), highest)
 
 
+def _amount_of(written: float | Amount) -> Amount:
+    return written if isinstance(written, Amount) else Amount(mean=written)
+
+
+Amounts = Annotated[Amount, Read(Positive | Amount, _amount_of)]
+"""In a file also a number."""
 GIBIBYTE = 1024**3
 BLOCK_TOKENS = 512
 """Tokens per block of a traced prompt."""
-USUAL_LOAD_SECONDS = Amount(mean=10.0)
-USUAL_PROMPT_TOKENS = Amount(mean=400.0, variation=1.0, lowest=1.0, highest=100_000.0)
-USUAL_OUTPUT_TOKENS = Amount(mean=200.0, variation=1.0, lowest=1.0, highest=100_000.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroup:
     """Hosts of one kind, each with one runner of the host's name."""
 
-    name: str
-    count: int = 1
-    """A single host has the name of the group, several have it with a number: `lab-1`."""
-    memory_bytes: int = 0
-    """Accelerator memory that may be reserved; 0: none."""
-    program_bytes: int = 0
-    """Part of it that a program holds all the time."""
-    unowned_bytes: int = 0
+    name: Name
+    """Their name; several get a number: `lab-1`."""
+    count: Annotated[int, Ge(1), Le(MAX_HOSTS)] = 1
+    """Number of hosts."""
+    memory_gib: Gibibytes = 0.0
+    """Accelerator memory of each. 0: not tracked; then everything fits."""
+    program_gib: Gibibytes = 0.0
+    """Part of it that a program other than a model holds all the time."""
+    unowned_gib: Constant[float] = 0.0
     """Part of it that is held all the time by a model that is not in the mesh any more."""
-    max_requests: int = 0
-    """Concurrent requests of its runner over all models; 0: as many as there are slots."""
-    engine_requests: int = 0
-    """Requests that an engine on it computes concurrently, as many as its KV cache has room for; more wait in the
-    engine. 0: as many as it has slots, and the engine reports no figures."""
-    figures_until_seconds: float = math.inf
-    """When the figures of its engines cease to arrive."""
+    max_requests: Limit = 0
+    """Concurrent requests of its runner. 0: as many as its models have slots."""
+    engine_requests: Limit = 0
+    """Requests that each engine computes concurrently, as many as its KV cache has room for; more wait in it, and it
+    reports figures of its load. 0: as many as its models have slots, without figures."""
+    figures_until_seconds: Duration | None = None
+    """When the figures of its engines cease to arrive. Default: never."""
 
     def host_names(self) -> tuple[str, ...]:
         """Returns the names of its hosts."""
@@ -94,35 +128,46 @@ class HostGroup:
 class ModelKind:
     """A model, on one host or several."""
 
-    name: str
-    """Name of its pool. On one host it is also the name of the model, on several with a number: `qwen-1`."""
-    hosts: tuple[str, ...] = ()
-    """Hosts or groups of hosts that have it; empty: all. A remote model has none."""
-    memory_bytes: int = 0
-    load_seconds: Amount = USUAL_LOAD_SECONDS
-    slots: int = 4
-    prefill_tokens_per_second: float = 2000.0
-    """In each slot, while all are busy."""
-    decode_tokens_per_second: float = 40.0
-    """In each slot, while all are busy."""
-    operation: Operation = Operation.CHAT
+    name: Name
+    """Its name, and the name of its pool if several hosts have it: there it has a number, as in `qwen-1`."""
+    hosts: HostNames = ()
+    """Hosts or groups of hosts that have it. Default: all. A remote model has none."""
+    memory_gib: Gibibytes = 0.0
+    """Memory while it is loaded."""
+    load_seconds: Amounts = Amount(mean=10.0)
+    """Duration of a load."""
+    slots: Annotated[int, Ge(1), Le(10_000)] = 4
+    """Concurrent requests on each host."""
+    prefill_tokens_per_second: Positive = 2000.0
+    """Prompt speed of one slot while all are busy."""
+    decode_tokens_per_second: Positive = 40.0
+    """Output speed of one slot while all are busy."""
+    operation: Annotated[
+        Operation, Read(Literal["chat", "image", "transcription", "speech"], lambda name: Operation[name.upper()])
+    ] = Operation.CHAT
     """What it does."""
-    work_per_second: float = 1.0
-    """Of a model of media: units of work in each slot, while all are busy, such as steps of a megapixel."""
-    context_tokens: int = 0
-    """0: unknown."""
-    cache_tokens: int = 0
-    """Prompt tokens that the prefix cache of each engine keeps. Such an engine processes one prompt at a time. 0: only
-    `Traffic.sessions` are cached."""
-    skills: frozenset[Skill] | None = None
-    """None: unknown."""
+    work_per_second: Positive = 1.0
+    """Speed of one slot while all are busy: steps of a megapixel, seconds of audio, or characters, by the operation."""
+    context_tokens: Annotated[int, Ge(0), Le(100_000_000)] = 0
+    """Context of a slot. 0: unknown."""
+    cache_tokens: Annotated[int, Ge(0), Le(1_000_000_000)] = 0
+    """Prompt tokens that the prefix cache of each host keeps; its engine then processes one prompt at a time.
+    0: only `Traffic.sessions` are cached."""
+    skills: Skills | None = None
+    """Its skills. Default: unknown."""
     remote: bool = False
-    """Whether it is remote: it takes no memory and is always loaded."""
+    """Whether it is remote: always loaded, on no host."""
     loaded: bool = False
     """Whether it is loaded at the beginning, if there is room."""
     pinned: bool = False
-    keep_alive_seconds: float | None = None
-    """How long it stays loaded without a request; None: until its memory is needed."""
+    """Whether it is never evicted."""
+    keep_alive_seconds: Moment | None = None
+    """How long it stays loaded while idle. Default: until its memory is needed."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory while it is loaded."""
+        return round(self.memory_gib * GIBIBYTE)
 
     @property
     def is_media(self) -> bool:
@@ -138,13 +183,29 @@ class ModelKind:
         return work / self.work_per_second if self.is_media else output_tokens / self.decode_tokens_per_second
 
 
+def _priorities_of(shares: Mapping[str, float]) -> dict[Priority, float]:
+    found = {Priority[name.upper()]: share for name, share in shares.items() if share}
+    if not found:
+        raise ValueError("one must be more than 0")
+    return found
+
+
+_Shares = Annotated[
+    Mapping[Literal["system", "high", "normal", "low", "durable"], Annotated[float, Ge(0), Le(1000)]], MaxLen(5)
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """A tenant. Weight, cap and permission are in the settings."""
 
-    name: str
-    bands: Mapping[Priority, float] = field(default_factory=lambda: {Priority.NORMAL: 1.0})
-    """How its requests are divided over the priority classes."""
+    name: Name
+    """Its name."""
+    priorities: Annotated[Mapping[Priority, float], Read(_Shares, _priorities_of)] = field(
+        default_factory=lambda: {Priority.NORMAL: 1.0}
+    )
+    """How its requests are divided over the priority classes: `{high: 1, low: 3}`. Those of `durable` are tasks without
+    a queue timeout; a router offers them from its database a few at a time, here all are offered together."""
 
 
 class Pattern(Enum):
@@ -159,11 +220,14 @@ class Pattern(Enum):
     """Poisson with a sine-shaped rate, `factor` times the mean at its peak."""
 
 
+_PerSecond = Annotated[float, Gt(0), Le(1_000_000)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
     """The rate of arrivals."""
 
-    per_second: Annotated[float, Gt(0), Le(1_000_000)]
+    per_second: _PerSecond
     """Requests per second: the mean, or the rate between bursts. With DIURNAL and a `factor` above 2 the mean is a
     little higher, because the rate at night is cut off at 0."""
     pattern: Pattern = Pattern.POISSON
@@ -174,6 +238,10 @@ class Rate:
     """From burst to burst, or the length of a day."""
     high_seconds: Annotated[float, Gt(0), Le(MAX_SECONDS)] = 10.0
     """How long a burst lasts."""
+
+
+def _rate_of(written: float | Rate | None) -> Rate | None:
+    return Rate(per_second=written) if isinstance(written, float | int) else written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,41 +259,53 @@ class TracedRequest:
 class Traffic:
     """Requests of one tenant for one target."""
 
-    tenant: str
-    target: str
-    """A model or a pool; or `route/` and a route."""
-    rate: Rate | None = None
-    """None: those of `trace`."""
-    trace: tuple[TracedRequest, ...] = ()
-    """Requests with their prompts' beginnings and lengths, by time."""
-    prompt_tokens: Amount = USUAL_PROMPT_TOKENS
-    output_tokens: Amount = USUAL_OUTPUT_TOKENS
-    work: Amount | None = None
-    """Of requests for media: their work, such as steps times megapixels; None: they are for text."""
-    max_output_tokens: int | None = None
-    """The limit that requests state; longer answers are cut there."""
-    deadline_seconds: float | None = None
-    """From its arrival to its end; None: none."""
-    patience_seconds: float | None = None
-    """Callers without any content by then disconnect; None: they wait."""
+    tenant: Name
+    """The tenant."""
+    target: Target
+    """A model, or `route/` and a route."""
+    rate: Annotated[Rate | None, Read(_PerSecond | Rate | None, _rate_of)] = None
+    """Requests per second, or a rate with its distribution."""
+    trace: Annotated[str, MaxLen(4096)] = ""
+    """File of recorded requests instead of a rate, relative to this file: JSON lines with `timestamp` in ms,
+    `input_length`, `output_length`, and `hash_ids` of blocks of 512 tokens, as in Mooncake's traces."""
+    recorded: Constant[tuple[TracedRequest, ...]] = ()
+    """The requests of `trace`, by time."""
+    prompt_tokens: Amounts = Amount(mean=400.0, variation=1.0, min=1.0)
+    """Length of prompts."""
+    output_tokens: Amounts = Amount(mean=200.0, variation=1.0, min=1.0)
+    """Length of answers."""
+    work: Amounts | None = None
+    """Work of a request for media: steps times megapixels, seconds of audio, or characters. Default: it is for text."""
+    max_output_tokens: Count | None = None
+    """The limit that requests state; longer answers are cut."""
+    deadline_seconds: Duration | None = None
+    """From the arrival to the end. Default: none."""
+    patience_seconds: Duration | None = None
+    """When callers without any content disconnect. Default: they wait."""
     allow_remote: bool = False
     """Whether requests allow remote models; the tenant's settings must permit it too."""
-    skills: frozenset[Skill] = frozenset()
-    sessions: int = 0
-    """Concurrent conversations that the requests are divided over; 0: every request is independent."""
-    session_cached_share: float = 0.8
+    skills: Skills = frozenset()
+    """Skills that they need besides text."""
+    sessions: Limit = 0
+    """Concurrent conversations that the requests are divided over. 0: every request is independent."""
+    session_cached_share: Annotated[float, Ge(0), Le(1)] = 0.8
     """Share of a prompt that is cached on the model that served the last turn of its conversation."""
     session_affinity: bool = False
     """Whether requests name their conversation; otherwise only their prompt prefixes show it."""
-    from_seconds: float = 0.0
-    until_seconds: float | None = None
-    """None: to the end."""
+    from_seconds: Moment = 0.0
+    """When arrivals begin."""
+    until_seconds: Duration | None = None
+    """When arrivals end. Default: at the end."""
+
+    def __post_init__(self) -> None:
+        if (self.rate is None) is not bool(self.trace or self.recorded):
+            raise ValueError("either rate or trace is required")
 
     def at_load(self, factor: float) -> "Traffic":
         """Returns it with its rate multiplied by `factor`."""
         rate = None if self.rate is None else replace(self.rate, per_second=self.rate.per_second * factor)
-        trace = tuple(replace(each, at_seconds=each.at_seconds / factor) for each in self.trace)
-        return replace(self, rate=rate, trace=trace)
+        recorded = tuple(replace(each, at_seconds=each.at_seconds / factor) for each in self.recorded)
+        return replace(self, rate=rate, recorded=recorded)
 
 
 class FailureMode(Enum):
@@ -244,7 +324,7 @@ class Failure:
     """A temporary failure."""
 
     mode: FailureMode
-    hosts: Annotated[tuple[Name, ...], MaxLen(1000)] = ()
+    hosts: HostNames = ()
     """Hosts or groups; empty: all. A remote model is on a host with its name."""
     at_seconds: Annotated[float, Ge(0), Le(MAX_SECONDS)]
     """When it begins."""

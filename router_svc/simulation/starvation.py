@@ -207,8 +207,8 @@ def _deadline_order(arrival: Request) -> tuple[float, float, int]:
 def longest_turn(scenario: Scenario) -> float:
     """Returns an upper bound of a turn: running requests end, a model is evicted, another loads and has its turn."""
     slowest = max([1.0, *(each.factor for each in scenario.failures if each.mode is FailureMode.SLOW)])
-    traced = [each for traffic in scenario.traffic for each in traffic.trace]
-    drawn = [each for each in scenario.traffic if not each.trace]
+    traced = [each for traffic in scenario.traffic for each in traffic.recorded]
+    drawn = [each for each in scenario.traffic if not each.recorded]
     prompt = max([each.prompt_tokens.largest_likely for each in drawn] + [each.prompt_tokens for each in traced])
     output = max([each.output_tokens.largest_likely for each in drawn] + [each.output_tokens for each in traced])
     work = max((traffic.work.largest_likely for traffic in scenario.traffic if traffic.work is not None), default=0.0)

@@ -70,14 +70,14 @@ class _Stream:
         self._ends = min(until, scenario.duration_seconds)
         self._facts = seeded_random(scenario.seed, f"requests/{number}")
         times = seeded_random(scenario.seed, f"times/{number}")
-        self._requests = iter(traffic.trace) if traffic.rate is None else self._drawn(_times(traffic.rate, times))
+        self._requests = iter(traffic.recorded) if traffic.rate is None else self._drawn(_times(traffic.rate, times))
         settings = scenario.settings.tenant(traffic.tenant)
         self._allow_remote = settings.permits_remote(requested=traffic.allow_remote)
         tenant = next(
             (known for known in scenario.tenants if known.name == traffic.tenant), Tenant(name=traffic.tenant)
         )
-        self._bands = tuple(tenant.bands)
-        self._shares = tuple(tenant.bands.values())
+        self._bands = tuple(tenant.priorities)
+        self._shares = tuple(tenant.priorities.values())
         route = scenario.routes.get(traffic.target.removeprefix(ROUTE_PREFIX))
         budget = route.budget_seconds if route is not None and traffic.target.startswith(ROUTE_PREFIX) else None
         ends = [seconds for seconds in (traffic.deadline_seconds, budget) if seconds is not None]

@@ -12,7 +12,6 @@ from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermiss
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.invariants import InvariantChecker, InvariantError
 from router_svc.simulation.scenario import (
-    GIBIBYTE,
     Amount,
     Delays,
     Failure,
@@ -48,7 +47,7 @@ def _of_callers(seed: int) -> Scenario:
     random = seeded_random(seed, "scenario")
     hosts = _hosts(random)
     models = _models(random, hosts)
-    tenants = tuple(Tenant(name=f"t{number}", bands=_bands(random)) for number in range(random.randint(1, 4)))
+    tenants = tuple(Tenant(name=f"t{number}", priorities=_bands(random)) for number in range(random.randint(1, 4)))
     routes = _routes(random, models)
     duration = random.choice((8.0, 20.0, 40.0))
     requests = random.randint(FEWEST_REQUESTS, MOST_REQUESTS)
@@ -82,8 +81,7 @@ def _with_unowned_memory(random: Random, scenario: Scenario) -> Scenario:
     Uses a separate random source, as do durable requests, so that the rest of a seed's scenario is unchanged.
     """
     hosts = (
-        replace(host, unowned_bytes=random.choice((0, 0, 0, 3)) * GIBIBYTE) if host.memory_bytes else host
-        for host in scenario.hosts
+        replace(host, unowned_gib=random.choice((0, 0, 0, 3))) if host.memory_gib else host for host in scenario.hosts
     )
     longest_pause = random.choice((900.0, 900.0, 10.0))
     return replace(scenario, hosts=tuple(hosts), limits=replace(scenario.limits, max_load_pause_seconds=longest_pause))
@@ -94,7 +92,9 @@ def _with_durable(random: Random, scenario: Scenario) -> Scenario:
 
     The requests are withdrawn after a while, so that a run ends even if no model is loaded for them.
     """
-    tenants = tuple(Tenant(name=f"d{number}", bands={Priority.DURABLE: 1.0}) for number in range(random.randint(1, 2)))
+    tenants = tuple(
+        Tenant(name=f"d{number}", priorities={Priority.DURABLE: 1.0}) for number in range(random.randint(1, 2))
+    )
     targets = [model.name for model in scenario.models] + [f"route/{name}" for name in scenario.routes]
     requests = random.randint(FEWEST_DURABLE, MOST_DURABLE)
     rate = requests / scenario.duration_seconds / len(tenants)
@@ -122,8 +122,8 @@ def _hosts(random: Random) -> tuple[HostGroup, ...]:
     return tuple(
         HostGroup(
             name=f"h{number}",
-            memory_bytes=random.choice((0, 6, 8, 12)) * GIBIBYTE,
-            program_bytes=random.choice((0, 0, 1)) * GIBIBYTE,
+            memory_gib=random.choice((0, 6, 8, 12)),
+            program_gib=random.choice((0, 0, 1)),
             max_requests=random.choice((0, 0, 3)),
         )
         for number in range(random.randint(1, 3))
@@ -136,8 +136,8 @@ def _models(random: Random, hosts: tuple[HostGroup, ...]) -> tuple[ModelKind, ..
         ModelKind(
             name=f"m{number}",
             hosts=tuple(random.sample(names, random.randint(1, len(names)))),
-            memory_bytes=random.choice((2, 3, 5)) * GIBIBYTE,
-            load_seconds=Amount(mean=random.choice((0.5, 2.0, 6.0)), variation=random.choice((0.0, 0.3)), highest=12.0),
+            memory_gib=random.choice((2, 3, 5)),
+            load_seconds=Amount(mean=random.choice((0.5, 2.0, 6.0)), variation=random.choice((0.0, 0.3)), max=12.0),
             slots=random.choice((1, 2, 4)),
             prefill_tokens_per_second=2000.0,
             decode_tokens_per_second=random.choice((50.0, 200.0)),
@@ -187,8 +187,8 @@ def _traffic(random: Random, tenant: str, target: str, per_second: float) -> Tra
             period_seconds=10.0,
             high_seconds=2.0,
         ),
-        prompt_tokens=Amount(mean=200.0, variation=1.0, lowest=1.0, highest=2000.0),
-        output_tokens=Amount(mean=random.choice((20.0, 100.0)), variation=0.7, lowest=1.0, highest=400.0),
+        prompt_tokens=Amount(mean=200.0, variation=1.0, min=1.0, max=2000.0),
+        output_tokens=Amount(mean=random.choice((20.0, 100.0)), variation=0.7, min=1.0, max=400.0),
         max_output_tokens=random.choice((None, 100)),
         deadline_seconds=random.choice((None, None, 3.0, 20.0)),
         patience_seconds=random.choice((None, None, None, 4.0)),

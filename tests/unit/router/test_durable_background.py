@@ -12,7 +12,7 @@ from weft.kernel.request import Priority
 STATISTICS = pytest.mark.nightly("statistics of the simulator")
 SECONDS = pytest.mark.parametrize("seconds", [40.0, pytest.param(200.0, marks=STATISTICS)])
 SATURATED_SECONDS = pytest.mark.parametrize("seconds", [20.0, pytest.param(200.0, marks=STATISTICS)])
-ANSWER = Amount(mean=40.0, variation=0.3, highest=80.0)
+ANSWER = Amount(mean=40.0, variation=0.3, max=80.0)
 """A second or two of one of eight slots."""
 
 
@@ -23,7 +23,7 @@ def mesh(seconds: float, *, callers_per_second: float, durable_per_second: float
         name="background",
         hosts=(HostGroup(name="h"),),
         models=(ModelKind(name="m", slots=8, loaded=True),),
-        tenants=(Tenant(name="caller"), Tenant(name="nightly", bands={Priority.DURABLE: 1.0})),
+        tenants=(Tenant(name="caller"), Tenant(name="nightly", priorities={Priority.DURABLE: 1.0})),
         traffic=tuple(
             Traffic(
                 tenant=tenant,

@@ -34,7 +34,7 @@ from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.hosts import Phase, World
 from router_svc.simulation.invariants import InvariantChecker, InvariantError
-from router_svc.simulation.scenario import GIBIBYTE, Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
+from router_svc.simulation.scenario import Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 from weft.kernel.request import Priority
 
 SEEDS = 200
@@ -95,7 +95,7 @@ def test_idle_slots_while_requests_wait_are_detected() -> None:
         models=(ModelKind(name="m", slots=2, loaded=True),),
         tenants=(Tenant(name="t"),),
         traffic=(
-            Traffic(tenant="t", target="m", rate=Rate(per_second=2.0), output_tokens=Amount(mean=80.0, highest=80.0)),
+            Traffic(tenant="t", target="m", rate=Rate(per_second=2.0), output_tokens=Amount(mean=80.0, max=80.0)),
         ),
         duration_seconds=40.0,
     )
@@ -117,13 +117,13 @@ def rush(*shares: tuple[str, Priority, float], route: bool = False, seconds: flo
         name="rush",
         hosts=(HostGroup(name="h"),),
         models=(ModelKind(name="m", slots=1, loaded=True),),
-        tenants=tuple(Tenant(name=priority.name.lower(), bands={priority: 1.0}) for priority in sorted(Priority)),
+        tenants=tuple(Tenant(name=priority.name.lower(), priorities={priority: 1.0}) for priority in sorted(Priority)),
         traffic=tuple(
             Traffic(
                 tenant=priority.name.lower(),
                 target=target,
                 rate=Rate(per_second=rate),
-                output_tokens=Amount(mean=10.0, highest=10.0),
+                output_tokens=Amount(mean=10.0, max=10.0),
             )
             for target, priority, rate in shares
         ),
@@ -152,13 +152,11 @@ def test_endless_wait_for_one_load_after_another_is_detected() -> None:
     names = ("m", "n")
     scenario = Scenario(
         name="turns",
-        hosts=(HostGroup(name="h", memory_bytes=4 * GIBIBYTE),),
-        models=tuple(
-            ModelKind(name=name, memory_bytes=3 * GIBIBYTE, slots=1, load_seconds=Amount(mean=2.0)) for name in names
-        ),
+        hosts=(HostGroup(name="h", memory_gib=4),),
+        models=tuple(ModelKind(name=name, memory_gib=3, slots=1, load_seconds=Amount(mean=2.0)) for name in names),
         tenants=(Tenant(name="t"),),
         traffic=tuple(
-            Traffic(tenant="t", target=name, rate=Rate(per_second=1.0), output_tokens=Amount(mean=40.0, highest=40.0))
+            Traffic(tenant="t", target=name, rate=Rate(per_second=1.0), output_tokens=Amount(mean=40.0, max=40.0))
             for name in names
         ),
         limits=SchedulerLimits(
@@ -190,7 +188,7 @@ def test_doubly_booked_memory_is_detected() -> None:
     scenario = next(
         scenario
         for scenario in map(random_scenario, range(SEEDS))
-        if sum(model.memory_bytes for model in scenario.models if not model.remote) > scenario.hosts[0].memory_bytes > 0
+        if sum(model.memory_gib for model in scenario.models if not model.remote) > scenario.hosts[0].memory_gib > 0
     )
     world, checker = World(scenario), InvariantChecker(scenario)
     hosts = [host for host in world.hosts.values() if host.has_ledger]

@@ -67,7 +67,7 @@ def test_file_without_limits_uses_the_router_defaults() -> None:
 
 def test_priorities_map_to_priority_classes() -> None:
     tenants = [{"name": "t", "priorities": {"high": 1, "low": 3, "normal": 0}}]
-    assert parse_scenario(document(tenants=tenants), "x").tenants[0].bands == {Priority.HIGH: 1, Priority.LOW: 3}
+    assert parse_scenario(document(tenants=tenants), "x").tenants[0].priorities == {Priority.HIGH: 1, Priority.LOW: 3}
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def traced(tmp_path: Path, **changes: Any) -> Path:
 
 def test_trace_is_read_in_the_format_of_mooncake_and_sorted(tmp_path: Path) -> None:
     (traffic,) = load_scenario(traced(tmp_path)).traffic
-    assert [each.at_seconds for each in traffic.trace] == [0.5, 1.5]
-    assert [each.blocks for each in traffic.trace] == [(1, 2), (1, 2)]
+    assert [each.at_seconds for each in traffic.recorded] == [0.5, 1.5]
+    assert [each.blocks for each in traffic.recorded] == [(1, 2), (1, 2)]
 
 
 @pytest.mark.parametrize("changes", [{"hash_ids": [1]}, {"input_length": 0}, {"timestamp": "early"}])

@@ -34,17 +34,15 @@ from router_svc.simulation.traffic import requests_of
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
-GIB = 1024**3
-
 
 def scenario(**changes: Any) -> Scenario:
     fields: dict[str, Any] = {
         "name": "small",
-        "hosts": (HostGroup(name="h", memory_bytes=10 * GIB),),
+        "hosts": (HostGroup(name="h", memory_gib=10),),
         "models": (
-            ModelKind(name="a", memory_bytes=6 * GIB, load_seconds=Amount(mean=3.0)),
-            ModelKind(name="b", memory_bytes=5 * GIB, load_seconds=Amount(mean=2.0)),
-            ModelKind(name="c", memory_bytes=4 * GIB, load_seconds=Amount(mean=1.0)),
+            ModelKind(name="a", memory_gib=6, load_seconds=Amount(mean=3.0)),
+            ModelKind(name="b", memory_gib=5, load_seconds=Amount(mean=2.0)),
+            ModelKind(name="c", memory_gib=4, load_seconds=Amount(mean=1.0)),
         ),
         "tenants": (Tenant(name="t"),),
         "traffic": (Traffic(tenant="t", target="a", rate=Rate(per_second=1.0)),),
@@ -88,7 +86,7 @@ def test_amounts_have_their_mean_and_variation_within_bounds() -> None:
     drawn = [Amount(mean=200.0, variation=0.5).draw(random) for _ in range(20_000)]
     assert fmean(drawn) == pytest.approx(200.0, rel=0.02)
     assert pstdev(drawn) / fmean(drawn) == pytest.approx(0.5, rel=0.05)
-    clipped = [Amount(mean=200.0, variation=2.0, lowest=50.0, highest=300.0).draw(random) for _ in range(1000)]
+    clipped = [Amount(mean=200.0, variation=2.0, min=50.0, max=300.0).draw(random) for _ in range(1000)]
     assert (min(clipped), max(clipped)) == (50.0, 300.0)
     assert Amount(mean=7.0).draw(random) == 7.0
 
@@ -189,7 +187,7 @@ def test_pinned_or_busy_models_are_not_evicted(why: str) -> None:
 
 
 def test_least_recently_used_model_is_evicted_first() -> None:
-    loads = Loads(scenario(hosts=(HostGroup(name="h", memory_bytes=11 * GIB),)))
+    loads = Loads(scenario(hosts=(HostGroup(name="h", memory_gib=11),)))
     loads.wake("a")
     loads.wake("b")
     loads.run()
@@ -224,7 +222,7 @@ def traced(*requests: tuple[float, int, tuple[int, ...]]) -> Scenario:
         for at, tokens, blocks in requests
     )
     kind = ModelKind(name="a", prefill_tokens_per_second=512.0, cache_tokens=3 * 512, loaded=True)
-    return scenario(models=(kind,), traffic=(Traffic(tenant="t", target="a", trace=trace),))
+    return scenario(models=(kind,), traffic=(Traffic(tenant="t", target="a", recorded=trace),))
 
 
 def test_prompts_of_a_trace_are_processed_one_at_a_time() -> None:
