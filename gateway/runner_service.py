@@ -1,9 +1,5 @@
 """The runner API as a service that `weft_app.compose` starts beside a runner, and its ASGI application."""
 
-from collections.abc import Sequence
-
-import grpc
-
 from gateway.app import bare_app, gate_of
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.deps import InferenceDeps
@@ -21,6 +17,7 @@ from weft.dispatch.call import LayeredDispatcher
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.metrics import MetricsPage
+from weft.kernel.service import Service
 from weft.kernel.tracing import ServiceName
 
 
@@ -81,10 +78,8 @@ def create_app(deps: RunnerApiDeps) -> EdgeApp:
     return app
 
 
-class RunnerApiService:
-    """Satisfies `weft.kernel.service.Service`, over HTTP only."""
-
-    service_names: Sequence[str] = ()
+class RunnerApiService(Service):
+    """The HTTP API of a runner."""
 
     def __init__(self, deps: RunnerApiDeps) -> None:
         edge, metrics = deps.config.edge, deps.inference.metrics
@@ -119,9 +114,6 @@ class RunnerApiService:
     def metrics_url(self) -> str:
         """The URL of the additional /metrics port; empty: none."""
         return "" if self._metrics_server is None else self._metrics_server.url
-
-    def register(self, server: grpc.aio.Server) -> None:
-        """Does nothing: it has no gRPC services."""
 
     async def start(self) -> None:
         """Binds and accepts; answers 503 while the runner starts. Raises a WeftError if an address is unusable."""

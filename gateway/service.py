@@ -1,10 +1,9 @@
 """The gateway as a service of `weft_app.compose`: binds, serves and drains in the host's event loop."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.app import GatewayPorts, app_over, finisher_over, gateway_deps
@@ -16,7 +15,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.responses.running import RunningResponses
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.metrics import MetricsPage
-from weft.kernel.service import start_restarting, stop_tasks
+from weft.kernel.service import Service, start_restarting, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,10 +40,8 @@ def build(
     return GatewayService(config, ports, metrics=metrics_of, clock=clock or SystemClock(), socket_path=socket_path)
 
 
-class GatewayService:
-    """Satisfies `weft.kernel.service.Service`, over HTTP only."""
-
-    service_names: Sequence[str] = ()
+class GatewayService(Service):
+    """A gateway, over HTTP only."""
 
     def __init__(
         self,
@@ -104,9 +101,6 @@ class GatewayService:
     def url(self) -> str:
         """The server's URL, such as `http://127.0.0.1:8080`."""
         return self._server.url
-
-    def register(self, server: grpc.aio.Server) -> None:
-        """Does nothing: it has no gRPC services."""
 
     async def start(self) -> None:
         """Binds and accepts. Raises a WeftError if the address is unavailable, or lacks the required protection."""

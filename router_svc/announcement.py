@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -44,8 +44,6 @@ def default_router_name(host: str, address: str) -> str:
 class RouterAnnouncement(Service):
     """Keeps a router registered, and registers it again if the registry does not know it."""
 
-    service_names: Sequence[str] = ()
-
     def __init__(
         self,
         name: str,
@@ -72,10 +70,6 @@ class RouterAnnouncement(Service):
         self._task: asyncio.Task[None] | None = None
         self._refused = ""
         """Why the last registration was refused; used to log a reason only once."""
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers nothing."""
 
     @override
     async def start(self) -> None:

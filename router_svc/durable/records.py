@@ -1,8 +1,7 @@
 """The service that stores a router's state for a restart: restores it at the start, and writes it continuously."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import grpc
 from typing_extensions import override
 
 from router_svc.durable.limits import RecordLimits
@@ -73,15 +72,6 @@ class RecordService(Service):
         self._state_writer = Sweeper(
             "state-writer", {"router state": self.flush_state}, settings.state_interval_seconds, clock
         )
-
-    @override
-    @property
-    def service_names(self) -> Sequence[str]:
-        return ()
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers nothing: RequestService shows the records."""
 
     @override
     async def start(self) -> None:

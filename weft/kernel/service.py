@@ -26,16 +26,16 @@ STEADY_AFTER_SECONDS = 300.0
 
 
 class Service(Protocol):
-    """A component that registers on a gRPC server, starts, and stops; built by `weft_app.compose`."""
+    """A component that starts and stops; built by `weft_app.compose`. By default it has no gRPC services."""
 
     @property
     def service_names(self) -> Sequence[str]:
         """Full names of its gRPC services, for health and reflection."""
-        ...
+        return ()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds its servicers. Called once, before the server starts."""
-        ...
+        del server
 
     async def start(self) -> None:
         """Starts the service. Returns once it can be used."""

@@ -52,8 +52,6 @@ RUNTIME = "openai_remote"
 class CentralModelsFollower(Service):
     """Serves on a runner the models that the registry declares. Life cycle: start, stop."""
 
-    service_names = ()
-
     def __init__(self, runner: RunnerService, registry: grpc.aio.Channel, clock: Clock, drain_seconds: float) -> None:
         self._runner = runner
         self._stub = cast(
@@ -67,10 +65,6 @@ class CentralModelsFollower(Service):
         self._served: dict[str, bytes] = {}
         """The serialized manifest of each served model, see `_served_bytes`."""
         self._task: asyncio.Task[None] | None = None
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers no servicer."""
 
     @override
     async def start(self) -> None:

@@ -1,10 +1,8 @@
 """A router's listeners for dial-out runners and publishers."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import grpc
 from typing_extensions import override
 
 import router_svc.service
@@ -21,15 +19,9 @@ if TYPE_CHECKING:
 class JoinListeners(Service):
     """Combines the configured listeners into one service."""
 
-    service_names: Sequence[str] = ()
-
     def __init__(self, relay: RelayListener | None = None, publishers: "PublisherListener | None" = None) -> None:
         self.relay = relay
         self.publishers = publishers
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers no gRPC service."""
 
     @override
     async def start(self) -> None:

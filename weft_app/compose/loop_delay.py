@@ -1,9 +1,7 @@
 """The delay of a process's event loop: how late its timers are."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import grpc
 from prometheus_client import Histogram
 from typing_extensions import override
 
@@ -22,8 +20,6 @@ DELAY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 class LoopDelay(Service):
     """Samples the delay of the event loop and expires idle label sets of the page."""
 
-    service_names: Sequence[str] = ()
-
     def __init__(self, page: MetricsPage, clock: Clock, service: str) -> None:
         """`service` is the name of the process's service, such as `router`; `weft up` uses one name for all."""
         self._page = page
@@ -38,10 +34,6 @@ class LoopDelay(Service):
         self._delay = histogram.labels(service)
         self._task: asyncio.Task[None] | None = None
         self._idle_noted = clock.monotonic()
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers no gRPC service."""
 
     @override
     async def start(self) -> None:

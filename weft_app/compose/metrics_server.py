@@ -2,10 +2,8 @@
 
 import asyncio
 import errno
-from collections.abc import Sequence
 from pathlib import Path
 
-import grpc
 from aiohttp import web
 from typing_extensions import override
 
@@ -33,8 +31,6 @@ _PATHS = ("/metrics", LIVEZ, READYZ, HEALTH)
 class MetricsServer(Service):
     """Serves a metrics page without keys, on loopback or at a configured address."""
 
-    service_names: Sequence[str] = ()
-
     def __init__(self, page: MetricsPage, listen: str, health: HealthSource | None = None) -> None:
         """`listen` is `host:port`, or `unix:` and a path. Raises INVALID_ARGUMENT for another form."""
         self._page = page
@@ -52,10 +48,6 @@ class MetricsServer(Service):
             return f"{UNIX_PREFIX}{self._path}"
         host, port = self._address
         return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers no gRPC service."""
 
     @override
     async def start(self) -> None:

@@ -2,11 +2,10 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 from http import HTTPMethod
 
-import grpc
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -55,8 +54,6 @@ _TOLD_LIMITS = (
 class PublisherListener(Service):
     """The HTTP listener for publishers."""
 
-    service_names: Sequence[str] = ()
-
     def __init__(self, config: WeftConfig, home: WeftHome, relay: Relay, relay_listener: RelayListener) -> None:
         self._listen = config.publishers.listen or ""
         self._relay_section = config.relay
@@ -69,10 +66,6 @@ class PublisherListener(Service):
         self._server: AppServer | None = None
         self.url = ""
         """Base URL for publishers, once started."""
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers no gRPC service."""
 
     @override
     async def start(self) -> None:

@@ -54,16 +54,6 @@ class RelayListener(Service):
         self.private_address = ""
         """The gRPC target of the private address, once started; empty: none."""
 
-    @property
-    @override
-    def service_names(self) -> tuple[str, ...]:
-        """No services on the router's server."""
-        return ()
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers nothing on the router's server."""
-
     @override
     async def start(self) -> None:
         """Starts listening. Raises ALREADY_EXISTS if the address is taken, INVALID_ARGUMENT for invalid settings."""

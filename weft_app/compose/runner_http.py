@@ -4,11 +4,10 @@ Imported only by `weft serve runner` for a runner with an HTTP API: others need 
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-import grpc
 from typing_extensions import override
 
 import gateway.runner_service
@@ -141,8 +140,6 @@ class LocalRunner:
 class RunnerHttp(Service):
     """The service of a runner's HTTP API. Start it before the runner and stop it afterwards."""
 
-    service_names: Sequence[str] = ()
-
     def __init__(  # noqa: PLR0913 - the command line gives some, the runner's process the others
         self,
         runner: RunnerService,
@@ -200,10 +197,6 @@ class RunnerHttp(Service):
     def url(self) -> str:
         """Its URL, such as `http://127.0.0.1:8081`."""
         return self._api.url
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers no gRPC service."""
 
     @override
     async def start(self) -> None:

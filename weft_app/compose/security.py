@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import grpc
@@ -97,17 +97,11 @@ def key_check(config: WeftConfig, clock: Clock) -> KeyCheck | None:
 class KeyFollower(Service):
     """Follows the keys of a registry in another process."""
 
-    service_names: Sequence[str] = ()
-
     def __init__(self, keys: KeyCheck, registry_address: str, security: ChannelSecurity) -> None:
         self._keys = keys
         self._address = registry_address
         self._security = security
         self._channel: grpc.aio.Channel | None = None
-
-    @override
-    def register(self, server: grpc.aio.Server) -> None:
-        """Registers no servicer."""
 
     @override
     async def start(self) -> None:
