@@ -42,6 +42,7 @@ from router_svc.usage import UsageRecorder
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.registry.v1.tenant_pb2 import Tenant
+from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
@@ -54,7 +55,7 @@ from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import trace_id_of
-from weft.kernel.timestamps import NANOSECONDS
+from weft.kernel.timestamps import NANOSECONDS, duration_of, optional_duration
 from weft.kernel.tracing import NO_TRACING, Tracing
 
 log = get_logger("weft.router")
@@ -121,12 +122,13 @@ class Mailbox:
 
     def put(self, decision: placement.Decision | WeftError) -> None:
         """Deliver a decision. A status message replaces an unread earlier one."""
-        if self._decisions and isinstance(self._decisions[-1], placement.Waiting):
+        last = self._decisions[-1] if self._decisions else None
+        if last is not None and not isinstance(last, WeftError) and not last.HasField("granted"):
             self._decisions.pop()
         self._decisions.append(decision)
         if isinstance(decision, WeftError):
             self.refused = decision.reason
-        elif isinstance(decision, placement.Grant):
+        elif decision.HasField("granted"):
             self.was_placed, self.refused = True, None
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
@@ -140,7 +142,8 @@ class Mailbox:
         if isinstance(decision, WeftError):
             raise decision
         if self.rate_limits is not None:
-            decision, self.rate_limits = replace(decision, rate_limits=self.rate_limits), None
+            decision.rate_limits.CopyFrom(self.rate_limits)
+            self.rate_limits = None
         return decision
 
 
@@ -150,7 +153,7 @@ class TicketIssuer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def grant(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> placement.Grant:
+    def grant(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> placement.Decision:
         """Return the grant of an attempt.
 
         `view`: the view that the scheduler decided on; it contains the candidate's runner.
@@ -171,19 +174,19 @@ class TicketIssuer:
         claims.expire_time.seconds, claims.expire_time.nanos = divmod(int(expires * NANOSECONDS), NANOSECONDS)
         deadline_at = placed.deadline_at
         signed = claims.SerializeToString()
-        return placement.Grant(
-            claims=signed,
-            mac=sign(signed, runner.ticket_key),
+        granted = pb.Granted(
+            ticket=ticket_pb2.Ticket(claims=signed, mac=sign(signed, runner.ticket_key)),
             runner=candidate.runner,
             runner_incarnation=candidate.incarnation,
             address=runner.address,
             host=runner.host,
             model=candidate.model,
             attempt=placed.attempt,
-            keep_alive_seconds=placed.keep_alive_seconds,
-            priority=request.priority,
-            seconds_left=None if deadline_at is None else deadline_at - self._clock.monotonic(),
+            keep_alive=optional_duration(placed.keep_alive_seconds),
+            priority=request.priority.wire,  # type: ignore[arg-type]  # same numbers
+            time_left=None if deadline_at is None else duration_of(deadline_at - self._clock.monotonic()),
         )
+        return pb.PlaceResponse(granted=granted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

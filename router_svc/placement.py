@@ -18,7 +18,6 @@ from weft.dispatch.media_work import MAX_WORK
 from weft.dispatch.placement import (
     MAX_ATTEMPT_MESSAGE_CHARS,
     Decision,
-    Grant,
     OnCancelled,
     Placement,
     RouterPort,
@@ -251,10 +250,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                 # The dispatcher ends the request and reports its end.
                 await context.write(pb.PlaceResponse(cancelled=pb.PlaceCancelled(cancelled_by=cancelled_by)))
                 await asyncio.Event().wait()
-            response = _decision_to_proto(decision)
-            if decision.rate_limits is not None:
-                response.rate_limits.CopyFrom(decision.rate_limits)
-            await context.write(response)
+            await context.write(decision)
 
 
 def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementRequest:
@@ -330,34 +326,6 @@ def _check_sizes(message: pb.PlaceOpen) -> None:
         raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
     if len(message.prefix_digests) > len(PREFIX_ENDS):
         raise invalid_field("open.prefix_digests", f"has more than {len(PREFIX_ENDS)} entries")
-
-
-def _grant_to_proto(grant: Grant) -> pb.Granted:
-    granted = pb.Granted(
-        runner=grant.runner,
-        runner_incarnation=grant.runner_incarnation,
-        address=grant.address,
-        host=grant.host,
-        model=grant.model,
-        attempt=grant.attempt,
-    )
-    granted.ticket.claims = grant.claims
-    granted.ticket.mac = grant.mac
-    if grant.seconds_left is not None:
-        granted.time_left.FromNanoseconds(int(grant.seconds_left * 1e9))
-    if grant.priority is not None:
-        granted.priority = grant.priority.wire  # type: ignore[assignment]  # same numbers
-    if grant.keep_alive_seconds is not None:
-        granted.keep_alive.FromNanoseconds(int(grant.keep_alive_seconds * 1e9))
-    return granted
-
-
-def _decision_to_proto(decision: Decision) -> pb.PlaceResponse:
-    if isinstance(decision, Grant):
-        return pb.PlaceResponse(granted=_grant_to_proto(decision))
-    if decision.event.HasField("queued"):
-        return pb.PlaceResponse(queued=decision.event.queued)
-    return pb.PlaceResponse(loading=decision.event.loading)
 
 
 def _queue_to_proto(queue: PoolQueue) -> pb.PoolQueue:

@@ -19,6 +19,7 @@ from weft.api.common.v1 import (
     receipt_pb2,
     workflow_pb2,
 )
+from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.agents import (
     resolve,
@@ -31,7 +32,7 @@ from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, TokenCounter, affinity_key, describe
-from weft.dispatch.placement import Decision, Grant, PlacementPort, canceller_of
+from weft.dispatch.placement import Decision, PlacementPort, canceller_of
 from weft.dispatch.prefix_holders import PrefixHolders
 from weft.dispatch.prompt_beginnings import PromptBeginnings
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
@@ -44,10 +45,11 @@ from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.names import AGENT_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Skill
+from weft.kernel.request import Priority, Skill
 from weft.kernel.rpc import ChannelPool, error_from_call
 from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT
+from weft.kernel.timestamps import optional_seconds, seconds_of
 from weft.kernel.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
 from weft.kernel.unknown_names import UNKNOWN_NAME, among, of_the_kind
 
@@ -104,11 +106,11 @@ class Dispatcher(RequestDispatcher):
         """Returns the current view of the mesh; empty without a fleet."""
         return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
-    def may_leave(self, grant: Grant) -> bool:
+    def may_leave(self, grant: Granted) -> bool:
         """Whether using a grant may send data to a remote provider; for an unknown model the ticket decides."""
         known = self.view().models.get(grant.model)
         if known is None or known.expected:
-            return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
+            return ticket_pb2.TicketClaims.FromString(grant.ticket.claims).allow_remote
         return known.remote
 
     def record(self, trace: RequestTrace, receipt: receipt_pb2.Receipt, ended: float) -> None:
@@ -201,18 +203,18 @@ class _RequestRun(Generic[T]):
                 try:
                     while call.receipt is None:
                         decision = await self._next_decision(placement)
-                        if not isinstance(decision, Grant):
+                        if not decision.HasField("granted"):
                             if waiting is not None:
                                 yield waiting(decision)
                             continue
-                        attempt = _Attempt(self, placement, decision)
+                        attempt = _Attempt(self, placement, decision.granted)
                         placement.watch_cancellation(partial(self._cancel, attempt))
                         try:
                             while (chunk := await attempt.next()) is not None:
                                 yield chunk
                         except WeftError as error:
                             attempt.cancel()
-                            await self._fail_attempt(placement, decision, error)
+                            await self._fail_attempt(placement, decision.granted, error)
                         finally:
                             attempt.cancel()
                 except Exception as error:
@@ -297,19 +299,19 @@ class _RequestRun(Generic[T]):
             decision = await placement.next_decision()
         except WeftError as rejection:
             raise reported_error(rejection, self._last_error) from rejection
-        self.call.rate_limits = decision.rate_limits or self.call.rate_limits
+        if decision.HasField("rate_limits"):
+            self.call.rate_limits = decision.rate_limits
         now = self.deps.clock.monotonic()
-        if isinstance(decision, Grant):
-            self.trace.note_grant(decision, now, remote=self.deps.may_leave(decision))
-            holder = PrefixHolder(
-                decision.model, decision.runner, decision.runner_incarnation, len(self._prefix_digests)
-            )
+        if decision.HasField("granted"):
+            grant = decision.granted
+            self.trace.note_grant(grant, now, remote=self.deps.may_leave(grant))
+            holder = PrefixHolder(grant.model, grant.runner, grant.runner_incarnation, len(self._prefix_digests))
             self.deps.holders.note(self._prefix_digests, holder)
         else:
             self.trace.note_waiting(decision, now)
         return decision
 
-    async def _fail_attempt(self, placement: ReconnectingPlacement, grant: Grant, error: WeftError) -> None:
+    async def _fail_attempt(self, placement: ReconnectingPlacement, grant: Granted, error: WeftError) -> None:
         """Reports a failed attempt; raises its error if content was already sent."""
         self.trace.note_attempt_failed(error, self.deps.clock.monotonic())
         if self.trace.first_content is not None:
@@ -320,10 +322,10 @@ class _RequestRun(Generic[T]):
         self._last_error = error
         await placement.report_attempt_failed(grant.attempt, error.reason, self.trace.attempts[-1].message)
 
-    def seconds_left(self, grant: Grant) -> float | None:
+    def seconds_left(self, grant: Granted) -> float | None:
         """Returns the time limit of an attempt that starts now, by the caller's deadline and the route; None: none."""
         own = self._seconds_to_deadline()
-        left = [seconds for seconds in (grant.seconds_left, own) if seconds is not None]
+        left = [seconds for seconds in (optional_seconds(grant, "time_left"), own) if seconds is not None]
         return max(0.0, min(left)) if left else None
 
     def _seconds_to_deadline(self) -> float | None:
@@ -366,7 +368,7 @@ class _RequestRun(Generic[T]):
 class _Attempt:
     """An attempt of a request at its runner; see `weft.dispatch.operations.Attempt`."""
 
-    def __init__(self, run: _RequestRun[Any], placement: ReconnectingPlacement, grant: Grant) -> None:
+    def __init__(self, run: _RequestRun[Any], placement: ReconnectingPlacement, grant: Granted) -> None:
         self._run = run
         self._placement = placement
         self._grant = grant
@@ -410,7 +412,7 @@ class _Attempt:
     async def _call_runner(self) -> Any:
         run, grant, spec, rpc = self._run, self._grant, self._spec, self._spec.runner_rpc
         request = rpc.request(options=self._options(), **{spec.payload_field: run.payload})
-        request.ticket.claims, request.ticket.mac = grant.claims, grant.mac
+        request.ticket.CopyFrom(grant.ticket)
         if run.context.agent:
             request.agent = run.context.agent
         if run.behaviour is not None:
@@ -440,9 +442,9 @@ class _Attempt:
     def _options(self) -> serve_options_pb2.ServeOptions:
         context, grant = self._run.context, self._grant
         handling = context.handling
-        if handling.keep_alive_seconds is None and grant.keep_alive_seconds is not None:
-            handling = replace(handling, keep_alive_seconds=grant.keep_alive_seconds)
-        priority = context.priority if grant.priority is None else grant.priority
+        if handling.keep_alive_seconds is None and grant.HasField("keep_alive"):
+            handling = replace(handling, keep_alive_seconds=seconds_of(grant.keep_alive))
+        priority = (Priority.from_wire(grant.priority) if grant.priority else None) or context.priority
         call = self._run.call
         return serve_options(handling, priority, whole=call.whole, joined_texts=call.joined_texts)
 

@@ -26,7 +26,7 @@ from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import embedding_service_pb2, generation_service_pb2, model_call_service_pb2
 from weft.dispatch import payload_checks
 from weft.dispatch.frames import Frame, GenerationPayload, collected_images, collected_transcription, has_content
-from weft.dispatch.placement import Waiting
+from weft.dispatch.placement import Decision, waiting_event
 from weft.dispatch.request_trace import RequestTrace
 from weft.kernel.errors import WeftError
 from weft.kernel.json_schema import SchemaLimits
@@ -89,7 +89,7 @@ class OperationSpec(Generic[PayloadT, ChunkT]):
     """The chunk's field in the responses of both rpcs; empty: the response has the chunk's fields."""
     payload_field: str = "payload"
     streamed: bool = False
-    waiting: Callable[[Waiting], ChunkT] | None = None
+    waiting: Callable[[Decision], ChunkT] | None = None
     """Returns the chunk that tells the caller that the request waits; None: callers are not informed."""
     takes_slot: bool = True
     """Whether it occupies a slot of the model."""
@@ -168,7 +168,7 @@ def _generation(operation: Operation, method: str, payload_field: str, check: Ca
         field="events",
         payload_field=payload_field,
         streamed=True,
-        waiting=lambda decision: [decision.event],
+        waiting=lambda decision: [waiting_event(decision)],
     )
 
 
@@ -181,7 +181,7 @@ def _event_stream(operation: Operation, method: str, check: Callable[[Any], None
         fold=_frame,
         field="events",
         streamed=True,
-        waiting=lambda decision: [decision.event],
+        waiting=lambda decision: [waiting_event(decision)],
         whole=whole,
     )
 

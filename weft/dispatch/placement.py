@@ -6,66 +6,37 @@ Implementations: the router's own (`router_svc.placement.LocalPlacement`) and th
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
+from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
 from weft.kernel.timestamps import optional_duration
-from weft.kernel.value import value_class
+
+Decision: TypeAlias = pb.PlaceResponse
+"""`queued` or `loading`, for the caller, or `granted`; the first one also has the caller's rate limits, if any."""
 
 
-@value_class(kw_only=True)
-class Waiting:
-    """The request is queued, or waits for a model to load."""
-
-    event: event_pb2.InferenceEvent
-    """The client's event: `queued` or `loading`. Read-only."""
-    rate_limits: RateLimitStatus | None = None
-    """See `Grant.rate_limits`."""
-
-
-def in_queue(position: int, reason: str, eta_seconds: float | None = None) -> Waiting:
+def in_queue(position: int, reason: str, eta_seconds: float | None = None) -> Decision:
     """Returns the decision that a request is queued."""
     queued = event_pb2.Queued(position=position, reason=reason, eta=optional_duration(eta_seconds))
-    return Waiting(event=event_pb2.InferenceEvent(queued=queued))
+    return pb.PlaceResponse(queued=queued)
 
 
-def for_load(stage: str, progress: float | None = None, eta_seconds: float | None = None) -> Waiting:
+def for_load(stage: str, progress: float | None = None, eta_seconds: float | None = None) -> Decision:
     """Returns the decision that a request waits for a model to load."""
     loading = event_pb2.Loading(stage=stage, progress=progress, eta=optional_duration(eta_seconds))
-    return Waiting(event=event_pb2.InferenceEvent(loading=loading))
+    return pb.PlaceResponse(loading=loading)
 
 
-@value_class(kw_only=True)
-class Grant:
-    """Permission to call a runner, and its address."""
-
-    claims: bytes
-    """A serialized TicketClaims."""
-    mac: bytes
-    runner: str
-    runner_incarnation: str
-    address: str
-    """gRPC target of the runner."""
-    host: str
-    model: str
-    attempt: int
-    keep_alive_seconds: float | None = None
-    """The route's keep-alive; None: unset."""
-    priority: Priority | None = None
-    """The granted priority class; None: as requested."""
-    seconds_left: float | None = None
-    """Time in which the answer must be complete, by the request or its route; None: the request's own deadline."""
-    rate_limits: RateLimitStatus | None = None
-    """What is left of the caller's rate limits, in the first decision if a limit applies. Read-only."""
-
-
-Decision = Waiting | Grant
+def waiting_event(decision: Decision) -> event_pb2.InferenceEvent:
+    """Returns the client's event of a decision that is no grant."""
+    if decision.HasField("loading"):
+        return event_pb2.InferenceEvent(loading=decision.loading)
+    return event_pb2.InferenceEvent(queued=decision.queued)
 
 
 OnCancelled = Callable[[WeftError], None]
@@ -106,7 +77,7 @@ class Placement(Protocol):
     ) -> None: ...
 
     async def next_decision(self) -> Decision:
-        """Returns the scheduler's next decision.
+        """Returns the scheduler's next decision. Read-only.
 
         Raises the error of a rejection, `request_cancelled` for a cancelled request, and SERVICE_UNAVAILABLE for a lost
         router.

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.end_reporter import EndReporter
-from weft.dispatch.placement import PLACED_AGAIN, Decision, Grant, OnCancelled, Placement, PlacementPort
+from weft.dispatch.placement import PLACED_AGAIN, Decision, OnCancelled, Placement, PlacementPort
 from weft.kernel.clock import Clock, within
 from weft.kernel.errors import LACKED_ROUTER, WeftError
 from weft.kernel.placement_request import PlacementRequest
@@ -132,8 +132,8 @@ class ReconnectingPlacement(Placement):
                 await self._place_again()
                 continue
             self._is_counted = True
-            if isinstance(decision, Grant):
-                self._attempts = decision.attempt
+            if decision.HasField("granted"):
+                self._attempts = decision.granted.attempt
             return decision
 
     def _limit_seconds(self, *, is_behind: bool) -> float:

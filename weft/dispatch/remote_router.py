@@ -10,18 +10,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from typing_extensions import override
 
-from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
+from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.placement import (
     PLACED_AGAIN,
     Decision,
-    Grant,
     OnCancelled,
     Placement,
     RouterPort,
-    Waiting,
     request_cancelled,
 )
 from weft.kernel.clock import Clock, wait_for_event
@@ -30,7 +27,6 @@ from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
 from weft.kernel.rpc import calling, error_from_call
 from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.telemetry import TRACEPARENT
@@ -133,7 +129,12 @@ class RemotePlace(Placement):
             raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from None
         if not isinstance(response, pb.PlaceResponse):
             raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router ended the placement without a decision")
-        return _decision_from_proto(response)
+        match response.WhichOneof("kind"):
+            case "queued" | "loading" | "granted":
+                return response
+            case "cancelled":
+                raise request_cancelled(response.cancelled.cancelled_by)
+        raise WeftError(Reason.INTERNAL, "the router sent a decision this version does not know")
 
     def abandon(self) -> None:
         """Stops waiting for the router: `next_decision` raises NO_ROUTER_AVAILABLE."""
@@ -218,38 +219,6 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
     if request.seconds_left is not None:
         message.time_left.FromNanoseconds(int(request.seconds_left * 1e9))
     return message
-
-
-def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
-    rate_limits = response.rate_limits if response.HasField("rate_limits") else None
-    match response.WhichOneof("kind"):
-        case "queued":
-            return Waiting(event=event_pb2.InferenceEvent(queued=response.queued), rate_limits=rate_limits)
-        case "loading":
-            return Waiting(event=event_pb2.InferenceEvent(loading=response.loading), rate_limits=rate_limits)
-        case "granted":
-            return _grant_of(response.granted, rate_limits)
-        case "cancelled":
-            raise request_cancelled(response.cancelled.cancelled_by)
-        case _:
-            raise WeftError(Reason.INTERNAL, "the router sent a decision this version does not know")
-
-
-def _grant_of(granted: pb.Granted, rate_limits: RateLimitStatus | None) -> Grant:
-    return Grant(
-        claims=granted.ticket.claims,
-        mac=granted.ticket.mac,
-        runner=granted.runner,
-        runner_incarnation=granted.runner_incarnation,
-        address=granted.address,
-        host=granted.host,
-        model=granted.model,
-        attempt=granted.attempt,
-        keep_alive_seconds=optional_seconds(granted, "keep_alive"),
-        priority=Priority.from_wire(granted.priority) if granted.priority else None,
-        seconds_left=optional_seconds(granted, "time_left"),
-        rate_limits=rate_limits,
-    )
 
 
 log = get_logger("weft.router_watch")

@@ -7,9 +7,10 @@ from enum import Enum, StrEnum
 from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
+from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.frames import Frame
 from weft.dispatch.payload_description import TokenCounter
-from weft.dispatch.placement import MAX_ATTEMPT_MESSAGE_CHARS, Grant, Waiting
+from weft.dispatch.placement import MAX_ATTEMPT_MESSAGE_CHARS, Decision
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger
@@ -101,7 +102,7 @@ close the connection after reading the request."""
 class AttemptRecord:
     """An attempt of a request at a runner."""
 
-    grant: Grant
+    grant: Granted
     remote: bool
     """Whether the runner may send the request to a remote provider."""
     began: float
@@ -177,14 +178,14 @@ class RequestTrace:
     def __post_init__(self) -> None:
         self.asked_model = self.asked_model or self.context.model
 
-    def note_waiting(self, decision: Waiting, now: float) -> None:
+    def note_waiting(self, decision: Decision, now: float) -> None:
         """Records a decision that is not a grant; time in which a model loads counts as load wait."""
-        if decision.event.HasField("loading"):
+        if decision.HasField("loading"):
             self._loading_since = self._loading_since or now
-            self._note_period(now, is_load=True, reason=decision.event.loading.stage)
+            self._note_period(now, is_load=True, reason=decision.loading.stage)
         else:
             self._end_load_wait(now)
-            self._note_period(now, is_load=False, reason=decision.event.queued.reason)
+            self._note_period(now, is_load=False, reason=decision.queued.reason)
 
     def _note_period(self, now: float, *, is_load: bool, reason: str) -> None:
         last = self.waits[-1] if self.waits else None
@@ -195,7 +196,7 @@ class RequestTrace:
         if len(self.waits) < MAX_WAIT_PERIODS:
             self.waits.append(WaitPeriod(now, is_load, reason))
 
-    def note_grant(self, grant: Grant, now: float, *, remote: bool = False) -> None:
+    def note_grant(self, grant: Granted, now: float, *, remote: bool = False) -> None:
         """Records a new attempt; `remote`: its runner may send the request to a remote provider."""
         self._end_load_wait(now)
         if self.waits and self.waits[-1].ended is None:

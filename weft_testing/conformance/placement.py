@@ -13,10 +13,11 @@ import asyncio
 import weakref
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Grant, Placement, RouterPort, Waiting
+from weft.api.router.v1.placement_service_pb2 import Granted
+from weft.dispatch.placement import Decision, Placement, RouterPort
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
@@ -47,11 +48,11 @@ class PlacementConformance:
             grant = await _grant(place)
             assert grant.runner in {"a", "b"}
             assert grant.attempt == 1
-            assert grant.claims
-            assert len(grant.mac) == 32
+            assert grant.ticket.claims
+            assert len(grant.ticket.mac) == 32
             assert grant.address
             assert grant.runner_incarnation
-            assert grant.priority is Priority.NORMAL
+            assert grant.priority == Priority.NORMAL.wire
 
     async def test_a_full_pool_is_waited_for_and_a_finished_request_makes_room(self) -> None:
         async with (
@@ -63,18 +64,18 @@ class PlacementConformance:
             assert held == {"a", "b"}
             async with port.place(_request("r3")) as waiting:
                 decision = await _next(waiting)
-                assert is_queued(decision)
-                assert decision.event.queued.position == 1
-                assert decision.event.queued.reason
+                assert decision.HasField("queued")
+                assert decision.queued.position == 1
+                assert decision.queued.reason
                 await one.report_finished(Reason.UNSPECIFIED)
-                assert isinstance(await _next(waiting), Grant)
+                assert (await _next(waiting)).HasField("granted")
 
     async def test_the_length_of_a_queue_is_reported(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as one:
             await _grant(one)
             async with port.place(_request("r2")) as two, port.place(_request("r3")) as three:
                 await _grant(two)
-                assert is_queued(await _next(three))
+                assert (await _next(three)).HasField("queued")
                 (queue,) = await port.queues()
                 assert queue.average_wait_seconds is not None, "two were placed"
                 assert 0.0 <= queue.average_wait_seconds < NOTICE_SECONDS
@@ -87,7 +88,7 @@ class PlacementConformance:
             async with port.place(_request("r2")) as two:
                 await _grant(two)
             async with port.place(_request("r3")) as three:
-                assert isinstance(await _final_decision(three), Grant)
+                assert (await _final_decision(three)).HasField("granted")
 
     async def test_an_end_frees_the_slot_immediately_or_with_its_report(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as one:
@@ -97,7 +98,7 @@ class PlacementConformance:
                 if not two.end_at_once(Reason.UNSPECIFIED, receipt_pb2.Receipt(), content_of=grant.attempt):
                     await two.report_finished(Reason.UNSPECIFIED, receipt_pb2.Receipt())
                 async with port.place(_request("r3")) as three:
-                    assert isinstance(await _final_decision(three), Grant)
+                    assert (await _final_decision(three)).HasField("granted")
 
     async def test_a_failed_attempt_is_granted_elsewhere_with_the_next_number(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
@@ -106,7 +107,7 @@ class PlacementConformance:
             second = await _grant(place)
             assert (first.attempt, second.attempt) == (1, 2)
             assert first.runner != second.runner
-            assert first.mac != second.mac
+            assert first.ticket.mac != second.ticket.mac
 
     async def test_a_failure_everywhere_ends_the_placement_with_its_reason(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
@@ -128,8 +129,8 @@ class PlacementConformance:
             port.place(_request("r2")) as two,
             port.place(_request("r3")) as three,
         ):
-            assert is_queued(await _next(one))
-            assert is_queued(await _next(two))
+            assert (await _next(one)).HasField("queued")
+            assert (await _next(two)).HasField("queued")
             refusal = await _refusal(three)
             assert refusal.reason is Reason.QUEUE_FULL
             assert refusal.retry_after_seconds is not None
@@ -140,10 +141,10 @@ class PlacementConformance:
                 await _grant(one)
                 await _grant(two)
                 async with port.place(_request("young")) as young, port.place(_request("old", age_seconds=9.0)) as old:
-                    assert is_queued(await _next(young))
-                    assert is_queued(await _next(old))
+                    assert (await _next(young)).HasField("queued")
+                    assert (await _next(old)).HasField("queued")
                     await one.report_finished(Reason.UNSPECIFIED)
-                    assert isinstance(await _final_decision(old), Grant)
+                    assert (await _final_decision(old)).HasField("granted")
             async with port.place(_request("again", attempts_used=1)) as again:
                 assert (await _grant(again)).attempt == 2
 
@@ -158,9 +159,9 @@ class PlacementConformance:
     async def test_a_sleeping_pool_reports_its_wake_and_then_grants(self) -> None:
         async with self.sleeping_placement(None) as port, port.place(_request("r1")) as place:
             decision = await _next(place)
-            assert is_for_load(decision)
-            assert decision.event.loading.stage.startswith("waking ")
-            assert isinstance(await _final_decision(place), Grant)
+            assert decision.HasField("loading")
+            assert decision.loading.stage.startswith("waking ")
+            assert (await _final_decision(place)).HasField("granted")
 
     async def test_a_failed_wake_is_refused_with_its_error(self) -> None:
         error = WeftError(Reason.WAKE_FAILED, "the machine is locked away")
@@ -190,16 +191,6 @@ class PlacementConformance:
             await place.report_attempt_failed(grant.attempt, Reason.SERVER_DIED)
 
 
-def is_queued(decision: object) -> TypeGuard[Waiting]:
-    """Whether a decision is that a request is queued."""
-    return isinstance(decision, Waiting) and decision.event.HasField("queued")
-
-
-def is_for_load(decision: object) -> TypeGuard[Waiting]:
-    """Whether a decision is that a request waits for a model to load."""
-    return isinstance(decision, Waiting) and decision.event.HasField("loading")
-
-
 class _Dispatcher:
     def cancel(self, error: WeftError) -> None:
         """Is not called."""
@@ -216,22 +207,22 @@ def _request(request_id: str, **changes: Any) -> PlacementRequest:
     return PlacementRequest(**fields)
 
 
-async def _next(place: Placement) -> object:
+async def _next(place: Placement) -> Decision:
     async with asyncio.timeout(NOTICE_SECONDS):
         return await place.next_decision()
 
 
-async def _final_decision(place: Placement) -> object:
-    """Returns the first decision that is not about waiting: a transport may still deliver an older status."""
-    while isinstance(decision := await _next(place), Waiting):
+async def _final_decision(place: Placement) -> Decision:
+    """Returns the grant: before it, a transport may still deliver older decisions about waiting."""
+    while not (decision := await _next(place)).HasField("granted"):
         pass
     return decision
 
 
-async def _grant(place: Placement) -> Grant:
+async def _grant(place: Placement) -> Granted:
     decision = await _final_decision(place)
-    assert isinstance(decision, Grant), f"expected a grant, got {decision}"
-    return decision
+    assert decision.HasField("granted"), f"expected a grant, got {decision}"
+    return decision.granted
 
 
 async def _refusal(place: Placement) -> WeftError:

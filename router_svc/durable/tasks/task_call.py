@@ -24,7 +24,7 @@ from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.operations import SpeechPiece, operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, session_of
-from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, PlacementPort
+from weft.dispatch.placement import Decision, OnCancelled, Placement, PlacementPort
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.media import media_parts
 from weft.durable.tasks import payload_of
@@ -91,7 +91,7 @@ class GatedPlace(Placement):
     async def next_decision(self) -> Decision:
         """Returns the next decision. Also raises ClaimMissedError, after the slot is released."""
         decision = await self._place.next_decision()
-        if isinstance(decision, Grant):
+        if decision.HasField("granted"):
             try:
                 await self._gated.pass_gate()
             except WeftError:

@@ -9,10 +9,11 @@ from typing import Any, Self
 from gateway_script import Step, hello
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.placement import Grant, OnCancelled, Placement
+from weft.dispatch.placement import Decision, OnCancelled, Placement
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, answering, new_server
@@ -37,18 +38,12 @@ class GrantingScheduler(Placement):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    async def next_decision(self) -> Grant:
+    async def next_decision(self) -> Decision:
         self._attempt += 1
-        return Grant(
-            claims=b"",
-            mac=b"",
-            runner="r1",
-            runner_incarnation="1",
-            address=self._address,
-            host="h",
-            model="tiny",
-            attempt=self._attempt,
+        granted = Granted(
+            runner="r1", runner_incarnation="1", address=self._address, model="tiny", attempt=self._attempt
         )
+        return Decision(granted=granted)
 
     def watch_cancellation(self, on_cancelled: OnCancelled) -> None: ...
 

@@ -17,9 +17,9 @@ from router_svc.policy.settings import Settings
 from weft.api.registry.v1.router_pb2 import Router as RegisteredRouter
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import placement_service_pb2_grpc
+from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.leader_placement import LeaderPlacement, RouterLinks
-from weft.dispatch.placement import Grant
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.placement_request import PlacementRequest
@@ -156,8 +156,8 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def granted(placement: ReconnectingPlacement) -> Grant:
+async def granted(placement: ReconnectingPlacement) -> Granted:
     while True:
         decision = await placement.next_decision()
-        if isinstance(decision, Grant):
-            return decision
+        if decision.HasField("granted"):
+            return decision.granted

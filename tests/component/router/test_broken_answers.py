@@ -6,7 +6,6 @@ import pytest
 from waker_harness import MODEL, grant_of, next_word, waking_mesh
 
 from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft.dispatch.placement import Grant
 from weft.kernel.reasons import Reason
 
 
@@ -27,4 +26,4 @@ async def test_only_answers_broken_off_by_the_runner_count_against_it(
         assert candidate is not None
         assert index.health.is_clean(candidate, mesh.clock.monotonic()) is not counts
         async with mesh.place("second") as place:
-            assert isinstance(await next_word(place), Grant), "there is no other runner to go to meanwhile"
+            assert (await next_word(place)).HasField("granted"), "there is no other runner to go to meanwhile"

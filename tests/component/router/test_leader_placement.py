@@ -14,7 +14,6 @@ from weft.dispatch.leader_placement import LinkedPlace
 from weft.dispatch.remote_router import RemotePlace
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.conformance.placement import is_queued
 
 
 async def test_leading_router_places_the_request(tmp_path: Path) -> None:
@@ -26,7 +25,7 @@ async def test_leading_router_places_the_request(tmp_path: Path) -> None:
 async def test_request_waiting_at_a_dying_leader_is_placed_by_the_next(tmp_path: Path) -> None:
     async with running(tmp_path) as there, there.place(a_request(1)) as first, there.place(a_request(2)) as second:
         await granted(first)
-        assert is_queued(await second.next_decision())
+        assert (await second.next_decision()).HasField("queued")
         waiting = asyncio.create_task(granted(second))
         await there.routers["r1"].kill()
         heir = await there.lead("r2")
@@ -43,7 +42,7 @@ async def test_request_waiting_at_a_resigning_leader_is_placed_by_the_next_with_
 ) -> None:
     async with running(tmp_path) as there, there.place(a_request(1)) as first, there.place(a_request(2)) as second:
         await granted(first)
-        assert is_queued(await second.next_decision())
+        assert (await second.next_decision()).HasField("queued")
         waiting = asyncio.create_task(granted(second))
         await there.routers["r1"].lead(False)
         heir = await there.lead("r2")

@@ -10,8 +10,8 @@ from waker_harness import MODEL, WakingMesh, grant_of, next_word, refusal_of, wa
 from router_svc.loop import TICK_SECONDS, Mailbox
 from router_svc.policy.decisions import Decision, Placed
 from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import Grant
 from weft.kernel.reasons import Reason
 
 FAULT = "a fault that was planted"
@@ -31,7 +31,7 @@ async def test_grant_that_cannot_be_signed_loses_neither_other_decisions_nor_its
         office = mesh.loop._deps.tickets
         sign = office.grant
 
-        def grant(placed: Placed, mailbox: Mailbox, view: FleetView) -> Grant:
+        def grant(placed: Placed, mailbox: Mailbox, view: FleetView) -> placement.Decision:
             if mailbox.request.spec.request_id == "r0":
                 raise KeyError(FAULT)
             return sign(placed, mailbox, view)

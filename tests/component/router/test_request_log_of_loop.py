@@ -19,7 +19,6 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.placement import Grant
 from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -27,7 +26,6 @@ from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.units import Rate
-from weft_testing.conformance.placement import is_for_load, is_queued
 
 
 class SlowWaker:
@@ -110,8 +108,8 @@ async def test_request_is_tracked_from_queue_to_receipt() -> None:
         first = mesh.placement.place(asked("r-1"))
         second = mesh.placement.place(asked("r-2", client_id="nightly", names_priority=False))
         async with first, second:
-            assert isinstance(await first.next_decision(), Grant)
-            assert is_queued(await second.next_decision())
+            assert (await first.next_decision()).HasField("granted")
+            assert (await second.next_decision()).HasField("queued")
             running, waiting = await mesh.told("r-1"), await mesh.told("r-2")
             assert running.state == pb.RequestRecord.STATE_RUNNING
             assert (waiting.state, waiting.queued.position) == (pb.RequestRecord.STATE_QUEUED, 1)
@@ -123,7 +121,7 @@ async def test_request_is_tracked_from_queue_to_receipt() -> None:
             receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED)
             receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 7, 3
             await first.report_finished(Reason.UNSPECIFIED, receipt)
-            while not isinstance(await second.next_decision(), Grant):
+            while not (await second.next_decision()).HasField("granted"):
                 pass
             await second.report_finished(Reason.UNSPECIFIED, receipt)
         done = await mesh.told("r-2")
@@ -142,7 +140,7 @@ async def test_request_is_tracked_from_queue_to_receipt() -> None:
 async def test_request_over_the_limit_is_rejected_before_the_queue_and_recorded() -> None:
     async with router(RateLimitConfig(default=(Rate(1, 60),))) as mesh:
         async with mesh.placement.place(asked("r-1")) as place:
-            assert isinstance(await place.next_decision(), Grant)
+            assert (await place.next_decision()).HasField("granted")
         async with mesh.placement.place(asked("r-2")) as place:
             with pytest.raises(WeftError, match="Tenant a exceeded 1 req/min") as refused:
                 await place.next_decision()
@@ -168,7 +166,7 @@ async def test_scheduler_rejection_is_recorded_with_its_message() -> None:
 
 async def test_load_decision_is_explained_with_its_cause() -> None:
     async with router(phase=InstanceState.PHASE_HIBERNATING) as mesh, mesh.placement.place(asked("r-1")) as place:
-        assert is_for_load(await place.next_decision())
+        assert (await place.next_decision()).HasField("loading")
         record = await mesh.told("r-1")
         assert record.state == pb.RequestRecord.STATE_LOADING
         assert "qwen" in record.loading.stage
@@ -180,9 +178,8 @@ async def test_load_decision_is_explained_with_its_cause() -> None:
 
 async def test_failed_attempt_is_recorded_as_a_decision() -> None:
     async with router() as mesh, mesh.placement.place(asked("r-1", seconds_left=5.0)) as place:
-        grant = await place.next_decision()
-        assert isinstance(grant, Grant)
-        await place.report_attempt_failed(grant.attempt, Reason.NO_SLOT_AVAILABLE)
+        attempt = (await place.next_decision()).granted.attempt
+        await place.report_attempt_failed(attempt, Reason.NO_SLOT_AVAILABLE)
         assert pb.DecisionRecord.KIND_FAILED in kinds(await mesh.told("r-1")), "it is not placed again yet"
 
 

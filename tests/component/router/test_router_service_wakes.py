@@ -21,7 +21,6 @@ from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server
-from weft_testing.conformance.placement import is_for_load
 
 HARDWARE_ADDRESS = "02:00:00:00:00:01"
 InstancePhase = runner_pb2.InstanceState.Phase
@@ -92,7 +91,7 @@ async def asking(router: RouterService) -> AsyncIterator[Placement]:
     """A request that has heard that the model wakes."""
     request = PlacementRequest(request_id="r", tenant="default", model=MODEL, operation=Operation.CHAT)
     async with router.placement.place(request) as place:
-        assert is_for_load(await next_word(place))
+        assert (await next_word(place)).HasField("loading")
         yield place
 
 

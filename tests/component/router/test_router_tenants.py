@@ -16,13 +16,11 @@ from router_svc.request_servicer import RequestServicer
 from weft.api.registry.v1.tenant_pb2 import REMOTE_PERMISSION_ALWAYS, Tenant, TenantLimit, TenantManifest
 from weft.api.runner.v1.ticket_pb2 import TicketClaims
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import Grant
 from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import Rate
-from weft_testing.conformance.placement import is_queued
 
 
 class Router:
@@ -69,7 +67,7 @@ async def test_limit_applies_only_while_declared() -> None:
     async with router() as mesh:
         for name in ("r-1", "r-2"):
             async with mesh.placement.place(asked(name)) as place:
-                assert isinstance(await place.next_decision(), Grant)
+                assert (await place.next_decision()).HasField("granted")
         mesh.declare(TenantManifest(name="a", limits=[minutely(1)]))
         async with mesh.placement.place(asked("r-3")) as place:
             await place.next_decision()
@@ -79,25 +77,25 @@ async def test_limit_applies_only_while_declared() -> None:
         assert caught.value.reason is Reason.RATE_LIMIT_EXCEEDED
         mesh.declare(TenantManifest(name="a", limits=[minutely(2)]))
         async with mesh.placement.place(asked("r-5")) as place:
-            assert isinstance(await place.next_decision(), Grant), "one more than before"
+            assert (await place.next_decision()).HasField("granted"), "one more than before"
         mesh.declare()
         async with mesh.placement.place(asked("r-6")) as place:
-            assert isinstance(await place.next_decision(), Grant)
+            assert (await place.next_decision()).HasField("granted")
 
 
 async def test_tenant_changes_do_not_disturb_waiting_and_running_requests() -> None:
     async with router(slots=1) as mesh:
         first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
         async with first, second:
-            assert isinstance(await first.next_decision(), Grant)
-            assert is_queued(await second.next_decision())
+            assert (await first.next_decision()).HasField("granted")
+            assert (await second.next_decision()).HasField("queued")
             mesh.declare(TenantManifest(name="a", weight=5, limits=[minutely(1)]))
             mesh.declare(TenantManifest(name="a", weight=0.5, limits=[minutely(3)]))
             record = await mesh.requests.request("r-2")
             assert record.queued.position == 1
             await first.report_finished(Reason.UNSPECIFIED)
-            while not isinstance(decision := await second.next_decision(), Grant):
-                assert is_queued(decision)
+            while not (decision := await second.next_decision()).HasField("granted"):
+                assert decision.HasField("queued")
             await second.report_finished(Reason.UNSPECIFIED)
 
 
@@ -106,11 +104,11 @@ async def test_raised_tenant_limit_grants_free_slots_immediately() -> None:
     async with router(slots=2, settings=settings) as mesh:
         first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
         async with first, second:
-            assert isinstance(await first.next_decision(), Grant)
-            assert is_queued(await second.next_decision())
+            assert (await first.next_decision()).HasField("granted")
+            assert (await second.next_decision()).HasField("queued")
             mesh.declare(TenantManifest(name="a", max_in_flight=2))
             async with asyncio.timeout(5):
-                while not isinstance(await second.next_decision(), Grant):
+                while not (await second.next_decision()).HasField("granted"):
                     pass
 
 
@@ -122,9 +120,8 @@ async def test_remote_permission_comes_from_the_declared_tenant() -> None:
         ):
             mesh.declare(*([manifest] if manifest else []))
             async with mesh.placement.place(asked("r")) as place:
-                grant = await place.next_decision()
-                assert isinstance(grant, Grant)
-                assert TicketClaims.FromString(grant.claims).allow_remote is expected
+                granted = (await place.next_decision()).granted
+                assert TicketClaims.FromString(granted.ticket.claims).allow_remote is expected
 
 
 async def test_configured_registry_tenant_does_not_override_router_rate_limits() -> None:
@@ -132,7 +129,7 @@ async def test_configured_registry_tenant_does_not_override_router_rate_limits()
         mesh.declare(TenantManifest(name="a", limits=[minutely(1)]), source=Tenant.SOURCE_CONFIGURED)
         for name in ("r-1", "r-2"):
             async with mesh.placement.place(asked(name)) as place:
-                assert isinstance(await place.next_decision(), Grant)
+                assert (await place.next_decision()).HasField("granted")
 
 
 async def test_first_decision_has_the_remaining_limits_and_usage_agrees() -> None:
@@ -141,17 +138,15 @@ async def test_first_decision_has_the_remaining_limits_and_usage_agrees() -> Non
         first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
         async with first, second:
             granted, waiting = await first.next_decision(), await second.next_decision()
-            assert granted.rate_limits is not None
-            assert waiting.rate_limits is not None
             assert (granted.rate_limits.requests.remaining, waiting.rate_limits.requests.remaining) == (4, 3)
             await first.report_finished(Reason.UNSPECIFIED)
-            while not isinstance(later := await second.next_decision(), Grant):
+            while not (later := await second.next_decision()).HasField("granted"):
                 pass
-            assert later.rate_limits is None, "it was told before"
+            assert not later.HasField("rate_limits"), "it was told before"
         assert [(use.used, use.limit) for use in (await mesh.requests.limit_uses("a")).uses] == [(2, 5)]
         assert not (await mesh.requests.limit_uses("b")).uses
 
 
 async def test_request_of_an_unlimited_tenant_has_no_rate_limits() -> None:
     async with router() as mesh, mesh.placement.place(asked("r-1")) as place:
-        assert (await place.next_decision()).rate_limits is None
+        assert not (await place.next_decision()).HasField("rate_limits")

@@ -23,7 +23,6 @@ from weft.dispatch.placement import Placement
 from weft.kernel.address import RUNNER_KEY, relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.conformance.placement import is_for_load, is_queued
 
 PACKET = packet_recipe(mac_address="02:00:00:00:00:01")
 BY_MESH = wake_plan(by_runner=False, by_mesh=PACKET, max_wait_seconds=120.0)
@@ -36,8 +35,8 @@ async def waiting_places(stack: AsyncExitStack, mesh: WakingMesh, count: int) ->
     places = [await stack.enter_async_context(mesh.place(f"r{number}")) for number in range(count)]
     for place in places:
         word = await next_word(place)
-        assert is_for_load(word)
-        assert word.event.loading.stage.startswith(f"waking {MODEL} on {RUNNER} ")
+        assert word.HasField("loading")
+        assert word.loading.stage.startswith(f"waking {MODEL} on {RUNNER} ")
     return places
 
 
@@ -72,8 +71,8 @@ async def test_load_without_memory_rejects_no_request_and_they_continue_waiting(
         await mesh.until_no_wake_is_under_way()
         await mesh.clock.advance(1.0)
         word = await next_word(place)
-        assert is_queued(word)
-        assert "did not fit on here a moment ago" in word.event.queued.reason
+        assert word.HasField("queued")
+        assert "did not fit on here a moment ago" in word.queued.reason
 
 
 async def test_relayed_runner_is_called_through_its_relay(tmp_path: Path) -> None:
@@ -318,9 +317,9 @@ async def test_second_wake_has_an_eta(tmp_path: Path) -> None:
         await mesh.until_no_wake_is_under_way()
         mesh.show(InstanceState.PHASE_HIBERNATING)
         word = await next_word(await stack.enter_async_context(mesh.place()))
-        assert is_for_load(word)
-        assert word.event.loading.eta.seconds == 20
-        assert word.event.loading.progress == 0.0
+        assert word.HasField("loading")
+        assert word.loading.eta.seconds == 20
+        assert word.loading.progress == 0.0
 
 
 async def test_abandoned_wake_cancels_its_runner_call_and_rejects_no_request(tmp_path: Path) -> None:
@@ -334,5 +333,5 @@ async def test_abandoned_wake_cancels_its_runner_call_and_rejects_no_request(tmp
         await mesh.until_no_wake_is_under_way()
         await mesh.clock.advance(1.0)
         word = await next_word(place)
-        assert is_queued(word)
-        assert "did not fit on here a moment ago" in word.event.queued.reason
+        assert word.HasField("queued")
+        assert "did not fit on here a moment ago" in word.queued.reason

@@ -7,7 +7,8 @@ import pytest
 
 from router_svc.durable.tasks.task_call import ClaimMissedError, GatedPlacement
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, for_load, in_queue
+from weft.api.router.v1.placement_service_pb2 import Granted
+from weft.dispatch.placement import Decision, OnCancelled, Placement, for_load, in_queue
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
@@ -18,17 +19,8 @@ LOADING = for_load("loading")
 REQUEST = PlacementRequest(request_id="task-1", tenant="ann", model="qwen", operation=Operation.CHAT)
 
 
-def grant(attempt: int = 1) -> Grant:
-    return Grant(
-        claims=b"",
-        mac=b"",
-        runner="a",
-        runner_incarnation="1",
-        address="unix:/r",
-        host="h",
-        model="qwen",
-        attempt=attempt,
-    )
+def grant(attempt: int = 1) -> Decision:
+    return Decision(granted=Granted(runner="a", runner_incarnation="1", model="qwen", attempt=attempt))
 
 
 class Scheduler(Placement):

@@ -9,9 +9,9 @@ from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
 from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.placement import Grant
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
@@ -82,23 +82,23 @@ def _submit(loop: SchedulingLoop, *, tenant: str, asks_remote: bool, target: str
     return loop.submit(request)
 
 
-async def _grants(loop: SchedulingLoop, key: int, mailbox: Mailbox) -> list[Grant]:
+async def _grants(loop: SchedulingLoop, key: int, mailbox: Mailbox) -> list[Granted]:
     """Every grant until the request is refused or left waiting, each attempt failing in turn."""
-    grants: list[Grant] = []
+    grants: list[Granted] = []
     try:
         async with asyncio.timeout(0.2):
             while True:
                 decision = await mailbox.get()
-                if isinstance(decision, Grant):
-                    grants.append(decision)
-                    loop.report_failed(key, decision.attempt, Reason.WORKER_LOST)
+                if decision.HasField("granted"):
+                    grants.append(decision.granted)
+                    loop.report_failed(key, decision.granted.attempt, Reason.WORKER_LOST)
     except (TimeoutError, WeftError):
         loop.close()
         return grants
 
 
-def _claims(grant: Grant) -> ticket_pb2.TicketClaims:
-    return ticket_pb2.TicketClaims.FromString(grant.claims)
+def _claims(grant: Granted) -> ticket_pb2.TicketClaims:
+    return ticket_pb2.TicketClaims.FromString(grant.ticket.claims)
 
 
 @pytest.mark.parametrize("asks_remote", [False, True])
@@ -128,7 +128,6 @@ async def test_request_for_a_remote_model_without_a_permit_is_rejected_with_that
 async def test_remote_pool_member_is_skipped_for_local_ones_without_a_permit() -> None:
     loop = _loop()
     _, mailbox = _submit(loop, tenant="on_request", asks_remote=False, target="far")
-    grant = await mailbox.get()
+    decision = await mailbox.get()
     loop.close()
-    assert isinstance(grant, Grant)
-    assert grant.model in LOCAL
+    assert decision.granted.model in LOCAL

@@ -11,7 +11,6 @@ from weft.dispatch.placement import Placement
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.tracing import Sampling, TraceContext
-from weft_testing.conformance.placement import is_for_load
 from weft_testing.fake_clock import let_all_run
 
 NO_SHARE = Sampling(ratio=0.0)
@@ -21,7 +20,7 @@ LATER = TraceContext(0x1AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203332, Tru
 
 async def wakes(mesh: WakingMesh, place: Placement) -> None:
     """Return once the runner was asked to wake the model for a request."""
-    assert is_for_load(await next_word(place))
+    assert (await next_word(place)).HasField("loading")
     assert await mesh.runner.asked() == MODEL
 
 
@@ -36,7 +35,7 @@ async def test_wake_starts_its_own_trace_linked_to_its_request(tmp_path: Path) -
         async with waking_mesh(tmp_path, tracing=spans.tracing) as mesh:
             async with mesh.place("r1", REQUEST.traceparent) as place, mesh.place("r2", LATER.traceparent) as other:
                 await wakes(mesh, place)
-                assert is_for_load(await next_word(other))
+                assert (await next_word(other)).HasField("loading")
                 await mesh.clock.advance(7.0)
                 mesh.runner.answer()
                 mesh.show(InstanceState.PHASE_READY)

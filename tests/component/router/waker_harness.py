@@ -17,9 +17,10 @@ from router_svc.policy.settings import Settings
 from router_svc.waker import Waker
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.wake_pb2 import Wake, WakeRecipe
+from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.placement import Decision, Grant, Placement
+from weft.dispatch.placement import Decision, Placement
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation
@@ -191,11 +192,11 @@ async def next_word(place: Placement) -> Decision:
         return await place.next_decision()
 
 
-async def grant_of(place: Placement) -> Grant:
+async def grant_of(place: Placement) -> Granted:
     """The grant, after all status messages."""
-    while not isinstance(word := await next_word(place), Grant):
+    while not (word := await next_word(place)).HasField("granted"):
         pass
-    return word
+    return word.granted
 
 
 async def refusal_of(place: Placement) -> WeftError:

@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
+from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView
@@ -21,7 +22,6 @@ from weft.dispatch.operations import CHAT
 from weft.dispatch.placement import (
     MAX_ATTEMPT_MESSAGE_CHARS,
     Decision,
-    Grant,
     OnCancelled,
     Placement,
     canceller_of,
@@ -35,6 +35,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority, Skill
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.telemetry import new_traceparent
+from weft.kernel.timestamps import optional_duration
 from weft_testing.fake_clock import FakeClock
 
 Step = event_pb2.InferenceEvent | Exception | grpc.StatusCode | asyncio.Event
@@ -84,19 +85,18 @@ class ScriptedScheduler(Placement):
             if isinstance(word, Exception):
                 raise word
             return word
-        return Grant(
-            claims=self.claims,
-            mac=b"",
+        granted = Granted(
+            ticket=ticket_pb2.Ticket(claims=self.claims),
             runner="a",
             runner_incarnation="1",
             address=self._address,
-            host="h",
             model="m",
             attempt=len(self.failed) + 1,
-            keep_alive_seconds=self.keep_alive_seconds,
-            priority=self.priority,
-            seconds_left=self.seconds_left,
+            keep_alive=optional_duration(self.keep_alive_seconds),
+            priority=0 if self.priority is None else self.priority.wire,  # type: ignore[arg-type]  # same numbers
+            time_left=optional_duration(self.seconds_left),
         )
+        return Decision(granted=granted)
 
     def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
         self.on_cancelled = on_cancelled

@@ -1,11 +1,10 @@
 """The receipt says what happened."""
 
-from dataclasses import replace
-
 import pytest
 
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.placement import Grant, for_load, in_queue
+from weft.api.router.v1.placement_service_pb2 import Granted
+from weft.dispatch.placement import for_load, in_queue
 from weft.dispatch.request_trace import RequestContext, RequestTrace
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -14,9 +13,7 @@ from weft.kernel.request import Operation
 CONTEXT = RequestContext(
     request_id="r1", tenant="t", model="pool", operation=Operation.CHAT, traceparent="00-" + "a" * 32 + "-b-01"
 )
-GRANT = Grant(
-    claims=b"", mac=b"", runner="a", runner_incarnation="1", address="x", host="atlas", model="m-a", attempt=1
-)
+GRANT = Granted(runner="a", runner_incarnation="1", address="x", host="atlas", model="m-a", attempt=1)
 
 
 def _seconds(duration: object) -> float:
@@ -30,7 +27,7 @@ def test_completed_request_has_separate_waits_attempts_and_runner_facts() -> Non
     journey.note_waiting(for_load("loads more"), 104.0)
     journey.note_grant(GRANT, 107.0)
     journey.note_attempt_failed(WeftError(Reason.SERVER_DIED, "it died"), 103.5)
-    journey.note_grant(replace(GRANT, runner="b", attempt=2), 107.5)
+    journey.note_grant(Granted(runner="b", model="m-a", attempt=2), 107.5)
     journey.note_first_content(108.0)
     part = receipt_pb2.Receipt(usage=usage_pb2.Usage(completion_tokens=5), model_digest="sha256:x", host="titan")
     receipt = journey.receipt(Reason.UNSPECIFIED, part, 110.0)

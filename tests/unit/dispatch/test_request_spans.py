@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
-from weft.dispatch.placement import Grant, for_load, in_queue
+from weft.api.router.v1.placement_service_pb2 import Granted
+from weft.dispatch.placement import for_load, in_queue
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import MAX_WAIT_PERIODS, RequestContext, RequestTrace
 from weft.kernel.errors import WeftError
@@ -18,9 +19,7 @@ CONTEXT = RequestContext(
     operation=Operation.CHAT,
     traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 )
-GRANT = Grant(
-    claims=b"", mac=b"", runner="a", runner_incarnation="i", address="x", host="titan", model="m-a", attempt=1
-)
+GRANT = Granted(runner="a", runner_incarnation="i", address="x", host="titan", model="m-a", attempt=1)
 EPOCH = 1_700_000_000_000_000_000
 
 
@@ -41,7 +40,7 @@ def _answered_at_the_second_attempt() -> tuple[RequestTrace, list[Span]]:
     trace.note_waiting(for_load("loads"), 102.0)
     trace.note_grant(GRANT, 105.0)
     trace.note_attempt_failed(WeftError(Reason.SERVER_DIED, ""), 106.0)
-    trace.note_grant(replace(GRANT, runner="b", attempt=2), 107.0)
+    trace.note_grant(Granted(runner="b", model="m-a", attempt=2), 107.0)
     trace.note_first_content(107.5)
     part = receipt_pb2.Receipt(
         usage=usage_pb2.Usage(prompt_tokens=7, completion_tokens=5, cached_prompt_tokens=2),

@@ -8,9 +8,10 @@ from typing import Self
 import pytest
 
 from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch import reconnecting_placement
 from weft.dispatch.end_reporter import EndReporter
-from weft.dispatch.placement import Decision, Grant, OnCancelled, Placement, in_queue
+from weft.dispatch.placement import Decision, OnCancelled, Placement, in_queue
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import LACKED_ROUTER, WeftError
@@ -20,7 +21,7 @@ from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
 LOST = WeftError(Reason.NO_ROUTER_AVAILABLE, "the router is gone")
-GRANT = Grant(claims=b"c", mac=b"m", runner="a", runner_incarnation="1", address="x", host="h", model="m", attempt=1)
+GRANT = Decision(granted=Granted(runner="a", model="m", attempt=1))
 WAITING = in_queue(1, "busy")
 REQUEST = PlacementRequest(
     request_id="r", tenant="t", model="m", operation=Operation.CHAT, age_seconds=2.0, seconds_left=100.0
