@@ -18,6 +18,7 @@ KEYS_SECONDS = 0.05
 """How late the keys arrive. A gateway that does not wait for them has opened its port before."""
 
 
+@pytest.mark.slow("builds a whole gateway")
 async def test_gateway_opens_its_port_only_once_it_knows_the_api_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
