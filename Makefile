@@ -36,7 +36,7 @@ up: $(VENV)/.up ## install and start a mesh with a real small model (ARGS="--por
 	@exec $(BIN)/weft up $(ARGS)
 
 demo: $(VENV)/.up ## start a mesh, stream one chat through it, stop it; the exit code tells
-	@$(BIN)/weft demo $(ARGS)
+	@$(BIN)/weft mesh demo $(ARGS)
 
 test: $(VENV)/.dev ## run the fast tests and one path with a real model; a test over a second fails
 	@$(COMPILED)

@@ -1,11 +1,11 @@
-"""Traces with the shape of two public ones, and scenarios that replay them on eight engines, for `weft simulate`.
+"""Traces with the shape of two public ones, and scenarios that replay them on eight engines, for `weft mesh simulate`.
 
 The public ones are Mooncake's (FAST '25, github.com/kvcache-ai/Mooncake, FAST25-release/traces): an hour of
 conversations and one of tool-using agents. These have their numbers of requests, mean lengths, and shares of blocks
 that an earlier prompt had. A scenario takes the public files as well.
 
     python -m bench.traces FOLDER
-    weft simulate FOLDER/conversation.yaml --against least_loaded --against oracle
+    weft mesh simulate FOLDER/conversation.yaml --against least_loaded --against oracle
 """
 
 import itertools

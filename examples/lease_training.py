@@ -1,7 +1,7 @@
 """A training job that shares a host's accelerators with the mesh: `python examples/lease_training.py`.
 
 It holds 8 GiB while it works, wherever there is room. A job that is a program of its own needs no code at all:
-`weft lease acquire --memory 8GiB -- python train.py`.
+`weft mesh lease acquire --memory 8GiB -- python train.py`.
 """
 
 import os

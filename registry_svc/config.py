@@ -83,7 +83,7 @@ class Signer:
     id: Name
     """Id of the key, such as `alice-2026`."""
     public_key: Annotated[str, MaxLen(128)] | None = None
-    """With `signatures`: the Ed25519 public key in base64url, as `weft sign new-key` prints it."""
+    """With `signatures`: the Ed25519 public key in base64url, as `weft keys sign new-key` prints it."""
     revoked: bool = False
     """Whether the signer is revoked, so that its signatures no longer count."""
 

@@ -76,7 +76,7 @@ async def _server_at(prober: Prober, url: str) -> FoundServer | None:
     if program is None:
         if listed.status in _NEEDS_KEY:
             return FoundServer(
-                program=OTHER, url=url, why_empty="it requires an API key: weft attach URL --api-key-env NAME"
+                program=OTHER, url=url, why_empty="it requires an API key: weft models attach URL --api-key-env NAME"
             )
         if not models.is_list:
             return None

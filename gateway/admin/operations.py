@@ -49,7 +49,8 @@ async def look_nowhere() -> Discovery:
     """The DiscoverySource of a gateway that runs apart from runners."""
     raise WeftError(
         Reason.UNSUPPORTED_OPERATION,
-        "only weft up looks for engines and models on its machine; here: weft discover, then POST /v1/admin/models",
+        "only weft up looks for engines and models on its machine; here: weft models discover, then "
+        "POST /v1/admin/models",
     )
 
 

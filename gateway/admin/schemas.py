@@ -18,7 +18,7 @@ class LoadBody(LoadSettings):
     replicas: Annotated[int, Field(ge=1, le=64)] | None = None
     """For a pool: the number of members that are loaded afterwards."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
+    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""
 
 
 class SourceLoadBody(LoadSettings):
@@ -34,7 +34,7 @@ class SourceLoadBody(LoadSettings):
     evict_model: ModelName | None = None
     """A model to unload first."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
+    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""
 
 
 class PullBody(DocumentPart):
@@ -47,14 +47,14 @@ class PullBody(DocumentPart):
     form: Form | None = None
     """`gguf` or `folder`. Default: GGUF where there is one."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
+    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""
 
 
 class UnloadBody(DocumentPart):
     """Options of an unload."""
 
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
+    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""
 
 
 class FlushBody(DocumentPart):
@@ -71,4 +71,4 @@ class FlushBody(DocumentPart):
     runner: Name | None = None
     """Limits the flush to this runner."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
+    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""

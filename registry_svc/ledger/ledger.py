@@ -188,7 +188,7 @@ class Ledger:
         if lease is None:
             raise WeftError(
                 Reason.NOT_FOUND,
-                "there is no lease with this id: it has ended or never existed; weft lease list shows all leases",
+                "there is no lease with this id: it has ended or never existed; weft mesh lease list shows all leases",
                 metadata={"lease": lease_id},
             )
         if lease.grant.holder.kind is HolderKind.RUNNER:

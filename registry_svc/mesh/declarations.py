@@ -314,7 +314,7 @@ class Declarations:
     def _require_secret(self, manifest: model_pb2.ModelManifest, field_: str) -> None:
         name = secret_of(manifest)
         if name and not self._has_secret(name):
-            raise invalid_field(field_, f"there is no secret {name!r}; create it first: weft create secret {name}")
+            raise invalid_field(field_, f"there is no secret {name!r}; create it first: weft keys secret create {name}")
 
     def _require_runner(self, name: str) -> None:
         if self._core.mesh.of_runner(name) is None:

@@ -170,7 +170,7 @@ class Secrets:
         if name in self._secrets:
             raise WeftError(
                 Reason.ALREADY_EXISTS,
-                f"there is a secret {name!r} already; `weft rotate secret {name}` gives it a new value",
+                f"there is a secret {name!r} already; `weft keys secret rotate {name}` gives it a new value",
                 metadata={"secret": name},
             )
         require_room("secrets", len(self._secrets), 1, MAX_SECRETS)

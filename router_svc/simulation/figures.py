@@ -1,4 +1,4 @@
-"""Figures of a run, computed from its metrics and printed by `weft simulate`."""
+"""Figures of a run, computed from its metrics and printed by `weft mesh simulate`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ MAX_ALIASES = 256
 class SpeechSettings(StartedModelSettings):
     """Adds which voice speaks."""
 
-    tried_by: ClassVar[str] = 'weft speak "Hello" -o hello.mp3'
+    tried_by: ClassVar[str] = 'weft media speak "Hello" -o hello.mp3'
 
     default_voice: Annotated[VoiceName, PUBLIC] | None = None
     """Voice for requests that set none, or one of OpenAI's such as `alloy`. Default: the engine's first voice."""

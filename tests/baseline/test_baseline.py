@@ -14,12 +14,11 @@ from exchanges import HttpSession, load_exchanges
 from kit.random_scenario import random_scenario, real_scheduler
 from normal_form import NormalForm
 from recordings import BENCH, FOLDER, RECORDED, check
-from typer.core import TyperGroup
 
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import figures_of
 from weft.documents.schemas import schemas
-from weft_app.cli.main import COMMANDS, load
+from weft_app.cli.main import PANELS, load, loaded_commands
 from weft_app.config.schema import schema
 
 SEEDS = range(20)
@@ -91,13 +90,13 @@ def _expanded(line: str) -> Iterator[str]:
 
 def _help_lines() -> Iterator[str]:
     yield "--help"
-    for name in COMMANDS:
+    for name in itertools.chain.from_iterable(PANELS.values()):
         yield f"{name} --help"
         yield from _subcommands(name, load(name))
 
 
 def _subcommands(line: str, command: Any) -> Iterator[str]:
-    for name, each in command.commands.items() if isinstance(command, TyperGroup) else ():
+    for name, each in loaded_commands(line, command).items():
         yield f"{line} {name} --help"
         yield from _subcommands(f"{line} {name}", each)
 

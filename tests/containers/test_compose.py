@@ -96,7 +96,7 @@ class Mesh:
         for service in SERVING:
             if service in ("postgres", "envoy"):
                 continue
-            asked = "weft health --live" if service.startswith(("registry", "router")) else "weft health"
+            asked = "weft mesh health --live" if service.startswith(("registry", "router")) else "weft mesh health"
             while "well" not in self.compose("exec", "-T", service, "sh", "-c", f"{asked} && echo well", rc=None):
                 assert time.monotonic() < deadline, service
                 time.sleep(POLL_SECONDS)

@@ -47,8 +47,8 @@ def _mounts(folder: Path) -> tuple[str, ...]:
 def mesh(podman: Podman, llama_cpp: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     mounts = _mounts(tmp_path_factory.mktemp("mesh"))
     with podman.container(llama_cpp, "up", options=(*HARDENED, *mounts)) as container:
-        container.until("weft", "health")
-        container.until("weft", "wait", "model/smol", "--for", "ready", "--timeout", "60s")
+        container.until("weft", "mesh", "health")
+        container.until("weft", "mesh", "wait", "model/smol", "--for", "ready", "--timeout", "60s")
         yield container
 
 
@@ -68,8 +68,8 @@ def test_container_root_is_read_only(mesh: Container) -> None:
 
 def test_container_stop_finishes_running_requests(podman: Podman, llama_cpp: str, tmp_path: Path) -> None:
     with podman.container(llama_cpp, "up", options=(*HARDENED, *_mounts(tmp_path))) as container:
-        container.until("weft", "health")
-        assert container.code("weft", "health", "--live") == 0
+        container.until("weft", "mesh", "health")
+        assert container.code("weft", "mesh", "health", "--live") == 0
         assert container.stop() == 0
         assert container.logs().splitlines()[-1] == "stopped"
 
@@ -78,17 +78,17 @@ def test_image_health_check_uses_the_home(podman: Podman, mesh_image: str, llama
     for image in (mesh_image, llama_cpp):
         assert podman.run("inspect", "--format", "{{.Config.User}}", image).strip() == "65532:65532"
         check = json.loads(podman.run("inspect", "--format", "{{json .HealthCheck}}", image))
-        assert check["Test"] == ["CMD", "weft", "health"]
+        assert check["Test"] == ["CMD", "weft", "mesh", "health"]
 
 
 def test_containerized_service_is_healthy(podman: Podman, mesh_image: str) -> None:
     options = (*HARDENED, "--volume", "/var/lib/weft")
     with podman.container(mesh_image, "serve", "registry", options=options) as registry:
-        registry.until("weft", "health")
-        assert registry.run("weft", "health").splitlines()[1].split() == ["registry", "ready"]
+        registry.until("weft", "mesh", "health")
+        assert registry.run("weft", "mesh", "health").splitlines()[1].split() == ["registry", "ready"]
     with podman.container(mesh_image, "serve", "gateway", options=options) as gateway:
-        gateway.until("weft", "health", "--live")
-        assert gateway.code("weft", "health") == 1, "a gateway without a router gets no requests"
+        gateway.until("weft", "mesh", "health", "--live")
+        assert gateway.code("weft", "mesh", "health") == 1, "a gateway without a router gets no requests"
 
 
 def test_service_image_has_no_engine_and_supports_postgresql(podman: Podman, mesh_image: str) -> None:
@@ -110,7 +110,7 @@ def test_readme_docker_commands_run_and_undo(podman: Podman, llama_cpp: str, tmp
     podman.run("run", "--network", "none", "--no-healthcheck", *LIMITS, *words)
     try:
         container = Container(podman, "weft")
-        container.until("weft", "health", seconds=180.0)
+        container.until("weft", "mesh", "health", seconds=180.0)
         # The key is made once the mesh is ready.
         container.until("test", "-s", "/var/lib/weft/first-admin-key")
         assert container.run("cat", "/var/lib/weft/first-admin-key").startswith("weft_")

@@ -30,7 +30,7 @@ runners:
 """
 README = Path(__file__).parents[2] / "deploy" / "README.md"
 WEFT = "XDG_RUNTIME_DIR=/run/user/$(id -u) /opt/weft/bin/weft"
-READY = ("weft", "wait", "model/smol", "--for", "ready", "--timeout", "60s", *HOME)
+READY = ("weft", "mesh", "wait", "model/smol", "--for", "ready", "--timeout", "60s", *HOME)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def _let_linger(machine: Container) -> None:
 
 
 def _services(machine: Container) -> dict[str, dict[str, Any]]:
-    said = machine.run("weft", "service", "status", "-o", "json", rc=None)
+    said = machine.run("weft", "mesh", "service", "status", "-o", "json", rc=None)
     return {item["unit"]: item for item in json.loads(said)["items"]}
 
 
@@ -67,10 +67,10 @@ def _chat(machine: Container) -> str:
 
 @pytest.fixture
 def mesh(machine: Container) -> Iterator[Container]:
-    machine.run("weft", "service", "install", "mesh")
+    machine.run("weft", "mesh", "service", "install", "mesh")
     machine.until(*READY)
     yield machine
-    machine.run("weft", "service", "remove", "mesh", rc=None)
+    machine.run("weft", "mesh", "service", "remove", "mesh", rc=None)
 
 
 def test_service_answers_as_an_unprivileged_user(mesh: Container) -> None:
@@ -105,22 +105,22 @@ def test_stop_lets_a_running_answer_finish(mesh: Container) -> None:
 
 
 def test_removed_service_is_gone_and_its_state_remains(machine: Container) -> None:
-    machine.run("weft", "service", "install", "registry")
-    machine.run("weft", "service", "remove", "registry")
+    machine.run("weft", "mesh", "service", "install", "registry")
+    machine.run("weft", "mesh", "service", "remove", "registry")
     assert machine.code("systemctl", "cat", "weft-registry.service") != 0
-    assert machine.code("weft", "service", "status") == 3
+    assert machine.code("weft", "mesh", "service", "status") == 3
     assert machine.code("test", "-d", "/var/lib/weft/state") == 0
-    assert machine.code("weft", "service", "remove", "registry") == 3
+    assert machine.code("weft", "mesh", "service", "remove", "registry") == 3
 
 
 def test_separate_services_find_each_other_in_the_machine_home(machine: Container) -> None:
     kinds = ("registry", "router", "gateway", "runner box")
     for kind in kinds:
-        machine.run("weft", "service", "install", *kind.split())
+        machine.run("weft", "mesh", "service", "install", *kind.split())
     try:
         machine.until(*READY)
         assert _chat(machine)
-        machine.until("weft", "health", *HOME)
+        machine.until("weft", "mesh", "health", *HOME)
         units = _services(machine)
         names = {"weft-registry", "weft-router", "weft-gateway", "weft-runner@box"}
         assert set(units) == {f"{name}.service" for name in names}
@@ -129,8 +129,8 @@ def test_separate_services_find_each_other_in_the_machine_home(machine: Containe
         assert json.loads(answer)["choices"][0]["message"]["content"]
     finally:
         for kind in kinds:
-            machine.run("weft", "service", "remove", *kind.split(), rc=None)
-    assert machine.code("weft", "service", "status") == 3
+            machine.run("weft", "mesh", "service", "remove", *kind.split(), rc=None)
+    assert machine.code("weft", "mesh", "service", "status") == 3
 
 
 _ASK = """
@@ -160,15 +160,15 @@ def test_user_service_runs_without_a_session(machine: Container) -> None:
 
 def test_weft_installed_in_a_user_home_is_rejected_for_the_machine(machine: Container) -> None:
     machine.run("cp", "-r", "/opt/weft", "/root/weft")
-    assert machine.code("/root/weft/bin/python", "-m", "weft_app.cli.main", "service", "install", "mesh") == 2
+    assert machine.code("/root/weft/bin/python", "-m", "weft_app.cli.main", "mesh", "service", "install", "mesh") == 2
 
 
 def test_invitation_is_stored_readable_only_by_its_owner(machine: Container) -> None:
     invitation = "weft://127.0.0.1:7443?token=wjt_a_b"
-    machine.run("weft", "service", "install", "join", "--no-start", invitation)
+    machine.run("weft", "mesh", "service", "install", "join", "--no-start", invitation)
     assert machine.run("stat", "-c", "%a %U", "/etc/weft/weft-join.env").split() == ["600", "root"]
     assert invitation not in machine.run("cat", "/etc/systemd/system/weft-join.service")
-    machine.run("weft", "service", "remove", "join")
+    machine.run("weft", "mesh", "service", "remove", "join")
     assert machine.code("test", "-e", "/etc/weft/weft-join.env") != 0
 
 
@@ -179,7 +179,7 @@ def test_laptop_joins_as_a_user_service(mesh: Container) -> None:
     mesh.run(*PERSON, f"echo WEFT_JOIN_TOKEN={made['token']} > ~/.config/weft/weft.env")
     mesh.run(*PERSON, f"{WEFT} service install join http://127.0.0.1:7443")
     try:
-        mesh.until("weft", "wait", "model/smol-laptop", "--for", "ready", "--timeout", "60s", *HOME)
+        mesh.until("weft", "mesh", "wait", "model/smol-laptop", "--for", "ready", "--timeout", "60s", *HOME)
         said = mesh.run("weft", "chat", "smol-laptop", "Say hello", "--max-tokens", "5", *HOME)
         assert said.strip()
     finally:
@@ -208,7 +208,7 @@ def test_readme_row_runs_and_undoes(machine: Container, do: str, undo: str) -> N
             return machine.code(*PERSON, command.replace("weft ", f"{WEFT} ", 1))
         return machine.code("sh", "-ec", command.replace("sudo ", "").replace("/opt/weft/bin/", ""))
 
-    status = "weft service status" if is_user else "sudo weft service status"
+    status = "weft mesh service status" if is_user else "sudo weft mesh service status"
     assert run(do) == 0, do
     assert run(status) == 0
     assert run(undo) == 0, undo

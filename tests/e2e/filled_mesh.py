@@ -113,7 +113,7 @@ def fill(mesh: MeshProcess, folder: Path) -> None:
         background = {"model": "m-a", "input": "Later", "background": True, "max_output_tokens": 8}
         later = _sent(client.post("/v1/responses", json=background))
         _until(client, f"/v1/responses/{later['id']}", "status", "incomplete")
-    weft(mesh.home, "flush", "--tenant", "team-a")
+    weft(mesh.home, "models", "flush", "--tenant", "team-a")
     weft(mesh.home, "unload", "m-a")
     weft(mesh.home, "load", "m-a", "--ctx", "2048")
 
@@ -160,12 +160,12 @@ def shown(mesh: MeshProcess) -> dict[str, Any]:
     }
     for name, command in {
         "keys": ("keys", "list"),
-        "operations": ("operation", "list"),
+        "operations": ("mesh", "operation", "list"),
         "settings": ("config", "get"),
     }.items():
         found[name] = json.loads(weft(home, *command, "-o", "json"))
-    found["audit"] = json.loads(weft(home, "audit", "list", "-o", "json"))
-    found["verdict"] = weft(home, "audit", "verify")
+    found["audit"] = json.loads(weft(home, "mesh", "audit", "list", "-o", "json"))
+    found["verdict"] = weft(home, "mesh", "audit", "verify")
     with httpx2.Client(base_url=mesh.url, timeout=WAIT_SECONDS) as client:
         tasks = _sent(client.get("/api/v1/inference-tasks"))["data"]
         found["tasks"] = [_sent(client.get(f"/api/v1/inference-tasks/{task['id']}")) for task in tasks]

@@ -85,7 +85,7 @@ def forged_announcement(world: LanWorld, port: int) -> Iterator[str]:
 
 def found_meshes(world: LanWorld, home: Path) -> list[dict[str, Any]]:
     environment = {**user_environment(), "PATH": os.environ["PATH"]}
-    command = [*world.laptop.enter, *WEFT, "discover", "--home", str(home), "-o", "json"]
+    command = [*world.laptop.enter, *WEFT, "models", "discover", "--home", str(home), "-o", "json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=home.parent)
     found: list[dict[str, Any]] = json.loads(done.stdout)["meshes"]
     return found

@@ -87,10 +87,10 @@ async def test_cli_cancels_a_request_in_mid_answer(mesh: MeshProcess, stream: bo
             assert (status, answer["error"]["code"]) == (499, "cancelled")
             assert "cancelled by an operator on this machine" in answer["error"]["message"]
         record = await _reach(http, request_id, "ended")
-    _, audited, _ = await run_weft("audit", "list", "-o", "json", home=mesh.home)
+    _, audited, _ = await run_weft("mesh", "audit", "list", "-o", "json", home=mesh.home)
     found = [entry for entry in json.loads(audited)["items"] if request_id in entry["detail"]]
     assert [(entry["event"], entry["actor"]) for entry in found] == [("request.cancelled", "local")]
-    assert (await run_weft("audit", "verify", home=mesh.home))[0] == 0
+    assert (await run_weft("mesh", "audit", "verify", home=mesh.home))[0] == 0
     assert (record["reason"], record["cancelledBy"]) == ("cancelled", "local")
     assert (record["receipt"]["outcome"], record["receipt"]["cancelledBy"]) == ("cancelled", "local")
 

@@ -33,8 +33,8 @@ def mesh(common_mesh: MeshProcess) -> MeshProcess:
 async def provider(mesh: MeshProcess) -> AsyncIterator[CountingProvider]:
     """The provider of MODEL, which is declared with a secret, and deleted with it afterwards."""
     async with counting_provider(port=PORT) as provider:
-        await _weft(mesh, "create", "secret", SECRET, "-", stdin=FIRST)
-        await _weft(mesh, "create", "model", MODEL, "--url", URL, "--api-key-ref", f"secret/{SECRET}", "--embeddings")
+        await _weft(mesh, "keys", "secret", "create", SECRET, "-", stdin=FIRST)
+        await _weft(mesh, "models", "create", MODEL, "--url", URL, "--api-key-ref", f"secret/{SECRET}", "--embeddings")
         await eventually(lambda: _is_served(mesh), SECONDS, "the model was not served")
         yield provider
         await _weft(mesh, "delete", "agent", "clerk", "--ignore-not-found")
@@ -139,7 +139,7 @@ async def test_rotating_a_secret_under_load_fails_no_request_and_restarts_nothin
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     before = {process.pid for process in mesh.family()}
-    statuses = await _under_load(mesh, lambda: _weft(mesh, "rotate", "secret", SECRET, "-", stdin=SECOND))
+    statuses = await _under_load(mesh, lambda: _weft(mesh, "keys", "secret", "rotate", SECRET, "-", stdin=SECOND))
     assert set(statuses) == {200}
     sent = [request.headers["authorization"].removeprefix("Bearer ") for request in provider.requests]
     assert set(sent) == {FIRST, SECOND}
@@ -217,7 +217,7 @@ async def test_doctor_lists_the_provider_and_secret_without_sending_a_request(
 
 @pytest.mark.usefixtures("provider")
 async def test_secret_never_appears_in_clear_in_a_log_document_process_or_file(mesh: MeshProcess) -> None:
-    await _weft(mesh, "rotate", "secret", SECRET, "-", stdin=SECOND)
+    await _weft(mesh, "keys", "secret", "rotate", SECRET, "-", stdin=SECOND)
     await _is_served(mesh)
     said = {str(path): path.read_bytes() for path in mesh.home.rglob("*") if path.is_file()}
     said["console"] = (mesh.home.parent / f"{mesh.home.name}.out").read_bytes()
@@ -230,7 +230,7 @@ async def test_secret_never_appears_in_clear_in_a_log_document_process_or_file(m
         ("describe", "model", MODEL),
         ("describe", "runner", "central-models"),
         ("events",),
-        ("audit", "list", "-o", "json"),
+        ("mesh", "audit", "list", "-o", "json"),
         ("ps", "-o", "json"),
         ("logs", MODEL),
     ):

@@ -50,8 +50,8 @@ async def provider(mesh: TlsMesh) -> AsyncIterator[CountingProvider]:
     async with counting_provider() as provider:
         secret = mesh.folder / "secret"
         secret.write_text(KEY)
-        await _weft(mesh, "create", "secret", "k", "--from-file", str(secret))
-        await _weft(mesh, "create", "model", MODEL, "--url", provider.base_url, "--api-key-ref", "secret/k")
+        await _weft(mesh, "keys", "secret", "create", "k", "--from-file", str(secret))
+        await _weft(mesh, "models", "create", MODEL, "--url", provider.base_url, "--api-key-ref", "secret/k")
         yield provider
 
 

@@ -82,8 +82,8 @@ async def test_every_command_finds_a_mesh_with_a_loading_model(tmp_path: Path) -
         code, shown, error = await start.weft("get", "runners")
         assert (code, "a" in shown) == (EXIT_OK, True), error
         chat = asyncio.create_task(start.weft("chat", "m-a", "hello"))
-        load = asyncio.create_task(start.weft("wait", "model", "m-a", "--for", "ready"))
-        reload, _, why = await start.weft("reload")
+        load = asyncio.create_task(start.weft("mesh", "wait", "model", "m-a", "--for", "ready"))
+        reload, _, why = await start.weft("mesh", "reload")
         assert (reload != EXIT_OK, "the mesh is starting" in why) == (True, True)
         assert not chat.done()
         assert not load.done()

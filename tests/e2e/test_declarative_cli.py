@@ -106,7 +106,7 @@ def test_apply_reports_created_then_unchanged_then_configured(mesh: MeshProcess)
     code, out, _ = _apply(mesh, SOME_OF_EVERYTHING)
     assert (code, {line.split()[1] for line in out.splitlines()}) == (0, {"unchanged"})
     changed = SOME_OF_EVERYTHING.replace("contextTokens: 4096", "contextTokens: 8192")
-    code, out, _ = _weft(mesh, "diff", "-f", "-", stdin=changed)
+    code, out, _ = _weft(mesh, "config", "diff", "-f", "-", stdin=changed)
     assert code == 1
     assert "-contextTokens: 4096\n+contextTokens: 8192\n" in out
     code, out, _ = _apply(mesh, changed)

@@ -40,7 +40,7 @@ async def _refusal(mesh: MeshProcess, *arguments: str, code: int) -> str:
         (("logs", TYPED), "model, runner or service"),
         (("load", TYPED), "model or pool"),
         (("unload", TYPED), "model or pool"),
-        (("flush", "--model", TYPED), "model or pool"),
+        (("models", "flush", "--model", TYPED), "model or pool"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, tuple) else "",
 )

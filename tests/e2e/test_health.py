@@ -140,7 +140,7 @@ async def test_healthy_mesh_reports_ok_for_every_component(watched: Watched) -> 
         assert (body["live"], body["ready"]) == (True, True)
         assert await watched.ask(service, "/livez") == (200, {"status": "ok"})
     assert await watched.status("registry", "nobody") == "NOT_FOUND"
-    assert await watched.status("registry", "liveness") == "SERVING", "weft health --live asks for it"
+    assert await watched.status("registry", "liveness") == "SERVING", "weft mesh health --live asks for it"
 
 
 async def test_registry_with_a_read_only_store_is_not_serving_until_writes_work(watched: Watched) -> None:

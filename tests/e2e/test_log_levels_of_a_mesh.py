@@ -1,4 +1,4 @@
-"""`weft status`, `weft log-level` and `weft logs request/ID` on a real mesh."""
+"""`weft status`, `weft mesh log-level` and `weft logs request/ID` on a real mesh."""
 
 import json
 from pathlib import Path
@@ -50,8 +50,10 @@ async def test_mesh_status_includes_process_health(mesh: MeshProcess) -> None:
 async def test_log_level_change_affects_request_logs_and_is_audited(mesh: MeshProcess) -> None:
     await _chat(mesh, "req-quiet")
     assert await _lines(mesh, "req-quiet") == [("host", "request")], "the control: without it there is one line"
-    assert (await _weft(mesh, "log-level", "runner/a", "debug", "--for", "5m")).startswith("runner/a: info -> debug un")
-    assert (await _weft(mesh, "log-level", "gateway", "debug")).startswith("mesh: info -> debug until ")
+    assert (await _weft(mesh, "mesh", "log-level", "runner/a", "debug", "--for", "5m")).startswith(
+        "runner/a: info -> debug un"
+    )
+    assert (await _weft(mesh, "mesh", "log-level", "gateway", "debug")).startswith("mesh: info -> debug until ")
     await _chat(mesh, "req-loud")
     assert sorted(await _lines(mesh, "req-loud")) == [
         ("host", "granted"),
@@ -59,12 +61,12 @@ async def test_log_level_change_affects_request_logs_and_is_audited(mesh: MeshPr
         ("runner-a", "attempt begun"),
         ("runner-a", "attempt ended"),
     ]
-    assert (await _weft(mesh, "log-level", "runner/a")).startswith("runner/a: debug until ")
-    assert await _weft(mesh, "log-level", "runner/a", "reset") == "runner/a: debug -> info\n"
-    assert await _weft(mesh, "log-level", "reset") == "mesh: debug -> info\n"
+    assert (await _weft(mesh, "mesh", "log-level", "runner/a")).startswith("runner/a: debug until ")
+    assert await _weft(mesh, "mesh", "log-level", "runner/a", "reset") == "runner/a: debug -> info\n"
+    assert await _weft(mesh, "mesh", "log-level", "reset") == "mesh: debug -> info\n"
     await _chat(mesh, "req-quiet-again")
     assert await _lines(mesh, "req-quiet-again") == [("host", "request")]
-    entries = json.loads(await _weft(mesh, "audit", "list", "-o", "json"))["items"]
+    entries = json.loads(await _weft(mesh, "mesh", "audit", "list", "-o", "json"))["items"]
     details = [json.loads(each["detail"]) if isinstance(each["detail"], str) else each["detail"] for each in entries]
     found = [(each["process"], each["level"]) for each in details if "level" in each]
     assert found == [("runner/a", "debug"), ("mesh", "debug"), ("runner/a", "info"), ("mesh", "info")]

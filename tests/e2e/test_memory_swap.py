@@ -83,11 +83,11 @@ async def test_pinned_model_is_not_evicted_and_the_waiting_load_names_it(mesh: M
     assert code == 0, error
     loading = asyncio.create_task(run_weft("load", "second", "--watch", home=mesh.home))
     await asyncio.sleep(1.0)
-    _, listed, _ = await run_weft("operation", "list", "--unfinished", "-o", "json", home=mesh.home)
+    _, listed, _ = await run_weft("mesh", "operation", "list", "--unfinished", "-o", "json", home=mesh.home)
     (operation,) = json.loads(listed)["items"]
     assert operation["action"]["model"] == "second"
     assert "first" in operation["detail"], operation
-    assert (await run_weft("operation", "cancel", operation["name"], home=mesh.home))[0] == 0
+    assert (await run_weft("mesh", "operation", "cancel", operation["name"], home=mesh.home))[0] == 0
     code, _, shown = await loading
     assert code == 1
     assert "waiting for memory" in shown
@@ -129,7 +129,7 @@ async def test_model_that_can_never_fit_is_rejected_with_figures_and_reported_at
 
 async def test_operations_are_audited_and_the_audit_chain_is_intact(mesh: MeshProcess) -> None:
     async def counted() -> tuple[int, int]:
-        _, out, _ = await run_weft("audit", "list", "-o", "json", home=mesh.home)
+        _, out, _ = await run_weft("mesh", "audit", "list", "-o", "json", home=mesh.home)
         events = [entry["event"] for entry in json.loads(out)["items"]]
         return events.count("operation.accepted"), events.count("operation.succeeded")
 
@@ -140,7 +140,7 @@ async def test_operations_are_audited_and_the_audit_chain_is_intact(mesh: MeshPr
     assert (code, "request_id" in error) == (4, True)
     assert (await run_weft("unload", "second", home=mesh.home))[0] == 0
     assert await counted() == (before[0] + 2, before[1] + 2)
-    assert (await run_weft("audit", "verify", home=mesh.home))[0] == 0
+    assert (await run_weft("mesh", "audit", "verify", home=mesh.home))[0] == 0
 
 
 async def test_killed_runner_frees_its_memory_and_reloads_its_model(mesh: MeshProcess) -> None:
@@ -167,7 +167,7 @@ async def test_loaded_model_needs_force_to_be_deleted_and_frees_its_memory(
     assert (await processes(mesh))["first"]["state"] == "ready"
     code, out, error = await run_weft("delete", "model", "first", "--force", home=mesh.home)
     assert (code, out) == (0, "model/first deleted\n"), error
-    assert "model/first is published again when box restarts (weft restart)" in error
+    assert "model/first is published again when box restarts (weft mesh restart)" in error
     assert [lease["state"] for lease in await leases(mesh)] in ([], ["releasing"])
     status, answer = await ask(mesh, "second")
     assert status == 200, answer

@@ -51,9 +51,9 @@ async def provider(mesh: MeshProcess) -> AsyncIterator[MessagesProvider]:
     async with messages_provider(port=PORT) as provider:
         provider.keys.add(KEY)
         if (await run_weft("get", "model", MODEL, home=mesh.home))[0] != 0:
-            await run_weft("create", "secret", SECRET, "-", home=mesh.home, stdin=KEY.encode())
+            await run_weft("keys", "secret", "create", SECRET, "-", home=mesh.home, stdin=KEY.encode())
             options = ("--api", "anthropic", "--api-key-ref", f"secret/{SECRET}", "--upstream-model", "large-4")
-            code, _, error = await run_weft("create", "model", MODEL, "--url", provider.url, *options, home=mesh.home)
+            code, _, error = await run_weft("models", "create", MODEL, "--url", provider.url, *options, home=mesh.home)
             assert code == 0, error
         await eventually(lambda: _is_served(mesh), 30.0, "the model was not served")
         provider.bodies.clear()

@@ -99,7 +99,7 @@ def test_new_kind_works_in_commands_and_the_http_api(mesh: MeshProcess, tmp_path
     editor = tmp_path / "editor"
     editor.write_text("#!/bin/sh\nsed -i 's,com/squad,com/squad-2,' \"$1\"\n")
     editor.chmod(0o755)
-    assert _weft(mesh, "edit", "dataset/squad", EDITOR=str(editor)) == "dataset/squad configured\n"
+    assert _weft(mesh, "config", "edit", "dataset/squad", EDITOR=str(editor)) == "dataset/squad configured\n"
 
     with httpx2.Client(base_url=mesh.url, timeout=COMMAND_SECONDS) as client:
         shown = client.get("/api/v1/datasets/squad").json()

@@ -667,7 +667,7 @@ async def test_node_publisher_passes_runner_conformance(edge: Edge) -> None:
     async with run_fake_backend(answer_tokens=0, tokens_per_second=200, prefill_seconds=0.2) as backend:
         with node_publisher(edge, "--url", backend.base_url):
             await edge.until_ready("noddy")
-            code, out, err = await run_weft("conformance", "noddy", "-o", "json", home=edge.mesh.home)
+            code, out, err = await run_weft("runner", "conformance", "noddy", "-o", "json", home=edge.mesh.home)
     assert code == 0, out + err
     verdicts = {each["check"]: each["verdict"] for each in json.loads(out)["items"]}
     honoured = {check for check, verdict in verdicts.items() if verdict == "honoured"}

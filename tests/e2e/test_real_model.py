@@ -185,6 +185,6 @@ async def test_cli_shows_and_uses_the_mesh(mesh: MeshProcess) -> None:
 
 
 async def test_demo_command_starts_chats_and_stops(tmp_path: Path) -> None:
-    code, out, err = await run_weft("demo", "--max-tokens", "8", home=tmp_path)
+    code, out, err = await run_weft("mesh", "demo", "--max-tokens", "8", home=tmp_path)
     assert code == 0, err
     assert "ok: up, chat, down" in out

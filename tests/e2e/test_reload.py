@@ -49,7 +49,7 @@ class Reloadable:
         return await run_weft(*words, home=self.mesh.home)
 
     async def reload(self, *options: str) -> dict[str, Any]:
-        code, out, error = await self.weft("reload", "-o", "json", *options)
+        code, out, error = await self.weft("mesh", "reload", "-o", "json", *options)
         assert code == 0, error
         found: dict[str, Any] = json.loads(out)
         return found
@@ -256,7 +256,7 @@ async def test_invalid_file_reports_all_errors_and_changes_nothing(mesh: Reloada
     before = await mesh.instances()
     wrong = {**BOX, "models": [_model("steady", slots=0), _model("late", pool="box")], "max_request": 3}
     mesh.write(wrong, prot=1)
-    code, _, error = await mesh.weft("reload")
+    code, _, error = await mesh.weft("mesh", "reload")
     assert code == 2
     for words in (
         "max_request: is not a setting; did you mean max_requests?",
@@ -285,10 +285,10 @@ async def test_invalid_file_reports_all_errors_and_changes_nothing(mesh: Reloada
 async def test_empty_or_missing_file_changes_nothing(mesh: Reloadable) -> None:
     path = mesh.folder / "weft.yaml"
     path.write_text("")
-    code, _, error = await mesh.weft("reload")
+    code, _, error = await mesh.weft("mesh", "reload")
     assert (code, "is empty" in error) == (2, True), error
     path.unlink()
-    code, _, error = await mesh.weft("reload")
+    code, _, error = await mesh.weft("mesh", "reload")
     assert code == 2, error
     assert await mesh.names() == ["other", "steady"]
 
@@ -345,7 +345,7 @@ async def test_model_created_right_before_a_reload_refuses_no_request(mesh: Relo
         document = {"kind": "model", "name": "frontier", "operations": ["chat"], "provider": provider}
         async with (
             aiohttp.ClientSession() as http,
-            # `weft create model` takes so long to exit that the model may be served by then.
+            # `weft models create` takes so long to exit that the model may be served by then.
             http.post(f"{mesh.mesh.url}/api/v1/apply", json={"documents": [document]}) as response,
         ):
             assert response.status == 200, await response.text()
@@ -385,7 +385,7 @@ async def test_mesh_killed_during_a_reload_starts_with_the_file_config(tmp_path:
             async with http.post(f"{host.url}/v1/chat/completions", json=body) as response:
                 await response.content.readany()
                 mesh.write({**BOX, "max_requests": 7, "models": [_model("steady"), _model("third")]})
-                reloading = asyncio.create_task(mesh.weft("reload"))
+                reloading = asyncio.create_task(mesh.weft("mesh", "reload"))
                 # The runner drains: the request runs for 4 s.
                 snapshot = home / "run" / "config.yaml"
                 await _until(lambda: "third" in snapshot.read_text())
@@ -427,7 +427,7 @@ async def test_restart_applies_what_a_reload_cannot_and_keeps_the_pid(tmp_path: 
         (change,) = (await mesh.reload())["changes"]
         assert (change["name"], change["effect"]) == ("drain_seconds", "mesh_restart")
         before = _facts(mesh)
-        code, out, error = await mesh.weft("restart")
+        code, out, error = await mesh.weft("mesh", "restart")
         assert code == 0, error
         assert "serves again at" in out
         after = _facts(mesh)

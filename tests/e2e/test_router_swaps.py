@@ -138,7 +138,7 @@ async def training_program(mesh: MeshProcess) -> AsyncIterator[asyncio.subproces
     """A program that has just got as much memory as a model takes."""
     program = await asyncio.create_subprocess_exec(
         *WEFT,
-        *("lease", "acquire", "--memory", f"{MODEL_MB}MiB", "--purpose", "training", "--", "sleep", "120"),
+        *("mesh", "lease", "acquire", "--memory", f"{MODEL_MB}MiB", "--purpose", "training", "--", "sleep", "120"),
         env={**user_environment(), "WEFT_HOME": str(mesh.home)},
         stderr=asyncio.subprocess.PIPE,
     )

@@ -1,4 +1,4 @@
-"""`weft conformance` as a user runs it, against runners of a real mesh."""
+"""`weft runner conformance` as a user runs it, against runners of a real mesh."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
 
 def conformance(mesh: MeshProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*WEFT, "conformance", *arguments, "--home", str(mesh.home)],
+        [*WEFT, "runner", "conformance", *arguments, "--home", str(mesh.home)],
         env=user_environment(),
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""A runtime of another package in `weft doctor`, `weft up` and `weft conformance`."""
+"""A runtime of another package in `weft doctor`, `weft up` and `weft runner conformance`."""
 
 import json
 import os
@@ -73,7 +73,7 @@ async def test_plugin_runner_reports_the_runtime(mesh: MeshProcess) -> None:
 
 
 def test_plugin_runner_passes_every_conformance_check(mesh: MeshProcess) -> None:
-    done = _weft("conformance", "cloth", "--home", str(mesh.home), "-o", "json")
+    done = _weft("runner", "conformance", "cloth", "--home", str(mesh.home), "-o", "json")
     findings = json.loads(done.stdout)["items"]
     assert [finding for finding in findings if finding["verdict"] == "broken"] == []
     assert done.returncode == 0, done.stderr

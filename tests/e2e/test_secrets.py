@@ -65,7 +65,7 @@ async def _said(mesh: MeshProcess, runner_url: str) -> dict[str, str]:
             async with http.get(url) as response:
                 assert response.status == 200, url
                 said[url] = await response.text()
-    for command in (("ps",), ("audit", "list"), ("get", "runners"), ("get", "models"), ("logs", PLAIN)):
+    for command in (("ps",), ("mesh", "audit", "list"), ("get", "runners"), ("get", "models"), ("logs", PLAIN)):
         code, out, error = await run_weft(*command, home=mesh.home)
         assert code == 0, error
         said[" ".join(command)] = out + error

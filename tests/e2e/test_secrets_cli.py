@@ -1,4 +1,4 @@
-"""`weft create secret` and its companions against a registry that runs as a process of its own."""
+"""`weft keys secret create` and its companions against a registry that runs as a process of its own."""
 
 import json
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ def _file(folder: Path, value: str = VALUE) -> str:
 
 def test_secret_lifecycle_never_prints_its_value_in_any_format(home: Path, tmp_path: Path) -> None:
     printed = []
-    done = weft(home, "create", "secret", "provider", "--from-file", _file(tmp_path))
+    done = weft(home, "keys", "secret", "create", "provider", "--from-file", _file(tmp_path))
     assert (done.exit_code, done.stdout) == (0, "secret/provider created\n"), done.output
-    done = weft(home, "rotate", "secret", "provider", "--from-file", _file(tmp_path))
+    done = weft(home, "keys", "secret", "rotate", "provider", "--from-file", _file(tmp_path))
     assert (done.exit_code, done.stdout) == (0, "secret/provider rotated, version 2\n"), done.output
     for output in ("table", "wide", "json", "name"):
         printed.append(weft(home, "get", "secrets", "-o", output).stdout)
@@ -38,7 +38,7 @@ def test_secret_lifecycle_never_prints_its_value_in_any_format(home: Path, tmp_p
     (item,) = json.loads(printed[2])["items"]
     assert (item["name"], item["version"], item["usedBy"]) == ("provider", 2, [])
     assert printed[3] == "secret/provider\n"
-    made = weft(home, "create", "secret", "second", "--from-file", _file(tmp_path), "-o", "json")
+    made = weft(home, "keys", "secret", "create", "second", "--from-file", _file(tmp_path), "-o", "json")
     assert json.loads(made.stdout)["kind"] == "secret"
     done = weft(home, "delete", "secret", "provider", "second")
     assert (done.exit_code, done.stdout) == (0, "secret/provider deleted\nsecret/second deleted\n")
@@ -52,12 +52,12 @@ def test_secret_lifecycle_never_prints_its_value_in_any_format(home: Path, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["create", "secret", "a", VALUE], 2, "cannot be an argument"),
-        (["create", "secret", "a", "--from-file", "/nowhere"], 2, "--from-file: /nowhere cannot be read"),
-        (["create", "secret", "a", "--from-env", "WEFT_TEST_UNSET"], 2, "--from-env WEFT_TEST_UNSET: is empty"),
-        (["create", "secret", "a", "-", "--from-env", "HOME"], 2, "cannot be combined"),
-        (["create", "secret", "no name", "--from-env", "HOME"], 2, "NAME"),
-        (["rotate", "secret", "absent", "--from-env", "HOME"], 3, "there is no secret absent"),
+        (["keys", "secret", "create", "a", VALUE], 2, "cannot be an argument"),
+        (["keys", "secret", "create", "a", "--from-file", "/nowhere"], 2, "--from-file: /nowhere cannot be read"),
+        (["keys", "secret", "create", "a", "--from-env", "WEFT_TEST_UNSET"], 2, "--from-env WEFT_TEST_UNSET: is empty"),
+        (["keys", "secret", "create", "a", "-", "--from-env", "HOME"], 2, "cannot be combined"),
+        (["keys", "secret", "create", "no name", "--from-env", "HOME"], 2, "NAME"),
+        (["keys", "secret", "rotate", "absent", "--from-env", "HOME"], 3, "there is no secret absent"),
         (["delete", "secret", "absent"], 3, "there is no secret absent"),
         (["get", "secret", "absent"], 3, "there is no secret absent"),
         (["get", "secrets", "-o", "yaml"], 2, "secrets cannot be declared"),
@@ -71,8 +71,8 @@ def test_mistake_prints_one_line_with_its_exit_code(home: Path, arguments: list[
 
 
 def test_name_in_use_is_a_conflict_that_suggests_the_rotate_command(home: Path, tmp_path: Path) -> None:
-    assert weft(home, "create", "secret", "taken", "--from-file", _file(tmp_path)).exit_code == 0
-    done = weft(home, "create", "secret", "taken", "--from-file", _file(tmp_path))
-    assert (done.exit_code, "weft rotate secret taken" in done.output) == (4, True)
+    assert weft(home, "keys", "secret", "create", "taken", "--from-file", _file(tmp_path)).exit_code == 0
+    done = weft(home, "keys", "secret", "create", "taken", "--from-file", _file(tmp_path))
+    assert (done.exit_code, "weft keys secret rotate taken" in done.output) == (4, True)
     assert weft(home, "delete", "secret/taken").stdout == "secret/taken deleted\n"
     assert weft(home, "delete", "secret/taken", "--ignore-not-found").exit_code == 0

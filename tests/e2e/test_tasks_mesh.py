@@ -68,12 +68,12 @@ async def test_queued_task_waits_for_its_model_over_a_restart_and_a_running_one_
         assert (pending["id"], pending["state"], pending["attempt"]) == (away, "pending", 0)
         async with aiohttp.ClientSession(mesh.url) as session, session.post(path, json=body) as answer:
             ran = (await answer.json())["id"]
-        code, _, err = await run_weft("wait", "task", ran, "--for", "status=running", home=home)
+        code, _, err = await run_weft("mesh", "wait", "task", ran, "--for", "status=running", home=home)
         assert code == 0, err
     with_it = str(write_config(tmp_path, fake_runner("a"), fake_runner("b", pool=ENDLESS)))
     with running_mesh(home, "--config", with_it):
         for task in (away, ran):
-            code, out, err = await run_weft("wait", "task", task, "--timeout", "30s", home=home)
+            code, out, err = await run_weft("mesh", "wait", "task", task, "--timeout", "30s", home=home)
             assert (code, out) == (0, f"task/{task}: completed\n"), err
         _, said, _ = await run_weft("logs", f"task/{away}", home=home)
         _, described, _ = await run_weft("describe", "task", away, home=home)
@@ -92,7 +92,7 @@ async def test_cancelled_task_stops_on_its_engine(shared: MeshProcess) -> None:
         code, out, err = await run_weft("cancel", f"task/{task_id}", home=shared.home)
         assert (code, out) == (0, f"task/{task_id} cancelled\n"), err
         await backend.wait_for_state(lambda state: state.active_requests == 0)
-    code, _, err = await run_weft("wait", "task", task_id, home=shared.home)
+    code, _, err = await run_weft("mesh", "wait", "task", task_id, home=shared.home)
     assert code == 1
 
 

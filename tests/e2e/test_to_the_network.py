@@ -207,7 +207,7 @@ async def test_rejected_option_is_named_as_typed(tmp_path: Path, arguments: tupl
 
 
 async def test_service_on_a_port_is_found_by_its_home(tmp_path: Path) -> None:
-    """`weft serve registry --listen ... --home H`, then `weft health --home H`: there was no mesh."""
+    """`weft serve registry --listen ... --home H`, then `weft mesh health --home H`: there was no mesh."""
     home = tmp_path / "home"
     arguments = ("serve", "registry", "--home", str(home), "--listen", f"127.0.0.1:{free_port()}")
     process = await asyncio.create_subprocess_exec(
@@ -215,7 +215,7 @@ async def test_service_on_a_port_is_found_by_its_home(tmp_path: Path) -> None:
     )
     try:
         await eventually((home / "run" / "registry.address").exists, START_SECONDS, "it does not say where it serves")
-        code, _, error = await run_weft("health", "--home", str(home), home=tmp_path / "elsewhere")
+        code, _, error = await run_weft("mesh", "health", "--home", str(home), home=tmp_path / "elsewhere")
         assert code == 0, error
     finally:
         process.terminate()

@@ -88,7 +88,7 @@ def test_two_commands_lead_to_a_chat_with_a_model_of_a_running_engine(mesh: Mesh
 
 
 def test_discover_shows_the_engine_and_its_weft_yaml_lines(account: Path, config: Path, ollama: ListingServer) -> None:
-    document = json.loads(weft(account / "none", "discover", "--config", str(config), "-o", "json"))
+    document = json.loads(weft(account / "none", "models", "discover", "--config", str(config), "-o", "json"))
     (server,) = document["servers"]
     assert (server["program"], server["url"]) == ("ollama", f"http://{ollama.address}")
     assert document["runners"] == [{"name": "ollama", "url": f"http://{ollama.address}"}]
@@ -107,20 +107,20 @@ def test_server_is_attached_remembered_and_detached(account: Path, config: Path)
     start = ("--config", str(config), "--discover", "no", "--no-demo")
     with listing_server("box-model", is_ollama=False) as box:
         with running_mesh(home, *start):
-            assert weft(home, "attach", box.address, "--name", "box") == "server/box attached: box-model\n"
+            assert weft(home, "models", "attach", box.address, "--name", "box") == "server/box attached: box-model\n"
             assert weft(home, "chat", "box-model", "-m", "hi").strip() == TEXT
             assert "openai_http" in weft(home, "get", "model", "box-model"), "not the runtime of its runner"
             assert "openai_http" in weft(home, "ps")
             assert "weft did not start this server" in weft(home, "logs", "box-model")
-            assert "attached already" in weft(home, "attach", box.address, "--name", "twice", fails=True)
+            assert "attached already" in weft(home, "models", "attach", box.address, "--name", "twice", fails=True)
             other_spelling = f"http://localhost:{box.address.rpartition(':')[2]}/v1/"
-            assert "attached already, as box" in weft(home, "attach", other_spelling, fails=True)
+            assert "attached already, as box" in weft(home, "models", "attach", other_spelling, fails=True)
         with running_mesh(home, *start):
             becomes(lambda: "box-model" in models(home))
             assert weft(home, "chat", "box-model", "-m", "hi").strip() == TEXT
-            assert weft(home, "detach", "box") == "server/box detached; it keeps running\n"
+            assert weft(home, "models", "detach", "box") == "server/box detached; it keeps running\n"
             becomes(lambda: not models(home))
-            assert "there is no model box" in weft(home, "detach", "box", fails=True)
+            assert "there is no model box" in weft(home, "models", "detach", "box", fails=True)
 
 
 def test_suggested_model_exists_on_its_server(account: Path, ollama: ListingServer) -> None:
@@ -147,7 +147,7 @@ def test_model_missing_on_its_server_is_failed_on_every_surface_and_never_ready(
         (status,) = json.loads(weft(home, "status", "-o", "json"))["models"]
         assert status["status"] == "failed"
         for what in (("model", "llama", "status=active"), ("pool", "llama", "ready"), ("runner", "box", "ready")):
-            weft(home, "wait", *what[:2], "--for", what[2], "--timeout", "0", fails=True)
+            weft(home, "mesh", "wait", *what[:2], "--for", what[2], "--timeout", "0", fails=True)
         runner = weft(home, "describe", "runner", "box")
         assert "llama cannot be used: the server has no model llama" in runner
         for page, key in (("/v1/models", "data"), ("/api/tags", "models")):

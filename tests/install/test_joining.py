@@ -55,7 +55,7 @@ def test_laptop_without_files_joins_a_box_with_one_command_on_each(
             runner.shows("ok   joined as ")
             assert [account for account, _ in commands] == [box, laptop], "one command on each"
             # The link is there; what comes over it follows within moments.
-            box.weft("wait", "model", MODEL)
+            box.weft("mesh", "wait", "model", MODEL)
             assert "".join(WORDS) in box.weft("chat", MODEL, "Say hello")
             assert MODEL in box.weft("ps")
             runner.end()

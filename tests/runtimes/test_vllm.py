@@ -339,7 +339,7 @@ async def test_request_wakes_a_sleeping_model_and_a_hung_worker_is_detected_by_m
 
 @AT_NIGHT
 async def test_weft_conformance_passes_and_an_unload_frees_the_memory(mesh: MeshProcess) -> None:
-    done = await asyncio.to_thread(_weft, mesh, "conformance", "gpu", "-o", "json")
+    done = await asyncio.to_thread(_weft, mesh, "runner", "conformance", "gpu", "-o", "json")
     findings: list[dict[str, Any]] = json.loads(done.stdout)["items"]
     assert {finding["check"]: finding["detail"] for finding in findings if finding["verdict"] != "honoured"} == {
         "embeddings": "the model gives no embeddings"

@@ -38,7 +38,7 @@ def program(mesh: MeshProcess, folder: Path, purpose: str, memory: str) -> Itera
     wanted = ["--memory", memory, "--purpose", purpose, "--wait", "2h"]
     with (folder / f"{len(purpose)}.log").open("wb") as output:
         process = subprocess.Popen(
-            [*WEFT, "lease", "acquire", "--home", str(mesh.home), *wanted, "--", "sleep", "600"],
+            [*WEFT, "mesh", "lease", "acquire", "--home", str(mesh.home), *wanted, "--", "sleep", "600"],
             env=user_environment(),
             stdout=output,
             stderr=output,
@@ -68,7 +68,7 @@ def test_device_shows_holders_and_waiters_and_a_program_lease_can_be_released(
             picture(page, "memory_waiting")
             row.get_by_role("button", name="Release").click()
             dialog = page.get_by_role("dialog", name=f"Release: {HOSTILE}")
-            assert "weft lease release lease-" in dialog.inner_text()
+            assert "weft mesh lease release lease-" in dialog.inner_text()
             dialog.get_by_role("button", name="Release").click()
             waiting.wait_for(state="detached", timeout=60_000)
             leases.get_by_role("row").filter(has_text="evaluation").wait_for(timeout=60_000)

@@ -126,7 +126,7 @@ def test_server_is_attached_and_detached_and_its_hostile_names_are_text(page: "P
     dialog = _dialog(page, "Attach a server")
     dialog.get_by_role("textbox", name="Address").fill(sources.server.address)
     dialog.get_by_label("Name").fill("box")
-    dialog.get_by_text(f"weft attach {sources.server.address} --name box").wait_for()
+    dialog.get_by_text(f"weft models attach {sources.server.address} --name box").wait_for()
     dialog.get_by_role("button", name="Attach", exact=True).click()
     _operation(page, f"Serve http://{sources.server.address}", "succeeded")
     page.get_by_role("table", name="Models").get_by_role("link", name="plain").wait_for()
@@ -139,7 +139,7 @@ def test_server_is_attached_and_detached_and_its_hostile_names_are_text(page: "P
     assert page.locator("img").count() == 0
     page.get_by_role("main").get_by_role("link", name="Models").click()
     page.get_by_role("button", name="Detach").click()
-    page.get_by_role("dialog").get_by_text("weft detach box").wait_for()
+    page.get_by_role("dialog").get_by_text("weft models detach box").wait_for()
     page.get_by_role("dialog").get_by_role("button", name="Detach", exact=True).click()
     page.get_by_role("table", name="Models").get_by_role("link", name="plain").wait_for(state="detached")
 

@@ -279,7 +279,7 @@ def test_model_that_does_not_fit_shows_the_missing_memory_and_its_holders(page: 
     waiting.get_by_text("first").wait_for()
     picture(page, "models-memory")
     waiting.get_by_role("button", name="Cancel").click()
-    page.get_by_role("dialog").get_by_text("weft operation cancel op-").wait_for()
+    page.get_by_role("dialog").get_by_text("weft mesh operation cancel op-").wait_for()
     page.get_by_role("dialog").get_by_role("button", name="Cancel it").click()
     _operation(page, "Load second", "cancelled")
 
@@ -305,7 +305,7 @@ def test_cached_prefixes_are_flushed_by_tenant(page: "Page", models: Models) -> 
     _action(page, "Flush cache")
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Tenant").fill("acme")
-    dialog.get_by_text("weft flush --model m-a --tenant acme").wait_for()
+    dialog.get_by_text("weft models flush --model m-a --tenant acme").wait_for()
     dialog.get_by_role("button", name="Flush", exact=True).click()
     _operation(page, "Flush m-a", "succeeded")
 

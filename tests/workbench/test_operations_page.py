@@ -50,7 +50,7 @@ def test_operation_of_another_caller_appears_is_cancelled_and_moves_to_ended(pag
     picture(page, "operations_under_way")
     underway.get_by_role("button", name="Cancel").click()
     dialog = page.get_by_role("dialog", name="Cancel: Load slow")
-    assert f"weft operation cancel {operation}" in dialog.inner_text()
+    assert f"weft mesh operation cancel {operation}" in dialog.inner_text()
     dialog.get_by_role("button", name="Cancel it").click()
     row = page.get_by_role("table", name="Operations").get_by_role("row").filter(has_text="Load slow")
     row.wait_for(timeout=60_000)
@@ -76,7 +76,7 @@ def test_ended_operations_filter_by_state_and_store_it_in_the_url(page: "Page", 
 
 def test_audit_log_is_newest_first_and_updates_live(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "operations/audit", "Operations")
-    page.get_by_text("weft audit verify").wait_for()
+    page.get_by_text("weft mesh audit verify").wait_for()
     operation = begin(mesh, "quick", "unload")
     log = page.get_by_role("table", name="Audit log")
     entries = log.get_by_role("row").filter(has_text=operation)

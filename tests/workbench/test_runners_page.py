@@ -134,7 +134,7 @@ def test_mesh_without_a_model_shows_setup_steps_that_work(page: "Page", empty: M
     page.get_by_role("dialog").get_by_text("weft load hf:").wait_for()
     page.keyboard.press("Escape")
     first.get_by_role("button", name="Attach a server").click()
-    page.get_by_role("dialog").get_by_text("weft attach URL").wait_for()
+    page.get_by_role("dialog").get_by_text("weft models attach URL").wait_for()
     page.keyboard.press("Escape")
     first.get_by_role("button", name="Serve Ollama 0.12.3").click()
     page.get_by_role("cell", name="found:8b").wait_for()

@@ -165,7 +165,7 @@ def test_profile_is_saved_and_activated_after_showing_its_diff(page: "Page", mes
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("agent/by-day deleted").wait_for()
     dialog.get_by_text("load m-b").wait_for()
-    dialog.get_by_text("weft profile switch night").wait_for()
+    dialog.get_by_text("weft mesh profile switch night").wait_for()
     dialog.get_by_role("button", name="Switch", exact=True).click()
     operations = page.get_by_role("region", name="Operations")
     operations.get_by_role("region", name="Load m-b").locator(".state", has_text="succeeded").wait_for()

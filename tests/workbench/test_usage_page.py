@@ -102,7 +102,7 @@ def test_saved_csv_matches_weft_usage(page: "Page", mesh: MeshProcess) -> None:
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save as CSV").click()
     code, out, error = finished(
-        run_weft("usage", "--by", "tenant,model,day", "--since", "7d", "-o", "csv", home=mesh.home)
+        run_weft("mesh", "usage", "--by", "tenant,model,day", "--since", "7d", "-o", "csv", home=mesh.home)
     )
     assert code == 0, error
     assert saved.value.suggested_filename == "usage-tenant-model-day.csv"

@@ -9,8 +9,8 @@ with hold_memory("8GiB", purpose="training") as lease:
         ...
 
 During the block, no other program of the mesh gets that memory. A daemon thread renews the lease. Start programs that
-fork during the block (without exec) with `weft lease acquire` instead: the thread and its connection do not survive a
-fork.
+fork during the block (without exec) with `weft mesh lease acquire` instead: the thread and its connection do not
+survive a fork.
 """
 
 import getpass

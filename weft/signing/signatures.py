@@ -79,7 +79,7 @@ def read_public_key(text: str, field: str) -> OKPKey:
         return OKPKey.import_key({"kty": "OKP", "crv": _CURVE, "x": text.rstrip("=")})
     except (JoseError, ValueError) as error:
         raise invalid_field(
-            field, "must be an Ed25519 public key in base64url, as `weft sign new-key` prints it"
+            field, "must be an Ed25519 public key in base64url, as `weft keys sign new-key` prints it"
         ) from error
 
 

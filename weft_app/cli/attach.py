@@ -1,4 +1,4 @@
-"""`weft attach` and `weft detach`: servers that run already, added to a mesh that runs."""
+"""`weft models attach` and `weft models detach`: servers that run already, added to a mesh that runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,9 +30,9 @@ def attach(
 ) -> None:
     """Serve all models of a running server, without a restart of the mesh, and follow changes of its list.
 
-    The mesh remembers it over restarts, until `weft detach`. weft never starts or stops the server.
+    The mesh remembers it over restarts, until `weft models detach`. weft never starts or stops the server.
 
-    Example: weft attach http://box.lan:11434 --name box
+    Example: weft models attach http://box.lan:11434 --name box
     """
     address = url if "://" in url else f"http://{url}"
     if server_source(address, "URL") is None:
@@ -51,7 +51,7 @@ def detach(
 ) -> None:
     """Stop serving the models of an attached server after their running requests. The server keeps running.
 
-    Example: weft detach box
+    Example: weft models detach box
     """
     _carry_out({"type": "detach", "model": require_name(name, "NAME")}, token, home)
 

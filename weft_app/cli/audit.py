@@ -1,4 +1,4 @@
-"""`weft audit`: the audit log of operations and its verification."""
+"""`weft mesh audit`: the audit log of operations and its verification."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -23,7 +23,7 @@ _HASH_CHARS = 64
 
 app = typer.Typer(
     help="Show and verify the audit log of loads, unloads and flushes, including refusals.",
-    epilog="Example: weft audit list",
+    epilog="Example: weft mesh audit list",
     no_args_is_help=True,
 )
 
@@ -45,7 +45,7 @@ def list_entries(
 ) -> None:
     """Show the log, oldest entry first.
 
-    Example: weft audit list --after 100 -o json
+    Example: weft mesh audit list --after 100 -o json
     """
     with connect(home) as api:
         found = list(islice(_entries(api, after), limit + 1))
@@ -60,7 +60,7 @@ def list_entries(
 def show_head(home: HomeOption = DEFAULT_HOME) -> None:
     """Print the head of the log as SEQUENCE:HASH. Store it elsewhere: it reveals a truncated log.
 
-    Example: weft audit head > /mnt/elsewhere/weft-audit-head
+    Example: weft mesh audit head > /mnt/elsewhere/weft-audit-head
     """
     with connect(home) as api:
         page = api.get(AUDIT, pageSize=1)
@@ -77,7 +77,7 @@ def verify(
 ) -> None:
     """Verify that no entry was changed, removed or moved and, with --head, none cut off. Exit code 1 otherwise.
 
-    Example: weft audit verify --head-file /mnt/elsewhere/weft-audit-head
+    Example: weft mesh audit verify --head-file /mnt/elsewhere/weft-audit-head
     """
     known = _head(_kept(head, head_file))
     with connect(home) as api:
@@ -115,7 +115,7 @@ def _head(text: str | None) -> tuple[int, str] | None:
         return None
     number, _, found = text.partition(":")
     if not number.isascii() or not number.isdigit() or len(number) > 18 or len(found) not in (0, _HASH_CHARS):
-        raise invalid_field("--head", "must be SEQUENCE:HASH, as `weft audit head` prints it")
+        raise invalid_field("--head", "must be SEQUENCE:HASH, as `weft mesh audit head` prints it")
     return int(number), found
 
 

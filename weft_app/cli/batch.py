@@ -28,6 +28,8 @@ from weft_app.cli.output import (
     say,
     shown_progress,
 )
+from weft_app.cli.short_ids import BATCHES as BATCH_IDS
+from weft_app.cli.short_ids import full_id
 from weft_app.cli.wait import parse_duration
 
 BATCHES, FILES = "/v1/batches", "/v1/files"
@@ -50,7 +52,7 @@ app = typer.Typer(help="Submit batches of requests, and fetch their answers.", n
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 """Endpoint of the lines of a file."""
 FormatOption = Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format; `name` prints only the id.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch, from `weft batch list`.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch, or its beginning.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, and wait for its end.")]
 
 
@@ -156,7 +158,7 @@ def get(
     Example: weft batch get batch-5f0c0d2b7a9e4c31d6a8b2f4 --watch
     """
     with connect(home) as api:
-        batch = api.get(f"{BATCHES}/{_id(batch_id)}")
+        batch = api.get(f"{BATCHES}/{full_id(api, BATCH_IDS, _id(batch_id))}")
         batch = _followed(api, batch) if watch else batch
     _BATCHES.print([batch], output, lambda: batch)
     _end(batch, watched=watch)
@@ -176,7 +178,7 @@ def cancel_batches(ids: Sequence[str], output: OutputFormat, home: Path) -> None
     with connect(home) as api:
 
         def cancel_one(batch_id: str) -> None:
-            batch = api.post(f"{BATCHES}/{_id(batch_id)}/cancel")
+            batch = api.post(f"{BATCHES}/{full_id(api, BATCH_IDS, _id(batch_id))}/cancel")
             line = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n"
             print_page(output, lambda: line, lambda: batch)
 
@@ -196,7 +198,8 @@ def results(
     Example: weft batch results batch-5f0c0d2b7a9e4c31d6a8b2f4 --to answers.jsonl
     """
     with connect(home, SILENCE_SECONDS) as api:
-        batch = api.get(f"{BATCHES}/{_id(batch_id)}")
+        batch_id = full_id(api, BATCH_IDS, _id(batch_id))
+        batch = api.get(f"{BATCHES}/{batch_id}")
         show = f"`weft batch get {batch_id}"
         if batch["status"] not in _OVER:
             message = f"batch {batch_id} is {batch['status']}; {show} --watch` waits"

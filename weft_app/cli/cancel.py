@@ -13,6 +13,7 @@ from weft_app.cli.completion import complete_cancelled_kind
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, act_on_each, words_of
 from weft_app.cli.output import FORMATS, print_page, safe_text
+from weft_app.cli.short_ids import REQUESTS, full_id
 from weft_app.cli.targets import record_ids, record_kind
 
 CANCEL_TIMEOUT_SECONDS = 20.0
@@ -27,7 +28,8 @@ def cancel(
         list[str],
         typer.Argument(
             metavar="[KIND] ID...",
-            help="Ids of requests, tasks, batches or operations. If the id does not show the kind, write KIND ID.",
+            help="Ids of requests, tasks, batches or operations, or their beginnings. If an id does not show the kind, "
+            "write KIND ID.",
             autocompletion=complete_cancelled_kind,
         ),
     ],
@@ -87,7 +89,9 @@ def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home:
     with connect(home, CANCEL_TIMEOUT_SECONDS) as api:
 
         def cancel_one(request: str) -> None:
-            path = f"/v1/requests/{require_token(request, 'ID', MAX_REQUEST_ID_CHARS)}/cancel"
+            require_token(request, "ID", MAX_REQUEST_ID_CHARS)
+            request = request if tenant else full_id(api, REQUESTS, request)
+            path = f"/v1/requests/{request}/cancel"
             ended = api.post(path, headers={"X-Tenant-ID": tenant}) if tenant else api.post(path, allTenants=True)
             print_page(output, lambda: f"request/{request} {_ended_words(ended)}\n", lambda: ended)
 

@@ -228,7 +228,7 @@ def _submit(
     sys.stdout.write(f"{task.id}\n")
     sys.stdout.flush()
     state = state_name(task.state).lower()
-    _aside(f"{state}; `weft logs task/{task.id} -f` prints its answer, `weft wait task {task.id}` waits for it")
+    _aside(f"{state}; `weft logs task/{task.id} -f` prints its answer, `weft mesh wait task {task.id}` waits for it")
 
 
 def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:

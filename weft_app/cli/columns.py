@@ -242,7 +242,7 @@ _LISTINGS: Mapping[ResourceKind, Listing] = {
         (ResourceKind.ALIAS, f"there are no aliases{_APPLY}", _ALIAS, _ALIAS_WIDE),
         (
             ResourceKind.PROFILE,
-            "there are no profiles; weft profile save NAME saves the current state as one",
+            "there are no profiles; weft mesh profile save NAME saves the current state as one",
             _PROFILE,
             _PROFILE_WIDE,
         ),

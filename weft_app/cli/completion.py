@@ -151,7 +151,7 @@ FIRST_WORDS: "Mapping[str, Callable[[typer.Context, str], list[str]]]" = {
     "unload": complete_model,
 }
 """Completion of the first word of commands with slow imports."""
-NAMES = {"delete": complete_with_tasks, "edit": complete_named, "wait": complete_with_tasks}
+NAMES = {"delete": complete_with_tasks, "config edit": complete_named, "mesh wait": complete_with_tasks}
 """Completion of every word of such commands."""
 
 

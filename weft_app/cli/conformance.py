@@ -1,4 +1,4 @@
-"""`weft conformance`: checks of a running runner against its contract."""
+"""`weft runner conformance`: checks of a running runner against its contract."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def conformance(
     It uses the model, so other requests may have to wait. Exit code 1 when a promise is broken; what cannot be checked
     here is reported and is no failure.
 
-    Example: weft conformance gaming-pc --keep-loaded
+    Example: weft runner conformance gaming-pc --keep-loaded
     """
     checks = tuple(check for check in _chosen(only or [], CHECKS) if not (keep_loaded and check.unloads))
 

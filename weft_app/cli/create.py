@@ -1,4 +1,4 @@
-"""`weft create` and `weft rotate`: resources that are made by options instead of a document."""
+"""`weft models create`: a model of a provider, made by options instead of a document."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -12,14 +12,6 @@ from weft_app.cli.declare import post_apply
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
 from weft_app.cli.output import print_outcome
-from weft_app.cli.secrets import create_secret, rotate_secret
-
-app = typer.Typer(help="Create a model of a provider, or a secret.", no_args_is_help=True)
-app.command("secret")(create_secret)
-
-rotate_app = typer.Typer(help="Give a secret a new value.", no_args_is_help=True)
-rotate_app.command("secret")(rotate_secret)
-
 
 _OPTIONS = {
     "name": "NAME",
@@ -40,7 +32,6 @@ _OPTIONS = {
 }
 
 
-@app.command("model")
 def create_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the model in the mesh.")],
     *,
@@ -74,7 +65,7 @@ def create_model(
 
     Requests need a permit to go there, as to every remote model. `weft apply` changes it.
 
-    Example: weft create model frontier --url https://api.example.com/v1 --api-key-ref secret/example-key
+    Example: weft models create frontier --url https://api.example.com/v1 --api-key-ref secret/example-key
     """
     require_name(name, "NAME")
     provider = {

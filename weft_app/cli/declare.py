@@ -1,4 +1,4 @@
-"""`weft apply`, `weft diff` and `weft delete`: declared resources against those of the mesh."""
+"""`weft apply`, `weft config diff` and `weft delete`: declared resources against those of the mesh."""
 
 import re
 import sys
@@ -84,7 +84,7 @@ def apply(
 def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     """Show what apply would change. Exit code 0: no differences, 1: differences, higher: the comparison failed.
 
-    Example: weft diff -f agents.yaml
+    Example: weft config diff -f agents.yaml
     """
     with reporting(failed=EXIT_DIFF_FAILED):
         documents = read_files(files)
@@ -290,7 +290,7 @@ def _delete(api: MeshApi, target: Target, *, force: bool) -> None:
     say(f"{target} deleted\n")
     if runner:
         note(
-            f"{target} is published again when {runner} restarts (weft restart), "
+            f"{target} is published again when {runner} restarts (weft mesh restart), "
             "unless it is removed from its weft.yaml"
         )
 

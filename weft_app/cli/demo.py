@@ -1,4 +1,4 @@
-"""`weft demo`: start, one streamed chat, stop. The exit code is 0 only when all of it worked."""
+"""`weft mesh demo`: start, one streamed chat, stop. The exit code is 0 only when all of it worked."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def demo(
 ) -> None:
     """Start a mesh in a temporary home, stream one chat through its HTTP API, and stop it.
 
-    Example: weft demo --prompt "Say hello"
+    Example: weft mesh demo --prompt "Say hello"
     """
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
         home = WeftHome(Path(folder))

@@ -1,4 +1,4 @@
-"""`weft discover`, and what `weft up` asks about what it has found on this machine."""
+"""`weft models discover`, and what `weft up` asks about what it has found on this machine."""
 
 import asyncio
 import sys
@@ -45,7 +45,7 @@ def discover(
 
     Meshes are those that `weft up --announce` announces on this network.
 
-    Example: weft discover box.lan:8000 box.lan:11434
+    Example: weft models discover box.lan:8000 box.lan:11434
     """
     loaded = load_config(config)
     settings = loaded.discovery

@@ -261,7 +261,7 @@ def central_model_findings(models: Sequence[Document], secrets: Collection[str])
     for model in models:
         name, secret = model["name"], model["provider"].get("apiKeyRef", "").removeprefix(SECRET_PREFIX)
         if secret and secret not in secrets:
-            yield failed(_CENTRAL, f"{name}: there is no secret/{secret}", f"weft create secret {secret} -")
+            yield failed(_CENTRAL, f"{name}: there is no secret/{secret}", f"weft keys secret create {secret} -")
         elif problem := problems.get(_place(model)):
             yield failed(_CENTRAL, f"{name}: {problem}", f"check `provider.url`: weft get model {name} -o yaml")
         else:

@@ -1,4 +1,4 @@
-"""`weft edge`: configurations of an Envoy that others run, from weft's own."""
+"""`weft config envoy`: configurations of an Envoy that others run, from weft's own."""
 
 import shlex
 from pathlib import Path
@@ -16,22 +16,10 @@ from weft_app.edge.plan import CertificateFiles, EdgePlan, endpoint_of
 from weft_app.edge.relay_document import relay_document
 from weft_app.edge.texts import EdgeKind, json_text, yaml_text
 
-app = typer.Typer(
-    help="Print the configuration of an Envoy in front of gateways or a relay.",
-    epilog="Example: weft edge config edge --gateway gateway-1:8080 > edge.yaml",
-    no_args_is_help=True,
-)
-
 LISTEN, RELAY_LISTEN = "127.0.0.1:8443", "127.0.0.1:7444"
 GATEWAY, RELAY = "127.0.0.1:8080", "127.0.0.1:7443"
 
 
-@app.callback()
-def edge() -> None:
-    """Print the configuration of an Envoy in front of gateways or a relay."""
-
-
-@app.command("config")
 def config(
     context: typer.Context,
     kind: Annotated[EdgeKind, typer.Argument(help="What Envoy is in front of.", show_default=False)],
@@ -52,7 +40,7 @@ def config(
 ) -> None:
     """Print an Envoy configuration: its limits are those of weft.yaml (`edge`, `gateway.connections`).
 
-    Example: weft edge config edge --gateway gateway-1:8080 --gateway gateway-2:8080 > edge.yaml
+    Example: weft config envoy edge --gateway gateway-1:8080 --gateway gateway-2:8080 > edge.yaml
     """
     for option, is_given, fitting in (
         ("--gateway", bool(gateway), EdgeKind.EDGE),
@@ -82,4 +70,4 @@ def config(
         say(json_text(document))
     else:
         words = arguments_of(context, without=frozenset({"kind", "config", "output"}))
-        say(yaml_text(document, kind, f"weft edge config {kind.value} {shlex.join(words)}".rstrip()))
+        say(yaml_text(document, kind, f"weft config envoy {kind.value} {shlex.join(words)}".rstrip()))

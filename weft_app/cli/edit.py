@@ -1,4 +1,4 @@
-"""`weft edit`: a declared resource in the user's editor, applied when the editor ends."""
+"""`weft config edit`: a declared resource in the user's editor, applied when the editor ends."""
 
 import os
 import shlex
@@ -35,8 +35,8 @@ EDITED = "the edited text"
 _COMMENT = "#"
 _NOT_DECLARED: Mapping[ResourceKind, str] = MappingProxyType(
     {
-        ResourceKind.RUNNER: "a runner registers itself: edit weft.yaml on its host, then weft reload",
-        ResourceKind.POOL: "a pool is defined by its models: edit their poolName with weft edit model/NAME",
+        ResourceKind.RUNNER: "a runner registers itself: edit weft.yaml on its host, then weft mesh reload",
+        ResourceKind.POOL: "a pool is defined by its models: edit their poolName with weft config edit model/NAME",
     }
 )
 _RETRIED = frozenset(
@@ -69,7 +69,7 @@ def edit(
     the edited text is kept in a file. What a runner publishes is of the weft.yaml of its host, and is taken over by
     --adopt.
 
-    Example: EDITOR=nano weft edit agent/reviewer
+    Example: EDITOR=nano weft config edit agent/reviewer
     """
     with connect(home) as mesh:
         target = one_named(mesh, resource)
@@ -86,13 +86,14 @@ def _require_editable(document: Document, *, adopt: bool) -> None:
     if document["kind"] == ResourceKind.ALIAS and status.get("source") == "configured":
         raise WeftError(
             Reason.RESOURCE_IN_USE,
-            f"{label} is in the mesh's weft.yaml (registry.aliases): edit it there, then weft reload",
+            f"{label} is in the mesh's weft.yaml (registry.aliases): edit it there, then weft mesh reload",
         )
     if not adopt and status.get("kind") == "virtual":
         raise WeftError(
             Reason.RESOURCE_IN_USE,
             f"{label} is published by the runner {status.get('runner', '')} from the weft.yaml of its host: edit it "
-            f"there, then weft reload; or declare it in the mesh, which takes precedence: weft edit {label} --adopt",
+            "there, then weft mesh reload; or declare it in the mesh, which takes precedence: "
+            f"weft config edit {label} --adopt",
         )
 
 
@@ -179,4 +180,4 @@ def _applied(text: str, original: Document, home: Path, *, adopt: bool) -> list[
 def _kept(file: Path, why: str, reason: Reason = Reason.INVALID_ARGUMENT) -> WeftError:
     """Returns an error with the path of the edited text."""
     place = f"the edited text is in {shlex.quote(str(file))}"
-    return WeftError(reason, f"{why}; {place}: compare it with weft diff -f, apply it with weft apply -f")
+    return WeftError(reason, f"{why}; {place}: compare it with weft config diff -f, apply it with weft apply -f")

@@ -1,4 +1,4 @@
-"""`weft estimate`: the accelerator memory that a model will take, before it is loaded."""
+"""`weft models estimate`: the accelerator memory that a model will take, before it is loaded."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,7 +65,7 @@ def estimate(
 ) -> None:
     """Show the estimated memory of a model, and the source of the estimate.
 
-    Example: weft estimate ~/models/qwen-7b-q4_k_m.gguf --ctx 8192 --slots 2
+    Example: weft models estimate ~/models/qwen-7b-q4_k_m.gguf --ctx 8192 --slots 2
     """
     if cache_type and cache_type not in CACHE_TYPE_BYTES:
         raise invalid_field("--cache-type", f"must be one of: {', '.join(CACHE_TYPE_BYTES)}")

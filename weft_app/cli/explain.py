@@ -22,6 +22,7 @@ from weft_app.cli.output import (
     print_page,
     safe_text,
 )
+from weft_app.cli.short_ids import REQUESTS, full_id
 
 _CANDIDATES = (
     Column("", lambda candidate: "*" if candidate["chosen"] else " "),
@@ -163,7 +164,7 @@ def explain(
         str,
         typer.Argument(
             metavar="[REQUEST-ID]",
-            help="Request id, as in the header x-request-id. Default: the last request that ended.",
+            help="Request id, as in the header x-request-id, or its beginning. Default: the last one that ended.",
             show_default=False,
         ),
     ] = "",
@@ -184,7 +185,8 @@ def explain(
 def show_request(request_id: str, output: OutputFormat, home: Path) -> None:
     """Prints the details of a request; empty: of the one that ended last."""
     with connect(home) as api:
-        found = api.get(f"/v1/requests/{request_id or _last(api)}", allTenants=True)
+        whole = full_id(api, REQUESTS, request_id) if request_id else _last(api)
+        found = api.get(f"/v1/requests/{whole}", allTenants=True)
     print_page(output, lambda: explanation(found), lambda: found)
 
 

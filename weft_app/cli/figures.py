@@ -1,4 +1,4 @@
-"""`weft figures`: what was counted in the last hour."""
+"""`weft mesh figures`: what was counted in the last hour."""
 
 from collections.abc import Callable, Iterator
 
@@ -39,7 +39,7 @@ def figures(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat
 
     With -o json, each figure for each step of ten seconds.
 
-    Example: weft figures -o json
+    Example: weft mesh figures -o json
     """
     with connect(home) as api:
         found = api.get("/v1/admin/figures")

@@ -1,4 +1,4 @@
-"""`weft health`: a probe of the processes of a home, for containers and supervisors."""
+"""`weft mesh health`: a probe of the processes of a home, for containers and supervisors."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -38,7 +38,7 @@ def health(
 
     Exit code 1 when one of them cannot, or does not answer within 3 s; 3 where none runs. weft status tells more.
 
-    Example: weft health --live
+    Example: weft mesh health --live
     """
     folder = WeftHome(home.expanduser().absolute())
     question = "liveness" if live else "readiness"

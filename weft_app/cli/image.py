@@ -1,4 +1,4 @@
-"""`weft image`: images from words, or from words and images, as files."""
+"""`weft media image`: images from words, or from words and images, as files."""
 
 import base64
 import sys
@@ -96,7 +96,7 @@ def image(
 
     Files are never overwritten without --force; their names go to stdout, the seeds that make them again to stderr.
 
-    Example: weft image "a lighthouse at night" -o lighthouse.png --seed 7
+    Example: weft media image "a lighthouse at night" -o lighthouse.png --seed 7
     """
     target = ImageTarget(output=output, prompt=prompt, count=count, force=force)
     if fetch:

@@ -13,8 +13,10 @@ from weft_app.cli.join_tokens import lifetime_seconds
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat
 from weft_app.cli.output import Listing, custom_columns, print_outcome
+from weft_app.cli.short_ids import KEYS as KEY_IDS
+from weft_app.cli.short_ids import full_id
 
-app = typer.Typer(help="Manage API keys: their scopes and tenants.", no_args_is_help=True)
+app = typer.Typer(help="Manage API keys, secrets, and tokens that permit operations.", no_args_is_help=True)
 
 
 class KeyRole(StrEnum):
@@ -58,7 +60,7 @@ FormatOption = Annotated[
     NamedFormat, typer.Option("--output", "-o", help="Output format; `name` prints the id, or the new key.")
 ]
 IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of the key, from `weft keys list`.", autocompletion=complete_key_id)
+    str, typer.Argument(metavar="ID", help="Id of the key, or its beginning.", autocompletion=complete_key_id)
 ]
 
 
@@ -106,6 +108,7 @@ def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOp
     Example: weft keys revoke 3k9x0a7bq2mz
     """
     with connect(home) as api:
+        key_id = full_id(api, KEY_IDS, key_id)
         api.delete(f"{KEYS}/{key_id}")
     document = {"kind": "ApiKey", "id": key_id, "state": "revoked"}
     print_outcome(output, f"key {key_id} revoked", key_id, document)
@@ -124,7 +127,9 @@ def rotate(
     """
     seconds = None if grace is None else 0 if grace == "0" else lifetime_seconds(grace, "--grace")
     with connect(home) as api:
-        rotated = api.post(f"{KEYS}/{key_id}/rotate", {} if seconds is None else {"graceSeconds": seconds})
+        rotated = api.post(
+            f"{KEYS}/{full_id(api, KEY_IDS, key_id)}/rotate", {} if seconds is None else {"graceSeconds": seconds}
+        )
     _show_new(home, rotated, output)
 
 

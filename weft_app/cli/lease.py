@@ -1,4 +1,4 @@
-"""`weft lease`: accelerator memory for programs that are no runners, and the leases of all hosts."""
+"""`weft mesh lease`: accelerator memory for programs that are no runners, and the leases of all hosts."""
 
 import os
 import shutil
@@ -69,7 +69,7 @@ _PASSED_ON = (*_FROM_A_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, 
 def require_command(command: Sequence[str]) -> None:
     """Raises INVALID_ARGUMENT if the program does not exist, before any wait for memory."""
     if not command:
-        raise invalid_field("COMMAND", "is required, such as: weft lease acquire --memory 8GiB -- python train.py")
+        raise invalid_field("COMMAND", "is required, such as: weft mesh lease acquire --memory 8GiB -- python train.py")
     if shutil.which(command[0]) is None:
         raise invalid_field("COMMAND", f"there is no program {command[0]!r}")
 
@@ -175,7 +175,7 @@ def _has_the_terminal() -> bool:
 
 @contextmanager
 def _handled(numbers: Sequence[signal.Signals], handler: "signal._HANDLER") -> Iterator[None]:
-    # Ignored signals stay ignored: `nohup weft lease acquire ...` survives the end of its terminal.
+    # Ignored signals stay ignored: `nohup weft mesh lease acquire ...` survives the end of its terminal.
     caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in caught}
     try:
@@ -239,7 +239,7 @@ def acquire(
     The command sees only its devices (CUDA_VISIBLE_DEVICES). When the lease is lost the command is ended: SIGTERM, then
     SIGKILL.
 
-    Example: weft lease acquire --memory 20GiB --purpose "nightly training" --wait 2h -- python train.py
+    Example: weft mesh lease acquire --memory 20GiB --purpose "nightly training" --wait 2h -- python train.py
     """
     with naming_fields(lambda field: _OPTIONS.get(field, field)):
         require_command(command)
@@ -272,7 +272,7 @@ def list_leases(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
     FOREIGN is memory used by programs without a lease; FREE is what a new lease could get. USE is the share of time in
     which the device computed lately. "?" means unknown.
 
-    Example: weft lease list
+    Example: weft mesh lease list
     """
     hosts = hosts_of(home)
     if output is not OutputFormat.TABLE:
@@ -285,16 +285,16 @@ def list_leases(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
 
 @app.command("release")
 def release_lease(
-    lease_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the lease, from `weft lease list`.")],
+    lease_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the lease, from `weft mesh lease list`.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Release the memory lease of a program, such as a forgotten `weft lease acquire`.
+    """Release the memory lease of a program, such as a forgotten `weft mesh lease acquire`.
 
-    The program is told that its lease is lost: `weft lease acquire` ends its command, SIGTERM first. The memory is
+    The program is told that its lease is lost: `weft mesh lease acquire` ends its command, SIGTERM first. The memory is
     reserved until it is observed to be free. The lease of a model is not released: use weft unload.
 
-    Example: weft lease release lease-3f9a --yes
+    Example: weft mesh lease release lease-3f9a --yes
     """
     require_token(lease_id, "ID", MAX_NAME_CHARS)
     lease = next((lease for lease in lease_rows(hosts_of(home)) if lease["leaseId"] == lease_id), None)
@@ -312,7 +312,9 @@ def _confirm(lease: Document) -> None:
         raise invalid_field("--yes", "is required without a terminal: the program that holds the lease may be ended")
     held = f"{size_words(leased_bytes(lease))} of {safe_text(lease['host'])}"
     holder, purpose = safe_text(lease["holder"]), safe_text(lease["purpose"])
-    note(f"{holder} holds {held} for {purpose}; a command of weft lease acquire is ended when its lease is released")
+    note(
+        f"{holder} holds {held} for {purpose}; a command of weft mesh lease acquire is ended when its lease is released"
+    )
     typer.confirm("weft: release it?", abort=True, err=True)
 
 
@@ -346,5 +348,5 @@ def _held(lease: MemoryLease) -> str:
 def _device_numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise invalid_field("--devices", "must be numbers of devices such as 0,1; see `weft lease list`")
+        raise invalid_field("--devices", "must be numbers of devices such as 0,1; see `weft mesh lease list`")
     return [int(part) for part in parts]

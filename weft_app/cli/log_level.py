@@ -1,4 +1,4 @@
-"""`weft log-level`: the level of the log of one process, for a time."""
+"""`weft mesh log-level`: the level of the log of one process, for a time."""
 
 from datetime import UTC
 from typing import Annotated
@@ -39,7 +39,7 @@ def log_level(
 
     The change does not survive a restart, and the audit log has it. The services of weft up are one process.
 
-    Example: weft log-level runner/local debug --for 10m
+    Example: weft mesh log-level runner/local debug --for 10m
     """
     process, level = _parsed(words or [])
     shown = MESH if process in SERVICES and WeftHome(home.expanduser().absolute()).running() else process

@@ -31,6 +31,7 @@ from weft_app.cli.mesh_logs import (
 )
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
 from weft_app.cli.output import json_line, safe_text, say
+from weft_app.cli.short_ids import REQUESTS, full_id
 from weft_app.cli.targets import record_kind
 from weft_app.cli.tasks import print_answer
 from weft_app.cli.wait import parse_duration
@@ -99,6 +100,7 @@ def logs(
             if request:
                 raise invalid_field("--request", "cannot be combined with request/ID, which means the same")
             request = require_token(named[0].removeprefix(REQUEST_PREFIX), "request/ID", MAX_REQUEST_ID_CHARS)
+            request = _whole_id(request, home)
             wanted = replace(_filter_of(since, request, time.time()), in_text=True)
             folder = LogFolder(WeftHome(home.expanduser().absolute()))
             shown = print_logs(folder.everything(), wanted, output, lines=lines, follow=follow_on, says_none=False)
@@ -112,6 +114,17 @@ def logs(
         if not is_plain:
             raise only_files
         _print_output(home, found, DEFAULT_LINES if lines is None else lines, follow=follow_on)
+
+
+def _whole_id(request: str, home: Path) -> str:
+    """Returns the request id that `request` is or begins, if a mesh runs. Raises INVALID_ARGUMENT for several."""
+    try:
+        with connect(home) as api:
+            return full_id(api, REQUESTS, request)
+    except WeftError as error:
+        if error.reason is Reason.INVALID_ARGUMENT:
+            raise
+        return request
 
 
 def _filter_of(since: str | None, request: str, now: float) -> Filter:

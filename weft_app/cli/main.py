@@ -35,41 +35,21 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "run": (
             "run:run",
             (
-                "Pull, load and chat with a model, by its name or source. Starts weft for this command if it is not "
-                "running."
+                "Pull, load and chat with a model, by its name or source. Starts weft for this command if it is "
+                "not running."
             ),
         ),
         "stop": ("stop:stop", "Stop the mesh of a home after its running requests, as Ctrl-C does."),
-        "restart": (
-            "stop:restart",
-            "Restart the mesh of a home, or reload a model, after running requests.",
-        ),
-        "reload": (
-            "reload:reload",
-            "Reload the weft.yaml of a running mesh: only what changed is drained and restarted.",
-        ),
         "status": (
             "status:status",
             "Show the state of the mesh of a home: uptime, addresses, health of its processes, and models.",
         ),
-        "demo": ("demo:demo", "Start a mesh in a temporary home, stream one chat through its HTTP API, and stop it."),
         "ui": ("ui:ui", "Open the workbench, the web page of the mesh, and print its address."),
         "chat": (
             "chat:chat",
             "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
         ),
-        "image": (
-            "image:image",
-            "Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.",
-        ),
-        "transcribe": (
-            "transcribe:transcribe",
-            "Transcribe a recording. Text and captions are streamed, progress goes to stderr; Ctrl-C cancels.",
-        ),
-        "speak": (
-            "speak:speak",
-            "Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.",
-        ),
+        "media": ("", "Make images, transcribe recordings and speak texts."),
         "launch": (
             "launch:launch",
             "Start a program such as Claude Code with the environment variables of the mesh. No file is changed.",
@@ -78,48 +58,23 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "doctor:doctor",
             "Check whether a mesh can run on this machine. Exit code 1 if something is missing.",
         ),
-        "version": (
-            "version:show_version",
-            "Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.",
-        ),
     },
     "Models": {
-        "discover": (
-            "discover:discover",
-            "Show engines and models of other programs on this machine, a weft.yaml for them, and announced meshes.",
-        ),
-        "attach": (
-            "attach:attach",
-            "Serve all models of a running server, without a restart of the mesh, and follow changes of its list.",
-        ),
-        "detach": (
-            "attach:detach",
-            "Stop serving the models of an attached server after their running requests. The server keeps running.",
-        ),
         "pull": (
             "models:pull",
             "Pull a model from the Hugging Face hub, by short name, from a URL or a folder. No mesh needs to run.",
         ),
-        "models": ("models:app", "List and remove the models that were pulled."),
+        "models": ("models:app", "List and remove pulled models; add models of running servers and providers."),
         "ps": ("ps:ps", "Show each model on each runner: memory, how long it stays loaded, process, slots."),
         "top": ("top:top", "Show devices, models, the queue and ended requests on a live page; quit with q or Ctrl-C."),
-        "figures": (
-            "figures:figures",
-            "Show figures of the last hour: requests, tokens, latency percentiles, waits and devices.",
-        ),
         "load": (
             "operations:load",
             "Load a model and keep it loaded until it is unloaded. Different options reload it.",
         ),
-        "unload": (
-            "operations:unload",
-            "Drain and unload a model. The next request loads it again.",
-        ),
-        "flush": ("operations:flush", "Drop cached prefixes. Running requests keep theirs until they end."),
-        "estimate": ("estimate:estimate", "Show the estimated memory of a model, and the source of the estimate."),
+        "unload": ("operations:unload", "Drain and unload a model. The next request loads it again."),
         "logs": (
             "logs:logs",
-            ("Show the log of the mesh, a service, a runner, an engine or one request, or the answer of a task."),
+            "Show the log of the mesh, a service, a runner, an engine or one request, or the answer of a task.",
         ),
     },
     "Resources": {
@@ -134,96 +89,153 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "describe:describe",
             "Show the details of one resource: its document, conditions with reasons, engines and recent events.",
         ),
-        "edit": ("edit:edit", "Edit a resource as YAML in $VISUAL or $EDITOR, and apply it when the editor exits."),
-        "create": ("create:app", "Create a model of a provider, or a secret."),
-        "rotate": ("create:rotate_app", "Give a secret a new value."),
         "apply": (
             "declare:apply",
             "Declare resources. All documents are applied, or none if one is invalid or refused.",
-        ),
-        "diff": (
-            "declare:diff",
-            "Show what apply would change. Exit code 0: no differences, 1: differences, higher: the comparison failed.",
         ),
         "delete": (
             "declare:delete",
             "Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.",
         ),
-        "profile": (
-            "profile:app",
-            (
-                "Save declared resources and loaded models as a profile, and switch "
-                "profiles. List them: weft get profiles."
-            ),
-        ),
-        "wait": ("wait:wait", "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout."),
         "events": ("events:events", "Show recent events, oldest first."),
     },
     "Requests": {
         "explain": (
             "explain:explain",
             (
-                "Explain the scheduling of a request: what it waited for, which "
-                "runners were candidates, which one served it."
+                "Explain the scheduling of a request: what it waited for, which runners were candidates, which "
+                "one served it."
             ),
         ),
-        "cancel": (
-            "cancel:cancel",
-            ("Cancel requests, tasks, batches or operations, whether they wait or run."),
-        ),
+        "cancel": ("cancel:cancel", "Cancel requests, tasks, batches or operations, whether they wait or run."),
         "batch": ("batch:app", "Submit batches of requests, and fetch their answers."),
-        "simulate": ("simulate:simulate", "Simulate a mesh: waits, throughput, refusals and the cost of model swaps."),
     },
     "Administration": {
-        "config": ("mesh_config:app", "Show the effective weft.yaml; show and change settings of the mesh."),
-        "keys": ("keys:app", "Manage API keys: their scopes and tenants."),
-        "runner": ("runner:app", "Join a mesh with the models of this machine, and manage join tokens."),
+        "mesh": (
+            "",
+            "Reload, restart, watch and simulate a mesh; its leases, profiles, operations, audit log and services.",
+        ),
+        "config": ("mesh_config:app", "Show weft.yaml; show and change settings of the mesh and declared resources."),
+        "keys": ("keys:app", "Manage API keys, secrets, and tokens that permit operations."),
+        "runner": ("runner:app", "Join a mesh with the models of this machine, manage join tokens, and check runners."),
         "runtime": ("runtime:app", "Install, list and remove the environments that engines such as vLLM run in."),
-        "lease": ("lease:app", "Lease accelerator memory for a program; list and release the leases of all hosts."),
         "serve": (
             "serve:app",
             "Run one service of a mesh in this process, for meshes that span processes or machines.",
-        ),
-        "edge": ("edge:app", "Print the configuration of an Envoy in front of gateways or a relay."),
-        "service": (
-            "service:app",
-            "Install, show and remove systemd services: a mesh, one of its services, or a runner.",
-        ),
-        "health": (
-            "health:health",
-            "Check the health of the processes of a home: a probe for containers and supervisors.",
-        ),
-        "operation": ("operations:app", "List, follow and cancel loads, unloads and flushes."),
-        "audit": (
-            "audit:app",
-            "Show and verify the audit log of loads, unloads and flushes, including refusals.",
-        ),
-        "usage": (
-            "usage:usage",
-            "Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, remote requests.",
-        ),
-        "sign": ("sign:app", "Sign tokens that permit an operation, and create signing keys."),
-        "approve": (
-            "sign:approve",
-            "Show what a token permits, as read from the signed action, and add your signature.",
-        ),
-        "log-level": (
-            "log_level:log_level",
-            "Change the log level of a process of the mesh for a limited time.",
-        ),
-    },
-    "Development": {
-        "conformance": (
-            "conformance:conformance",
-            "Check a runner of the mesh against each rule of its contract.",
         ),
     },
 }
 """All commands by panel of `weft --help`, in order: "module:attribute" of a function or an app, and its summary.
 
-The summary is the first paragraph of the command's help, so that `weft --help` needs no module of a command.
+The summary is the first paragraph of the command's help, so that `weft --help` needs no module of a command. A group
+whose commands are all in GROUPS has no module.
 """
-COMMANDS: Mapping[str, str] = {name: place for panel in PANELS.values() for name, (place, _) in panel.items()}
+GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "media": {
+        "image": (
+            "image:image",
+            "Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.",
+        ),
+        "transcribe": (
+            "transcribe:transcribe",
+            "Transcribe a recording. Text and captions are streamed, progress goes to stderr; Ctrl-C cancels.",
+        ),
+        "speak": (
+            "speak:speak",
+            "Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.",
+        ),
+    },
+    "mesh": {
+        "restart": ("stop:restart", "Restart the mesh of a home, or reload a model, after running requests."),
+        "reload": (
+            "reload:reload",
+            "Reload the weft.yaml of a running mesh: only what changed is drained and restarted.",
+        ),
+        "health": (
+            "health:health",
+            "Check the health of the processes of a home: a probe for containers and supervisors.",
+        ),
+        "version": (
+            "version:show_version",
+            "Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.",
+        ),
+        "demo": ("demo:demo", "Start a mesh in a temporary home, stream one chat through its HTTP API, and stop it."),
+        "wait": ("wait:wait", "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout."),
+        "figures": (
+            "figures:figures",
+            "Show figures of the last hour: requests, tokens, latency percentiles, waits and devices.",
+        ),
+        "usage": (
+            "usage:usage",
+            "Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, remote requests.",
+        ),
+        "simulate": ("simulate:simulate", "Simulate a mesh: waits, throughput, refusals and the cost of model swaps."),
+        "profile": (
+            "profile:app",
+            (
+                "Save declared resources and loaded models as a profile, and switch profiles. List them: weft "
+                "get profiles."
+            ),
+        ),
+        "lease": ("lease:app", "Lease accelerator memory for a program; list and release the leases of all hosts."),
+        "operation": ("operations:app", "List, follow and cancel loads, unloads and flushes."),
+        "audit": ("audit:app", "Show and verify the audit log of loads, unloads and flushes, including refusals."),
+        "log-level": ("log_level:log_level", "Change the log level of a process of the mesh for a limited time."),
+        "service": (
+            "service:app",
+            "Install, show and remove systemd services: a mesh, one of its services, or a runner.",
+        ),
+    },
+    "models": {
+        "discover": (
+            "discover:discover",
+            "Show engines and models of other programs on this machine, a weft.yaml for them, and announced meshes.",
+        ),
+        "attach": (
+            "attach:attach",
+            "Serve all models of a running server, without a restart of the mesh, and follow changes of its list.",
+        ),
+        "detach": (
+            "attach:detach",
+            "Stop serving the models of an attached server after their running requests. The server keeps running.",
+        ),
+        "create": (
+            "create:create_model",
+            "Create a model that the mesh itself serves from a provider, without a runner in weft.yaml.",
+        ),
+        "estimate": ("estimate:estimate", "Show the estimated memory of a model, and the source of the estimate."),
+        "flush": ("operations:flush", "Drop cached prefixes. Running requests keep theirs until they end."),
+    },
+    "config": {
+        "edit": ("edit:edit", "Edit a resource as YAML in $VISUAL or $EDITOR, and apply it when the editor exits."),
+        "diff": (
+            "declare:diff",
+            "Show what apply would change. Exit code 0: no differences, 1: differences, higher: the comparison failed.",
+        ),
+        "envoy": (
+            "edge:config",
+            "Print an Envoy configuration: its limits are those of weft.yaml (`edge`, `gateway.connections`).",
+        ),
+    },
+    "keys": {
+        "secret": ("secrets:app", "Create secrets, and give them new values."),
+        "sign": ("sign:app", "Sign tokens that permit an operation, and create signing keys."),
+        "approve": (
+            "sign:approve",
+            "Show what a token permits, as read from the signed action, and add your signature.",
+        ),
+    },
+    "runner": {
+        "conformance": ("conformance:conformance", "Check a runner of the mesh against each rule of its contract."),
+    },
+}
+"""Further commands of groups, as in PANELS."""
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    **{name: each for panel in PANELS.values() for name, each in panel.items()},
+    **{f"{group} {name}": each for group, names in GROUPS.items() for name, each in names.items()},
+}
+"""PANELS and GROUPS by the words after `weft`."""
+_PANEL_OF: Mapping[str, str] = {name: panel for panel, names in PANELS.items() for name in names}
 
 ALIASES: Mapping[str, str] = {"down": "stop", "list": "get", "ls": "get", "show": "describe"}
 """Other names of commands, not listed in the help. `list` and `ls` alone are `get models`."""
@@ -248,14 +260,14 @@ OTHER_WORDS: Mapping[str, str] = {
     "remove": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
     "rm": "weft models rm NAME for pulled files, weft delete KIND NAME for a resource",
     "start": "weft up",
-    "token": "weft runner token, weft keys or weft sign",
-    "tokens": "weft runner token, weft keys or weft sign",
+    "token": "weft runner token, weft keys create or weft keys sign",
+    "tokens": "weft runner token, weft keys create or weft keys sign",
 }
 """Commands of other tools, and the equivalents here."""
 
 
 class LazyGroup(TyperGroup):
-    """The commands of COMMANDS, each imported when it runs."""
+    """The commands of PANELS, each imported when it runs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -269,15 +281,14 @@ class LazyGroup(TyperGroup):
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *super().list_commands(ctx)]
+        return [*_PANEL_OF, *super().list_commands(ctx)]
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns the command's name and summary for help and completion; `resolve_command` loads the command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in _PANEL_OF:
             return super().get_command(ctx, cmd_name)
-        panel, (_, summary) = next((panel, names[cmd_name]) for panel, names in PANELS.items() if cmd_name in names)
-        return TyperCommand(cmd_name, help=summary, rich_help_panel=panel)
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1], rich_help_panel=_PANEL_OF[cmd_name])
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -305,11 +316,11 @@ class LazyGroup(TyperGroup):
             word, *rest = args
             is_bare_list = ALIASES.get(word) == "get" and (not rest or rest[0].startswith("-"))
             args = [ALIASES.get(word, word), *(["models"] if is_bare_list else []), *rest]
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in _PANEL_OF and not args[0].startswith("-"):
             ctx.fail(_no_command(args[0]))
         name, listed, rest = super().resolve_command(ctx, args)
-        if name is not None and name in COMMANDS:
-            return name, (ctx.resilient_parsing and _completed(name, rest)) or load(name), rest
+        if name is not None and name in _PANEL_OF:
+            return name, _resolved(ctx, name, rest), rest
         return name, listed, rest
 
 
@@ -318,7 +329,10 @@ def _no_command(word: str) -> str:
     meant = OTHER_WORDS.get(word)
     if meant is not None:
         return f"there is no command {word}; use: {meant}"
-    close = get_close_matches(word, COMMANDS)
+    paths = dict[str, list[str]]()
+    for path in COMMANDS:
+        paths.setdefault(path.rpartition(" ")[2], []).append(path)
+    close = [path for name in ([word] if word in paths else get_close_matches(word, paths)) for path in paths[name]]
     return f"there is no command {word}" + (f"; did you mean {' or '.join(close)}?" if close else "; see weft --help")
 
 
@@ -369,25 +383,56 @@ def _no_option(option: str, command: str, context: Any) -> str:
     return f"{text}; did you mean {close}?" if close else f"{text}; see {command} --help"
 
 
-def load(name: str) -> Any:
-    """Imports a command of COMMANDS and returns it, ready to run."""
-    module, _, attribute = COMMANDS[name].partition(":")
+def load(path: str) -> Any:
+    """Imports a command of COMMANDS and returns it, ready to run. A group's commands of GROUPS are not loaded."""
+    name, (place, summary) = path.rpartition(" ")[2], COMMANDS[path]
+    module, _, attribute = place.partition(":")
     collect_rarely()
-    found = getattr(import_module(f"weft_app.cli.{module}"), attribute)
+    if place:
+        found = getattr(import_module(f"weft_app.cli.{module}"), attribute)
+    else:
+        found = typer.Typer(help=summary, no_args_is_help=True)
     if isinstance(found, typer.Typer):
-        group = get_group(found)
-        group.name = name
-        _prepare(group)
-        return group
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name)(found)
-    command = get_command(alone)
+        command: Any = get_group(found)
+        command.name = name
+    else:
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(name)(found)
+        command = get_command(alone)
     _prepare(command)
+    _add_further_commands(command, path)
     return command
 
 
-def _completed(name: str, words: Sequence[str]) -> Any:
-    """Returns a command that completes the next word without the module of `name`; None: this needs the module.
+def loaded_commands(path: str, command: Any) -> Mapping[str, Any]:
+    """Returns the commands of the group `path` by name, loaded; of another command none."""
+    own = getattr(command, "commands", {})
+    return {name: load(f"{path} {name}") if name in GROUPS.get(path, ()) else each for name, each in own.items()}
+
+
+def _add_further_commands(group: Any, name: str) -> None:
+    """Adds the commands of GROUPS to a group, each imported when it runs."""
+    further = GROUPS.get(name, {})
+    if not further:
+        return
+    typers_own = group.resolve_command
+    for word, (_, summary) in further.items():
+        group.commands[word] = TyperCommand(word, help=summary)
+
+    def resolve_command(context: Any, args: list[str]) -> Any:
+        word, listed, rest = typers_own(context, args)
+        return word, _resolved(context, f"{name} {word}", rest) if word in further else listed, rest
+
+    group.resolve_command = resolve_command
+
+
+def _resolved(context: Any, path: str, rest: Sequence[str]) -> Any:
+    """Returns a command of COMMANDS, or what completes its next word."""
+    return (context.resilient_parsing and _completed(path, rest)) or load(path)
+
+
+def _completed(path: str, words: Sequence[str]) -> Any:
+    """Returns a command that completes the next word without the module of `path`; None: this needs the module.
 
     The module knows the options and which words are values of options.
     """
@@ -398,7 +443,7 @@ def _completed(name: str, words: Sequence[str]) -> Any:
     from weft_app.cli.options import DEFAULT_HOME, HomeOption  # noqa: PLC0415 - as above
 
     has_word = bool(words) and not words[0].startswith("-")
-    complete = NAMES.get(name) or (None if has_word else FIRST_WORDS.get(name))
+    complete = NAMES.get(path) or (None if has_word else FIRST_WORDS.get(path))
     if complete is None:
         return None
 
@@ -407,7 +452,7 @@ def _completed(name: str, words: Sequence[str]) -> Any:
     ) -> None: ...
 
     alone = typer.Typer(add_completion=False)
-    alone.command(name, context_settings={"ignore_unknown_options": True})(command)
+    alone.command(path.rpartition(" ")[2], context_settings={"ignore_unknown_options": True})(command)
     found = get_command(alone)
     without_conversion(found)
     return found

@@ -12,7 +12,9 @@ from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, say
 
-app = typer.Typer(help="Show the effective weft.yaml; show and change settings of the mesh.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show weft.yaml; show and change settings of the mesh and declared resources.", no_args_is_help=True
+)
 
 PATH = "/api/v1/config"
 ALLOW_CLOUD_FALLBACK = "allowCloudFallback"

@@ -49,7 +49,7 @@ _TENTHS = 10
 """Number of progress lines without a terminal."""
 
 app = typer.Typer(
-    help="List and remove the models that were pulled.",
+    help="List and remove pulled models; add models of running servers and providers.",
     epilog="Example: weft models ls",
     no_args_is_help=True,
 )

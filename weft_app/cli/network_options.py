@@ -93,7 +93,7 @@ class NetworkOptions:
         bool | None,
         typer.Option(
             "--announce/--no-announce",
-            help="Announce the mesh on the local network, for weft runner join and weft discover. Default: off.",
+            help="Announce the mesh on the local network, for weft runner join and weft models discover. Default: off.",
             show_default=False,
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""`weft load`, `weft unload` and `weft flush`, and `weft operation` for what they have started."""
+"""`weft load`, `weft unload` and `weft models flush`, and `weft mesh operation` for what they have started."""
 
 import re
 import sys
@@ -42,6 +42,7 @@ from weft_app.cli.output import (
     say,
     shown_progress,
 )
+from weft_app.cli.short_ids import OPERATIONS, full_id
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -59,17 +60,21 @@ MAX_TOKEN_BYTES = 16 * 1024
 
 app = typer.Typer(
     help="List, follow and cancel loads, unloads and flushes.",
-    epilog="Example: weft operation list --unfinished",
+    epilog="Example: weft mesh operation list --unfinished",
     no_args_is_help=True,
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="ID", help='Id of the operation, or "operations/<id>".')]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="ID", help='Id of the operation or its beginning, or "operations/<id>".')
+]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, even without a terminal.")]
 
 
 TokenOption = Annotated[
     str | None,
-    typer.Option("--token", metavar="FILE", help="Token from `weft sign` and `weft approve`; - for standard input."),
+    typer.Option(
+        "--token", metavar="FILE", help="Token from `weft keys sign` and `weft keys approve`; - for standard input."
+    ),
 ]
 
 
@@ -170,7 +175,7 @@ flush = verbs.command(
 
     With -l those of the models that have such labels, one after the other.
 
-    Example: weft flush --tenant acme, or weft flush -l team=a
+    Example: weft models flush --tenant acme, or weft models flush -l team=a
     """,
     selects=True,
 )
@@ -223,7 +228,10 @@ def follow(
             interrupted(last)
         elif not has_ended(last):
             name = first["name"]
-            note(f"{name} continues; watch it with `weft operation watch`, cancel it with `weft operation cancel`")
+            note(
+                f"{name} continues; watch it with `weft mesh operation watch`, cancel it with "
+                "`weft mesh operation cancel`"
+            )
         raise
     except WeftError as error:
         if error.reason is Reason.SERVICE_UNAVAILABLE:
@@ -247,6 +255,11 @@ def has_ended(operation: Document) -> bool:
 def operation_name(name: str) -> str:
     """Returns the name of an operation from its name or id."""
     return name if name.startswith(OPERATION_PREFIX) else OPERATION_PREFIX + name
+
+
+def _operation_named(api: MeshApi, name: str) -> str:
+    """Returns the name of an operation from its name or id, or the beginning of its id."""
+    return operation_name(full_id(api, OPERATIONS, name.removeprefix(OPERATION_PREFIX)))
 
 
 def require_success(operation: Document) -> None:
@@ -376,7 +389,7 @@ def list_operations(
 ) -> None:
     """List operations, newest first; with --watch oldest first, then each that is new or changes.
 
-    Example: weft operation list --unfinished -w
+    Example: weft mesh operation list --unfinished -w
     """
     if watch:
         with reporting(interrupted=EXIT_OK):
@@ -407,10 +420,10 @@ def get_operation(
 ) -> None:
     """Show one operation in full.
 
-    Example: weft operation get op-3f2a -o json
+    Example: weft mesh operation get op-3f2a -o json
     """
     with connect(home) as api:
-        found = api.get(f"{ADMIN}/{operation_name(name)}")
+        found = api.get(f"{ADMIN}/{_operation_named(api, name)}")
     _OPERATIONS.print([found], output, lambda: found)
 
 
@@ -418,17 +431,17 @@ def get_operation(
 def watch_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """Follow one operation until it has ended; exit code 0 when it succeeded.
 
-    Example: weft operation watch op-3f2a
+    Example: weft mesh operation watch op-3f2a
     """
     with connect(home, WATCH_TIMEOUT_SECONDS) as api:
-        say_outcome(api, api.get(f"{ADMIN}/{operation_name(name)}"), shown=True)
+        say_outcome(api, api.get(f"{ADMIN}/{_operation_named(api, name)}"), shown=True)
 
 
 @app.command("cancel")
 def cancel_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """Cancel an operation. What a load has loaded so far is unloaded.
 
-    Example: weft operation cancel op-3f2a
+    Example: weft mesh operation cancel op-3f2a
     """
     cancel_operations([name], OutputFormat.TABLE, home)
 
@@ -446,7 +459,7 @@ def cancel_operations(names: Sequence[str], output: OutputFormat, home: Path) ->
 
 def cancelled(api: MeshApi, name: str) -> Document:
     """Cancels an operation and returns it once it has ended."""
-    found: Document = api.delete(f"{ADMIN}/{operation_name(name)}")
+    found: Document = api.delete(f"{ADMIN}/{_operation_named(api, name)}")
     return [found, *_news(api, found)][-1]
 
 

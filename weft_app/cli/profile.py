@@ -1,4 +1,4 @@
-"""`weft profile`: save what is as a profile, and switch to one."""
+"""`weft mesh profile`: save what is as a profile, and switch to one."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ EXIT_NOT_DONE = 1
 
 app = typer.Typer(
     help="Save declared resources and loaded models as a profile, and switch profiles. List them: weft get profiles.",
-    epilog="Example: weft profile save day; weft profile switch night --dry-run",
+    epilog="Example: weft mesh profile save day; weft mesh profile switch night --dry-run",
     no_args_is_help=True,
 )
 
@@ -48,7 +48,7 @@ def save(
 
     It is the active profile then. One of the same name is replaced.
 
-    Example: weft profile save coding --description "Two coders, no vision"
+    Example: weft mesh profile save coding --description "Two coders, no vision"
     """
     require_name(name, "NAME")
     body = {"description": description, "leaveOthers": leave_others}
@@ -73,7 +73,7 @@ def switch(
 
     Running requests finish before their model is unloaded. Exit code 1 when a model could not be loaded or unloaded.
 
-    Example: weft profile switch coding --dry-run
+    Example: weft mesh profile switch coding --dry-run
     """
     require_name(name, "NAME")
     with connect(home, TIMEOUT_SECONDS) as api:

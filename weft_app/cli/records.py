@@ -15,6 +15,7 @@ from weft_app.cli.follow import RecordChanges, follow, poll_records
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import ResourceFormat, note
 from weft_app.cli.output import FORMATS, TEXTS, Listing, custom_columns, moment_in, print_table, say, text_at
+from weft_app.cli.short_ids import REQUESTS, full_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ LEASES = RecordKind(
         name=lambda lease: f"lease/{lease['leaseId']}",
         kind="LeaseList",
         plural="leases",
-        empty="no accelerator memory is leased; loaded models and weft lease acquire lease memory",
+        empty="no accelerator memory is leased; loaded models and weft mesh lease acquire lease memory",
     ),
 )
 ROUTERS = RecordKind(
@@ -154,7 +155,7 @@ SECRET_RECORDS = RecordKind(
         name=lambda secret: f"secret/{secret['name']}",
         kind="SecretList",
         plural="secrets",
-        empty="there are no secrets; weft create secret NAME creates one",
+        empty="there are no secrets; weft keys secret create NAME creates one",
     ),
 )
 CLIENTS = RecordKind(
@@ -346,7 +347,7 @@ def _read_requests(home: Path, names: Sequence[str], state: str) -> Document:
     with connect(home) as api:
         if not names:
             return dict(api.get("/v1/requests", limit=MAX_SHOWN, state=state, allTenants=True))
-        found = [api.get(f"/v1/requests/{name}", allTenants=True) for name in names]
+        found = [api.get(f"/v1/requests/{full_id(api, REQUESTS, name)}", allTenants=True) for name in names]
         return {"kind": "RequestList", "items": found, "total": len(found), "historyMissing": False}
 
 

@@ -1,4 +1,4 @@
-"""`weft reload`: a running mesh reads its weft.yaml again; the differences as people read them."""
+"""`weft mesh reload`: a running mesh reads its weft.yaml again; the differences as people read them."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _SIGNS = {_Change.ACTION_ADDED: "+", _Change.ACTION_REMOVED: "-", _Change.ACTION
 _EFFECTS = {
     _Change.EFFECT_MODEL_RELOAD: "it is reloaded after its running requests",
     _Change.EFFECT_RUNNER_RESTART: "its process is restarted after its running requests",
-    _Change.EFFECT_MESH_RESTART: "needs a restart of the mesh: weft restart",
+    _Change.EFFECT_MESH_RESTART: "needs a restart of the mesh: weft mesh restart",
 }
 
 
@@ -36,7 +36,7 @@ def reload(
 
     A file that is wrong changes nothing. Settings that need a restart are named, and stay as they are.
 
-    Example: weft reload --dry-run
+    Example: weft mesh reload --dry-run
     """
     folder = WeftHome(home.expanduser().absolute())
     request = pb.ReloadConfigurationRequest(dry_run=dry_run)

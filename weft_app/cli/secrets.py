@@ -1,4 +1,4 @@
-"""Secrets of the mesh: `weft create secret`, `weft rotate secret` and `weft delete secret`.
+"""Secrets of the mesh: `weft keys secret create`, `weft keys secret rotate` and `weft delete secret`.
 
 A value comes from a file, an environment variable or standard input, never from an argument, which other users of the
 machine can read.
@@ -25,6 +25,11 @@ from weft_app.cli.targets import record_ids
 MAX_VALUE_CHARS = 8_192
 STDIN = "-"
 
+app = typer.Typer(
+    help="Create secrets, and give them new values.",
+    epilog="Example: weft keys secret create example-key --from-env EXAMPLE_API_KEY",
+    no_args_is_help=True,
+)
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the secret.", autocompletion=complete_secret)
@@ -39,6 +44,7 @@ VariableOption = Annotated[
 FormatOption = Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format; the value is never shown.")]
 
 
+@app.command("create")
 def create_secret(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the secret.")],
     source: SourceArgument = None,
@@ -52,7 +58,7 @@ def create_secret(
 
     The value comes from a file, an environment variable or standard input; on a terminal it is typed without an echo.
 
-    Example: weft create secret example-key --from-env EXAMPLE_API_KEY
+    Example: weft keys secret create example-key --from-env EXAMPLE_API_KEY
     """
     require_name(name, "NAME")
     body = {"name": name, "value": _value(name, source, from_file, from_env)}
@@ -60,6 +66,7 @@ def create_secret(
         _show(api.post(SECRETS, body), "created", output)
 
 
+@app.command("rotate")
 def rotate_secret(
     name: NameArgument,
     source: SourceArgument = None,
@@ -71,7 +78,7 @@ def rotate_secret(
 ) -> None:
     """Give a secret a new value. Models take it for their next request, without a restart; running requests finish.
 
-    Example: weft rotate secret example-key --from-file ./new-key
+    Example: weft keys secret rotate example-key --from-file ./new-key
     """
     require_name(name, "NAME")
     body = {"value": _value(name, source, from_file, from_env)}

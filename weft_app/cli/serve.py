@@ -161,7 +161,7 @@ def serve_central(
     registry: RegistryOption = None,
     metrics: MetricsOption = None,
 ) -> None:
-    """Run the runner of central models: those that `weft create model` declares. `weft up` runs it when it is needed.
+    """Run the runner of central models: those that `weft models create` declares. `weft up` runs it when it is needed.
 
     Of several, one serves, and the others wait for its end.
 

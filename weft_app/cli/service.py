@@ -1,4 +1,4 @@
-"""`weft service`: services of systemd, for meshes and runners that start with the machine."""
+"""`weft mesh service`: services of systemd, for meshes and runners that start with the machine."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from weft_app.compose.systemd import Systemd, UnitState, user_ends_with_session
 
 app = typer.Typer(
     help="Install, show and remove systemd services: a mesh, one of its services, or a runner.",
-    epilog="Example: weft service install mesh",
+    epilog="Example: weft mesh service install mesh",
     no_args_is_help=True,
 )
 HOMES = (Path("/root"), Path("/home"))
@@ -62,7 +62,7 @@ def install(
     weft.yaml and weft.env, its environment, are in /etc/weft, of a user in ~/.config/weft. An invitation is kept in
     weft-join.env there, readable by its owner alone. The same command again replaces a service.
 
-    Example: weft service install mesh -- --host 0.0.0.0, or: weft service install join weft://...
+    Example: weft mesh service install mesh -- --host 0.0.0.0, or: weft mesh service install join weft://...
     """
     manager = Systemd(is_system=_is_system(system))
     plan, environment = _plan(kind, list(arguments or ()), is_system=manager.is_system)
@@ -71,7 +71,7 @@ def install(
         say(f"wrote {file}; start it with: systemctl {_scope(manager)}enable --now {plan.unit}\n")
         return
     manager.start(plan)
-    say(f"{plan.unit} is started\n\n  weft service status   journalctl {_scope(manager)}-u {plan.unit} -f\n")
+    say(f"{plan.unit} is started\n\n  weft mesh service status   journalctl {_scope(manager)}-u {plan.unit} -f\n")
     if not manager.is_system and user_ends_with_session():
         note("it stops with your last session and starts with the next; to keep it running: loginctl enable-linger")
 
@@ -80,9 +80,9 @@ def install(
 def status(system: ScopeOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
     """Show the services that are installed: state, process, restarts. Exit code 1 where one is not active, 3 for none.
 
-    Whether a service can do its work is what weft health asks.
+    Whether a service can do its work is what weft mesh health asks.
 
-    Example: weft service status -o json
+    Example: weft mesh service status -o json
     """
     manager = Systemd(is_system=_is_system(system))
     found: list[UnitState] = list(manager.states())
@@ -102,7 +102,7 @@ def remove(
 ) -> None:
     """Stop a service, finishing its running requests, and remove it. Settings and state stay where they are.
 
-    Example: weft service remove runner gpu-0
+    Example: weft mesh service remove runner gpu-0
     """
     manager = Systemd(is_system=_is_system(system))
     _require_name(kind, name)
@@ -144,7 +144,7 @@ def _require_readable(program: Path) -> None:
                 Reason.INVALID_ARGUMENT,
                 f"a service of the machine cannot read {path}; install weft where all can: "
                 "/usr/bin/python3 -m venv /opt/weft, then /opt/weft/bin/pip install ./weft (its clone), and "
-                "/opt/weft/bin/weft service install; or install it for a user: --user",
+                "/opt/weft/bin/weft mesh service install; or install it for a user: --user",
             )
 
 

@@ -1,4 +1,4 @@
-"""`weft sign` and `weft approve`: tokens that permit one operation, once, for a few minutes, and the keys to sign with.
+"""`weft keys sign` and `weft keys approve`: tokens that permit one operation, once, for a few minutes, and their keys.
 
 `sign` makes a token with one signature; `approve` shows what a token permits and adds another one.
 """
@@ -110,7 +110,7 @@ def _require_signer(rules: pb.GetGovernanceResponse, key_id: str) -> None:
 
 app = typer.Typer(
     help="Sign tokens that permit an operation, and create signing keys.",
-    epilog="Example: weft sign load qwen --key alice.pem --as alice --out op.json",
+    epilog="Example: weft keys sign load qwen --key alice.pem --as alice --out op.json",
     no_args_is_help=True,
 )
 
@@ -121,7 +121,7 @@ def new_key(
 ) -> None:
     """Create a signing key: the private half goes into a file that is never overwritten, the public half is printed.
 
-    Example: weft sign new-key --out alice.pem
+    Example: weft keys sign new-key --out alice.pem
     """
     try:
         from weft.signing.signatures import new_key_file  # noqa: PLC0415 - every command starts fast
@@ -214,7 +214,7 @@ _PERMITS = (
     (verbs.flush, "Permit dropping cached prefixes.", "flush --tenant acme"),
 )
 for _verb, _text, _example in _PERMITS:
-    _help = f"{_text}\n\nExample: weft sign {_example} --key alice.pem --as alice --out op.json"
+    _help = f"{_text}\n\nExample: weft keys sign {_example} --key alice.pem --as alice --out op.json"
     app.command(_verb.__name__)(verbs.command(_verb, _make_token, _help))
 
 
@@ -229,15 +229,15 @@ def _say_what_is_missing(rules: pb.GetGovernanceResponse, out: Path | None) -> N
     seconds, missing = rules.token_lifetime.seconds, rules.required_signers - 1
     if missing > 0:
         file = "FILE" if out is None else out
-        note(f"{missing} more signatures are needed within {seconds} s: weft approve {file} --key KEY --as ID")
+        note(f"{missing} more signatures are needed within {seconds} s: weft keys approve {file} --key KEY --as ID")
     elif rules.required_signers:
         note(f"valid once, for {seconds} s")
     else:
-        note(f"other signers have {seconds} s: weft approve FILE --key KEY --as ID")
+        note(f"other signers have {seconds} s: weft keys approve FILE --key KEY --as ID")
 
 
 def approve(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Token from `weft sign`.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Token from `weft keys sign`.")],
     *,
     key: Annotated[Path, typer.Option(metavar="FILE", help="Your private key.")],
     key_id: Annotated[str, typer.Option("--as", metavar="ID", help="Your key id in the registry's configuration.")],
@@ -251,7 +251,7 @@ def approve(
 ) -> None:
     """Show what a token permits, as read from the signed action, and add your signature.
 
-    Example: weft approve op.json --key bob.pem --as bob
+    Example: weft keys approve op.json --key bob.pem --as bob
     """
     try:
         from weft.signing.signatures import read_private_key, sign  # noqa: PLC0415 - see `no_library`

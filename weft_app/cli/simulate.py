@@ -1,4 +1,4 @@
-"""`weft simulate`: runs the scheduler on a scenario file in virtual time, and prints the figures."""
+"""`weft mesh simulate`: runs the scheduler on a scenario file in virtual time, and prints the figures."""
 
 import sys
 import time
@@ -87,7 +87,7 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
 ) -> None:
     """Simulate a mesh: waits, throughput, refusals and the cost of model swaps.
 
-    Example: weft simulate examples/scenarios/three-tenants.yaml --against fifo
+    Example: weft mesh simulate examples/scenarios/three-tenants.yaml --against fifo
     """
     scenario = load_scenario(path).at_load(load)
     scenario = replace(

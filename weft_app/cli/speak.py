@@ -1,4 +1,4 @@
-"""`weft speak`: a text as a recording."""
+"""`weft media speak`: a text as a recording."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -72,7 +72,7 @@ def speak(
 ) -> None:
     """Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.
 
-    Example: weft speak "The build is green." -o green.wav
+    Example: weft media speak "The build is green." -o green.wav
     """
     is_piped = output is None and not sys.stdout.isatty()
     to_stdout = is_piped or (output is not None and str(output) == STANDARD)

@@ -1,4 +1,4 @@
-"""`weft stop` and `weft restart`: the end of a mesh on this machine, and its new start as it was started before."""
+"""`weft stop` and `weft mesh restart`: the end of a mesh on this machine, and its start as it was started before."""
 
 import os
 import signal
@@ -94,7 +94,7 @@ def restart(
     requests that arrive meanwhile wait in the queue. As after weft load it stays loaded then, unless that had a
     --keep-alive.
 
-    Example: weft restart --timeout 5m, or weft restart model qwen
+    Example: weft mesh restart --timeout 5m, or weft mesh restart model qwen
     """
     if model:
         from weft_app.cli.operations import restart_model  # noqa: PLC0415 - it brings rich with it
@@ -119,7 +119,9 @@ def _model_in(words: Sequence[str]) -> str:
     names = [name, *words[1:]] if slash else list(words[1:])
     if kind.lower() not in ("model", "models") or len(names) != 1:
         name = words[-1][:64]
-        raise invalid_field("MODEL", f"weft restart restarts a mesh; to reload one model: weft restart model {name}")
+        raise invalid_field(
+            "MODEL", f"weft mesh restart restarts a mesh; to reload one model: weft mesh restart model {name}"
+        )
     return require_name_of_model(names[0], "NAME")
 
 

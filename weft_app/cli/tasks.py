@@ -31,6 +31,8 @@ from weft_app.cli.output import (
     shortened,
     shown,
 )
+from weft_app.cli.short_ids import TASKS as TASK_IDS
+from weft_app.cli.short_ids import full_id
 from weft_app.cli.targets import record_ids
 
 TASKS = "/v1/admin/tasks"
@@ -113,6 +115,12 @@ def one_task(words: Sequence[str]) -> str:
     return ids[0]
 
 
+def _task(api: MeshApi, word: str) -> Document:
+    """Returns a task by its id or the beginning of it."""
+    found: Document = api.get(f"{TASKS}/{full_id(api, TASK_IDS, word)}")
+    return found
+
+
 def show_tasks(
     words: Sequence[str],
     output: ResourceFormat,
@@ -131,7 +139,7 @@ def show_tasks(
     def read() -> Document:
         with connect(home) as api:
             if ids:
-                return {"items": [api.get(f"{TASKS}/{each}") for each in ids]}
+                return {"items": [_task(api, each) for each in ids]}
             return dict(api.get(TASKS, state=",".join(states), caller=caller, limit=MAX_SHOWN))
 
     if watch:
@@ -145,7 +153,7 @@ def show_tasks(
 def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> None:
     """Prints the details of a task."""
     with connect(home) as api:
-        found = api.get(f"{TASKS}/{one_task(words)}")
+        found = _task(api, one_task(words))
     attempts = [f"  {attempt['attempt']}. {_attempt_words(attempt)}" for attempt in found["attempts"]]
     print_page(output, lambda: "\n".join((*page(_PAGE, found, _TITLE_CHARS), *attempts, "")), lambda: found)
 
@@ -192,7 +200,7 @@ def _for_each(
     if not ids:
         raise invalid_field("ID", "name the tasks, as task ID... or task/ID...")
     with connect(home, CANCEL_TIMEOUT_SECONDS) as api:
-        act_on_each(ids, lambda each: act(api, each), ignored=ignored)
+        act_on_each(ids, lambda each: act(api, full_id(api, TASK_IDS, each)), ignored=ignored)
 
 
 def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: float, home: Path) -> None:
@@ -204,7 +212,8 @@ def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: f
     deadline = time.monotonic() + timeout_seconds
     with connect(home) as api:
         # Checked once, however short the timeout.
-        first = task = api.get(f"{TASKS}/{task_id}")
+        first = task = _task(api, task_id)
+    task_id = task["id"]
     following = (news["task"] for news in _followed(task_id, home, deadline) if "task" in news)
     for task in chain([first], following):
         if has_ended(task) or task["state"] == wanted or time.monotonic() >= deadline:
@@ -271,7 +280,8 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
     An answer that restarts after a lost attempt is noted on stderr. Exits with code 1 for a task that ended without an
     answer.
     """
-    task_id = one_task(words)
+    with connect(home) as api:
+        task_id = full_id(api, TASK_IDS, one_task(words))
     task = _print_pieces(_followed(task_id, home) if follow else _news(task_id, home), follow=follow)
     if has_ended(task) and task["state"] != "completed":
         why = _error(task)

@@ -1,4 +1,4 @@
-"""`weft transcribe`: the words of a recording, as text, captions or a document."""
+"""`weft media transcribe`: the words of a recording, as text, captions or a document."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -78,7 +78,7 @@ def transcribe(
 ) -> None:
     """Transcribe a recording. Text and captions are streamed, progress goes to stderr; Ctrl-C cancels.
 
-    Example: weft transcribe talk.mp3 --srt -o talk.srt
+    Example: weft media transcribe talk.mp3 --srt -o talk.srt
     """
     chosen = _chosen_format({"srt": srt, "vtt": vtt, "json": as_json, "words": words})
     if output is not None:

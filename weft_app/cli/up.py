@@ -46,7 +46,7 @@ def up(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log to the terminal instead of a file.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Reload weft.yaml when it changes, as weft reload does.")
+        bool, typer.Option("--watch", "-w", help="Reload weft.yaml when it changes, as weft mesh reload does.")
     ] = False,
     detach: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""`weft usage`: what tenants, keys and models used."""
+"""`weft mesh usage`: what tenants, keys and models used."""
 
 import csv
 import io
@@ -50,7 +50,7 @@ def usage(
 
     Whole hours are counted, in UTC. What receipts do not know is counted as not known, never as zero.
 
-    Example: weft usage --by tenant,day --since 7d -o csv
+    Example: weft mesh usage --by tenant,day --since 7d -o csv
     """
     groups = [word.strip() for word in by.split(",") if word.strip()]
     with naming_fields("--{}".format), connect(home) as api:

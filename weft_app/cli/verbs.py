@@ -1,6 +1,6 @@
 """The verbs load, unload and flush: their options, actions, and commands.
 
-`weft load` and `weft sign load` use the same verb, so a token permits exactly the command's action.
+`weft load` and `weft keys sign load` use the same verb, so a token permits exactly the command's action.
 """
 
 import inspect
@@ -250,7 +250,8 @@ def _flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushSc
     if model:
         return "model"
     raise WeftError(
-        Reason.INVALID_ARGUMENT, "say what to flush: --all, --model NAME, --tenant NAME or --tag TAG (weft flush -h)"
+        Reason.INVALID_ARGUMENT,
+        "say what to flush: --all, --model NAME, --tenant NAME or --tag TAG (weft models flush -h)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`weft version`: the versions of this client, of the mesh that runs, and of what they are made with."""
+"""`weft mesh version`: the versions of this client, of the mesh that runs, and of what they are made with."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -30,7 +30,7 @@ def show_version(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption
 
     Without a mesh the rest is shown, and why there is none.
 
-    Example: weft version -o json
+    Example: weft mesh version -o json
     """
     facts: dict[str, Any] = {
         "client": __version__,

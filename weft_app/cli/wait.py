@@ -1,4 +1,4 @@
-"""`weft wait`: wait for a condition of a resource."""
+"""`weft mesh wait`: wait for a condition of a resource."""
 
 import re
 import time
@@ -55,7 +55,7 @@ def wait(
 
     Exit code 1 for a task that ended otherwise.
 
-    Example: weft wait model qwen --for status=active --timeout 5m
+    Example: weft mesh wait model qwen --for status=active --timeout 5m
     """
     seconds = parse_duration(timeout)
     if record_kind(resources[0]) == "task":

@@ -1,4 +1,4 @@
-"""Forecast of how a reload would replace changed models (`weft reload --dry-run`)."""
+"""Forecast of how a reload would replace changed models (`weft mesh reload --dry-run`)."""
 
 import asyncio
 import socket

@@ -55,7 +55,7 @@ _LATER = MappingProxyType(
     {
         pb.RetireSessionResponse.OUTCOME_LIVES: "it may still run, and is taken out of the mesh once it has ended",
         pb.RetireSessionResponse.OUTCOME_HOLDS_MEMORY: (
-            "it still has leases of accelerator memory (weft lease list), and is "
+            "it still has leases of accelerator memory (weft mesh lease list), and is "
             "removed from the mesh when they have ended"
         ),
     }

@@ -58,7 +58,7 @@ _PROCESSES: Mapping[UnitKind, _Process] = {
 
 _RESTARTS = f"""\
 Type=exec
-# What has ended is started again. Whether it can do its work is asked by weft health, and never by a restart.
+# What has ended is started again. Whether it can do its work is asked by weft mesh health, and never by a restart.
 Restart=on-failure
 RestartSec=2
 # SIGTERM goes to the process itself, which drains its requests and then ends its engines.
@@ -148,7 +148,7 @@ class UnitPlan:
 
     @property
     def secret_environment(self) -> bool:
-        """Whether the unit's environment file contains a secret that `weft service install` wrote: an invitation."""
+        """Whether the unit's environment file contains an invitation, a secret."""
         return self.kind is UnitKind.JOIN
 
     def text(self) -> str:

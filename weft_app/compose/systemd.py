@@ -17,7 +17,7 @@ COMMAND_SECONDS = 60.0
 STOP_COMMAND_SECONDS = 960.0
 """More than STOP_SECONDS of a unit."""
 MAX_ERROR_CHARS = 500
-MARK = "# Written by weft service install. Changes go into: systemctl edit UNIT (systemctl --user edit UNIT)."
+MARK = "# Written by weft mesh service install. Changes go into: systemctl edit UNIT (systemctl --user edit UNIT)."
 _PROPERTIES = ("Id", "ActiveState", "SubState", "NRestarts", "MainPID", "ActiveEnterTimestamp", "Result")
 
 
@@ -68,7 +68,9 @@ class Systemd:
         file = self.folder / plan.file_name
         try:
             if file.exists() and not file.read_text("utf-8", errors="replace").startswith(MARK):
-                raise WeftError(Reason.ALREADY_EXISTS, f"{file} is not of weft service install; move it away first")
+                raise WeftError(
+                    Reason.ALREADY_EXISTS, f"{file} is not of weft mesh service install; move it away first"
+                )
             self.settings.mkdir(parents=True, exist_ok=True)
             if environment:
                 lines = "".join(f'{name}="{value}"\n' for name, value in environment.items())

@@ -91,7 +91,7 @@ class PublisherSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnounceSettings:
-    """The announcement of the mesh on the local network (mDNS), for `weft runner join` and `weft discover`.
+    """The announcement of the mesh on the local network (mDNS), for `weft runner join` and `weft models discover`.
 
     It holds the mesh's name, its version, and the addresses, port and fingerprint of the relay.
     """

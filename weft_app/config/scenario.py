@@ -1,4 +1,4 @@
-"""Scenario files of `weft simulate`: sections with ranges and units, and the reading of YAML into a `Scenario`."""
+"""Scenario files of `weft mesh simulate`: sections with ranges and units, and the reading of YAML into a `Scenario`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

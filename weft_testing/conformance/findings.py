@@ -1,4 +1,4 @@
-"""Verdicts and findings of the suites that `weft conformance` runs."""
+"""Verdicts and findings of the suites that `weft runner conformance` runs."""
 
 from dataclasses import dataclass
 from enum import StrEnum

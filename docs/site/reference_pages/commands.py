@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from weft_app.cli.main import PANELS, load
+from weft_app.cli.main import PANELS, load, loaded_commands
 
 _HEAD = """# Commands
 
@@ -18,18 +18,18 @@ def page() -> str:
     for panel, names in PANELS.items():
         lines.append(f"## {panel}\n")
         for name in names:
-            lines += _command(f"weft {name}", load(name))
+            lines += _command(name, load(name))
     return "\n".join(lines)
 
 
 def _command(path: str, command: Any) -> Iterator[str]:
-    yield f"### {path}\n"
+    yield f"### weft {path}\n"
     yield f"{_text(command.help)}\n"
     parameters = [each for each in command.params if each.name not in ("help", "install_completion", "show_completion")]
     rows = [row for each in parameters if not getattr(each, "hidden", False) for row in _row(each)]
     if rows:
         yield from ("| argument or option | meaning |", "|---|---|", *rows, "")
-    for name, each in getattr(command, "commands", {}).items():
+    for name, each in loaded_commands(path, command).items():
         yield from _command(f"{path} {name}", each)
 
 

@@ -50,7 +50,7 @@ Quantization = Literal["none", "bitsandbytes_4bit", "bitsandbytes_8bit"]
 class DiffusersModel(MediaModelSettings, DeviceSettings):
     """A pipeline that makes images: the folder that `save_pretrained` of diffusers writes, weights as safetensors."""
 
-    tried_by: ClassVar[str] = 'weft image "a lighthouse" -o lighthouse.png'
+    tried_by: ClassVar[str] = 'weft media image "a lighthouse" -o lighthouse.png'
 
     dtype: Annotated[Dtype, Argument("--dtype"), PUBLIC] = "auto"
     """Data type. Default: float32 on a processor; on an accelerator float16, and bfloat16 for sd3 and flux."""

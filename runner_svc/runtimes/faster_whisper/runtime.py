@@ -33,7 +33,7 @@ PARAMETERS = EngineParameters(engine="faster-whisper")
 class FasterWhisperModel(MediaModelSettings, CTranslate2Settings):
     """A Whisper model in the form of CTranslate2, such as the repository `Systran/faster-whisper-small`."""
 
-    tried_by: ClassVar[str] = "weft transcribe talk.mp3"
+    tried_by: ClassVar[str] = "weft media transcribe talk.mp3"
 
     slots: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
     """Maximum number of recordings processed concurrently, each in its own threads."""

@@ -57,7 +57,7 @@ def _offered(home: Path, line: str) -> list[str]:
             ],
         ),
         (
-            "weft wait ",
+            "weft mesh wait ",
             ["models", "agents", "runners", "pools", "routes", "aliases", "profiles", "workflows", "tenants", "tasks"],
         ),
         ("weft describe ta", ["tasks"]),
@@ -74,7 +74,7 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft get models s", ["solo"]),
         ("weft describe agent/", ["agent/coder"]),
         ("weft delete runner ", ["r1"]),
-        ("weft wait pool b", ["big"]),
+        ("weft mesh wait pool b", ["big"]),
         ("weft events model so", ["solo"]),
         ("weft chat ", ["big", "coder", "qwen", "qwen-2", "solo"]),
         ("weft chat agent/", ["agent/coder"]),
@@ -86,7 +86,7 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft describe r1", ["r1"]),
         ("weft load --ctx 8192 qw", ["qwen", "qwen-2"]),
         ("weft delete --force model qw", ["qwen", "qwen-2"]),
-        ("weft wait --timeout 5m pool b", ["big"]),
+        ("weft mesh wait --timeout 5m pool b", ["big"]),
     ],
 )
 def test_kinds_and_current_names_are_completed(mesh: ScriptedMesh, line: str, offered: list[str]) -> None:

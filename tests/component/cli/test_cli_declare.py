@@ -32,7 +32,7 @@ def test_output_of_get_applies_without_a_change(mesh: ScriptedMesh, kind: str, o
         applied = mesh.run("apply", "-f", "-", stdin=got.stdout)
         assert applied.exit_code == 0, applied.output
         assert {line.split()[1] for line in applied.stdout.splitlines()} == {"unchanged"}
-        assert mesh.run("diff", "-f", "-", stdin=got.stdout).exit_code == 0
+        assert mesh.run("config", "diff", "-f", "-", stdin=got.stdout).exit_code == 0
 
 
 def test_empty_list_can_be_applied(mesh: ScriptedMesh) -> None:
@@ -124,18 +124,18 @@ def test_rejection_exits_with_the_code_of_its_reason(
 ) -> None:
     mesh.apply_error = WeftError(reason, "no")
     assert mesh.run("apply", "-f", "-", stdin=AGENT.format(name="a")).exit_code == code
-    assert mesh.run("diff", "-f", "-", stdin=AGENT.format(name="a")).exit_code == diff_code
+    assert mesh.run("config", "diff", "-f", "-", stdin=AGENT.format(name="a")).exit_code == diff_code
 
 
 def test_diff_shows_the_changes_without_applying_them(mesh: ScriptedMesh) -> None:
-    result = mesh.run("diff", "-f", "-", stdin=AGENT.format(name="coder"))
+    result = mesh.run("config", "diff", "-f", "-", stdin=AGENT.format(name="coder"))
     assert result.exit_code == 1
     assert result.stdout.startswith("--- agent/coder (mesh)\n+++ agent/coder (standard input, document 1 (line 1))\n")
     assert "-description: Writes code\n" in result.stdout
     assert "-maxToolIterations: 4\n" in result.stdout
     assert "-repetition: 'off'\n" in result.stdout
     assert all(request.dry_run for request in mesh.applied)
-    assert "+kind: agent\n" in mesh.run("diff", "-f", "-", stdin=AGENT.format(name="new")).stdout
+    assert "+kind: agent\n" in mesh.run("config", "diff", "-f", "-", stdin=AGENT.format(name="new")).stdout
 
 
 def test_delete_accepts_names_and_files_and_deletes_agents_first(mesh: ScriptedMesh, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_delete_of_a_missing_resource_fails(mesh: ScriptedMesh) -> None:
 )
 def test_wait_for_a_met_condition_ends_immediately(mesh: ScriptedMesh, expected: str) -> None:
     for timeout in ("60s", "0"):
-        result = mesh.run("wait", "model/qwen", "--for", expected, "--timeout", timeout)
+        result = mesh.run("mesh", "wait", "model/qwen", "--for", expected, "--timeout", timeout)
         assert result.exit_code == 0, result.output
         assert result.stdout == f"model/qwen: {expected}\n"
 
@@ -207,7 +207,7 @@ def test_wait_for_a_met_condition_ends_immediately(mesh: ScriptedMesh, expected:
 def test_wait_ends_with_the_expected_change(mesh: ScriptedMesh, expected: str, changes: list[Change]) -> None:
     for change in changes:
         mesh.changes.put(change)
-    result = mesh.run("wait", "model", "qwen", "--for", expected)
+    result = mesh.run("mesh", "wait", "model", "qwen", "--for", expected)
     assert result.exit_code == 0, result.output
 
 
@@ -220,18 +220,18 @@ def test_unservable_model_is_failed_in_every_command(mesh: ScriptedMesh) -> None
         assert "failed" in shown, command
     assert "Status:       failed" in shown
     assert json.loads(mesh.run("get", "model", "qwen", "-o", "json").stdout)["status"]["state"] == "failed"
-    assert mesh.run("wait", "model", "qwen", "--for", "status=failed", "--timeout", "0").exit_code == 0
+    assert mesh.run("mesh", "wait", "model", "qwen", "--for", "status=failed", "--timeout", "0").exit_code == 0
     for target, expected in (("model/qwen", "status=active"), ("model/qwen", "ready"), ("pool/big", "ready")):
-        late = mesh.run("wait", target, "--for", expected, "--timeout", "0")
+        late = mesh.run("mesh", "wait", target, "--for", expected, "--timeout", "0")
         assert (late.exit_code, "fail" in late.stderr) == (5, True), late.stderr
 
 
 def test_wait_timeout_reports_the_current_state(mesh: ScriptedMesh) -> None:
     mesh.add(some_model("qwen", status="HIBERNATING"))
-    result = mesh.run("wait", "model", "qwen", "--for", "status=active", "--timeout", "100ms")
+    result = mesh.run("mesh", "wait", "model", "qwen", "--for", "status=active", "--timeout", "100ms")
     assert result.exit_code == 5
     assert "it is hibernating" in result.stderr
-    assert mesh.run("wait", "model", "nix", "--for", "exists", "--timeout", "0").exit_code == 5
+    assert mesh.run("mesh", "wait", "model", "nix", "--for", "exists", "--timeout", "0").exit_code == 5
 
 
 @pytest.mark.parametrize(
@@ -249,4 +249,4 @@ def test_wait_timeout_reports_the_current_state(mesh: ScriptedMesh) -> None:
     ],
 )
 def test_wait_rejects_unsupported_conditions(mesh: ScriptedMesh, arguments: tuple[str, ...]) -> None:
-    assert mesh.run("wait", *arguments).exit_code == 2
+    assert mesh.run("mesh", "wait", *arguments).exit_code == 2

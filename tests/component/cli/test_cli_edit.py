@@ -1,4 +1,4 @@
-"""`weft edit` with editors that are scripts, against a scripted mesh."""
+"""`weft config edit` with editors that are scripts, against a scripted mesh."""
 
 import shlex
 import sys
@@ -32,7 +32,7 @@ file.write_text(text.replace(what, by) if by else text if what == "SAME" else wh
 
 
 class Editor:
-    """Runs `weft edit` with an editor that makes these changes in turn."""
+    """Runs `weft config edit` with an editor that makes these changes in turn."""
 
     def __init__(self, folder: Path, mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
         self._program = folder / "editor.py"
@@ -49,7 +49,7 @@ class Editor:
     def run(self, *words: str, changes: tuple[str, ...]) -> Result:
         line = shlex.join([sys.executable, str(self._program), str(self._log), *changes])
         self._monkeypatch.setenv("EDITOR", line)
-        return self._mesh.run("edit", *words)
+        return self._mesh.run("config", "edit", *words)
 
     @property
     def shown(self) -> list[str]:

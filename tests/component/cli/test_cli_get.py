@@ -206,14 +206,14 @@ def test_wide_models_show_file_key_and_provider(mesh: ScriptedMesh) -> None:
         ("get", "models", "{}", "-o", "wide"),
         ("describe", "model", "{}"),
         ("events", "model", "qwen"),
-        ("wait", "model", "{}", "--for", "exists"),
+        ("mesh", "wait", "model", "{}", "--for", "exists"),
     ],
 )
 def test_commands_accept_a_model_id_instead_of_its_name(mesh: ScriptedMesh, arguments: tuple[str, ...]) -> None:
     by_id = mesh.run(*(word.format(resource_id("model", "qwen", 0)) for word in arguments))
     by_name = mesh.run(*(word.format("qwen") for word in arguments))
     assert (by_id.exit_code, by_name.exit_code) == (0, 0), by_id.output
-    if arguments[0] != "wait":
+    if arguments[:2] != ("mesh", "wait"):
         assert by_id.stdout == by_name.stdout
 
 
@@ -285,7 +285,7 @@ def test_invalid_arguments_suggest_a_fix(mesh: ScriptedMesh, arguments: tuple[st
 
 
 def test_missing_mesh_suggests_the_next_step(tmp_path: Path) -> None:
-    for arguments in (("get", "models"), ("apply", "-f", "-"), ("wait", "model/x"), ("events",), ("ps",)):
+    for arguments in (("get", "models"), ("apply", "-f", "-"), ("mesh", "wait", "model/x"), ("events",), ("ps",)):
         result = CliRunner().invoke(
             app, arguments, input="kind: model\nname: m\n", env={"WEFT_HOME": str(tmp_path / "none")}
         )
@@ -554,10 +554,10 @@ def test_ps_of_a_mesh_without_models_suggests_how_to_add_one(mesh: ScriptedMesh)
 
 
 def test_version_shows_client_mesh_and_libraries(mesh: ScriptedMesh, tmp_path: Path) -> None:
-    facts = json.loads(mesh.run("version", "-o", "json").stdout)
+    facts = json.loads(mesh.run("mesh", "version", "-o", "json").stdout)
     assert (facts["client"], facts["runners"]) == (__version__, {"r1": "0.2"})
     assert facts["mesh"] == "unknown", "it has not announced one"
     assert (facts["grpc"], facts["python"]) == (grpc.__version__, platform.python_version())
-    alone = json.loads(mesh.run("version", "-o", "json", "--home", str(tmp_path / "none")).stdout)
+    alone = json.loads(mesh.run("mesh", "version", "-o", "json", "--home", str(tmp_path / "none")).stdout)
     assert alone.keys() == facts.keys() - {"mesh", "runners"} | {"problem"}
-    assert mesh.run("version").stdout.splitlines()[0].split() == ["Client:", __version__]
+    assert mesh.run("mesh", "version").stdout.splitlines()[0].split() == ["Client:", __version__]

@@ -1,4 +1,4 @@
-"""`weft lease release`, `weft lease list` and `weft get leases`."""
+"""`weft mesh lease release`, `weft mesh lease list` and `weft get leases`."""
 
 import json
 from collections.abc import Iterator
@@ -40,20 +40,20 @@ def test_leases_show_holder_and_expiry(mesh: ScriptedMesh) -> None:
         "lease-p titan training-holder training held 5 GiB 1 - with its program",
         "lease-r titan qwen-holder qwen held 5 GiB 1 - when the model is unloaded",
     ]
-    assert mesh.run("lease", "list").stdout.endswith("\n".join([header, *rows]) + "\n")
+    assert mesh.run("mesh", "lease", "list").stdout.endswith("\n".join([header, *rows]) + "\n")
     (one,) = json.loads(mesh.run("get", "lease", "lease-p", "-o", "json").stdout)["items"]
     assert (one["leaseId"], one["host"], one["holderKind"]) == ("lease-p", "titan", "program")
     assert mesh.run("get", "leases", "-o", "name").stdout == "lease/lease-p\nlease/lease-r\n"
 
 
 def test_ended_lease_returns_not_found(mesh: ScriptedMesh) -> None:
-    for done in (mesh.run("get", "lease/none"), mesh.run("lease", "release", "none", "--yes")):
+    for done in (mesh.run("get", "lease/none"), mesh.run("mesh", "lease", "release", "none", "--yes")):
         assert done.exit_code == 3
         assert "there is no lease" in done.stderr
 
 
 def test_release_reports_when_the_memory_becomes_free(mesh: ScriptedMesh) -> None:
-    done = mesh.run("lease", "release", "lease-p", "--yes")
+    done = mesh.run("mesh", "lease", "release", "lease-p", "--yes")
     assert done.exit_code == 0
     assert done.stdout == "lease/lease-p is released: 5 GiB of titan are free once its processes have ended\n"
     assert mesh.releases[0].requested_by == "local"
@@ -61,12 +61,12 @@ def test_release_reports_when_the_memory_becomes_free(mesh: ScriptedMesh) -> Non
 
 
 def test_release_without_a_terminal_requires_yes(mesh: ScriptedMesh) -> None:
-    done = mesh.run("lease", "release", "lease-p")
+    done = mesh.run("mesh", "lease", "release", "lease-p")
     assert (done.exit_code, mesh.releases) == (2, [])
     assert "--yes: is required without a terminal" in done.stderr
 
 
 def test_model_lease_suggests_the_command_that_frees_it(mesh: ScriptedMesh) -> None:
-    done = mesh.run("lease", "release", "lease-r")
+    done = mesh.run("mesh", "lease", "release", "lease-r")
     assert done.exit_code == 4
     assert "weft unload qwen" in done.stderr

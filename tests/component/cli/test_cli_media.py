@@ -1,4 +1,4 @@
-"""`weft image`, `weft transcribe` and `weft speak` against a scripted mesh: whom they ask, and what they write."""
+"""`weft media image`, `transcribe` and `speak` against a scripted mesh: whom they ask, and what they write."""
 
 import base64
 import json
@@ -78,7 +78,7 @@ def files() -> list[str]:
 def test_image_uses_the_only_image_model(studio: ScriptedMesh) -> None:
     studio.media = [event(queued=event_pb2.Queued(position=2, reason="every slot is taken")), worked(2, 4), picture()]
     studio.media.append(ended(image_steps=4, image_pixels=6))
-    result = studio.run("image", "a lighthouse", "-o", "lighthouse.png", "--steps", "4", "--seed", "7")
+    result = studio.run("media", "image", "a lighthouse", "-o", "lighthouse.png", "--steps", "4", "--seed", "7")
     assert (result.exit_code, result.stdout) == (0, "lighthouse.png\n"), result.output
     assert Path("lighthouse.png").read_bytes() == PICTURE
     lines = result.stderr.splitlines()
@@ -100,7 +100,7 @@ def test_image_uses_the_only_image_model(studio: ScriptedMesh) -> None:
 
 def test_several_images_are_numbered_and_saved_as_they_arrive(studio: ScriptedMesh) -> None:
     studio.media = [picture(1), picture(0), ended()]
-    result = studio.run("image", "a cat", "-o", "cat.webp", "-n", "2", "--model", "flux")
+    result = studio.run("media", "image", "a cat", "-o", "cat.webp", "-n", "2", "--model", "flux")
     assert result.stdout == "cat-2.webp\ncat-1.webp\n"
     assert files() == ["cat-1.webp", "cat-2.webp"]
     assert studio.asked[0].model == "flux"
@@ -109,23 +109,23 @@ def test_several_images_are_numbered_and_saved_as_they_arrive(studio: ScriptedMe
 
 def test_default_file_name_comes_from_the_prompt_and_never_overwrites(studio: ScriptedMesh) -> None:
     studio.media = [picture(), ended()]
-    assert studio.run("image", "A Lighthouse, at night!").stdout == "a-lighthouse-at-night.png\n"
-    assert studio.run("image", "A Lighthouse, at night!").stdout == "a-lighthouse-at-night_2.png\n"
+    assert studio.run("media", "image", "A Lighthouse, at night!").stdout == "a-lighthouse-at-night.png\n"
+    assert studio.run("media", "image", "A Lighthouse, at night!").stdout == "a-lighthouse-at-night_2.png\n"
     studio.media = [picture(0), picture(1), ended()]
-    assert studio.run("image", "A Lighthouse, at night!", "-n", "2").exit_code == 0
+    assert studio.run("media", "image", "A Lighthouse, at night!", "-n", "2").exit_code == 0
     assert files()[:2] == ["a-lighthouse-at-night-1.png", "a-lighthouse-at-night-2.png"]
 
 
 def test_existing_file_is_kept_and_no_request_is_sent(studio: ScriptedMesh) -> None:
     Path("cat-2.png").write_text("mine")
-    refused = studio.run("image", "a cat", "-o", "cat.png", "-n", "2")
+    refused = studio.run("media", "image", "a cat", "-o", "cat.png", "-n", "2")
     assert (refused.exit_code, refused.stderr) == (
         4,
         "weft: cat-2.png exists; use --force to overwrite it, or -o for another file\n",
     )
     assert not studio.asked
     studio.media = [picture(0), picture(1), ended()]
-    assert studio.run("image", "a cat", "-o", "cat.png", "-n", "2", "--force").exit_code == 0
+    assert studio.run("media", "image", "a cat", "-o", "cat.png", "-n", "2", "--force").exit_code == 0
     assert Path("cat-2.png").read_bytes() == PICTURE
 
 
@@ -142,7 +142,7 @@ def test_existing_file_is_kept_and_no_request_is_sent(studio: ScriptedMesh) -> N
 def test_invalid_arguments_are_rejected_before_a_request(
     studio: ScriptedMesh, arguments: tuple[str, ...], words: str
 ) -> None:
-    result = studio.run("image", "a cat", *arguments)
+    result = studio.run("media", "image", "a cat", *arguments)
     assert (result.exit_code, result.stderr) == (2, f"weft: {words}\n")
     assert not studio.asked
 
@@ -152,7 +152,8 @@ def test_image_is_made_from_source_images(studio: ScriptedMesh) -> None:
         Path(name).write_bytes(PICTURE)
     studio.media = [picture(), ended()]
     result = studio.run(
-        "image", "a hat", "--from", "a.png", "--from", "b.png", "--mask", "m.png", "--strength", "0.5", "-o", "c.png"
+        *("media", "image", "a hat", "--from", "a.png", "--from", "b.png", "--mask", "m.png"),
+        *("--strength", "0.5", "-o", "c.png"),
     )
     assert result.exit_code == 0, result.output
     payload = studio.asked[0].payload
@@ -162,7 +163,7 @@ def test_image_is_made_from_source_images(studio: ScriptedMesh) -> None:
 
 def test_json_output_has_images_and_receipt_and_writes_no_file(studio: ScriptedMesh) -> None:
     studio.media = [picture(1), picture(0), ended(image_steps=8)]
-    document = json.loads(studio.run("image", "a cat", "-n", "2", "-o", "json").stdout)
+    document = json.loads(studio.run("media", "image", "a cat", "-n", "2", "-o", "json").stdout)
     assert (document["kind"], document["model"]) == ("Images", "sdxl")
     assert [(each["index"], each["seed"]) for each in document["images"]] == [(0, 7), (1, 8)]
     assert base64.b64decode(document["images"][0]["data"]) == PICTURE
@@ -172,7 +173,7 @@ def test_json_output_has_images_and_receipt_and_writes_no_file(studio: ScriptedM
 
 def test_only_the_latest_preview_is_kept_and_an_image_can_go_to_a_pipe(studio: ScriptedMesh) -> None:
     studio.media = [preview(b"first"), preview(b"second"), picture(), ended()]
-    result = studio.run("image", "a cat", "--preview", "now.png", "-o", "-")
+    result = studio.run("media", "image", "a cat", "--preview", "now.png", "-o", "-")
     assert result.stdout_bytes == PICTURE
     assert Path("now.png").read_bytes() == b"second"
     assert studio.asked[0].payload.partial_images == 4
@@ -181,24 +182,24 @@ def test_only_the_latest_preview_is_kept_and_an_image_can_go_to_a_pipe(studio: S
 
 def test_rejection_names_the_typed_option(studio: ScriptedMesh) -> None:
     studio.media = [invalid_field("payload.negative_prompt", "must have at most 5 characters")]
-    result = studio.run("image", "a cat", "--negative", "dogs and more dogs")
+    result = studio.run("media", "image", "a cat", "--negative", "dogs and more dogs")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "weft: --negative: must have at most 5 characters")
     studio.media = [invalid_field("size", "must be a multiple of 8")]
-    assert "--size: must be a multiple of 8" in studio.run("image", "a cat", "--size", "3x3").stderr
+    assert "--size: must be a multiple of 8" in studio.run("media", "image", "a cat", "--size", "3x3").stderr
 
 
 def test_error_suggests_how_to_get_an_image_model(mesh: ScriptedMesh) -> None:
-    result = mesh.run("image", "a cat")
+    result = mesh.run("media", "image", "a cat")
     assert result.exit_code == 3
     assert result.stderr.startswith("weft: no model of this mesh makes images; ")
     assert "weft runtime install diffusers" in result.stderr
     for command, argument in (("speak", "hello"), ("transcribe", __file__)):
-        assert mesh.run(command, argument).exit_code == 3
+        assert mesh.run("media", command, argument).exit_code == 3
 
 
 def test_ambiguous_models_are_listed(studio: ScriptedMesh) -> None:
     studio.add(able("flux", "IMAGE"))
-    result = studio.run("image", "a cat")
+    result = studio.run("media", "image", "a cat")
     assert (result.exit_code, result.stderr) == (2, "weft: --model: name one of flux, sdxl\n")
 
 
@@ -206,7 +207,7 @@ def test_models_of_one_pool_are_not_ambiguous(studio: ScriptedMesh) -> None:
     studio.add(able("whisper", "TRANSCRIPTION", pool="ears"), able("whisper-2", "TRANSCRIPTION", pool="ears"))
     Path("a.wav").write_bytes(wav(seconds=0.1))
     studio.media = [said("Hello.", 0), ended()]
-    assert studio.run("transcribe", "a.wav").exit_code == 0
+    assert studio.run("media", "transcribe", "a.wav").exit_code == 0
     assert studio.asked[0].model == "ears"
 
 
@@ -236,7 +237,7 @@ def talk(studio: ScriptedMesh) -> ScriptedMesh:
 
 
 def test_transcription_streams_text_with_progress_in_seconds(talk: ScriptedMesh) -> None:
-    result = talk.run("transcribe", "talk.wav", "--language", "en", "--prompt", "fish")
+    result = talk.run("media", "transcribe", "talk.wav", "--language", "en", "--prompt", "fish")
     assert (result.exit_code, result.stdout) == (0, "One fish. Two --> fish.\n"), result.output
     assert "weft: working: 50 % of 3 s of audio" in result.stderr
     assert result.stderr.endswith("weft: 3.0 s of audio, queue 0 ms, r1 on box, request req-1\n")
@@ -257,7 +258,7 @@ def test_transcription_streams_text_with_progress_in_seconds(talk: ScriptedMesh)
     ],
 )
 def test_captions_are_written_to_a_file(talk: ScriptedMesh, flag: str, text: str) -> None:
-    result = talk.run("transcribe", "talk.wav", flag, "-o", "talk.txt")
+    result = talk.run("media", "transcribe", "talk.wav", flag, "-o", "talk.txt")
     assert (result.exit_code, result.stdout) == (0, ""), result.output
     assert Path("talk.txt").read_text() == text
     assert files() == ["talk.txt", "talk.wav"]
@@ -265,7 +266,7 @@ def test_captions_are_written_to_a_file(talk: ScriptedMesh, flag: str, text: str
 
 
 def test_json_output_has_segments_and_requested_words(talk: ScriptedMesh) -> None:
-    document = json.loads(talk.run("transcribe", "talk.wav", "--json", "--words", "--translate").stdout)
+    document = json.loads(talk.run("media", "transcribe", "talk.wav", "--json", "--words", "--translate").stdout)
     assert (document["task"], document["language"], document["duration"]) == ("translate", "en", 3.0)
     assert [segment["text"] for segment in document["segments"]] == [" One fish.", " Two --> fish."]
     assert [word["word"] for word in document["words"]] == ["One", "fish.", "Two"]
@@ -275,14 +276,14 @@ def test_json_output_has_segments_and_requested_words(talk: ScriptedMesh) -> Non
 
 def test_failed_transcription_leaves_no_file(talk: ScriptedMesh) -> None:
     talk.media.insert(2, WeftError(Reason.SERVER_DIED, "it died"))
-    result = talk.run("transcribe", "talk.wav", "-o", "talk.txt")
+    result = talk.run("media", "transcribe", "talk.wav", "-o", "talk.txt")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "weft: it died")
     assert files() == ["talk.wav"]
 
 
 def test_captions_fail_if_the_model_returns_no_timestamps(talk: ScriptedMesh) -> None:
     talk.media = [event(transcript=audio_pb2.TranscriptPart(text="One.")), ended()]
-    result = talk.run("transcribe", "talk.wav", "--srt", "-o", "talk.srt")
+    result = talk.run("media", "transcribe", "talk.wav", "--srt", "-o", "talk.srt")
     assert (result.exit_code, files()) == (1, ["talk.wav"])
     assert "the model reports no times" in result.stderr
 
@@ -299,19 +300,19 @@ def test_invalid_recording_or_format_is_rejected_immediately(
     talk: ScriptedMesh, arguments: tuple[str, ...], words: str
 ) -> None:
     Path("empty.wav").touch()
-    result = talk.run("transcribe", *arguments)
+    result = talk.run("media", "transcribe", *arguments)
     assert (result.exit_code, result.stderr) == (2, f"weft: {words}\n")
 
 
 def test_oversized_recording_is_rejected_with_advice(talk: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media, "MAX_MEDIA_BYTES", 10)
-    result = talk.run("transcribe", "talk.wav")
+    result = talk.run("media", "transcribe", "talk.wav")
     assert result.exit_code == 2
     assert transcribe._ADVICE in result.stderr
 
 
 def test_recording_is_read_from_standard_input(talk: ScriptedMesh) -> None:
-    assert talk.run("transcribe", "-", stdin=b"sound").stdout == "One fish. Two --> fish.\n"
+    assert talk.run("media", "transcribe", "-", stdin=b"sound").stdout == "One fish. Two --> fish.\n"
     assert talk.asked[0].payload.audio.data == b"sound"
 
 
@@ -323,7 +324,7 @@ def spoken() -> list[Any]:
 
 def test_speech_is_saved_to_a_file_with_an_extension_for_its_format(studio: ScriptedMesh) -> None:
     studio.media = spoken()
-    result = studio.run("speak", "Hello.", "-o", "hello.wav", "--voice", "amy", "--speed", "1.5")
+    result = studio.run("media", "speak", "Hello.", "-o", "hello.wav", "--voice", "amy", "--speed", "1.5")
     assert (result.exit_code, result.stdout) == (0, "hello.wav\n"), result.output
     assert Path("hello.wav").read_bytes() == b"RIFFsound"
     assert result.stderr.splitlines()[-1] == "weft: 1.2 s of audio, queue 0 ms, request req-1"
@@ -334,8 +335,8 @@ def test_speech_is_saved_to_a_file_with_an_extension_for_its_format(studio: Scri
 def test_piped_speech_is_bytes_and_text_can_come_from_a_file_or_pipe(studio: ScriptedMesh) -> None:
     studio.media = spoken()
     Path("text.txt").write_text("From a file.\n")
-    assert studio.run("speak", "-f", "text.txt", "--format", "mp3").stdout_bytes == b"RIFFsound"
-    assert studio.run("speak", stdin="From a pipe.").stdout_bytes == b"RIFFsound"
+    assert studio.run("media", "speak", "-f", "text.txt", "--format", "mp3").stdout_bytes == b"RIFFsound"
+    assert studio.run("media", "speak", stdin="From a pipe.").stdout_bytes == b"RIFFsound"
     assert [(asked.payload.input, asked.payload.format) for asked in studio.asked] == [
         ("From a file.", "mp3"),
         ("From a pipe.", ""),
@@ -359,14 +360,14 @@ def test_piped_speech_is_bytes_and_text_can_come_from_a_file_or_pipe(studio: Scr
 def test_invalid_text_or_format_is_rejected_immediately(
     studio: ScriptedMesh, arguments: tuple[str, ...], words: str
 ) -> None:
-    result = studio.run("speak", *arguments)
+    result = studio.run("media", "speak", *arguments)
     assert (result.exit_code, result.stderr) == (2, f"weft: {words}\n")
     assert not studio.asked
 
 
 def test_format_unsupported_by_the_model_is_rejected_and_error_names_the_option(studio: ScriptedMesh) -> None:
     studio.media = [invalid_field("response_format", "there is no encoder of mp3")]
-    result = studio.run("speak", "Hi", "-o", "hi.mp3")
+    result = studio.run("media", "speak", "Hi", "-o", "hi.mp3")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "weft: --format: there is no encoder of mp3")
     assert files() == []
 

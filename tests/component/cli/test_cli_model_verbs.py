@@ -1,4 +1,4 @@
-"""`weft restart model`, and `-l` of `weft unload` and `weft flush`, against a scripted mesh with operations."""
+"""`weft mesh restart model`, and `-l` of `weft unload` and `models flush`, against a scripted mesh with operations."""
 
 import json
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def _done(script: ScriptedRegistry) -> list[str]:
 def test_restart_unloads_a_model_and_reloads_it_with_its_last_options(
     mesh: ScriptedMesh, script: ScriptedRegistry, words: tuple[str, ...]
 ) -> None:
-    done = mesh.run("restart", *words)
+    done = mesh.run("mesh", "restart", *words)
     assert done.exit_code == 0, done.stderr
     assert _done(script) == ["unload_model qwen", "load_model qwen"]
     options = script.created[1].action.load_model.options
@@ -59,16 +59,16 @@ def test_restart_unloads_a_model_and_reloads_it_with_its_last_options(
 
 
 def test_restart_of_an_unknown_model_starts_nothing(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
-    unknown, bare = mesh.run("restart", "model", "qwem"), mesh.run("restart", "qwen")
+    unknown, bare = mesh.run("mesh", "restart", "model", "qwem"), mesh.run("mesh", "restart", "qwen")
     assert (unknown.exit_code, bare.exit_code) == (3, 2)
     assert "qwen" in unknown.stderr
-    assert "weft restart model qwen" in bare.stderr
+    assert "weft mesh restart model qwen" in bare.stderr
     assert script.created == []
 
 
 def test_model_that_fails_to_unload_is_not_loaded(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
     script.refusal = WeftError(Reason.UNSUPPORTED_OPERATION, "weft did not start it")
-    done = mesh.run("restart", "model", "qwen")
+    done = mesh.run("mesh", "restart", "model", "qwen")
     assert done.exit_code == 1
     assert "weft did not start it" in done.stderr
     assert script.created == []
@@ -81,7 +81,7 @@ def test_selected_models_are_unloaded_in_turn(mesh: ScriptedMesh, script: Script
 
 
 def test_prefixes_of_selected_models_are_flushed(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
-    done = mesh.run("flush", "-l", "team=b")
+    done = mesh.run("models", "flush", "-l", "team=b")
     assert done.exit_code == 0, done.stderr
     assert _done(script) == ["flush_cache other"]
 
@@ -92,7 +92,7 @@ def test_prefixes_of_selected_models_are_flushed(mesh: ScriptedMesh, script: Scr
         ("unload",),
         ("unload", "qwen", "-l", "team=a"),
         ("unload", "-l", "team=a", "--request-id", "mine"),
-        ("flush", "--all", "-l", "team=a"),
+        ("models", "flush", "--all", "-l", "team=a"),
         ("unload", "-l", "team="),
     ],
 )

@@ -186,7 +186,7 @@ def test_flush_scope_follows_from_the_options(
     action = operation_pb2.OperationAction(flush_cache=operation_pb2.FlushCache())
     result = operation_pb2.OperationResult(entry_count=3, token_count=120)
     registry.told = [an_operation("SUCCEEDED", action, result=result)]
-    found = registry.run("flush", *options)
+    found = registry.run("models", "flush", *options)
     assert found.stdout == "cache flushed: 3 prefixes, 120 tokens\n"
     flush = registry.created[0].action.flush_cache
     assert flush.scope == scope
@@ -197,8 +197,8 @@ def test_flush_scope_follows_from_the_options(
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        (("flush",), "--all"),
-        (("flush", "--all", "--tenant", "x"), "--all"),
+        (("models", "flush"), "--all"),
+        (("models", "flush", "--all", "--tenant", "x"), "--all"),
         (("load", "qwen", "--budget", "lots"), "--budget"),
         (("load", "qwen", "--keep-alive", "soon"), "--keep-alive"),
         (("load", "qwen", "--set", "x"), "--set"),
@@ -208,7 +208,7 @@ def test_flush_scope_follows_from_the_options(
         (("load", "qwen", "--token", "/nowhere/x"), "--token"),
         (("load", "qwen", "--request-id", "a b"), "--request-id"),
         (("load", "qwen", "--request-id", "a:b"), "--request-id"),
-        (("audit", "verify", "--head", "x"), "--head"),
+        (("mesh", "audit", "verify", "--head", "x"), "--head"),
     ],
 )
 def test_invalid_option_is_reported_and_nothing_is_sent(
@@ -222,8 +222,8 @@ def test_invalid_option_is_reported_and_nothing_is_sent(
 
 def test_operations_are_listed_as_table_and_documents(registry: ScriptedRegistry) -> None:
     registry.told = [an_operation("RUNNING", stage="loading", progress=0.5, requested_by="cli:alice")]
-    table = registry.run("operation", "list")
-    document = json.loads(registry.run("operation", "list", "-o", "json").stdout)
+    table = registry.run("mesh", "operation", "list")
+    document = json.loads(registry.run("mesh", "operation", "list", "-o", "json").stdout)
     assert table.stdout.splitlines()[1].split()[:6] == ["op-1", "load", "qwen", "running", "loading", "50%"]
     assert (document["kind"], document["items"][0]["requestedBy"]) == ("OperationList", "cli:alice")
 
@@ -249,7 +249,7 @@ def test_operations_watch_prints_new_and_changed_ones_across_an_outage(
     running, done, other = an_operation("RUNNING", stage="loading"), an_operation("SUCCEEDED"), an_operation("PENDING")
     other.name = "operations/op-2"
     _watched(monkeypatch, running, "synced", running, other, "reset", done, other, "synced")
-    found = registry.run("operation", "list", "-w")
+    found = registry.run("mesh", "operation", "list", "-w")
     assert [line.split()[:4] for line in found.stdout.splitlines()[1:]] == [
         ["op-1", "load", "qwen", "running"],
         ["op-2", "load", "qwen", "pending"],
@@ -263,19 +263,21 @@ def test_watch_of_unfinished_operations_prints_only_their_ends(
     old, done = an_operation("FAILED"), an_operation("SUCCEEDED")
     old.name = "operations/op-0"
     _watched(monkeypatch, old, an_operation("RUNNING"), "synced", done, done)
-    lines = registry.run("operation", "list", "--unfinished", "-w", "-o", "json").stdout.splitlines()
+    lines = registry.run("mesh", "operation", "list", "--unfinished", "-w", "-o", "json").stdout.splitlines()
     assert [json.loads(line)["state"] for line in lines] == ["running", "succeeded"]
 
 
 def test_operation_is_shown_and_an_unknown_one_returns_not_found(registry: ScriptedRegistry) -> None:
     registry.told = [an_operation("PENDING")]
-    assert json.loads(registry.run("operation", "get", "op-1", "-o", "json").stdout)["name"] == "operations/op-1"
-    assert registry.run("operation", "get", "op-2").exit_code == 3
+    assert (
+        json.loads(registry.run("mesh", "operation", "get", "op-1", "-o", "json").stdout)["name"] == "operations/op-1"
+    )
+    assert registry.run("mesh", "operation", "get", "op-2").exit_code == 3
 
 
 def test_cancel_waits_until_the_operation_ended(registry: ScriptedRegistry) -> None:
     registry.told = [an_operation("RUNNING"), an_operation("CANCELLED")]
-    found = registry.run("operation", "cancel", "operations/op-1")
+    found = registry.run("mesh", "operation", "cancel", "operations/op-1")
     assert (found.exit_code, found.stdout) == (0, "operations/op-1 cancelled\n")
     assert registry.cancelled[0].name == "operations/op-1"
 
@@ -290,11 +292,11 @@ def test_generic_cancel_command_cancels_an_operation(registry: ScriptedRegistry,
 
 def test_intact_audit_log_is_verified(registry: ScriptedRegistry, tmp_path: Path) -> None:
     registry.audit = audit_entries(3)
-    head = registry.run("audit", "head").stdout
+    head = registry.run("mesh", "audit", "head").stdout
     (tmp_path / "head").write_text(head)
     assert head == f"3:{registry.audit[-1].hash}\n"
-    assert registry.run("audit", "verify").stdout == "3 entries, intact\n"
-    found = registry.run("audit", "verify", "--head-file", str(tmp_path / "head"))
+    assert registry.run("mesh", "audit", "verify").stdout == "3 entries, intact\n"
+    found = registry.run("mesh", "audit", "verify", "--head-file", str(tmp_path / "head"))
     assert found.stdout == "3 entries, intact, and reaching entry 3\n"
 
 
@@ -313,17 +315,17 @@ def test_tampered_audit_log_is_detected(
     registry.audit = audit_entries(3)
     head = f"3:{registry.audit[-1].hash}"
     spoil(registry.audit)  # type: ignore[arg-type]  # a list of entries
-    found = registry.run("audit", "verify", "--head", head)
+    found = registry.run("mesh", "audit", "verify", "--head", head)
     assert found.exit_code == 1
     assert said in found.stderr
 
 
 def test_audit_is_listed_in_pages(registry: ScriptedRegistry) -> None:
     registry.audit = audit_entries(3)
-    found = registry.run("audit", "list", "--limit", "2")
+    found = registry.run("mesh", "audit", "list", "--limit", "2")
     assert [line.split()[0] for line in found.stdout.splitlines()] == ["SEQ", "1", "2"]
     assert found.stderr == "weft: there are more: --after 2\n"
-    document = json.loads(registry.run("audit", "list", "--after", "2", "-o", "json").stdout)
+    document = json.loads(registry.run("mesh", "audit", "list", "--after", "2", "-o", "json").stdout)
     assert [entry["sequence"] for entry in document["items"]] == [3]
     assert document["headSequence"] == 3
 
@@ -345,7 +347,7 @@ def test_audit_is_listed_in_pages(registry: ScriptedRegistry) -> None:
 def test_out_of_range_load_option_is_reported_without_a_traceback(
     registry: ScriptedRegistry, arguments: tuple[str, ...], named: str
 ) -> None:
-    for command in (("load", "qwen"), ("sign", "load", "qwen", "--key", "k.pem", "--as", "alice")):
+    for command in (("load", "qwen"), ("keys", "sign", "load", "qwen", "--key", "k.pem", "--as", "alice")):
         found = registry.run(*command, *arguments)
         assert (found.exit_code, found.stderr[: len(f"weft: {named}")]) == (2, f"weft: {named}"), found.output
     assert registry.created == []

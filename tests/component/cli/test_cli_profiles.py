@@ -1,4 +1,4 @@
-"""`weft profile save` and `weft profile switch`, against a scripted registry."""
+"""`weft mesh profile save` and `weft mesh profile switch`, against a scripted registry."""
 
 import json
 from collections.abc import Iterator
@@ -46,9 +46,9 @@ def load(**fields: str) -> ProfileStep:
 
 
 def test_save_reports_its_outcome_and_dry_run_shows_the_profile(registry: ScriptedRegistry) -> None:
-    assert registry.run("profile", "save", "day", "-d", "Work").stdout == "profile/day created\n"
+    assert registry.run("mesh", "profile", "save", "day", "-d", "Work").stdout == "profile/day created\n"
     assert registry.profile_calls[0].description == "Work"  # type: ignore[union-attr]
-    shown = registry.run("profile", "save", "day", "--dry-run").stdout
+    shown = registry.run("mesh", "profile", "save", "day", "--dry-run").stdout
     assert "+name: day\n" in shown
     assert "+unloadOthers: true\n" in shown
     assert shown.endswith("profile/day created (dry run)\n")
@@ -56,7 +56,7 @@ def test_save_reports_its_outcome_and_dry_run_shows_the_profile(registry: Script
 
 def test_switch_dry_run_shows_each_document_diff_and_the_models(registry: ScriptedRegistry) -> None:
     registry.switched = switched(ProfileStep(kind=ProfileStep.KIND_UNLOAD, model="big"), load())
-    found = registry.run("profile", "switch", "day", "--dry-run")
+    found = registry.run("mesh", "profile", "switch", "day", "--dry-run")
     assert found.exit_code == 0
     assert "+++ agent/coder (profile/day)" in found.stdout
     assert "-systemPrompt: Be terse.\n" in found.stdout
@@ -68,7 +68,7 @@ def test_switch_follows_its_operations_to_their_ends(registry: ScriptedRegistry)
     registry.switched = switched(load(operation="operations/op-1"))
     ended = operation_pb2.OperationResult(memory_bytes=5 * GIB, memory_measured=True, models=["qwen"])
     registry.told = [an_operation("RUNNING", stage="loading"), an_operation("SUCCEEDED", result=ended)]
-    found = registry.run("profile", "switch", "day")
+    found = registry.run("mesh", "profile", "switch", "day")
     assert found.exit_code == 0
     assert found.stdout.splitlines() == [
         "agent/coder created",
@@ -82,7 +82,7 @@ def test_switch_follows_its_operations_to_their_ends(registry: ScriptedRegistry)
 def test_switch_lists_models_that_do_not_match_the_profile(registry: ScriptedRegistry) -> None:
     registry.switched = switched(load(operation="operations/op-1"), load(problem="too many operations wait"))
     registry.told = [an_operation("FAILED", detail="no memory")]
-    found = registry.run("profile", "switch", "day")
+    found = registry.run("mesh", "profile", "switch", "day")
     assert found.exit_code == 1
     assert "cannot load qwen: too many operations wait" in found.stderr
     assert "cannot load qwen: no memory" in found.stderr
@@ -91,7 +91,7 @@ def test_switch_lists_models_that_do_not_match_the_profile(registry: ScriptedReg
 
 def test_switch_without_waiting_prints_json(registry: ScriptedRegistry) -> None:
     registry.switched = switched(load(operation="operations/op-1"))
-    document = json.loads(registry.run("profile", "switch", "day", "--no-wait", "-o", "json").stdout)
+    document = json.loads(registry.run("mesh", "profile", "switch", "day", "--no-wait", "-o", "json").stdout)
     assert (document["kind"], document["previous"]) == ("SwitchAnswer", "night")
     assert document["steps"] == [
         {"step": "load", "model": "qwen", "settings": {"parameters": {}, "pin": True}, "operation": "operations/op-1"}
@@ -101,6 +101,6 @@ def test_switch_without_waiting_prints_json(registry: ScriptedRegistry) -> None:
 
 def test_rejected_switch_reports_why(registry: ScriptedRegistry) -> None:
     registry.refusal = WeftError(Reason.NOT_FOUND, "there is no profile day")
-    found = registry.run("profile", "switch", "day")
+    found = registry.run("mesh", "profile", "switch", "day")
     assert found.exit_code == 3
     assert "there is no profile day" in found.stderr

@@ -541,8 +541,8 @@ def test_last_hour_metrics_are_shown_as_table_and_document(mesh: Mesh) -> None:
     clock = mesh.figures_clock
     mesh.figures.note_end(ending(asked, clock.monotonic(), Reason.UNSPECIFIED, receipt, view=FleetView()))
     asyncio.run(clock.advance(10.0))
-    table = mesh.run("figures")
-    document = json.loads(mesh.run("figures", "-o", "json").stdout)
+    table = mesh.run("mesh", "figures")
+    document = json.loads(mesh.run("mesh", "figures", "-o", "json").stdout)
     assert table.exit_code == 0, table.output
     assert table.stdout.splitlines()[1].split()[:7] == ["unknown", "1", "0", "0", "0", "12", "0"]
     assert (document["kind"], sum(document["all"]["completionTokens"])) == ("figures", 34)

@@ -26,9 +26,9 @@ def test_describe_route_shows_its_candidates(mesh: ScriptedMesh) -> None:
 
 def test_only_get_lists_requests_and_clients_in_its_help(mesh: ScriptedMesh) -> None:
     assert "requests" in mesh.run("get", "--help").stdout
-    for command in ("wait", "describe"):
-        assert "requests and" not in mesh.run(command, "--help").stdout
-    assert mesh.run("wait", "requests", "x").exit_code == 2
+    for command in (("mesh", "wait"), ("describe",)):
+        assert "requests and" not in mesh.run(*command, "--help").stdout
+    assert mesh.run("mesh", "wait", "requests", "x").exit_code == 2
 
 
 def test_wide_routes_show_keep_alive_and_pinned_primary(mesh: ScriptedMesh) -> None:
@@ -43,7 +43,7 @@ def test_route_is_applied_changed_and_deleted(mesh: ScriptedMesh) -> None:
     assert (list(declared.candidates), declared.keep_alive.ToSeconds()) == (["qwen", "solo"], 300)
     assert mesh.run("apply", "-f", "-", stdin=ROUTE).stdout == "route/fast unchanged\n"
     changed = ROUTE.replace("5m", "-1")
-    diff = mesh.run("diff", "-f", "-", stdin=changed)
+    diff = mesh.run("config", "diff", "-f", "-", stdin=changed)
     assert diff.exit_code == 1
     assert "-keepAlive: 300\n+keepAlive: -1\n" in diff.stdout
     assert mesh.run("apply", "-f", "-", stdin=changed).stdout == "route/fast configured\n"
@@ -71,11 +71,11 @@ def test_wait_for_a_route_ends_when_it_is_ready(mesh: ScriptedMesh) -> None:
     asleep.status = route_pb2.Route.STATUS_INACTIVE
     mesh.add(asleep)
     mesh.changes.put(put(some_route("slow")))
-    waited = mesh.run("wait", "route", "slow", "--for", "status=active", "--timeout", "20s")
+    waited = mesh.run("mesh", "wait", "route", "slow", "--for", "status=active", "--timeout", "20s")
     assert (waited.exit_code, waited.stdout) == (0, "route/slow: status=active\n")
-    late = mesh.run("wait", "route/gone", "--timeout", "0")
+    late = mesh.run("mesh", "wait", "route/gone", "--timeout", "0")
     assert late.exit_code == 5
-    assert mesh.run("wait", "route/slow", "--for", "condition=Awake").exit_code == 2
+    assert mesh.run("mesh", "wait", "route/slow", "--for", "condition=Awake").exit_code == 2
 
 
 def test_route_watch_shows_each_changed_route(mesh: ScriptedMesh) -> None:

@@ -204,37 +204,37 @@ def test_describe_shows_every_attempt_with_its_reason(script: TaskScript) -> Non
 
 def test_wait_ends_with_the_task(script: TaskScript) -> None:
     script.news = [task(), task(RUNNING, attempt=1), task(COMPLETED, attempt=1)]
-    done = script.run("wait", "task", ID, "--timeout", "5s")
+    done = script.run("mesh", "wait", "task", ID, "--timeout", "5s")
     assert (done.exit_code, done.stdout) == (0, f"task/{ID}: completed\n")
 
 
 def test_wait_for_a_failed_task_exits_with_code_1_and_a_reason(script: TaskScript) -> None:
     script.news = [task(), failed()]
-    done = script.run("wait", f"task/{ID}")
+    done = script.run("mesh", "wait", f"task/{ID}")
     assert (done.exit_code, done.stdout) == (1, f"task/{ID}: failed\n")
     assert "the runner went away" in done.stderr
 
 
 def test_wait_for_a_state_ends_when_it_is_reached(script: TaskScript) -> None:
     script.news = [task(), task(RUNNING, attempt=1)]
-    assert script.run("wait", "task", ID, "--for", "status=running").stdout == f"task/{ID}: running\n"
+    assert script.run("mesh", "wait", "task", ID, "--for", "status=running").stdout == f"task/{ID}: running\n"
 
 
 def test_wait_for_running_fails_once_the_task_ended(script: TaskScript) -> None:
     script.news = [task(COMPLETED)]
-    assert script.run("wait", "task", ID, "--for", "status=running").exit_code == 1
+    assert script.run("mesh", "wait", "task", ID, "--for", "status=running").exit_code == 1
 
 
 def test_wait_timeout_exits_with_code_5(script: TaskScript) -> None:
     script.news = [task()]
-    done = script.run("wait", "task", ID, "--timeout", "0")
+    done = script.run("mesh", "wait", "task", ID, "--timeout", "0")
     assert done.exit_code == 5
     assert "is pending" in done.stderr
 
 
 @pytest.mark.parametrize("expected", ["condition=Ready", "status=asleep", "exists"])
 def test_invalid_task_state_is_rejected(script: TaskScript, expected: str) -> None:
-    assert script.run("wait", "task", ID, "--for", expected).exit_code == 2
+    assert script.run("mesh", "wait", "task", ID, "--for", expected).exit_code == 2
 
 
 def test_task_worker_is_shown_as_the_router_name_of_get_routers(script: TaskScript) -> None:
@@ -291,7 +291,7 @@ def test_only_ended_tasks_can_be_deleted(script: TaskScript) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("cancel", "model", "qwen"), ("cancel", "task"), ("wait", "task"), ("describe", "task"), ("logs", "task"),
+    [("cancel", "model", "qwen"), ("cancel", "task"), ("mesh", "wait", "task"), ("describe", "task"), ("logs", "task"),
      ("logs", "task/a", "model/b"), ("chat", "qwen", "--async", "-m", " ")],
 )  # fmt: skip
 def test_usage_error_exits_with_code_2(script: TaskScript, arguments: tuple[str, ...]) -> None:
@@ -300,7 +300,7 @@ def test_usage_error_exits_with_code_2(script: TaskScript, arguments: tuple[str,
 
 def test_wait_with_zero_timeout_sees_an_ended_task(script: TaskScript) -> None:
     script.tasks, script.news = [task(COMPLETED)], []
-    done = script.run("wait", "task", ID, "--timeout", "0")
+    done = script.run("mesh", "wait", "task", ID, "--timeout", "0")
     assert (done.exit_code, done.stdout) == (0, f"task/{ID}: completed\n")
 
 

@@ -1,4 +1,4 @@
-"""`weft health`: what it asks, and its exit codes."""
+"""`weft mesh health`: what it asks, and its exit codes."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 
 def _weft(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, ["health", *(str(word) for word in words)])
+    return CliRunner().invoke(app, ["mesh", "health", *(str(word) for word in words)])
 
 
 @contextmanager

@@ -68,11 +68,11 @@ def test_reads_and_writes_go_to_the_configured_mesh(elsewhere: dict[str, str]) -
     shown = _weft(elsewhere, "get", "routers")
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout.splitlines()[1].split()[:3] == ["r-1", "leader", "a:1"]
-    assert _weft(elsewhere, "keys", "revoke", "k1").stdout == "key k1 revoked\n"
+    assert _weft(elsewhere, "keys", "revoke", "3k9x0a7bq2mz").stdout == "key 3k9x0a7bq2mz revoked\n"
     assert _weft(elsewhere, "delete", "secret", "s", "--force").stdout == "secret/s deleted\n"
     assert _Gateway.asked == [
         ("GET", "/api/v1/routers", ""),
-        ("DELETE", "/api/v1/keys/k1", ""),
+        ("DELETE", "/api/v1/keys/3k9x0a7bq2mz", ""),
         ("DELETE", "/v1/admin/secrets/s?force=1", ""),
     ]
 

@@ -1,4 +1,4 @@
-"""`weft service` of a user, with a systemctl that writes down what it is asked."""
+"""`weft mesh service` of a user, with a systemctl that writes down what it is asked."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
 
 def _weft(*words: str) -> Result:
     verb, *rest = words
-    return CliRunner().invoke(app, ["service", verb, "--user", *rest])
+    return CliRunner().invoke(app, ["mesh", "service", verb, "--user", *rest])
 
 
 def test_install_enables_and_starts_the_service_and_mentions_lingering(user: User) -> None:

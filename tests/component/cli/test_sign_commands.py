@@ -1,4 +1,4 @@
-"""`weft sign` and `weft approve`, and that a registry takes what they make."""
+"""`weft keys sign` and `weft keys approve`, and that a registry takes what they make."""
 
 import base64
 import json
@@ -38,25 +38,25 @@ def token(tmp_path: Path) -> Path:
 
 
 def _sign(registry: GovernedRegistry, token: Path, *words: str, name: str = "alice") -> None:
-    result = registry.run("sign", *words, "--key", registry.key(name), "--as", name, "--out", str(token))
+    result = registry.run("keys", "sign", *words, "--key", registry.key(name), "--as", name, "--out", str(token))
     assert (result.exit_code, result.stdout) == (0, ""), result.stderr
 
 
 def _approve(registry: GovernedRegistry, token: Path, name: str = "bob", *words: str) -> str:
-    result = registry.run("approve", str(token), "--key", registry.key(name), "--as", name, "--yes", *words)
+    result = registry.run("keys", "approve", str(token), "--key", registry.key(name), "--as", name, "--yes", *words)
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
 def test_new_key_is_private_and_never_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "alice.pem"
-    made = CliRunner().invoke(app, ["sign", "new-key", "--out", str(file)])
+    made = CliRunner().invoke(app, ["keys", "sign", "new-key", "--out", str(file)])
     assert made.exit_code == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     key = read_private_key(file, "--key")
     assert made.stdout == f'public_key: "{public_text(key)}"\n'
     content = file.read_bytes()
-    again = CliRunner().invoke(app, ["sign", "new-key", "--out", str(file)])
+    again = CliRunner().invoke(app, ["keys", "sign", "new-key", "--out", str(file)])
     assert (again.exit_code, again.stdout) == (2, "")
     assert "never overwritten" in again.stderr
     assert file.read_bytes() == content
@@ -77,12 +77,15 @@ def test_load_signed_by_two_is_admitted(registry: GovernedRegistry, token: Path)
     ("sign_words", "words"),
     [
         (("unload", "qwen"), ("unload", "qwen")),
-        (("flush", "--scope", "tenant", "--tenant", "acme"), ("flush", "--tenant", "acme")),
-        (("flush", "--scope", "all"), ("flush", "--all")),
-        (("flush", "--all"), ("flush", "--all")),
-        (("flush", "--tenant", "acme"), ("flush", "--tenant", "acme")),
-        (("flush", "--model", "m-1", "--runner", "r1"), ("flush", "--model", "m-1", "--runner", "r1")),
-        (("flush", "--scope", "tag", "--tag", "t", "--runner", "r1"), ("flush", "--tag", "t", "--runner", "r1")),
+        (("flush", "--scope", "tenant", "--tenant", "acme"), ("models", "flush", "--tenant", "acme")),
+        (("flush", "--scope", "all"), ("models", "flush", "--all")),
+        (("flush", "--all"), ("models", "flush", "--all")),
+        (("flush", "--tenant", "acme"), ("models", "flush", "--tenant", "acme")),
+        (("flush", "--model", "m-1", "--runner", "r1"), ("models", "flush", "--model", "m-1", "--runner", "r1")),
+        (
+            ("flush", "--scope", "tag", "--tag", "t", "--runner", "r1"),
+            ("models", "flush", "--tag", "t", "--runner", "r1"),
+        ),
     ],
 )
 def test_signature_covers_the_action_of_the_command(
@@ -126,11 +129,11 @@ def test_signing_requires_confirmation(registry: GovernedRegistry, token: Path) 
     _sign(registry, token, "load", "qwen")
     before = token.read_text()
     for answer in ("n\n", "\n", ""):
-        result = registry.run("approve", str(token), "--key", registry.key("bob"), "--as", "bob", stdin=answer)
+        result = registry.run("keys", "approve", str(token), "--key", registry.key("bob"), "--as", "bob", stdin=answer)
         assert result.exit_code == 1
         assert "load qwen" in result.stdout
         assert token.read_text() == before
-    yes = registry.run("approve", str(token), "--key", registry.key("bob"), "--as", "bob", stdin="y\n")
+    yes = registry.run("keys", "approve", str(token), "--key", registry.key("bob"), "--as", "bob", stdin="y\n")
     assert yes.exit_code == 0
     assert token.read_text() != before
 
@@ -170,7 +173,7 @@ def test_token_that_would_be_rejected_is_not_approved(
     _sign(registry, token, "load", "qwen")
     _changed(token, **changes)
     before = token.read_text()
-    result = registry.run("approve", str(token), "--key", registry.key("bob"), "--as", "bob", "--yes")
+    result = registry.run("keys", "approve", str(token), "--key", registry.key("bob"), "--as", "bob", "--yes")
     assert result.exit_code == 2
     assert why in result.stderr
     assert token.read_text() == before
@@ -178,7 +181,7 @@ def test_token_that_would_be_rejected_is_not_approved(
 
 def test_signer_cannot_approve_twice(registry: GovernedRegistry, token: Path) -> None:
     _sign(registry, token, "load", "qwen")
-    result = registry.run("approve", str(token), "--key", registry.key("bob"), "--as", "alice", "--yes")
+    result = registry.run("keys", "approve", str(token), "--key", registry.key("bob"), "--as", "alice", "--yes")
     assert (result.exit_code, "counts once" in result.stderr) == (2, True)
 
 
@@ -186,7 +189,7 @@ def test_expired_token_is_reported(registry: GovernedRegistry, token: Path) -> N
     terms = GetGovernanceResponse(audience=AUDIENCE, token_lifetime=Duration(seconds=300), policy_version=POLICY)
     payload = make_payload(load_action("qwen", LoadSettings()), terms, now=int(time.time()) - 400)
     token.write_text(sign(payload, read_private_key(Path(registry.key("alice")), "--key"), "alice").as_text())
-    result = registry.run("approve", str(token), "--key", registry.key("bob"), "--as", "bob", "--yes")
+    result = registry.run("keys", "approve", str(token), "--key", registry.key("bob"), "--as", "bob", "--yes")
     assert result.exit_code == 2
     assert "expired 10" in result.stderr
 
@@ -204,17 +207,17 @@ def test_token_names_are_stripped_of_terminal_escapes(registry: GovernedRegistry
 def test_signing_works_without_a_mesh(tmp_path: Path) -> None:
     home, token = tmp_path / "none", tmp_path / "op.json"
     for name in ("a", "b"):
-        assert CliRunner().invoke(app, ["sign", "new-key", "--out", str(tmp_path / name)]).exit_code == 0
+        assert CliRunner().invoke(app, ["keys", "sign", "new-key", "--out", str(tmp_path / name)]).exit_code == 0
     common = ["--key", str(tmp_path / "a"), "--as", "a", "--out", str(token), "--home", str(home)]
-    alone = CliRunner().invoke(app, ["sign", "load", "qwen", *common])
+    alone = CliRunner().invoke(app, ["keys", "sign", "load", "qwen", *common])
     assert (alone.exit_code, "weft is not running" in alone.stderr) == (1, True)
-    signed = CliRunner().invoke(app, ["sign", "load", "qwen", *common, *OFFLINE, "--lifetime", "100"])
+    signed = CliRunner().invoke(app, ["keys", "sign", "load", "qwen", *common, *OFFLINE, "--lifetime", "100"])
     assert signed.exit_code == 0
     claims = read_payload(read_signed(token.read_text()).payload_bytes)
     assert (claims.audience, claims.policy_version) == (AUDIENCE, POLICY)
     assert claims.expires_at - claims.issued_at == 100
     common = ["--key", str(tmp_path / "b"), "--as", "b", "--yes", "--home", str(home)]
-    agreed = CliRunner().invoke(app, ["approve", str(token), *common, *OFFLINE])
+    agreed = CliRunner().invoke(app, ["keys", "approve", str(token), *common, *OFFLINE])
     assert agreed.exit_code == 0
     assert [each.key_id for each in read_signed(token.read_text()).signatures] == ["a", "b"]
 
@@ -224,21 +227,21 @@ def test_shared_key_signs_for_the_listed_signers(tmp_path: Path) -> None:
     key.write_bytes(SHARED_KEY + b"\n")
     with governed_registry(tmp_path / "home", GovernanceMode.SHARED_KEY, {}) as registry:
         words = ["--shared-key", str(key), "--signer", "alice", "--signer", "bob", "--out", str(token)]
-        assert registry.run("sign", "load", "qwen", *OPTIONS, *words).exit_code == 0
+        assert registry.run("keys", "sign", "load", "qwen", *OPTIONS, *words).exit_code == 0
         document = json.loads(token.read_text())
         assert document["opToken"]["signers"] == ["alice", "bob"]
         assert document["opToken"]["maxContextLength"] == 8192
         assert registry.run("load", "qwen", "--token", str(token)).exit_code == 1
         done = registry.run("load", "qwen", *OPTIONS, "--token", str(token))
         assert done.exit_code == 0, (done.stderr, registry.refused)
-        refused = registry.run("sign", "load", "qwen", "--key", registry.key("alice"), "--as", "alice")
+        refused = registry.run("keys", "sign", "load", "qwen", "--key", registry.key("alice"), "--as", "alice")
         assert "--shared-key" in refused.stderr
         assert refused.exit_code == 1
 
 
 def test_signing_fails_if_governance_is_off(tmp_path: Path) -> None:
     with governed_registry(tmp_path / "home", GovernanceMode.OFF, {}) as registry:
-        result = registry.run("sign", "unload", "qwen", "--key", registry.key("alice"), "--as", "alice")
+        result = registry.run("keys", "sign", "unload", "qwen", "--key", registry.key("alice"), "--as", "alice")
         assert (result.exit_code, "nothing to sign" in result.stderr) == (1, True)
 
 
@@ -268,7 +271,7 @@ def test_invalid_option_is_reported(registry: GovernedRegistry, words: tuple[str
     whole = [
         registry.key("alice") if word == "alice" and words[n - 1] == "--key" else word for n, word in enumerate(words)
     ]
-    result = registry.run("sign", *whole)
+    result = registry.run("keys", "sign", *whole)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"weft: {named}:")
 
@@ -276,7 +279,7 @@ def test_invalid_option_is_reported(registry: GovernedRegistry, words: tuple[str
 @pytest.mark.parametrize("content", [b"", b"hello", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
 def test_invalid_key_file_is_reported(registry: GovernedRegistry, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
-    result = registry.run("sign", "load", "qwen", "--key", str(tmp_path / "key"), "--as", "alice")
+    result = registry.run("keys", "sign", "load", "qwen", "--key", str(tmp_path / "key"), "--as", "alice")
     assert result.exit_code == 2
     assert "must be an Ed25519 private key" in result.stderr
 
@@ -284,6 +287,6 @@ def test_invalid_key_file_is_reported(registry: GovernedRegistry, tmp_path: Path
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"{" * 20_000, b'{"payload": "", "signatures": []}'])
 def test_invalid_token_file_is_reported(registry: GovernedRegistry, token: Path, content: bytes) -> None:
     token.write_bytes(content)
-    result = registry.run("approve", str(token), "--key", registry.key("bob"), "--as", "bob", "--yes")
+    result = registry.run("keys", "approve", str(token), "--key", registry.key("bob"), "--as", "bob", "--yes")
     assert result.exit_code == 2
     assert result.stderr.startswith("weft: FILE:")

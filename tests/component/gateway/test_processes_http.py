@@ -137,4 +137,4 @@ async def test_standalone_gateway_suggests_weft_discover() -> None:
     async with serving(admin=admin_ports()) as gateway:
         status, found = await ask(gateway, "GET", DISCOVERED)
     assert (status, found["error"]["code"]) == (501, "unsupported_operation")
-    assert "weft discover" in found["error"]["message"]
+    assert "weft models discover" in found["error"]["message"]

@@ -1,4 +1,4 @@
-"""`/v1/usage` shows a tenant its own usage, `/v1/admin/usage` that of all tenants, and `weft usage` prints it."""
+"""`/v1/usage` shows a tenant its own usage, `/v1/admin/usage` that of all tenants, and `weft mesh usage` prints it."""
 
 import json
 from dataclasses import dataclass, field

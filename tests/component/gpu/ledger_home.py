@@ -196,5 +196,5 @@ def weft_command(*arguments: str) -> list[str]:
 
 
 def acquire_command(memory: str, *command: str, options: tuple[str, ...] = ()) -> list[str]:
-    """`weft lease acquire` of a command."""
-    return weft_command("lease", "acquire", "--memory", memory, *options, "--", *command)
+    """`weft mesh lease acquire` of a command."""
+    return weft_command("mesh", "lease", "acquire", "--memory", memory, *options, "--", *command)

@@ -1,4 +1,4 @@
-"""`weft lease acquire` over a real ledger, fake cards and real processes."""
+"""`weft mesh lease acquire` over a real ledger, fake cards and real processes."""
 
 import asyncio
 import os
@@ -190,7 +190,7 @@ async def test_list_shows_devices_and_leases(stage: Stage, home: LedgerHome) -> 
     async with program(stage.environment, *command) as one:
         await one.says("pid ")
         assert len(home.leases()) == 1
-        async with program(stage.environment, *weft_command("lease", "list")) as listing:
+        async with program(stage.environment, *weft_command("mesh", "lease", "list")) as listing:
             assert await listing.ended() == 0
     assert listing.lines[0].split() == ["HOST", "DEVICE", "TOTAL", "BOOKED", "FOREIGN", "FREE", "USE", "POWER"]
     assert listing.lines[2].split()[-10:] == ["8", "GiB", "6", "GiB", "0", "bytes", "2", "GiB", "?", "?"]

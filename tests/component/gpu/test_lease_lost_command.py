@@ -1,4 +1,4 @@
-"""`weft lease acquire` when the ledger says things that a real one seldom says."""
+"""`weft mesh lease acquire` when the ledger says things that a real one seldom says."""
 
 import json
 import signal
@@ -111,7 +111,7 @@ async def test_ctrl_c_while_waiting_leaves_the_queue_silently(stage: Stage, ledg
     ],
 )
 async def test_invalid_options_are_reported(stage: Stage, ledger: Script, options: tuple[str, ...], words: str) -> None:
-    async with program(stage.environment, *weft_command("lease", "acquire", *options, "--", "true")) as weft:
+    async with program(stage.environment, *weft_command("mesh", "lease", "acquire", *options, "--", "true")) as weft:
         assert await weft.ended() == 2
     assert words in weft.text
     assert ledger.acquired == []
@@ -125,10 +125,10 @@ async def test_options_after_the_command_belong_to_the_command(stage: Stage, led
 
 
 async def test_list_is_available_as_json(stage: Stage, ledger: Script) -> None:
-    async with program(stage.environment, *weft_command("lease", "list")) as listing:
+    async with program(stage.environment, *weft_command("mesh", "lease", "list")) as listing:
         assert await listing.ended() == 0
     assert listing.lines == ["no host with accelerators is known"]
-    async with program(stage.environment, *weft_command("lease", "list", "-o", "json")) as listing:
+    async with program(stage.environment, *weft_command("mesh", "lease", "list", "-o", "json")) as listing:
         assert await listing.ended() == 0
     assert json.loads(listing.text) == {"kind": "HostMemoryList", "items": []}
     assert ledger.renewed == [], "who only looks reports nothing"
@@ -151,12 +151,12 @@ async def test_list_shows_unknown_values_and_strips_terminal_escapes(stage: Stag
             host="box", source=lease_pb2.HostSighting.SOURCE_UNKNOWN, devices=[memory], leases=[lease]
         )
     ]
-    async with program(stage.environment, *weft_command("lease", "list")) as listing:
+    async with program(stage.environment, *weft_command("mesh", "lease", "list")) as listing:
         assert await listing.ended() == 0
     assert "\x1b" not in listing.text
     assert listing.lines[1].split()[-9:] == ["8", "GiB", "1", "GiB", "?", "7", "GiB", "?", "?"]
     assert listing.lines[4].split()[:5] == ["lease-9", "box", "runner-a", "qwen", "orphaned"]
-    async with program(stage.environment, *weft_command("lease", "list", "-o", "json")) as listing:
+    async with program(stage.environment, *weft_command("mesh", "lease", "list", "-o", "json")) as listing:
         assert await listing.ended() == 0
     (host,) = json.loads(listing.text)["items"]
     assert host["source"] == "unknown"

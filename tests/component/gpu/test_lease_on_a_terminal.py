@@ -1,4 +1,4 @@
-"""`weft lease acquire` in the foreground of a terminal."""
+"""`weft mesh lease acquire` in the foreground of a terminal."""
 
 import asyncio
 import json

@@ -28,7 +28,7 @@ def _weft(home: Path, *words: str) -> Result:
 def _configured(folder: Path) -> Path:
     signers = []
     for name in ("alice", "bob"):
-        made = _weft(folder, "sign", "new-key", "--out", str(folder / f"{name}.pem"))
+        made = _weft(folder, "keys", "sign", "new-key", "--out", str(folder / f"{name}.pem"))
         signers.append({"id": name, **yaml.safe_load(made.stdout)})
     governance = {"mode": "signatures", "required_signers": 2, "signers": signers}
     config = folder / "weft.yaml"
@@ -39,14 +39,14 @@ def _configured(folder: Path) -> Path:
 
 def _agreed(home: Path, folder: Path, token: Path) -> None:
     key = ("--key", str(folder / "alice.pem"), "--as", "alice")
-    signed = _weft(home, "sign", "load", "qwen", "--ctx", "8192", *key, "--out", str(token))
+    signed = _weft(home, "keys", "sign", "load", "qwen", "--ctx", "8192", *key, "--out", str(token))
     assert signed.exit_code == 0, signed.stderr
-    agreed = _weft(home, "approve", str(token), "--key", str(folder / "bob.pem"), "--as", "bob", "--yes")
+    agreed = _weft(home, "keys", "approve", str(token), "--key", str(folder / "bob.pem"), "--as", "bob", "--yes")
     assert agreed.exit_code == 0, agreed.stderr
 
 
 def _whys(home: Path) -> list[str]:
-    listed = _weft(home, "audit", "list", "-o", "json")
+    listed = _weft(home, "mesh", "audit", "list", "-o", "json")
     assert listed.exit_code == 0, listed.stderr
     entries: list[Any] = json.loads(listed.stdout)["items"]
     return [json.loads(entry["detail"])["why"] for entry in entries if entry["event"] == "operation.refused"]

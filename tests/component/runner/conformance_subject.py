@@ -1,4 +1,4 @@
-"""A runner as `weft conformance` examines it, for tests of single checks."""
+"""A runner as `weft runner conformance` examines it, for tests of single checks."""
 
 import socket
 from collections.abc import AsyncIterator

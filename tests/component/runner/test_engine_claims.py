@@ -1,4 +1,4 @@
-"""`weft conformance` compares the claims of a preset with what its program does, and names those that are not kept."""
+"""`weft runner conformance` compares the claims of a preset with what its program does, and lists broken ones."""
 
 import socket
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""`weft conformance` finds each single broken promise, and reports no fault that is not the runner's."""
+"""`weft runner conformance` finds each single broken promise, and reports no fault that is not the runner's."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator

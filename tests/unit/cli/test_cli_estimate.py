@@ -1,4 +1,4 @@
-"""`weft estimate`: files, configured models and plain names."""
+"""`weft models estimate`: files, configured models and plain names."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["estimate", *arguments])
+    result = CliRunner().invoke(app, ["models", "estimate", *arguments])
     return result.exit_code, result.output
 
 

@@ -42,7 +42,10 @@ READING = ("get", "describe", "declare", "wait", "events", "chat", "ps", "comple
 HELP = ("--help", "--version", "completion of commands")
 NAMED = tuple(
     f"weft {words} "
-    for words in ("chat", "load", "load --ctx 9", "describe model", "edit model", "wait --for ready model", "cancel")
+    for words in (
+        *("chat", "load", "load --ctx 9", "describe model", "config edit model"),
+        *("mesh wait --for ready model", "cancel"),
+    )
 )
 """Lines whose completion needs no module of a service."""
 COMPLETED = {
@@ -55,7 +58,7 @@ COMMANDS = ("ps", "get models -o json", "describe x", "explain x")
 FAST = (
     *("get models", "get all -o json", "get agents -o wide", "describe pool p", "events", "status", "ps"),
     *("get requests", "get clients", "get tasks", "get tenants", "explain r", "cancel request r"),
-    *("get secrets", "get leases", "get routers", "usage", "config get", "top --once"),
+    *("get secrets", "get leases", "get routers", "mesh usage", "config get", "top --once"),
 )
 """Commands over the HTTP API."""
 CALLS_NOTHING_OF_THE_MESH = {"grpc", "google", "yaml", "asyncio", "gateway", "registry_svc", "router_svc", "runner_svc"}
@@ -88,6 +91,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     programs = {
         "--help": Program(CALL, ["--help"]),
         "--version": Program(CALL, ["--version"]),
+        "mesh --help": Program(CALL, ["mesh", "--help"]),
         "completion of commands": Program(CALL, environment=completing("weft ")),
         "runtimes": Program("import runner_svc.runtimes.table as table\ntable.built_in()"),
         "reading": Program("import " + ", ".join(f"weft_app.cli.{name}" for name in READING)),
@@ -111,6 +115,13 @@ def test_help_and_completion_import_no_command(name: str, ended: Mapping[str, En
     assert (program.code, bool(program.stdout)) == (0, True), program.stderr
     assert {each for each in program.modules if each.split(".")[0] in OWN} <= HELP_IMPORTS
     assert program.modules & HEAVY == set()
+
+
+def test_help_of_a_group_imports_none_of_its_commands(ended: Mapping[str, Ended]) -> None:
+    program = ended["mesh --help"]
+    assert (program.code, "simulate" in program.stdout) == (0, True), program.stderr
+    modules = {f"weft_app.cli.{place.partition(':')[0]}" for place, _ in main.GROUPS["mesh"].values()}
+    assert program.modules & {*modules, *HEAVY} <= {"pydantic"}
 
 
 def test_help_of_a_tree_in_an_archive_opens_no_module(tmp_path: Path) -> None:
@@ -169,7 +180,7 @@ def test_completion_imports_no_large_library(line: str, ended: Mapping[str, Ende
 
 @pytest.mark.parametrize(("command", "complete"), [*FIRST_WORDS.items(), *NAMES.items()])
 def test_completion_table_matches_the_commands(command: str, complete: object) -> None:
-    module, _, function = f"weft_app.cli.{main.COMMANDS[command]}".partition(":")
+    module, _, function = f"weft_app.cli.{main.COMMANDS[command][0]}".partition(":")
     parameters = signature(getattr(import_module(module), function), eval_str=True).parameters.values()
     found = [each for own in parameters for each in get_args(own.annotation) if isinstance(each, ArgumentInfo)]
     assert found[0].autocompletion is complete

@@ -61,7 +61,7 @@ def test_provider_check_connects_and_sends_nothing() -> None:
 def test_missing_secret_error_shows_the_command_that_creates_it() -> None:
     with _provider() as (port, _):
         (found,) = central_model_findings([_model(f"http://{HOST}:{port}/v1", "secret/gone")], {"k"})
-    assert (found.detail, found.remedy) == ("m: there is no secret/gone", "weft create secret gone -")
+    assert (found.detail, found.remedy) == ("m: there is no secret/gone", "weft keys secret create gone -")
 
 
 def test_unreachable_provider_error_names_the_field() -> None:

@@ -1,4 +1,4 @@
-"""What `weft reload` prints."""
+"""What `weft mesh reload` prints."""
 
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft_app.cli.reload import reload_lines
@@ -40,7 +40,7 @@ def test_each_change_is_a_line_with_its_effect() -> None:
         "  ~ model b on box: it is reloaded after its running requests",
         "      slots: 2 -> 4",
         "  - runner old",
-        "  ! port: 8080 -> 9090 (needs a restart of the mesh: weft restart)",
+        "  ! port: 8080 -> 9090 (needs a restart of the mesh: weft mesh restart)",
         "b waits",
     ]
 

@@ -32,7 +32,7 @@ def test_workbench_address_is_shown_if_it_is_enabled(is_enabled: bool, tmp_path:
 @pytest.mark.parametrize(
     ("runners", "command"),
     [
-        ([{"name": "voice", "runtime": "espeak_ng", "models": [{"name": "reader"}]}], "weft speak "),
+        ([{"name": "voice", "runtime": "espeak_ng", "models": [{"name": "reader"}]}], "weft media speak "),
         (
             [
                 {"name": "voice", "runtime": "espeak_ng", "models": [{"name": "reader"}]},

@@ -11,7 +11,7 @@ from gateway.endpoints import GATEWAY_ROUTERS
 from gateway.routing import routes_of
 from gateway.workbench.page_files import FOLDER
 from weft_app.cli.keys import KeyRole, scopes_of
-from weft_app.cli.main import COMMANDS, load
+from weft_app.cli.main import COMMANDS, load, loaded_commands
 
 PAGE = Path(__file__).parents[3] / "gateway" / "workbench" / "DESIGN.md"
 _LITERAL = re.compile(
@@ -83,7 +83,8 @@ def test_every_table_row_is_an_endpoint_and_a_command(method: str, path: str, co
     assert name in COMMANDS
     found = load(name)
     while isinstance(found, TyperGroup) and words:
-        found = found.commands[words.pop(0)]
+        word = words.pop(0)
+        found, name = loaded_commands(name, found)[word], f"{name} {word}"
     options = {option for parameter in found.params for option in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= options
 

@@ -35,7 +35,7 @@ def _found(value: Any, name: str) -> list[Any]:
 
 
 def _printed(*words: str) -> str:
-    ended = CliRunner().invoke(app, ["edge", "config", *words])
+    ended = CliRunner().invoke(app, ["config", "envoy", *words])
     assert ended.exit_code == 0, ended.output
     return ended.stdout
 
@@ -93,7 +93,7 @@ def test_ipv6_address_has_brackets() -> None:
     ],
 )
 def test_incompatible_option_is_refused(words: list[str], why: str) -> None:
-    ended = CliRunner().invoke(app, ["edge", "config", *words])
+    ended = CliRunner().invoke(app, ["config", "envoy", *words])
     assert ended.exit_code == 2
     assert why in ended.stderr
 

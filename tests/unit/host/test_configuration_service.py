@@ -28,7 +28,7 @@ async def _settled() -> None:
 
 
 async def test_concurrent_reload_waits_and_reads_the_file_again() -> None:
-    """`weft reload` was refused while `weft up --watch` carried out the same change."""
+    """`weft mesh reload` was refused while `weft up --watch` carried out the same change."""
     file = SlowFile()
     service = ConfigurationService(file.reload)
     first = asyncio.create_task(service.reload(dry_run=False))

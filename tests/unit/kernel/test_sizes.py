@@ -33,7 +33,7 @@ def test_invalid_amount_error_names_its_field(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["300", "8", "1048575", "20.5"])
 def test_number_without_a_unit_is_refused_with_a_remedy(text: str) -> None:
-    """`weft lease acquire --memory 300` held 300 bytes."""
+    """`weft mesh lease acquire --memory 300` held 300 bytes."""
     with pytest.raises(FieldError) as refusal:
         parse_size(text, "--memory")
     assert f"write {text}MiB or {text}GiB" in refusal.value.message

@@ -36,7 +36,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["simulate", *arguments])
+    return CliRunner().invoke(app, ["mesh", "simulate", *arguments])
 
 
 @pytest.fixture
@@ -263,12 +263,12 @@ def test_file_size_is_limited() -> None:
     assert "is larger than" in ended.output
 
 
-@pytest.mark.slow("starts weft simulate")
+@pytest.mark.slow("starts weft mesh simulate")
 def test_ctrl_c_shows_partial_figures(tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
     path.write_text(yaml.safe_dump(document(duration_seconds=10_000_000.0, arrivals=busy_arrivals())))
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "weft_app.cli.main", "simulate", str(path), "-o", "json"]
+    command = [sys.executable, "-m", "weft_app.cli.main", "mesh", "simulate", str(path), "-o", "json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
         try:
             told = b""

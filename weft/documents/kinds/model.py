@@ -39,7 +39,7 @@ def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelMani
     provider.url = _valid_url(provider.url, f"{where}.url")
     reference = provider.api_key_ref
     if reference and not (reference.startswith(SECRET_PREFIX) and is_name(reference.removeprefix(SECRET_PREFIX))):
-        raise invalid_field(f"{where}.api_key_ref", "must be secret/NAME, a secret of `weft create secret`")
+        raise invalid_field(f"{where}.api_key_ref", "must be secret/NAME, a secret of `weft keys secret create`")
     if not provider.api:
         provider.api = model_pb2.ModelProvider.API_OPENAI
     if provider.api == model_pb2.ModelProvider.API_ANTHROPIC and provider.token_limit_name:

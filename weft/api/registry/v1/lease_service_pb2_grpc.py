@@ -115,7 +115,7 @@ class LeaseServiceServicer(object):
 
     def ReleaseProgramLease(self, request, context):
         """ReleaseProgramLease ends the lease of a program for an operator; the audit log records it first. The next renewal
-        reports to the program that its lease is lost, and `weft lease acquire` ends its command. The memory stays reserved
+        reports to the program that its lease is lost, and `weft mesh lease acquire` ends its command. The memory stays reserved
         until it is observed to be free. A lease that is already RELEASING is returned unchanged.
 
         NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner:

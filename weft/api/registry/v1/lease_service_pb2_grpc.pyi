@@ -61,7 +61,7 @@ class LeaseServiceStub:
         weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse,
     ]
     """ReleaseProgramLease ends the lease of a program for an operator; the audit log records it first. The next renewal
-    reports to the program that its lease is lost, and `weft lease acquire` ends its command. The memory stays reserved
+    reports to the program that its lease is lost, and `weft mesh lease acquire` ends its command. The memory stays reserved
     until it is observed to be free. A lease that is already RELEASING is returned unchanged.
 
     NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner:
@@ -134,7 +134,7 @@ class LeaseServiceAsyncStub:
         weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse,
     ]
     """ReleaseProgramLease ends the lease of a program for an operator; the audit log records it first. The next renewal
-    reports to the program that its lease is lost, and `weft lease acquire` ends its command. The memory stays reserved
+    reports to the program that its lease is lost, and `weft mesh lease acquire` ends its command. The memory stays reserved
     until it is observed to be free. A lease that is already RELEASING is returned unchanged.
 
     NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner:
@@ -215,7 +215,7 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse, collections.abc.Awaitable[weft.api.registry.v1.lease_service_pb2.ReleaseProgramLeaseResponse]]:
         """ReleaseProgramLease ends the lease of a program for an operator; the audit log records it first. The next renewal
-        reports to the program that its lease is lost, and `weft lease acquire` ends its command. The memory stays reserved
+        reports to the program that its lease is lost, and `weft mesh lease acquire` ends its command. The memory stays reserved
         until it is observed to be free. A lease that is already RELEASING is returned unchanged.
 
         NOT_FOUND / NOT_FOUND for a lease that has ended. FAILED_PRECONDITION / RESOURCE_IN_USE for the lease of a runner:

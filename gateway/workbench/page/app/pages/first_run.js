@@ -22,7 +22,7 @@ export function FirstRun() {
         <div><h3>A model by name</h3><p>From the Hugging Face hub, or a file. It is pulled, sized for this machine and served.</p>
           <button class="main" onClick=${() => setWay("serve")}>Serve a model</button><${Code} label="Command" text=${command("load", EXAMPLE)} /></div>
         <div><h3>A running server</h3><p>Ollama, LM Studio, vLLM, llama.cpp or any OpenAI-compatible server: all its models are served.</p>
-          <button class="main" onClick=${() => setWay("attach")}>Attach a server</button><${Code} label="Command" text=${command("attach", "http://box.lan:11434")} /></div>
+          <button class="main" onClick=${() => setWay("attach")}>Attach a server</button><${Code} label="Command" text=${command("models", "attach", "http://box.lan:11434")} /></div>
       </div>
     </section>
     ${way && html`<${AddDialog} first=${way} source=${way === "serve" ? EXAMPLE : ""} onClose=${() => setWay("")} />`}`;

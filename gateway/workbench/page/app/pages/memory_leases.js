@@ -59,6 +59,6 @@ function Release({ lease, onClose }) {
   };
   return html`<${Confirm} title=${`Release: ${lease.purpose}`} action="Release" isDangerous onDo=${release} onClose=${onClose}
     text=${html`<p><strong>${lease.holder}</strong> holds ${bytes(reservedBytes(lease))}. It loses its lease:
-        <code>weft lease acquire</code> then ends its command.</p>
-      <${Code} label="Command" text=${command("lease", "release", lease.leaseId)} />`} />`;
+        <code>weft mesh lease acquire</code> then ends its command.</p>
+      <${Code} label="Command" text=${command("mesh", "lease", "release", lease.leaseId)} />`} />`;
 }

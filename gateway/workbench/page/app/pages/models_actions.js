@@ -32,7 +32,7 @@ export function RemoveDialog({ model, onClose }) {
 export function DetachDialog({ name, onClose }) {
   return html`<${Confirm} title=${`Detach ${name}`} action="Detach" isDangerous onClose=${onClose}
     text=${html`<p>The models of the server are removed after their running requests. The server keeps running.</p>
-      <${Code} label="Command" text=${command("detach", name)} />`}
+      <${Code} label="Command" text=${command("models", "detach", name)} />`}
     onDo=${async () => follow(await post(`/v1/admin/servers/${segment(name)}/detach`))} />`;
 }
 
@@ -59,7 +59,7 @@ export function FlushDialog({ model, onClose }) {
         <label>Tenant <input value=${tenant} placeholder="every tenant" onInput=${(/** @type {any} */ event) => setTenant(event.target.value)} /></label>
         <label>Cache tag <input value=${tag} placeholder="every tag" onInput=${(/** @type {any} */ event) => setTag(event.target.value)} /></label>
       </div>
-      <${Code} label="Command" text=${command("flush", ["--model", model.name], ["--tenant", tenant], ["--tag", tag])} />
+      <${Code} label="Command" text=${command("models", "flush", ["--model", model.name], ["--tenant", tenant], ["--tag", tag])} />
       <${ErrorNote} error=${error} />
       <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="main danger">Flush</button></div>
     </form>

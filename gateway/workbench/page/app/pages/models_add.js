@@ -39,7 +39,7 @@ export function addCall(way, { source, name, runner, context, form, key, remote 
   return {
     path: "/v1/admin/models",
     body: { ...defined({ source: source.includes("://") ? source : source && `http://${source}`, name, runner }), parameters },
-    text: command("attach", source || "URL", ["--name", name], ["--runner", runner], ["--api-key-env", key], [remote === "no" ? "--no-remote" : "--remote", remote !== ""]),
+    text: command("models", "attach", source || "URL", ["--name", name], ["--runner", runner], ["--api-key-env", key], [remote === "no" ? "--no-remote" : "--remote", remote !== ""]),
   };
 }
 

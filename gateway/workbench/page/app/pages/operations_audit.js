@@ -44,7 +44,7 @@ export function Audit({ operations }) {
     }
   };
   return html`<p class="faint">Each entry contains the hash of the previous one. Verify the log:</p>
-    <${Code} label="Command" text=${command("audit", "verify")} />
+    <${Code} label="Command" text=${command("mesh", "audit", "verify")} />
     <${ErrorNote} error=${error} />
     ${entries === null && !error && html`<p class="faint" role="status">Loading…</p>`}
     ${entries && html`<${Table} label="Audit log" rows=${entries} rowKey=${(/** @type {any} */ row) => String(row.sequence)} columns=${COLUMNS}

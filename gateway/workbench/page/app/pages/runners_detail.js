@@ -110,7 +110,7 @@ function Health({ name }) {
   return html`<section class="panel"><div class="row"><h2>Health</h2>${health && html`<${State} value=${health.status} />`}</div><${ErrorNote} error=${error} />
     ${health &&
     html`<${Facts} facts=${health.components.map((/** @type {any} */ each) => [words(each.name), html`<${State} value=${each.state} /> ${each.message ?? ""}`])} />
-      <div class="row below"><label class="inline">Log level <select value=${health.logLevel} disabled=${!can("settings:edit")} title=${command("log-level", process, "LEVEL")}
+      <div class="row below"><label class="inline">Log level <select value=${health.logLevel} disabled=${!can("settings:edit")} title=${command("mesh", "log-level", process, "LEVEL")}
           onChange=${(/** @type {any} */ event) => change(event.target.value)}>${LEVELS.map((level) => html`<option key=${level} value=${level}>${level}</option>`)}</select></label>
         ${health.logLevelEndTime && html`<span class="faint">until ${clock(health.logLevelEndTime)}</span>${can("settings:edit") && html`<button onClick=${() => change("reset")}>Reset</button>`}`}</div>`}
   </section>`;

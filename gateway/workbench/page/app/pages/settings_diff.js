@@ -1,4 +1,4 @@
-// What is different between two states of a document, line by line, as `weft diff` shows it.
+// What is different between two states of a document, line by line, as `weft config diff` shows it.
 import { html } from "../parts/html.js";
 
 /** Lines of unchanged text around a change. */

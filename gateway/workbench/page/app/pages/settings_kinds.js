@@ -168,7 +168,7 @@ export function declaredOf(shown) {
 /** Why a document cannot be changed here; "": it can. @param {Record<string, any> | undefined} shown */
 export function fixedBecause(shown) {
   // A document of a tenant counts in place of what the file says.
-  return shown?.kind === "alias" && shown.status?.source === "configured" ? "It is in the mesh's weft.yaml (registry.aliases): change it there, then run weft reload." : "";
+  return shown?.kind === "alias" && shown.status?.source === "configured" ? "It is in the mesh's weft.yaml (registry.aliases): change it there, then run weft mesh reload." : "";
 }
 
 /** Whether a runner publishes it, so that declaring it takes it over. @param {Record<string, any> | undefined} shown */

@@ -114,7 +114,7 @@ function SaveDialog({ onClose }) {
           A switch to it leaves other models loaded</label>
       </div>
       ${results && html`<${Results} results=${results} />`}
-      <${Code} label="Command" text=${command("profile", "save", fields.name || "NAME", ["--description", fields.description], ["--leave-others", fields.leaveOthers])} />
+      <${Code} label="Command" text=${command("mesh", "profile", "save", fields.name || "NAME", ["--description", fields.description], ["--leave-others", fields.leaveOthers])} />
       <${ErrorNote} error=${error} />
       <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button>
         <button type="submit" class="main">${results ? "Save" : "Show changes"}</button></div>
@@ -133,7 +133,7 @@ function SwitchDialog({ plan, onClose }) {
     }
   };
   return html`<${PlanDialog} label=${`Switch to ${plan.name}`} results=${plan.results} action="Switch" onDo=${act} onClose=${onClose}
-    text=${command("profile", "switch", plan.name)}>
+    text=${command("mesh", "profile", "switch", plan.name)}>
     <h3>Models</h3>
     ${plan.steps.length
       ? html`<ul class="reasons" aria-label="Models">${plan.steps.map((/** @type {any} */ { step, model }) => html`<li key=${model}>${step} ${model}</li>`)}</ul>

@@ -155,7 +155,7 @@ const timeText = (start, unit) => (start ?? "").slice(0, unit === "day" ? 10 : 1
 /** @param {Record<string, string>} chosen */
 function command({ by, since, until, tenant, model }) {
   const options = Object.entries({ by, since, until, tenant, model }).filter(([, value]) => value);
-  return ["weft usage", ...options.map(([name, value]) => `--${name} ${/^[\w.,:-]+$/.test(value) ? value : `'${value.replaceAll("'", "'\\''")}'`}`)].join(" ");
+  return ["weft mesh usage", ...options.map(([name, value]) => `--${name} ${/^[\w.,:-]+$/.test(value) ? value : `'${value.replaceAll("'", "'\\''")}'`}`)].join(" ");
 }
 
 /** The answer to a question, asked again where it changes. What was found stays until then.

@@ -1,4 +1,4 @@
-// Rows of usage as CSV, as `weft usage -o csv` prints them: columns by the names of the API, times and sums as numbers.
+// Rows of usage as CSV, as `weft mesh usage -o csv` prints them: columns by the names of the API, times and sums as numbers.
 
 const COUNTS = {
   completed_count: "completed", failed_count: "failed", cancelled_count: "cancelled", rejected_count: "rejected", unknown_count: "unknown",

@@ -104,7 +104,7 @@ export function OperationNote({ operation, onDismiss }) {
     ${isAsking &&
     html`<${Confirm} title=${`Cancel: ${what}`} action="Cancel it" isDangerous
       text=${html`<p>A cancelled load unloads the model. A cancelled pull keeps the downloaded parts.</p>
-        <${Code} label="Command" text=${command("operation", "cancel", idOf(operation))} />`}
+        <${Code} label="Command" text=${command("mesh", "operation", "cancel", idOf(operation))} />`}
       onDo=${async () => follow(await remove(`/v1/admin/operations/${segment(idOf(operation))}`))} onClose=${() => setAsking(false)} />`}
   </section>`;
 }
