@@ -21,18 +21,18 @@ from weft.kernel.units import Rate
 MIN_BYTES_PER_SECOND = 1024
 """Lowest average rate of a file ..."""
 MAX_HEADER_COUNT = 100
-"""Headers of one request; one more is 431."""
+"""Maximum number of headers of a request; above it, the answer is 431."""
 HANDSHAKE_TIMEOUT_SECONDS = 10.0
 """Maximum duration of a TLS handshake."""
 HEADER_TIMEOUT_SECONDS = 10.0
-"""From the first byte, or the connect, to the end of the headers."""
+"""Time from the first byte, or from the connect, to the end of the headers."""
 REGISTRY_TIMEOUT_SECONDS = 10.0
 """How long one call of `/api/v1` to the registry may take."""
 MEBIBYTE = 1024 * 1024
 MAX_FETCHED_BYTES = 48 * MEBIBYTE
-"""Fits beside a request body into one message between services, which is 64 MiB."""
+"""With a request body it fits into one message between services, which is 64 MiB."""
 DEFAULT_RATE = Rate(50, 60)
-"""50 requests a minute, where tenants are limited at all."""
+"""Rate limit of a tenant, if tenants are limited: 50 requests per minute."""
 Count = Annotated[int, Ge(1), Le(10_000_000)]
 Bytes = Annotated[int, Ge(1024), Le(1_073_741_824)]
 HostName = Annotated[str, MinLen(1), MaxLen(253), Checked(str.lower)]
@@ -95,7 +95,7 @@ SourceText = Annotated[str, Checked(_source)]
 LOOPBACK_ORIGINS = tuple(
     f"{scheme}://{host}:*" for scheme in ("http", "https") for host in ("localhost", "127.0.0.1", "[::1]")
 )
-"""Pages that this machine serves, on any port."""
+"""Origins of pages served by this machine, on any port."""
 APP_ORIGINS = (
     "app://*",
     "capacitor://localhost",
@@ -106,8 +106,8 @@ APP_ORIGINS = (
     "vscode-file://*",
     "vscode-webview://*",
 )
-"""Views of installed editors and applications, such as Obsidian (`app://obsidian.md`). No page of the web has one of
-these origins."""
+"""Origins of installed editors and applications, such as Obsidian (`app://obsidian.md`). No web page has one of
+them."""
 
 
 class KeepResponses(StrEnum):
@@ -116,7 +116,7 @@ class KeepResponses(StrEnum):
     BY_DEFAULT = "by_default"
     """A response is stored unless its request says `"store": false`."""
     ON_REQUEST = "on_request"
-    """A response is stored where its request says `"store": true`."""
+    """A response is stored if its request says `"store": true`."""
     NEVER = "never"
     """No response is stored, and a request with `"store": true` is refused."""
 
@@ -125,10 +125,9 @@ class ResponseEnvelope(StrEnum):
     """The form of a response of `/v1/responses`."""
 
     OPENAI = "openai"
-    """OpenAI's; with `output_text` and `metrics` where the request has a field of the extension for pools."""
+    """OpenAI's form; with `output_text` and `metrics` if the request uses a field of the extension for pools."""
     POOL = "pool"
-    """A text is an item of the type `output_text`, without a message around it; always with `output_text` and
-    `metrics`."""
+    """Text is an item of type `output_text`, without a message around it; always with `output_text` and `metrics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +238,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What one connection may do before its request is accepted."""
+    """Limits of a connection before its request is accepted."""
 
     max_connections: Annotated[int, Ge(1), Le(1_000_000), PUBLIC] = 2048
     """Maximum number of open connections; further ones get 503 and are closed. At most half of the process's limit of
@@ -252,9 +251,9 @@ class ConnectionLimits:
     """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Loopback is
     not counted: a local proxy connects for all its callers."""
     max_body_pieces: Constant[int] = 20_000
-    """Chunks or segments that one body may arrive in: a 10 MiB body in chunks of 525 bytes."""
+    """Maximum number of chunks or segments of a body: a 10 MiB body in chunks of 525 bytes."""
     header_timeout_seconds: Constant[float] = HEADER_TIMEOUT_SECONDS
-    """As above; tests take less."""
+    """See HEADER_TIMEOUT_SECONDS; tests use less."""
     body_grace_seconds: Constant[float] = 10.0
     """How long a body may arrive at any rate ..."""
     min_body_bytes_per_second: Constant[int] = 1024
@@ -432,9 +431,9 @@ class GatewayConfig:
     auth_required: Constant[bool] = False
     """Whether callers need API keys."""
     deadline_slack_seconds: Constant[float] = 0.5
-    """How long after its deadline the gateway itself ends a request that is still running."""
+    """Time after its deadline at which the gateway ends a request that is still running."""
     public_scheme: Constant[str] = ""
-    """`http` or `https` of addresses for callers, behind a proxy of the same mesh; empty: that of the connection."""
+    """`http` or `https` in URLs for callers, behind a proxy of the same mesh; empty: that of the connection."""
 
     def exposure(self, port: int | None = None) -> Exposure:
         """Returns the address and its protection; `port` replaces the configured one."""

@@ -79,7 +79,7 @@ class InferenceDeps:
         operation: Operation,
         asked: AskedName | None = None,
     ) -> RequestContext:
-        """Returns the request's context for the dispatcher; records it in its facts and counts it for its tenant.
+        """Returns the dispatcher's context of a request; records it in the request's facts and counts the request.
 
         `asked`: the resolved `model`, if it is known already. Raises INVALID_ARGUMENT for a wrong header or name,
         UNSUPPORTED_OPERATION for a request that must be journaled but cannot be, RATE_LIMIT_EXCEEDED above the tenant's

@@ -266,7 +266,7 @@ def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
 
 
 def _is_long_limit(error: WeftError) -> bool:
-    """Whether a rate limit lasts longer than clients wait, so that they must not retry automatically."""
+    """Whether a rate limit lasts longer than clients wait; they must then not retry automatically."""
     return error.reason is Reason.RATE_LIMIT_EXCEEDED and (error.retry_after_seconds or 0.0) > MAX_RETRY_AFTER_SECONDS
 
 

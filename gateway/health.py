@@ -19,12 +19,12 @@ from weft.kernel.principal import Access, Resource, Role
 from weft.kernel.reasons import Reason
 
 VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
-"""Access that callers need to see components besides the status."""
+"""Access required to see components besides the status."""
 MAX_AUTHORITY_BYTES = 65_536
 
 
 async def get_health(deps: Gateway, request: Request) -> Response:
-    """Answers 200 while a router answers and a model is active or can be woken; 503 with the reason otherwise."""
+    """Answers 200 if a router is reachable and a model is active or can be woken; otherwise 503 with the reason."""
     facts = facts_of(request.scope)
     facts.surface = "health"
     has_router = deps.router is None or deps.router.is_there
@@ -46,12 +46,12 @@ def component_fields(deps: InferenceDeps, request: Request) -> dict[str, object]
 
 
 async def get_livez(deps: Inference, request: Request) -> Response:
-    """Answers 200 unless this process itself is stuck; nothing else counts."""
+    """Answers 200 unless this process is stuck; other components are not considered."""
     return _probe_response(deps, request, LIVEZ)
 
 
 async def get_readyz(deps: Inference, request: Request) -> Response:
-    """Answers 200 while this process should get requests, also a degraded one; else 503."""
+    """Answers 200 if this process accepts requests, even if it is degraded; otherwise 503."""
     return _probe_response(deps, request, READYZ)
 
 
@@ -67,14 +67,14 @@ def _probe_response(deps: InferenceDeps, request: Request, path: str) -> Respons
 
 
 async def get_metrics(deps: Inference, request: Request) -> Response:
-    """Returns the metrics of this process, as Prometheus text or as OpenMetrics."""
+    """Returns the metrics of this process as Prometheus text or OpenMetrics."""
     facts_of(request.scope).surface = "metrics"
     rendered = await deps.metrics.page.render(request.headers.get("accept", ""))
     return Response(rendered.body, headers={"content-type": rendered.content_type})
 
 
 async def get_authority(deps: Gateway, request: Request) -> Response:
-    """Returns the certificate of the authority that clients trust. It is public: every handshake shows it."""
+    """Returns the certificate of the authority that clients should trust. It is public."""
     facts_of(request.scope).surface = "authority"
     file = deps.config.tls.authority_file
     if file is None:

@@ -67,7 +67,7 @@ JSON_LINES = "application/x-ndjson"
 
 def _streamed(media_type: str) -> dict[str, Any]:
     return {
-        "description": "The answer; with `stream`, its events",
+        "description": "The answer, or its events with `stream`",
         "content": {
             "application/json": {"schema": {"type": "object"}},
             # No schema: clients would apply it to each event.
@@ -80,7 +80,7 @@ EVENTS: dict[str, Any] = {
     "description": "Server-sent events",
     "content": {EVENT_STREAM: {}},
 }
-"""The answer of an endpoint that streams."""
+"""The response of a streaming endpoint."""
 
 
 Schema = type[BaseModel] | DocumentSchema

@@ -44,7 +44,7 @@ ENDED = frozenset(
     }
 )
 KEY_PARAMETER = "api_key_env"
-"""Parameter of a load that attaches a server: the environment variable with the server's key."""
+"""Parameter of a load that attaches a server: the environment variable with the server's API key."""
 _IDEMPOTENCY_KEY = b"idempotency-key"
 _REASONS = frozenset(reason.value for reason in Reason)
 
@@ -126,7 +126,7 @@ class OperationsClient:
         return await self._operation(self._operations.CancelOperation, request)
 
     async def audit(self, request: pb.ListAuditEntriesRequest) -> pb.ListAuditEntriesResponse:
-        """Returns a part of the audit log, and its head."""
+        """Returns a part of the audit log, and its newest hash."""
         page: pb.ListAuditEntriesResponse = await self._calls.call(self._operations.ListAuditEntries, request)
         return page
 

@@ -106,14 +106,14 @@ class RegistryService:
 
 APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
-"""Longest forced delete: the registry waits less for the model's requests to end."""
+"""Timeout of a forced delete; the registry waits less for the model's requests to end."""
 PROFILE_TIMEOUT_SECONDS = 60.0
-"""Longest switch, which asks runners how their models were loaded."""
+"""Timeout of a switch, which asks runners how their models were loaded."""
 _OUTCOMES = frozenset(ApplyResult.Outcome.values()) - {ApplyResult.OUTCOME_UNSPECIFIED}
 
 
 Names = tuple[str, ...] | None
-"""Names to show, each exact or a prefix and `*`; None: all."""
+"""Names to show, each exact or a prefix followed by `*`; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +130,9 @@ class Author:
     """Who declares resources."""
 
     name: str = ""
-    """The owner of what is created; empty: it has none."""
+    """Owner of created resources; empty: none."""
     own_only: bool = False
-    """Whether it may only change the owner of what it owns, and own what it creates."""
+    """Whether it may only change the owner of its own resources, and only own resources that it creates."""
 
 
 NOBODY = Author()
@@ -140,7 +140,7 @@ NOBODY = Author()
 
 
 class RegistryClient:
-    """The registry's resources. `fleet` adds a model's state on its runner, which the registry has not.
+    """Client of the registry's resources. `fleet` adds a model's state on its runner, which the registry does not have.
 
     Every method raises the registry's WeftError, SERVICE_UNAVAILABLE if the registry cannot be reached, and
     DEADLINE_EXCEEDED if it does not answer in time.
@@ -231,7 +231,7 @@ class RegistryClient:
         author: Author = NOBODY,
         expected: Sequence[AnyDocument] = (),
     ) -> Sequence[ApplyResult]:
-        """Brings all resources to their declared state, or none; `expected`: what each was read as."""
+        """Brings all resources to their declared state, or none; `expected`: the document as read, of each resource."""
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents],
             dry_run=dry_run,

@@ -1,4 +1,4 @@
-"""Reports of runners about their engines: descriptions of instances, and logs."""
+"""Engine descriptions and engine logs, read from the runners."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -16,11 +16,11 @@ from weft.kernel.rpc import ChannelPool, calling
 from weft.kernel.unknown_names import RUNNER, unknown_name
 
 TIMEOUT_SECONDS = 2.0
-"""Deadline of one runner's answer, so that one runner does not delay the others'."""
+"""Timeout of each runner's answer, so that a slow runner does not delay the others."""
 FRESH_SECONDS = 0.25
 """Maximum age of a cached answer, low because it shows process ids of engines that may have restarted."""
 LOG_TIMEOUT_SECONDS = 5.0
-"""Deadline for a runner's last lines; lines that are followed have none."""
+"""Timeout for a runner's last lines. Streams with `follow` have none."""
 MAX_ASKED_AT_ONCE = 16
 MAX_REMEMBERED = 1024
 

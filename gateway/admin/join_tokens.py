@@ -36,9 +36,9 @@ class NewJoinTokenBody(DocumentPart):
     """The properties of a new join token."""
 
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
-    """What it is for; one line."""
+    """Purpose of the token; one line."""
     lifetime_seconds: Annotated[int, Field(ge=MIN_LIFETIME_SECONDS, le=MAX_LIFETIME_SECONDS)] | None = None
-    """How long it is good. Absent: without limit."""
+    """How long the token is valid. Absent: no limit."""
 
 
 class JoinCommand(Protocol):
@@ -46,7 +46,7 @@ class JoinCommand(Protocol):
 
     @property
     def text(self) -> str:
-        """The text to type on the other machine."""
+        """The command to run on the other machine."""
         ...
 
     @property
@@ -70,7 +70,7 @@ async def list_join_tokens(tokens: JoinTokens, request: Request) -> Response:
 
 
 async def create_join_token(deps: Gateway, tokens: JoinTokens, join_command: Commands, request: Request) -> Response:
-    """Makes a join token, with the command to type on the other machine; the only time that it is shown."""
+    """Creates a join token, with the join command for the other machine. The token is shown only in this answer."""
     wanted = await read_body(request, deps.config, NewJoinTokenBody, SURFACE, optional=True)
     # On the home's socket, the caller names relays itself.
     if join_command("") is None and not request.scope.get(HOME_SOCKET):
@@ -94,7 +94,7 @@ async def create_join_token(deps: Gateway, tokens: JoinTokens, join_command: Com
 
 
 async def revoke_join_token(tokens: JoinTokens, request: Request) -> Response:
-    """Revokes a join token immediately for new links; runners that joined with it stay until their link ends."""
+    """Revokes a join token immediately for new links. Runners that joined with it stay until their link ends."""
     begin_change(request, SURFACE)
     token_id = require_name(request.path_params["id"], "id")
     await tokens.RevokeJoinToken(pb.RevokeJoinTokenRequest(id=token_id))

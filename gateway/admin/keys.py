@@ -44,7 +44,7 @@ class NewKeyBody(DocumentPart):
     """The properties of a new key."""
 
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
-    """The purpose of the key; one line."""
+    """Purpose of the key; one line."""
     tenant: Annotated[str, Field(max_length=MAX_TENANT_CHARS)] = ""
     """The tenant of its requests. Empty: `default`."""
     scopes: Annotated[
@@ -54,14 +54,14 @@ class NewKeyBody(DocumentPart):
     each scope.
     """
     lifetime_seconds: Annotated[int, Field(ge=MIN_LIFETIME_SECONDS, le=MAX_LIFETIME_SECONDS)] | None = None
-    """How long the key is valid. Absent: without limit."""
+    """How long the key is valid. Absent: no limit."""
 
 
 class RotateBody(DocumentPart):
-    """Options of a key's rotation."""
+    """Options of a key rotation."""
 
     grace_seconds: Annotated[int, Field(ge=0, le=MAX_GRACE_SECONDS)] | None = None
-    """How long the old secret stays valid. Absent: the registry's setting, one hour by default."""
+    """How long the old secret stays valid. Absent: the setting of the registry, one hour by default."""
 
 
 Keys = Annotated[RegistryService, collaborator("keys")]
@@ -98,7 +98,7 @@ async def revoke_key(deps: Gateway, keys: Keys, request: Request) -> Response:
 
 
 async def create_key(deps: Gateway, keys: Keys, request: Request) -> Response:
-    """Creates a key. The answer is the only time that the secret is shown."""
+    """Creates a key. Its secret is shown only in this answer."""
     _require_served(deps, request)
     wanted = await read_body(request, deps.config, NewKeyBody, SURFACE, optional=True)
     _require_scopes(request, wanted.scopes or DEFAULT_SCOPES)
@@ -111,7 +111,7 @@ async def create_key(deps: Gateway, keys: Keys, request: Request) -> Response:
 
 
 async def rotate_key(deps: Gateway, keys: Keys, request: Request) -> Response:
-    """Gives a key a new secret, shown only in this answer; the old one stays valid for a grace period."""
+    """Replaces the secret of a key. The new one is only in this answer; the old one is valid for a grace period."""
     _require_served(deps, request)
     wanted = await read_body(request, deps.config, RotateBody, SURFACE, optional=True)
     # The caller receives the new secret, so it must be allowed to create keys, and the key may have no scope that the

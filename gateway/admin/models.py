@@ -42,7 +42,7 @@ from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 
 
 async def get_discovered(ports: Admin, request: Request) -> Response:
-    """Returns engines that run and model files that lie on the mesh's machine, each with its source for a load."""
+    """Returns engines and model files of other programs on the mesh's machine, with the `source` of each."""
     begin_read(request, SURFACE)
     return json_response(document_of(await ports.discovery()))
 
@@ -213,7 +213,7 @@ def _capabilities(
 
 
 def _calls_tools(known: Sequence[Abilities]) -> bool | None:
-    """Whether a member calls tools; None: none is known to, and of some it is unknown."""
+    """Whether a member supports tool calls; None: no member is known to, and some are unknown."""
     if any(Skill.TOOLS in one.skills for one in known):
         return True
     return False if all(Skill.TOOLS in one.lacking for one in known) else None
@@ -229,7 +229,7 @@ def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription])
 
 
 async def list_admin_models(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Lists every public model name: definition, state, queue, replicas, capabilities, constraints."""
+    """Lists all models by public name, with definition, state, queue, replicas, capabilities and load options."""
     _begin(request)
     view = deps.fleet.view
     models, described = await _admin_models(deps, ports, public_names(view), list(view.runners))
@@ -237,7 +237,7 @@ async def list_admin_models(deps: Gateway, ports: Admin, request: Request) -> Re
 
 
 async def get_admin_model(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Returns one model, by the name of its pool or of any member of it."""
+    """Returns one model, by the name of its pool or of a member."""
     _begin(request)
     name = known_name_of(request, deps)
     view = deps.fleet.view
@@ -250,7 +250,7 @@ async def get_admin_model(deps: Gateway, ports: Admin, request: Request) -> Resp
 
 
 async def get_gpu_memory(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Returns the accelerator memory of every host with its leases, and what each model uses or would use of it."""
+    """Returns the accelerator memory and leases of each host, and the used or estimated memory of each model."""
     query = begin_read(request, SURFACE, ("host",))
     host = query.text("host")
     hosts = await ports.operations.host_memory(host)
@@ -261,14 +261,14 @@ async def get_gpu_memory(deps: Gateway, ports: Admin, request: Request) -> Respo
 
 
 async def get_instances(ports: Admin, request: Request) -> Response:
-    """Returns what a runner says of its engines: processes, restarts, load options, and last lines of their logs."""
+    """Returns a runner's description of its engines: processes, restarts, load options and last log lines."""
     query = begin_read(request, SURFACE, INSTANCE_PARAMETERS)
     name, lines = require_name(request.path_params["name"], "name"), query.count("lines", MAX_LINES)
     return json_response(document_of(await ports.instances.describe(name, lines)))
 
 
 async def load_model(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Loads a model, or reloads it with other settings: 202 with the operation."""
+    """Loads a model, or reloads it with other options. Answers 202 with the operation."""
     body = await read_body(request, deps.config, LoadBody, SURFACE, optional=True)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
     name = known_name_of(request, deps)
@@ -287,13 +287,13 @@ async def load_model(deps: Gateway, ports: Admin, request: Request) -> Response:
 
 
 async def unload_model(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Unloads a model, or every member of a pool: 202 with the operation."""
+    """Unloads a model, or all members of a pool. Answers 202 with the operation."""
     body = await read_body(request, deps.config, UnloadBody, SURFACE, optional=True)
     return await accept_operation(request, ports, unload_action(known_name_of(request, deps)), body.authorization)
 
 
 async def load_source(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Serves and loads a model by its source: 202 with the operation."""
+    """Adds a model by its source, and loads it. Answers 202 with the operation."""
     body = await read_body(request, deps.config, SourceLoadBody, SURFACE)
     require_source(request, body.source, parameters=body.parameters)
     if body.quantization is not None:
@@ -307,13 +307,13 @@ async def load_source(deps: Gateway, ports: Admin, request: Request) -> Response
 
 
 def _names_in(body: LoadSettings) -> Callable[[str], str]:
-    """Returns the name of a field as a load's body has it: the context is a parameter, or a field."""
+    """Returns the name of a field in the body of a load: the context is a parameter, or a field."""
     context_field = f"parameters.{CONTEXT_TOKENS}"
     return lambda field: "contextTokens" if field == context_field and body.context_tokens is not None else field
 
 
 async def pull_model(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Pulls the files of a model into the store of a runner's home: 202 with the operation."""
+    """Pulls the files of a model into a runner's model store. Answers 202 with the operation."""
     body = await read_body(request, deps.config, PullBody, SURFACE)
     require_source(request, body.source)
     action = pull_action(body.source, runner=body.runner or "", form=body.form)
@@ -321,20 +321,20 @@ async def pull_model(deps: Gateway, ports: Admin, request: Request) -> Response:
 
 
 async def remove_model(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Ends a model that was loaded by its source: 202 with the operation."""
+    """Removes a model that was added by its source. Answers 202 with the operation."""
     body = await read_body(request, deps.config, UnloadBody, SURFACE, optional=True)
     return await accept_operation(request, ports, remove_action(known_name_of(request, deps)), body.authorization)
 
 
 async def detach_server(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Detaches a server that was attached: 202 with the operation."""
+    """Detaches an attached server. Answers 202 with the operation."""
     body = await read_body(request, deps.config, UnloadBody, SURFACE, optional=True)
     name = require_name(request.path_params["name"], "name")
     return await accept_operation(request, ports, remove_action(name), body.authorization)
 
 
 async def flush_cache(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Deletes cached prefixes: 202 with the operation."""
+    """Deletes cached prefixes. Answers 202 with the operation."""
     body = await read_body(request, deps.config, FlushBody, SURFACE, optional=True)
     action = flush_action(
         body.scope, model=body.model or "", tenant=body.tenant, tag=body.tag, runner=body.runner or ""

@@ -89,7 +89,7 @@ async def accept_operation(
 
 
 def _keyless(request: Request) -> str:
-    """Returns the audit log name of a caller without a key: the machine's user on the home's socket.
+    """Returns the audit log name of a caller without a key: the user of the home's socket.
 
     Over a port it is the self-reported tenant.
     """
@@ -123,7 +123,7 @@ async def list_operations(ports: Admin, request: Request) -> Response:
 
 
 async def get_operation(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Returns one operation; with watch=1 a stream of server-sent events until it has ended."""
+    """Returns one operation; with `watch=1`, streams it as server-sent events until it ends."""
     query = begin_read(request, SURFACE, ("watch",))
     name = _name_of(request)
     if query.flag("watch"):
@@ -132,21 +132,21 @@ async def get_operation(deps: Gateway, ports: Admin, request: Request) -> Respon
 
 
 async def cancel_operation(ports: Admin, request: Request) -> Response:
-    """Requests the cancellation of an operation; a cancelled load is unloaded again."""
+    """Requests the cancellation of an operation. Models that it has loaded are unloaded."""
     begin_change(request, SURFACE)
     cancelled = await ports.operations.cancel(_name_of(request), _requester(request))
     return json_response(document_of(cancelled))
 
 
 async def release_lease(ports: Admin, request: Request) -> Response:
-    """Releases the lease of a program, which is then told that it is lost; a runner's is refused: unload its model."""
+    """Releases a program's lease, and notifies the program. The lease of a runner is refused; unload its model."""
     begin_change(request, SURFACE)
     lease_id = require_token(request.path_params["id"], "id", MAX_LEASE_ID_CHARS)
     return json_response(document_of(await ports.operations.release_lease(lease_id, _requester(request))))
 
 
 async def get_audit(ports: Admin, request: Request) -> Response:
-    """Returns entries of the audit log, oldest first, and the hash of its newest entry."""
+    """Returns entries of the audit log, oldest first, and the hash of the newest entry."""
     query = begin_read(request, SURFACE, AUDIT_PARAMETERS)
     after, size = query.count("after", MAX_SEQUENCE, least=0), query.count("pageSize", MAX_PAGE_SIZE)
     page = await ports.operations.audit(pb.ListAuditEntriesRequest(after_sequence=after, page_size=size))
@@ -169,7 +169,7 @@ def _request_field(field: str) -> str:
 
 
 async def get_request(requests: Requests, request: Request) -> Response:
-    """Returns one request of the caller's tenant: its state, the decisions about it with their reasons, its receipt."""
+    """Returns one request of the caller's tenant: state, scheduling decisions with their reasons, and receipt."""
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_PARAMETERS)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
     with renaming_fields(_request_field):
@@ -178,7 +178,7 @@ async def get_request(requests: Requests, request: Request) -> Response:
 
 
 async def cancel_request(requests: Requests, request: Request) -> Response:
-    """Cancels a running request of the caller's tenant; returns it as it ended."""
+    """Cancels a running request of the caller's tenant, and returns its final state."""
     query = begin_change(request, REQUESTS_SURFACE, REQUEST_PARAMETERS)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
     with renaming_fields(_request_field):
@@ -187,7 +187,7 @@ async def cancel_request(requests: Requests, request: Request) -> Response:
 
 
 async def list_requests(requests: Requests, request: Request) -> Response:
-    """Lists requests of the caller's tenant: the running ones, oldest first; with `state`, ended ones, last first."""
+    """Lists requests of the caller's tenant: running ones, oldest first, or with `state` ended ones, newest first."""
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
     listed = await requests.requests(limit, _tenant_of(request, query), _selection(query))
@@ -210,7 +210,7 @@ def _selection(query: Query) -> Selection:
 
 
 async def list_clients(requests: Requests, request: Request) -> Response:
-    """Lists recently seen clients: their request patterns, and the pauses imposed on them."""
+    """Lists recently seen clients with their request patterns and cooldowns."""
     begin_change(request, REQUESTS_SURFACE)
     return json_response(document_of(await requests.clients()))
 
@@ -219,12 +219,12 @@ LIMIT_PARAMETERS = ("tenant",)
 
 
 async def list_limit_uses(requests: Requests, request: Request) -> Response:
-    """Lists what is used of the limits of a tenant, or of all, as the router counts it."""
+    """Lists the use of rate limits, of one tenant or of all, as counted by the router."""
     query = begin_read(request, SURFACE, LIMIT_PARAMETERS)
     return json_response(document_of(await requests.limit_uses(query.text("tenant"))))
 
 
 async def get_figures(requests: Requests, request: Request) -> Response:
-    """Returns what was counted in the last hour in steps: requests, tokens, times, waits and devices of all tenants."""
+    """Returns figures of the last hour in steps: requests, tokens, latencies, queues and devices of all tenants."""
     begin_read(request, SURFACE)
     return json_response(document_of(await requests.figures()))

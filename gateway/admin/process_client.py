@@ -1,4 +1,4 @@
-"""The client of the ProcessService of each process of the mesh."""
+"""The client of the ProcessService in each process of the mesh."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ class ProcessesClient:
         return found
 
     async def set_log_level(self, process: str, request: pb.SetLogLevelRequest) -> pb.SetLogLevelResponse:
-        """Changes the level of a process's log."""
+        """Changes the log level of a process."""
         changed: pb.SetLogLevelResponse = await self._call(process, "SetLogLevel", request)
         return changed
 

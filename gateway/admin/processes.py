@@ -26,18 +26,18 @@ MAX_PROCESS_CHARS = 256
 
 
 class LogLevelBody(DocumentPart):
-    """Another level for the log of one process, for a time."""
+    """A temporary log level for one process."""
 
     process: Annotated[str, Field(max_length=MAX_PROCESS_CHARS)] = MESH
     """`gateway`, `router`, `registry`, `runner/NAME`, or `mesh`: the process of `weft up`."""
     level: Literal["debug", "info", "warning", "error", "reset"]
-    """The lowest level that it logs; `reset`: the configured one, immediately."""
+    """The new log level; `reset`: back to the configured one."""
     seconds: Annotated[int, Field(ge=1, le=int(MAX_LOG_LEVEL_SECONDS))] | None = None
-    """For how long; then the configured level holds again. Absent: 10 min."""
+    """Duration, after which the configured level applies again. Absent: 10 min."""
 
 
 async def get_process_health(ports: Admin, request: Request) -> Response:
-    """Returns the health of one process with its components, and the level of its log."""
+    """Returns the health of one process with its components, and its log level."""
     query = begin_read(request, SURFACE, PROCESS_PARAMETERS)
     process = _process_of(query.text("process") or MESH)
     found = await ports.processes.health(process)
@@ -64,7 +64,7 @@ async def get_process_health(ports: Admin, request: Request) -> Response:
 
 
 async def put_log_level(deps: Gateway, ports: Admin, request: Request) -> Response:
-    """Changes the lowest level that a process logs, for a time; the audit log has it."""
+    """Changes the log level of a process temporarily. The change is recorded in the audit log."""
     body = await read_body(request, deps.config, LogLevelBody, SURFACE)
     process = _process_of(body.process)
     level = "" if body.level == RESET else body.level

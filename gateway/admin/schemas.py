@@ -14,47 +14,47 @@ class LoadBody(LoadSettings):
     """Options of a load."""
 
     evict_model: ModelName | None = None
-    """A model to unload first."""
+    """Model to unload first."""
     replicas: Annotated[int, Field(ge=1, le=64)] | None = None
-    """For a pool: the number of members that are loaded afterwards."""
+    """For a pool: number of members to keep loaded."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""
+    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""
 
 
 class SourceLoadBody(LoadSettings):
-    """A model that is served and loaded by its source, without a line in weft.yaml."""
+    """A model to add by its source, without an entry in weft.yaml."""
 
     source: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
-    """What it is, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`; a path or a URL needs `models:edit`. The address of a server
+    """Source, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`; a path or a URL needs `models:edit`. The address of a server
     attaches that server; its `parameters` are `api_key_env`, which needs `secrets:create` too, and `remote`."""
     name: ModelName | None = None
-    """Its name in the mesh, or the server's. Default: made from the source."""
+    """Name of the model or the server in the mesh. Default: derived from the source."""
     runner: Name | None = None
-    """The runner that serves it. Default: the only one that can."""
+    """Runner that serves it. Default: the only one that can."""
     evict_model: ModelName | None = None
-    """A model to unload first."""
+    """Model to unload first."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""
+    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""
 
 
 class PullBody(DocumentPart):
-    """The files of a model that are pulled into the store of a runner's home."""
+    """A model whose files are pulled into a runner's model store."""
 
     source: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_CHARS)]
-    """What is pulled, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`; a path or a URL needs `models:edit`."""
+    """Source, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`; a path or a URL needs `models:edit`."""
     runner: Name | None = None
-    """The runner. Default: the only one that can."""
+    """Runner. Default: the only one that can pull."""
     form: Form | None = None
-    """`gguf` or `folder`. Default: GGUF where there is one."""
+    """`gguf` or `folder`. Default: GGUF if available."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""
+    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""
 
 
 class UnloadBody(DocumentPart):
     """Options of an unload."""
 
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""
+    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""
 
 
 class FlushBody(DocumentPart):
@@ -71,4 +71,4 @@ class FlushBody(DocumentPart):
     runner: Name | None = None
     """Limits the flush to this runner."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """The signatures that `weft keys sign` and `weft keys approve` made, where governance requires them."""
+    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""

@@ -30,14 +30,14 @@ class SecretValueBody(DocumentPart):
     """A new value of a secret."""
 
     value: Annotated[str, Field(min_length=1, max_length=MAX_VALUE_CHARS, repr=False)]
-    """Printable ASCII characters, without a space at either end. It is stored encrypted, and never shown."""
+    """Printable ASCII characters, without leading or trailing spaces. It is stored encrypted and never shown."""
 
 
 class NewSecretBody(SecretValueBody):
     """A new secret."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
-    """Its name."""
+    """Name of the secret."""
 
 
 Secrets = Annotated[RegistryService, collaborator("secrets")]
@@ -50,7 +50,7 @@ async def list_secrets(secrets: Secrets, request: Request) -> Response:
 
 
 async def create_secret(deps: Gateway, secrets: Secrets, request: Request) -> Response:
-    """Creates a secret. Its value is encrypted, and no answer shows it."""
+    """Creates a secret. Its value is stored encrypted and never shown."""
     wanted = await read_body(request, deps.config, NewSecretBody, SURFACE)
     name = require_name(wanted.name, "name")
     created: pb.CreateSecretResponse = await secrets.CreateSecret(pb.CreateSecretRequest(name=name, value=wanted.value))
@@ -59,7 +59,7 @@ async def create_secret(deps: Gateway, secrets: Secrets, request: Request) -> Re
 
 
 async def update_secret(deps: Gateway, secrets: Secrets, request: Request) -> Response:
-    """Gives a secret a new value, which the next request of a model that uses it takes."""
+    """Changes the value of a secret. Models that use it apply the new value to their next request."""
     name = require_name(request.path_params["name"], "name")
     wanted = await read_body(request, deps.config, SecretValueBody, SURFACE)
     updated: pb.UpdateSecretResponse = await secrets.UpdateSecret(pb.UpdateSecretRequest(name=name, value=wanted.value))
@@ -68,7 +68,7 @@ async def update_secret(deps: Gateway, secrets: Secrets, request: Request) -> Re
 
 
 async def delete_secret(secrets: Secrets, request: Request) -> Response:
-    """Deletes a secret. One that a model uses is refused with 409, unless `force` is set."""
+    """Deletes a secret. If a model uses it, the answer is 409 unless `force` is set."""
     query = begin_change(request, SURFACE, DELETE_PARAMETERS)
     name = require_name(request.path_params["name"], "name")
     await secrets.DeleteSecret(pb.DeleteSecretRequest(name=name, force=query.flag("force")))

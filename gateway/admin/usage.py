@@ -1,4 +1,4 @@
-"""Usage over HTTP: of one's own tenant (`/v1/usage`), and of all tenants (`/v1/admin/usage`)."""
+"""Usage of the caller's tenant (`/v1/usage`) and of all tenants (`/v1/admin/usage`)."""
 
 from typing import Annotated
 
@@ -24,13 +24,13 @@ Usage = Annotated[UsageClient, collaborator(UsageClient)]
 
 
 async def get_usage(deps: Gateway, usage: Usage, request: Request) -> Response:
-    """Returns what the caller's tenant used: requests by outcome, tokens, accelerator time, what left the premises."""
+    """Returns the usage of the caller's tenant: requests by outcome, tokens, accelerator time, remote requests."""
     query = begin_read(request, SURFACE, USAGE_PARAMETERS)
     return await _answer(deps, usage, query, tenant_of(request.scope))
 
 
 async def get_all_usage(deps: Gateway, usage: Usage, request: Request) -> Response:
-    """Returns what all tenants used, or `tenant` alone: requests by outcome, tokens, accelerator time."""
+    """Returns the usage of all tenants, or of `tenant`: requests by outcome, tokens, accelerator time."""
     query = begin_read(request, SURFACE, ALL_USAGE_PARAMETERS)
     tenant = query.text("tenant")
     return await _answer(deps, usage, query, require_token(tenant, "tenant", MAX_TENANT_CHARS) if tenant else "")

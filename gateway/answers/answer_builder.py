@@ -52,7 +52,7 @@ def new_identity(clock: Clock, prefix: str, model: str) -> AnswerIdentity:
 
 
 def finish_reason(value: int) -> str:
-    """Returns OpenAI's finish reason; `stop` for a value that is newer than this code."""
+    """Returns OpenAI's finish reason; `stop` for a value that this version does not know."""
     return FINISH_REASONS.get(value, "stop")
 
 
@@ -156,7 +156,7 @@ def warning_json(warning: warning_pb2.Warning) -> dict[str, object]:
 
 
 def _code(warning: warning_pb2.Warning) -> str:
-    """Returns the warning's published code; "unspecified" for one that is newer than this code."""
+    """Returns the warning's published code; "unspecified" for one that this version does not know."""
     known = warning.code in warning_pb2.WarningCode.values()
     name = warning_pb2.WarningCode.Name(warning.code) if known else f"{_CODE_PREFIX}UNSPECIFIED"
     return name.removeprefix(_CODE_PREFIX).lower()

@@ -73,7 +73,7 @@ async def create_message(
 async def count_tokens(
     deps: Inference, request: Request, params: Annotated[CountTokensRequest, body_of(CountTokensRequest)]
 ) -> Response:
-    """Counts the tokens of a request with the model's own tokenizer; never an estimate."""
+    """Counts the tokens of a request with the model's tokenizer; the count is never an estimate."""
     scope = request.scope
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.TOKENIZE)
     media = deps.request_media(params)
@@ -313,7 +313,7 @@ Marked = chat_pb2.ContentPart | chat_pb2.ChatMessage | chat_pb2.ToolCallRecord |
 
 
 def _mark(target: Marked, control: object) -> None:
-    """Sets the cache mark that `control` requests; ignores anything that Anthropic's API does not define."""
+    """Sets the cache mark that `control` requests; ignores values that Anthropic's API does not define."""
     if isinstance(control, dict) and control.get("type") == "ephemeral":
         target.cache_mark.SetInParent()
         ttl = control.get("ttl")

@@ -28,8 +28,8 @@ ToolUseId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_USE_ID_CHARS)
 
 
 CacheControl = Any
-"""Where the prompt is worth caching: `{"type": "ephemeral", "ttl": "5m"}`. A provider with Anthropic's API gets it;
-other engines do not use it, whatever it is."""
+"""Marks a part of the prompt to cache: `{"type": "ephemeral", "ttl": "5m"}`. It is passed to providers with
+Anthropic's API; other engines ignore it."""
 
 
 class TextBlock(StrictModel):
@@ -41,7 +41,7 @@ class TextBlock(StrictModel):
 
 
 class Base64Source(StrictModel):
-    """A file in the request itself."""
+    """A file in base64."""
 
     type: Literal["base64"]
     media_type: Annotated[str, Field(max_length=64)]
@@ -56,7 +56,7 @@ class UrlSource(StrictModel):
 
 
 class OtherSource(StrictModel):
-    """A kind of source that weft does not have, such as an uploaded file."""
+    """An unsupported kind of source, such as an uploaded file."""
 
     type: str
 
@@ -76,7 +76,7 @@ class ImageBlock(StrictModel):
 
 
 class ToolUseBlock(StrictModel):
-    """A tool call that the assistant made earlier; fields that a provider needs go back to it."""
+    """An earlier tool call of the assistant. Unknown fields are passed back to the provider."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -84,12 +84,12 @@ class ToolUseBlock(StrictModel):
     id: ToolUseId
     name: Annotated[str, Field(min_length=1, max_length=256)]
     input: Any = None
-    """An object. Clients keep text in its place that was cut off while the model wrote it."""
+    """An object, or text: clients send text if the arguments were truncated while the model wrote them."""
     cache_control: CacheControl = None
 
 
 class ThinkingBlock(StrictModel):
-    """The assistant's earlier thinking. A provider with this API gets the signature; models of the mesh have none."""
+    """The assistant's earlier thinking. A provider's signature is passed back; models of the mesh have none."""
 
     type: Literal["thinking"]
     thinking: str
@@ -97,21 +97,21 @@ class ThinkingBlock(StrictModel):
 
 
 class RedactedThinkingBlock(StrictModel):
-    """The thinking of a provider's model, encrypted; the provider alone can read it."""
+    """Encrypted thinking of a provider's model, which only the provider can read."""
 
     type: Literal["redacted_thinking"]
     data: str | None = None
 
 
 class ToolReferenceBlock(StrictModel):
-    """A tool that a search for tools has found."""
+    """A tool found by a tool search."""
 
     type: Literal["tool_reference"]
     tool_name: Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class OtherBlock(StrictModel):
-    """A kind of block that weft does not have, such as a document."""
+    """An unsupported kind of block, such as a document."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -177,7 +177,7 @@ class FunctionTool(StrictModel):
 
 
 class OtherTool(StrictModel):
-    """A tool of Anthropic's own, such as a web search. It is dropped, and a warning says so."""
+    """A tool that Anthropic runs, such as a web search. It is dropped with a warning."""
 
     type: str
     name: str | None = None
@@ -207,9 +207,9 @@ class ThinkingParam(StrictModel):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    """For type `enabled`: the maximum number of thinking tokens, where the engine supports a limit."""
+    """For type `enabled`: maximum number of thinking tokens, if the engine supports a limit."""
     display: Annotated[str, Field(max_length=64)] | None = None
-    """Accepted and not used: thinking is always returned unabridged."""
+    """Accepted and not used: thinking is always returned in full."""
 
 
 class OutputFormatParam(StrictModel):
@@ -227,7 +227,7 @@ class OutputConfigParam(StrictModel):
 
 
 class MetadataParam(StrictModel):
-    """Of a journaled message the user is stored with its task."""
+    """Metadata of the request. The user of a journaled message is stored with its task."""
 
     user_id: Annotated[str, Field(max_length=1024)] | None = None
 
@@ -238,7 +238,7 @@ class CountTokensRequest(HandledRequest):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    """A model or a pool of the mesh, `agent/` or `route/` and the name of one, or `auto`."""
+    """A model or pool of the mesh, `agent/NAME`, `route/NAME`, or `auto`."""
     messages: Annotated[list[MessageParam], Field(min_length=1), StopAtFirstError()]
     system: (
         Annotated[
@@ -252,9 +252,9 @@ class CountTokensRequest(HandledRequest):
     thinking: ThinkingParam | None = None
     output_config: OutputConfigParam | None = None
     output_format: OutputFormatParam | None = None
-    """The older place of `output_config.format`."""
+    """The older form of `output_config.format`."""
     thread: JsonMap | None = None
-    """A stored conversation: refused with the error that makes clients send the complete conversation."""
+    """A stored conversation. It is refused with the error that makes clients send the complete conversation."""
 
 
 def _stated(value: object) -> object:
@@ -281,12 +281,12 @@ class MessagesRequest(CountTokensRequest):
     @property
     @override
     def end_user(self) -> str:
-        """See `HandledRequest.end_user`; here it is `metadata.user_id`, too."""
+        """See `HandledRequest.end_user`; `metadata.user_id` is also used."""
         named = "" if self.metadata is None else self.metadata.user_id
         return self.user or named or ""
 
     @property
     @override
     def own_metadata(self) -> Mapping[str, str]:
-        """Returns nothing: Anthropic's `metadata` names the end user alone."""
+        """Returns nothing: Anthropic's `metadata` only names the end user."""
         return {}

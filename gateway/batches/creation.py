@@ -45,7 +45,7 @@ _FAULTS_OF_CALLERS = frozenset(
 
 Members = dict[str, msgspec.Raw]
 SpecTranslator = Callable[[bytes], task_pb2.TaskSpec]
-"""Translates a body to a task. Raises as the live endpoint."""
+"""Translates a body to a task. Raises the errors of the live endpoint."""
 
 
 @dataclass(frozen=True, slots=True)

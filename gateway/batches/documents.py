@@ -18,19 +18,19 @@ class BatchRequest(StrictModel):
     """The body of POST /v1/batches."""
 
     input_file_id: Annotated[str, Shows("input_file")]
-    """A file of the purpose `batch`: one request per line."""
+    """File with the purpose `batch`: one request per line."""
     endpoint: str
-    """The endpoint path of all its lines."""
+    """Endpoint path of all lines."""
     # The only window of OpenAI's API; another one shows in `expires_at`.
     completion_window: Literal["24h"]
     """How long the lines may wait before they start."""
     window_seconds: Annotated[int, Field(ge=MIN_WINDOW_SECONDS, le=MAX_WINDOW_SECONDS)] | None = None
-    """Extension: another window, in seconds."""
+    """Extension: the window in seconds, instead of `completion_window`."""
     wait_for_model: bool = False
-    """Extension: whether lines may name unknown models, and wait for them."""
+    """Extension: whether lines may name unknown models, and wait until they exist."""
     metadata: Metadata | None = None
     output_expires_after: Any = None
-    """Accepted and not used: the store decides how long files are kept."""
+    """Accepted and not used: the file store decides how long files are kept."""
 
 
 class FileObject(BaseModel):
@@ -75,14 +75,14 @@ class BatchErrorObject(BaseModel):
 
 
 class BatchErrors(BaseModel):
-    """The errors of a file; validation stops at a maximum number."""
+    """Errors of a file; validation stops at a maximum number."""
 
     object: Literal["list"]
     data: list[BatchErrorObject]
 
 
 class BatchCounts(BaseModel):
-    """Number of lines, and of those that ended, by outcome."""
+    """Numbers of lines: all, completed and failed."""
 
     total: Annotated[int, Shows("total_count")]
     completed: Annotated[int, Shows("completed_count")]

@@ -70,7 +70,7 @@ _AT_THEIR_END = frozenset({"failed", "completed", "expired"})
 
 
 async def create_batch(deps: Inference, creator: Creator, creations: Creations, request: Request) -> Response:
-    """Creates a batch of the requests in a file, to run within a window."""
+    """Creates a batch from the requests in a file, which run within a time window."""
     facts_of(request.scope).surface = _BATCHES
     config, scope = deps.config, request.scope
     params = await read_model(request, BatchRequest, config)
@@ -96,13 +96,13 @@ async def list_batches(batches: Batches, request: Request) -> Response:
 
 
 async def get_batch(batches: Batches, request: Request) -> Response:
-    """Returns a batch with its current counts."""
+    """Returns a batch with its current progress."""
     tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
     return json_response(batch_json(await batches.get(tenant, batch_id)))
 
 
 async def cancel_batch(batches: Batches, request: Request) -> Response:
-    """Cancels every unfinished request of a batch; finished answers are kept."""
+    """Cancels all unfinished requests of a batch. Finished answers are kept."""
     tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
     batch = await batches.cancel(tenant, batch_id)
     status = batch_status(batch)
@@ -220,7 +220,7 @@ _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT, *MEDIA_INPUTS)
 
 
 async def create_file(deps: Inference, files: Files, uploads: Uploads, request: Request) -> Response:
-    """Uploads a file: requests for a batch, one per line, or an image or a recording for a task."""
+    """Uploads a file: the requests of a batch, one per line, or an image or a recording for a task."""
     facts_of(request.scope).surface = _FILES
     tenant = tenant_of(request.scope)
     with uploads.slot():

@@ -38,9 +38,9 @@ Links = Annotated[ResultLinks, collaborator(ResultLinks)]
 
 
 async def get_result(deps: Inference, files: Files, links: Links, request: Request) -> Response:
-    """Returns an image or a recording that a model made. The signature in its address takes the place of a key.
+    """Returns a generated image or recording. The signed URL replaces an API key.
 
-    404 for a wrong signature or a result that is deleted, 410 for an address that has expired.
+    Answers 404 for a wrong signature or a deleted result, and 410 for an expired URL.
     """
     scope = request.scope
     facts_of(scope).surface = SURFACE

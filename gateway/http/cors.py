@@ -41,7 +41,7 @@ def is_own_host(name: str | None, config: GatewayConfig) -> bool:
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
-"""HTTP methods that pages may use: all in the table of endpoints."""
+"""HTTP methods that pages may use: all that an endpoint has."""
 REQUEST_HEADERS = (
     "anthropic-beta", "anthropic-client-name", "anthropic-client-version", "anthropic-dangerous-direct-browser-access",
     "anthropic-version", "api-key", "authorization", "baggage", "cache-control", "content-encoding",

@@ -260,7 +260,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being read or answered."""
+        """Whether the connection is idle: no request is being read or answered."""
         return self._is_reading_head and (self.cycle is None or self.cycle.response_complete)
 
     def shutdown(self) -> None:

@@ -28,7 +28,7 @@ class StopAtFirstError(FailFast):
 
 
 class StrictModel(BaseModel):
-    """A schema that converts nothing: "1" is no number, 1.5 no integer, and NaN is refused."""
+    """A schema without type conversions: "1" is not a number, 1.5 is not an integer, and NaN is refused."""
 
     model_config = ConfigDict(defer_build=True, strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
 
@@ -100,7 +100,7 @@ KeepAlive = Annotated[
 
 
 class HandledRequest(StrictModel):
-    """Fields of every inference request about its handling; none of them reaches an engine."""
+    """Fields of every inference request that control its handling; they are never passed to an engine."""
 
     user: UserName | None = None
     allow_remote: bool | None = None
@@ -108,10 +108,10 @@ class HandledRequest(StrictModel):
     keep_alive: KeepAlive | None = None
     """Extension: how long the model stays loaded afterwards: seconds, "5m", 0 (not at all), -1 (no limit)."""
     prefix_keep_alive: KeepAlive | None = None
-    """Extension: how long the prompt's beginning is expected again, like `keep_alive`, up to a day: an idle engine
-    processes it again after a load. The header X-Prefix-Keep-Alive takes precedence."""
+    """Extension: how long requests with the same beginning are expected, like `keep_alive`, up to a day: an idle
+    engine processes it again after a load. The header X-Prefix-Keep-Alive takes precedence."""
     prompt_cache_options: JsonMap | None = None
-    """`ttl` is a `prefix_keep_alive`, with a warning if it is in no known form; `mode` is not used."""
+    """`ttl` is used as `prefix_keep_alive`; an unknown form gives a warning. `mode` is not used."""
     prompt_cache_key: Any = None
     """Requests with the same key are sent to the same runner where possible, as with the headers X-Session-Id and
     X-Session-Affinity, which take precedence. At most 256 characters."""
@@ -131,12 +131,12 @@ class HandledRequest(StrictModel):
 
     @property
     def own_metadata(self) -> Mapping[str, str]:
-        """The caller's own names and values, of an API that has them."""
+        """The caller's metadata, in APIs that support it."""
         return _value(self, "metadata") or {}
 
     @property
     def cache_seconds(self) -> float | None:
-        """The `ttl` of `prompt_cache_options`, 0 if there is none; None: it has a form of another service."""
+        """The `ttl` of `prompt_cache_options`; 0: absent; None: an unknown form."""
         lifetime = (self.prompt_cache_options or {}).get("ttl")
         try:
             return 0.0 if lifetime is None else prefix_seconds(lifetime, "prompt_cache_options.ttl")
@@ -198,9 +198,9 @@ Metadata = Annotated[
     ],
     Field(max_length=MAX_METADATA),
 ]
-"""The caller's own names and values of a stored resource."""
+"""The caller's metadata of a stored resource."""
 
 ModelName = str
-"""A model or a pool of the mesh, `route/` and the name of one, or `auto`."""
+"""A model or pool of the mesh, `route/NAME`, or `auto`."""
 
 Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]

@@ -43,7 +43,7 @@ async def chat(
     request: Request,
     params: Annotated[OllamaChatRequest, body_of(OllamaChatRequest)],
 ) -> Response:
-    """Continues a conversation, as JSON lines unless `stream` is false; without messages the model is loaded."""
+    """Continues a conversation. Streams JSON lines unless `stream` is false. Without messages, it loads the model."""
     if not params.messages:
         return _changed_load(deps, operations, request, params, Shape.MESSAGE)
     name = mesh_name(deps.fleet.view, params.model)
@@ -60,7 +60,7 @@ async def generate(
     request: Request,
     params: Annotated[OllamaGenerateRequest, body_of(OllamaGenerateRequest)],
 ) -> Response:
-    """Answers one prompt, or continues it as it is with `raw`; without a prompt the model is loaded."""
+    """Answers a prompt, or with `raw` continues it without a template. Without a prompt, it loads the model."""
     if not (params.prompt or params.images or params.suffix):
         return _changed_load(deps, operations, request, params, Shape.RESPONSE)
     name = mesh_name(deps.fleet.view, params.model)

@@ -31,7 +31,7 @@ _MEASURES = ("total_duration", "load_duration", "prompt_eval_count")
 async def embed(
     deps: Gateway, request: Request, params: Annotated[OllamaEmbedRequest, body_of(OllamaEmbedRequest)]
 ) -> Response:
-    """Returns embeddings of texts, as vectors of length 1."""
+    """Returns embeddings of texts, scaled to length 1."""
     payload = embedding_pb2.EmbeddingPayload()
     most = deps.config.limits.max_embedding_inputs
     fill_prompts(payload.inputs, params.input, "input", max_prompts=most, allow_empty=False)
@@ -55,7 +55,7 @@ async def embed(
 async def embed_one(
     deps: Gateway, request: Request, params: Annotated[OllamaEmbeddingsRequest, body_of(OllamaEmbeddingsRequest)]
 ) -> Response:
-    """Returns the embedding of one text, as the engine gives it: the older form."""
+    """Returns the embedding of one text, unscaled (older endpoint)."""
     payload = embedding_pb2.EmbeddingPayload()
     fill_prompts(payload.inputs, params.prompt, "prompt", max_prompts=1, allow_empty=False)
 

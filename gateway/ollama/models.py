@@ -49,13 +49,13 @@ INSTEAD = {
 
 
 async def refuse(what: str, request: Request) -> Response:
-    """Raises UNSUPPORTED_OPERATION, which says what to use instead."""
+    """Not supported; the error message names the alternative."""
     facts_of(request.scope).surface = SURFACE
     raise WeftError(Reason.UNSUPPORTED_OPERATION, f"not supported over Ollama's API: {INSTEAD[what]}")
 
 
 async def refuse_blob(request: Request) -> Response:
-    """Raises as `refuse`, and INVALID_ARGUMENT for what is no digest."""
+    """Not supported; the error message names the alternative."""
     if _DIGEST.fullmatch(request.path_params["digest"]) is None:
         raise invalid_field("digest", "must be sha256: and 64 hex digits")
     return await refuse("blob", request)
@@ -77,7 +77,7 @@ _RUNNING = "weft is running. It speaks the APIs of OpenAI (/v1), Anthropic (/v1/
 
 
 async def list_tags(deps: Gateway, request: Request) -> Response:
-    """Lists every model, pool, agent and route that accepts requests, in Ollama's format."""
+    """Lists all models that `GET /v1/models` lists, in Ollama's format."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     view = deps.fleet.view
@@ -86,7 +86,7 @@ async def list_tags(deps: Gateway, request: Request) -> Response:
 
 
 async def show_model(deps: Gateway, request: Request) -> Response:
-    """Returns what is known of one model, in Ollama's format."""
+    """Returns the details of one model, in Ollama's format."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     params = await read_model(request, OllamaShowRequest, deps.config)
@@ -121,7 +121,7 @@ async def show_model(deps: Gateway, request: Request) -> Response:
 
 
 async def list_running(deps: Gateway, request: Request) -> Response:
-    """Lists the models that are in memory, in Ollama's format."""
+    """Lists the loaded models, in Ollama's format."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     view = deps.fleet.view
@@ -133,13 +133,13 @@ async def list_running(deps: Gateway, request: Request) -> Response:
 
 
 async def get_version(request: Request) -> Response:
-    """Returns the version of Ollama's API that is spoken here, and weft's own."""
+    """Returns the supported version of Ollama's API, and the version of weft."""
     facts_of(request.scope).surface = SURFACE
     return _json({"version": API_VERSION, "server": "weft", "server_version": version("weft")})
 
 
 async def get_root(request: Request) -> Response:
-    """Says that weft is running, in one line of text; redirects browsers to the workbench. Needs no key."""
+    """Returns one line of text that weft is running; redirects browsers to the workbench. Needs no key."""
     facts_of(request.scope).surface = SURFACE
     if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
         return RedirectResponse(PAGE, status_code=303, headers={"vary": "accept"})

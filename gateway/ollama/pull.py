@@ -43,7 +43,7 @@ log = get_logger("weft.gateway")
 
 
 async def pull_model(deps: Gateway, operations: Operations, request: Request) -> Response:
-    """Pulls the files of a model into the store of a runner, as JSON lines unless `stream` is false."""
+    """Pulls the files of a model into a runner's model store. Streams JSON lines unless `stream` is false."""
     params = await read_body(request, deps.config, OllamaPullRequest, SURFACE)
     if operations is None:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway does not support operations: use `weft pull`")

@@ -34,14 +34,14 @@ Format = Annotated[
 
 
 class Options(StrictModel):
-    """Sampling parameters. Those that are no field here are passed to the engine by their names."""
+    """Sampling parameters. Parameters without a field here are passed to the engine by name."""
 
     model_config = ConfigDict(extra="allow")
 
     num_predict: Annotated[int, Field(ge=-2, le=MAX_INT32)] | None = None
-    """Maximum tokens of the answer; 0 and below: no limit but the context's."""
+    """Maximum number of answer tokens; 0 or less: limited only by the context."""
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    """The context that the caller needs. It is fixed by the model's settings: a warning where they have less."""
+    """Context that the caller needs. The model's settings determine the context; a smaller one gives a warning."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
@@ -59,7 +59,7 @@ class OllamaRequest(HandledRequest):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    """A model or a pool of the mesh, `agent/` or `route/` and the name of one, or `auto`; with or without `:latest`."""
+    """A model or pool of the mesh, `agent/NAME`, `route/NAME`, or `auto`; with or without `:latest`."""
     options: Options | None = None
 
 
@@ -75,9 +75,9 @@ class GeneratingRequest(OllamaRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     truncate: bool | None = None
-    """True is warned of: prompts are never truncated, one that is too long is refused."""
+    """True gives a warning: prompts are never truncated; one that is too long is refused."""
     shift: bool | None = None
-    """True is warned of: a context is never shifted, the answer ends where it is full."""
+    """True gives a warning: the context is never shifted; the answer ends when it is full."""
 
     @property
     def is_streamed(self) -> bool:
@@ -110,12 +110,12 @@ class ChatMessage(StrictModel):
     content: str | None = None
     thinking: str | None = None
     images: Annotated[list[str], StopAtFirstError()] | None = None
-    """Files in base64."""
+    """Image files in base64."""
     tool_calls: Annotated[list[ToolCallMade], StopAtFirstError()] | None = None
     tool_name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
-    """Of a result: the function that was called."""
+    """For a result: the called function."""
     tool_call_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
-    """Of a result: the call, where it had an id."""
+    """For a result: the id of the call, if it had one."""
 
 
 class ToolDefinition(StrictModel):
@@ -127,24 +127,24 @@ class ToolDefinition(StrictModel):
 
 
 class OllamaChatRequest(GeneratingRequest):
-    """A request to continue a conversation; without messages the model is loaded, or unloaded by `keep_alive` 0."""
+    """A request to continue a conversation. Without messages, it loads or (`keep_alive` 0) unloads the model."""
 
     messages: Annotated[list[ChatMessage], StopAtFirstError()] | None = None
     tools: Annotated[list[ToolDefinition], StopAtFirstError()] | None = None
 
 
 class OllamaGenerateRequest(GeneratingRequest):
-    """A request to answer one prompt; without one the model is loaded, or unloaded by `keep_alive` 0."""
+    """A request to answer a prompt. Without a prompt, it loads or (`keep_alive` 0) unloads the model."""
 
     prompt: str | None = None
     suffix: str | None = None
-    """The text behind the answer: it is filled in between."""
+    """Text after the answer; the answer fills the gap between prompt and suffix."""
     system: str | None = None
     images: Annotated[list[str], StopAtFirstError()] | None = None
     raw: bool | None = None
-    """Whether the prompt is continued as it is, without the model's template."""
+    """Whether the prompt is continued unchanged, without the model's template."""
     template: str | None = None
-    """Refused: the template is the model's."""
+    """Refused: the model's template is used."""
     context: Annotated[list[int], StopAtFirstError()] | None = None
     """Refused unless empty: conversations go to /api/chat."""
 
@@ -157,7 +157,7 @@ class OllamaEmbedRequest(OllamaRequest):
         text_or_list("must be a string or a list of strings, and not empty"),
     ]
     truncate: bool | None = None
-    """True is warned of: inputs are never truncated, one that is too long is refused."""
+    """True gives a warning: inputs are never truncated; one that is too long is refused."""
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
 
 
@@ -171,7 +171,7 @@ class OllamaPullRequest(StrictModel):
     """A request to pull a model."""
 
     model: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)] | None = None
-    """What it is pulled from, such as `hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M` or `hf:Qwen/Qwen3-8B-GGUF`."""
+    """Source, such as `hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M` or `hf:Qwen/Qwen3-8B-GGUF`."""
     name: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)] | None = None
     """The older name of `model`."""
     insecure: bool | None = None
@@ -181,10 +181,10 @@ class OllamaPullRequest(StrictModel):
 
 
 class OllamaShowRequest(StrictModel):
-    """A request for the facts about a model."""
+    """A request for the details of a model."""
 
     model: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     """The older name of `model`."""
     verbose: bool | None = None
-    """Accepted and not used: everything that is known is in the answer."""
+    """Accepted and not used: the answer always has all known details."""

@@ -15,7 +15,7 @@ MAX_FUNCTIONS = 1024
 MAX_FUNCTION_NAME_CHARS = 128
 FUNCTION_NAME_PATTERN = r"^(?:[A-Za-z0-9_.-]+|[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:[/:][A-Za-z0-9_-][A-Za-z0-9_.-]*)+)$"
 FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_FUNCTION_NAME_CHARS, pattern=FUNCTION_NAME_PATTERN)]
-"""As MCP servers have it; the runner maps names that an engine does not take."""
+"""Name of a function, as MCP servers write it; the runner maps names that an engine does not support."""
 
 
 class FunctionDefinition(StrictModel):
@@ -49,14 +49,14 @@ class AllowedTool(StrictModel):
 
 
 class AllowedTools(StrictModel):
-    """The tools of the request that may be called, and whether one must be."""
+    """The tools of the request that may be called, and whether one must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_FUNCTIONS), StopAtFirstError()]
 
 
 class ToolChoiceObject(StrictModel):
-    """A tool choice by name, or by several names. `custom` is known, and refused."""
+    """A tool choice by one or several names. `custom` is refused."""
 
     type: Literal["function", "allowed_tools", "custom"]
     function: NamedFunction | None = None
@@ -75,11 +75,11 @@ FunctionChoice = Annotated[
 """`function_call`, the older form of `tool_choice`."""
 
 MAX_TOOL_CALL_ID_CHARS = 65_536
-"""Some proxies write the signatures of the provider's thoughts into ids."""
+"""Long, because some proxies write the signatures of a provider's thinking into ids."""
 MAX_LABEL_CHARS = 512
 
 ToolCallId = Annotated[str, Field(max_length=MAX_TOOL_CALL_ID_CHARS)]
-"""Empty or missing where the server of an earlier answer gave none."""
+"""Id of a tool call; empty or missing if the server of an earlier answer sent none."""
 
 
 CallArguments = Annotated[
@@ -89,7 +89,7 @@ CallArguments = Annotated[
 
 
 class ImageUrl(StrictModel):
-    """An image as a data: URL, or an address that the gateway fetches."""
+    """An image as a data: URL, or a URL that the gateway fetches."""
 
     url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
@@ -116,16 +116,16 @@ class ContentPart(StrictModel):
 
 
 class _MadeByEngine(StrictModel):
-    """A part of an earlier answer; fields that weft does not know go back to the engine."""
+    """A part of an earlier answer. Unknown fields are passed back to the engine."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class FunctionCall(_MadeByEngine):
-    """A call the assistant made earlier."""
+    """An earlier call of the assistant."""
 
     name: Annotated[str, Field(max_length=256)] | None = None
-    """Missing or empty where a model left it out."""
+    """Missing or empty if the model omitted it."""
     arguments: CallArguments | None = None
 
     @property
@@ -136,7 +136,7 @@ class FunctionCall(_MadeByEngine):
 
 
 class CustomCall(StrictModel):
-    """A call of a custom tool that the assistant of another server made earlier."""
+    """An earlier call of a custom tool, made by the assistant of another server."""
 
     name: str = Field(min_length=1, max_length=256)
     input: str
@@ -147,7 +147,7 @@ class ToolCallMade(_MadeByEngine):
 
     id: ToolCallId | None = None
     type: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = "function"
-    """`custom` has its content in `custom`, any other in `function`."""
+    """`custom`: the content is in `custom`; otherwise in `function`."""
     function: FunctionCall | None = None
     custom: CustomCall | None = None
 
@@ -181,7 +181,7 @@ class Message(_MadeByEngine):
     @model_validator(mode="before")
     @classmethod
     def _read_loose_content(cls, data: object) -> object:
-        """Results of tools may be any JSON, and parts plain texts or one part without a list: clients write all."""
+        """Accepts results of tools as any JSON, and parts as text or a single part: clients send all of these."""
         if not isinstance(data, dict):
             return data
         content = given = data.get("content")
@@ -213,7 +213,7 @@ class ResponseFormatChoice(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaDefinition | None = None
     schema_: JsonMap | None = Field(default=None, validation_alias=AliasChoices("schema", "value"))
-    """The schema, as clients of llama.cpp's server and of huggingface write it, in place of `json_schema`."""
+    """The schema as clients of llama.cpp's server and Hugging Face send it, instead of `json_schema`."""
 
 
 class Prediction(StrictModel):
@@ -247,9 +247,9 @@ class ChatRequest(GenerationRequest):
     enable_thinking: bool | None = None
     """Extension: whether a model that supports thinking does so before it answers. Absent: the model's default."""
     chat_template_kwargs: TemplateArguments | None = None
-    """Extension: the place where other servers have `enable_thinking`."""
+    """Extension: arguments of the model's chat template, such as `enable_thinking`, as on other servers."""
     functions: Annotated[list[FunctionDefinition], Field(max_length=MAX_FUNCTIONS), StopAtFirstError()] | None = None
-    """The older form of `tools`; the answer then calls in the older form, too."""
+    """The older form of `tools`; calls in the answer then also have the older form."""
     function_call: FunctionChoice | None = None
     """The older form of `tool_choice`."""
     modalities: Annotated[list[Literal["text", "audio"]], Field(max_length=2), StopAtFirstError()] | None = None

@@ -40,14 +40,14 @@ MAX_PROMPTS = 128
 
 
 class CompletionRequest(GenerationRequest):
-    """A text completion: raw text in, continuation out."""
+    """A text completion."""
 
     prompt: TextsOrTokens
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
-    """At most `n`: no answer is generated and discarded."""
+    """At most `n`: answers are never generated and discarded."""
 
 
 async def text_completions(

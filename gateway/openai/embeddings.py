@@ -29,7 +29,7 @@ class EmbeddingRequest(HandledRequest):
     """A request for embeddings."""
 
     model: str
-    """A model or a pool of the mesh, `route/` and the name of one, or `auto`."""
+    """A model or pool of the mesh, `route/NAME`, or `auto`."""
     input: TextsOrTokens
     encoding_format: Literal["float", "base64"] | None = None
     """base64: little-endian float32. Absent: float."""

@@ -19,10 +19,10 @@ NOT_USED = frozenset({
 # Alias of a field that the request has under its usual name.
 _SPELLINGS = frozenset({"repetition_penalty"})
 LANGUAGES = ("source_lang_code", "target_lang_code")
-"""Fields for translation models, which all chat APIs pass on."""
+"""Fields for translation models, which all chat APIs pass to the engine."""
 _MAX_SHOWN_CHARS = 64
 EXTENSION_PREFIX = "x_"
-"""Prefix of fields that concern the mesh. They are never passed to an engine."""
+"""Prefix of fields for the mesh, which are never passed to an engine."""
 
 
 def fill_extra(target: json_value_pb2.JsonObject, given: Mapping[str, object]) -> None:

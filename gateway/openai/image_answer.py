@@ -31,7 +31,7 @@ class ImageFacts:
     quality: str
     background: str
     output_format: str
-    """All four: `auto` if the request does not say."""
+    """All four fields: `auto` if the request does not set them."""
 
 
 def facts_of_request(request: ImageRequest) -> ImageFacts:
@@ -72,7 +72,7 @@ class ImagesAnswer(AnswerBuilder):
 
     @override
     def _add_delta(self, delta: event_pb2.Delta) -> None:
-        """An answer with images has no text."""
+        """Answers with images have no text."""
 
     @override
     def _forget(self) -> None:
@@ -130,7 +130,7 @@ class ImageStream(StreamEncoder):
 
     @override
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
-        """An answer with images has no text."""
+        """Answers with images have no text."""
 
     @override
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:

@@ -54,15 +54,15 @@ class ImageRequest(HandledRequest):
     """Percentage, for `jpeg` and `webp`."""
     background: Literal["transparent", "opaque", "auto"] | None = None
     response_format: Literal["b64_json", "url"] | None = None
-    """Whether images are part of the answer, or named by signed addresses that expire."""
+    """Whether the answer contains the images (`b64_json`) or signed URLs that expire (`url`)."""
     stream: bool | None = None
-    """Whether images and their previews are server-sent events."""
+    """Whether images and their previews are streamed as server-sent events."""
     partial_images: Annotated[int, Field(ge=0, le=MAX_PARTIAL_IMAGES)] | None = None
-    """With `stream`: how many previews of each image are sent."""
+    """With `stream`: number of previews per image."""
     negative_prompt: Annotated[str, Field(max_length=MAX_IMAGE_PROMPT_CHARS)] | None = None
-    """Extension: what the images must not show."""
+    """Extension: what the images should not show."""
     steps: Steps = None
-    """Extension: steps of denoising of each image."""
+    """Extension: denoising steps per image."""
     num_inference_steps: Steps = None
     """Another name of `steps`."""
     guidance: Guidance = None
@@ -70,26 +70,26 @@ class ImageRequest(HandledRequest):
     guidance_scale: Guidance = None
     """Another name of `guidance`."""
     seed: Annotated[int, Field(ge=0, le=MAX_IMAGE_SEED)] | None = None
-    """Extension: seed of the first image; each further one has the next number."""
+    """Extension: seed of the first image; each further image uses the next number."""
     strength: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Extension: how much of the source image is changed."""
+    """Extension: how much the source image is changed."""
 
 
 class ImageReference(StrictModel):
-    """An image to work from."""
+    """A source image."""
 
     image_url: str | None = None
-    """A data: URL; an https: address where the gateway fetches from its host."""
+    """A data: URL, or an https: URL if the gateway may fetch from its host."""
     file_id: str | None = None
-    """Refused: files of this API are inputs of tasks and batches."""
+    """Refused: uploaded files are only inputs of tasks and batches."""
 
 
 class ImageEditRequest(ImageRequest):
-    """A request for images made from images, as JSON."""
+    """A request to edit images, as JSON."""
 
     images: Annotated[list[ImageReference], Field(min_length=1, max_length=MAX_SOURCE_IMAGES)]
     mask: ImageReference | None = None
-    """Where the first image may be changed."""
+    """Mask: where the first image may be changed."""
 
 
 def to_payload(request: ImageRequest) -> image_pb2.ImagePayload:
@@ -138,7 +138,7 @@ def _size(size: str | None) -> str:
 
 
 def _one_of(request: ImageRequest, name: str, other: str) -> object:
-    """Returns the value of a field with two names. Raises INVALID_ARGUMENT where they differ."""
+    """Returns the value of a field with two names. Raises INVALID_ARGUMENT if they differ."""
     value, same = getattr(request, name), getattr(request, other)
     if value is not None and same is not None and value != same:
         raise invalid_field(other, f"is another name of {name!r}, which is {value}")
@@ -155,7 +155,7 @@ def _extra(request: ImageRequest) -> Mapping[str, object]:
 
 
 def add_references(payload: image_pb2.ImagePayload, request: ImageEditRequest, media: RequestMedia) -> None:
-    """Add the source images of an edit in JSON; addresses are collected in `media`.
+    """Adds the source images of an edit in JSON; collects URLs in `media`.
 
     Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field.
     """
@@ -175,7 +175,7 @@ def _referenced(reference: ImageReference, field: str, media: RequestMedia) -> c
 
 
 def add_files(payload: image_pb2.ImagePayload, form: Form, config: MediaConfig) -> None:
-    """Add the source images of an edit in a form. Raises INVALID_ARGUMENT naming the field."""
+    """Adds the source images of an edit in a form. Raises INVALID_ARGUMENT naming the field."""
     images = [*form.files("image"), *form.files("image[]")]
     if not images:
         raise invalid_field("image", "must be a file")

@@ -73,7 +73,7 @@ async def generate_images(
 
 
 async def edit_images(deps: Inference, request: Request) -> Response:
-    """Generates images from a prompt and images: a form with files, or JSON with data: URLs."""
+    """Edits images by a prompt. The body is a form with files, or JSON with URLs."""
     scope = request.scope
     if not is_form(scope):
         params = await read_model(request, ImageEditRequest, deps.config)
@@ -90,7 +90,7 @@ async def edit_images(deps: Inference, request: Request) -> Response:
 
 
 async def vary_images(request: Request) -> Response:
-    """Refuses the request: variations are not supported."""
+    """Not supported; the error message names the alternative."""
     facts_of(request.scope).surface = "images"
     message = "variations of images are not supported; use /v1/images/edits with a prompt"
     raise WeftError(Reason.UNSUPPORTED_OPERATION, message)

@@ -33,7 +33,7 @@ DEFAULT_LISTED = 20
 
 
 async def list_models(deps: Inference, request: Request) -> Response:
-    """Lists every model, pool, agent, route and workflow with a runner, including hibernating and failed ones."""
+    """Lists models, pools, agents, routes, workflows and exact aliases, including hibernating and failed models."""
     facts = facts_of(request.scope)
     facts.surface = "models"
     listed = visible_list(model_list(deps.fleet.view, tenant_of(request.scope)), facts.principal)

@@ -40,7 +40,7 @@ _TEXT_OR_OBJECT = Discriminator(
 
 
 class RerankRequest(HandledRequest):
-    """A request to rank documents by their relevance for a query."""
+    """A request to rank documents by relevance to a query."""
 
     model: ModelName
     query: str = Field(min_length=1)
@@ -55,7 +55,7 @@ class RerankRequest(HandledRequest):
         StopAtFirstError(),
     ]
     top_n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    """The number of documents in the answer, best first. Absent: all."""
+    """Number of documents in the answer, best first. Absent: all."""
     return_documents: bool | None = None
     """Whether the answer repeats each document. Absent: no."""
 
@@ -63,7 +63,7 @@ class RerankRequest(HandledRequest):
 async def rerank_documents(
     deps: Inference, request: Request, params: Annotated[RerankRequest, body_of(RerankRequest)]
 ) -> Response:
-    """Ranks documents by their relevance for a query, best first."""
+    """Ranks documents by relevance to a query, best first."""
     scope = request.scope
     context = deps.context(scope, surface="rerank", params=params, model=params.model, operation=Operation.RERANK)
     payload = to_payload(params)

@@ -37,7 +37,7 @@ def _token_limit(value: object) -> object:
 
 
 TokenLimit = Annotated[Annotated[int, Field(ge=1, le=MAX_INT32)] | None, BeforeValidator(_token_limit)]
-"""Maximum tokens of an answer. -1 is no limit, as in llama.cpp's server and LangChain; 8.0 is accepted as 8."""
+"""Maximum number of answer tokens. -1: no limit, as in llama.cpp's server and LangChain; 8.0 is accepted as 8."""
 
 
 class StreamOptions(StrictModel):
@@ -45,7 +45,7 @@ class StreamOptions(StrictModel):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    """Accepted; padding against traffic analysis is not sent."""
+    """Accepted and not used: no padding against traffic analysis is sent."""
     include_weft_events: bool | None = None
     """Extension: whether signals, warnings and tools that the mesh runs are separate chunks instead of comments."""
 
@@ -56,7 +56,7 @@ class GenerationRequest(HandledRequest):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    """A model or a pool of the mesh, `agent/` or `route/` and the name of one, or `auto`."""
+    """A model or pool of the mesh, `agent/NAME`, `route/NAME`, or `auto`."""
     max_tokens: TokenLimit = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None

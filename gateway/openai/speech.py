@@ -44,18 +44,18 @@ class SpeechRequest(HandledRequest):
     model: ModelName
     input: str = Field(min_length=1, max_length=MAX_SPEECH_CHARS)
     voice: Word | None = None
-    """Default: the model's own."""
+    """Name of the voice. Default: the model's default voice."""
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
     speed: Annotated[float, Field(ge=MIN_SPEED, le=MAX_SPEED)] | None = None
     instructions: Annotated[str, Field(max_length=MAX_SPEECH_CHARS)] | None = None
     stream_format: Literal["audio", "sse"] | None = None
-    """The bytes of the recording, or events with pieces of it in base64."""
+    """Whether the recording is streamed as bytes (`audio`) or as events with base64 pieces (`sse`)."""
 
 
 async def speak(
     deps: Inference, request: Request, params: Annotated[SpeechRequest, body_of(SpeechRequest)]
 ) -> Response:
-    """Generates speech. The recording is streamed as bytes, or as events."""
+    """Generates speech. Streams the recording as bytes or server-sent events."""
     scope = request.scope
     context = deps.context(scope, surface="speech", params=params, model=params.model, operation=Operation.SPEECH)
     call = deps.dispatcher.call(SPEECH, context, to_speech(params))
@@ -74,7 +74,7 @@ async def speak(
 
 
 async def list_voices(deps: Inference, request: Request) -> Response:
-    """Lists the voices of models that speak and are loaded; of one of them with the query parameter `model`."""
+    """Lists the known voices of all speech models, or with the query parameter `model` of one."""
     facts = facts_of(request.scope)
     facts.surface = "voices"
     view, principal = deps.fleet.view, facts.principal

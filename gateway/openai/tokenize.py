@@ -21,7 +21,7 @@ from weft.kernel.request import Operation
 
 
 class TokenizeRequest(HandledRequest):
-    """A request for the tokens of a text or of a conversation: of exactly one of `content`, `prompt` and `messages`."""
+    """A request to tokenize exactly one of `content`, `prompt` and `messages`."""
 
     model: ModelName
     content: str | None = None
@@ -29,27 +29,27 @@ class TokenizeRequest(HandledRequest):
     prompt: str | None = None
     """The text, as in vLLM."""
     messages: Annotated[list[Message], Field(min_length=1), StopAtFirstError()] | None = None
-    """A conversation as in /v1/chat/completions: counted as the model's chat template renders it."""
+    """A conversation as in /v1/chat/completions, rendered with the model's chat template."""
     tools: Annotated[list[ToolDefinition], StopAtFirstError()] | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: TemplateArguments | None = None
     add_special: bool | None = None
-    """Whether the tokenizer's special tokens around a text are added. Absent: not for `content`, but for `prompt`, as
-    in the two servers."""
+    """Whether the tokenizer's special tokens are added around a text. Absent: false for `content`, true for `prompt`,
+    as in the two servers."""
     add_special_tokens: bool | None = None
-    """The same as `add_special`, as in vLLM."""
+    """Another name of `add_special`, as in vLLM."""
     with_pieces: bool | None = None
     """Whether `tokens` are objects with `id` and `piece`."""
     return_token_strs: bool | None = None
     """Whether `token_strs` has the text of each token."""
     add_generation_prompt: Literal[True] | None = None
-    """Accepted: conversations are always counted with the beginning of the answer, as the model reads them."""
+    """Accepted and not used: conversations are always rendered with the beginning of the answer."""
 
 
 async def tokenize(
     deps: Inference, request: Request, params: Annotated[TokenizeRequest, body_of(TokenizeRequest)]
 ) -> Response:
-    """Counts the tokens of a text or of a conversation with the tokenizer of the model that would answer."""
+    """Tokenizes a text or a conversation with the tokenizer of the model. Returns the tokens and their count."""
     scope = request.scope
     context = deps.context(scope, surface="tokenize", params=params, model=params.model, operation=Operation.TOKENIZE)
     payload = to_payload(params, deps.config.limits)

@@ -28,7 +28,7 @@ WORD, SEGMENT = "word", "segment"
 
 
 class TranscriptionRequest(HandledRequest):
-    """A request for a transcription: the fields of a form, whose `file` is the recording."""
+    """A request for a transcription. The form also has the recording as `file`."""
 
     model: ModelName
     language: Word | None = None
@@ -36,11 +36,11 @@ class TranscriptionRequest(HandledRequest):
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     stream: bool | None = None
-    """Whether the words are sent as they are found, as server-sent events; for `json`, `text` and `verbose_json`."""
+    """Whether text is streamed as server-sent events as it is recognized; for `json`, `text` and `verbose_json`."""
     voice_detection: bool | None = None
-    """Extension: whether parts without a voice are left out first. Absent: as the model is configured."""
+    """Extension: whether parts without speech are skipped. Absent: the model's setting."""
     vad: bool | None = None
-    """Extension: the same under the name that other servers have for it."""
+    """Extension: another name of `voice_detection`, as on other servers."""
 
 
 _FILES = frozenset({"file"})
@@ -52,7 +52,7 @@ async def transcribe(deps: Inference, request: Request) -> Response:
 
 
 async def translate(deps: Inference, request: Request) -> Response:
-    """Transcribes a recording into English."""
+    """Transcribes a recording and translates it to English."""
     return await _transcribed(request, deps, translates=True)
 
 

@@ -35,27 +35,27 @@ class _Part(BaseModel):
 
 
 class ApplyRequest(_Part):
-    """Resources to bring to their declared state, all or none."""
+    """Resources to bring to their declared state. If one is refused, none is changed."""
 
     documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_DOCUMENTS), StopAtFirstError()]
-    """Documents of resources of any kind; `status` in them is ignored."""
+    """Resource documents of any kind. Their `status` is ignored."""
     dry_run: bool = False
-    """Whether the changes are only reported, not made."""
+    """Whether the changes are only reported and not applied."""
     adopt: bool = False
-    """Whether to adopt resources that runners published: virtual ones become public."""
+    """Whether to adopt resources that runners published, so that virtual ones become public."""
     expected: Annotated[list[Any], Field(max_length=MAX_DOCUMENTS)] = []
-    """What each document was read as. One that is declared otherwise by now is refused with `resource_changed`."""
+    """The documents as they were read. If one has changed since, it is refused with `resource_changed`."""
 
 
 class MeshConfig(_Part):
     """Settings of the whole mesh that operators can change while it runs."""
 
     allow_cloud_fallback: bool
-    """Whether a route may fall back to a remote model. The primary of a route, and a model that is requested by name,
-    are not affected. Each request must allow it as well."""
+    """Whether routes may fall back to a remote model. The primary of a route and models requested by name are not
+    affected. Each request must allow it as well."""
     journal: JournalWord | None = None
-    """Whether requests are durable tasks where neither their model nor their tenant has a setting: `none`, `wait`, or
-    `keep`. Absent: as it is; in an answer, it was never set."""
+    """Whether requests are durable tasks if neither their model nor their tenant has a setting: `none`, `wait`, or
+    `keep`. Absent: unchanged; in an answer: not set."""
 
 
 _TEXT: Schema = {"type": "string"}
@@ -156,7 +156,7 @@ def applied_body(results: Sequence[ApplyResult], *, dry_run: bool) -> JsonObject
 
 
 def switched_body(switched: SwitchProfileResponse, name: str, *, dry_run: bool) -> JsonObject:
-    """Returns what a switch to a profile has done and begun."""
+    """Returns the result of a switch to a profile, and the operations that it started."""
     return {
         "kind": "SwitchAnswer",
         "name": name,

@@ -58,7 +58,7 @@ def known_name_of(request: Request, deps: GatewayDeps) -> str:
 
 
 async def list_resources(kind: ResourceKind, deps: Gateway, request: Request) -> Response:
-    """Lists resources by name, in pages."""
+    """Lists resources, sorted by name, in pages."""
     query = begin_read(request, SURFACE, list_parameters(kind))
     size, token, labels = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken"), query.text("labels")
     parse_selector(labels, "labels")
@@ -93,7 +93,7 @@ async def get_resource(kind: ResourceKind, deps: Gateway, request: Request) -> R
 
 
 async def get_members(deps: Gateway, request: Request) -> Response:
-    """Returns the pool of a model, with the complete documents of its members."""
+    """Returns the pool of a model with the documents of its members."""
     begin_read(request, SURFACE)
     name, principal = known_name_of(request, deps), facts_of(request.scope).principal
     principal.require_name(VIEW_MODELS, name)
@@ -103,9 +103,9 @@ async def get_members(deps: Gateway, request: Request) -> Response:
 
 
 async def delete_resource(kind: ResourceKind, deps: Gateway, request: Request) -> Response:
-    """Deletes a resource of any owner; a live runner publishes its own again with its next session.
+    """Deletes a resource of any owner. A live runner publishes its resources again in its next session.
 
-    A model that a live runner has loaded is refused with 409, or unloaded first with `force`.
+    If a live runner has loaded the model, the answer is 409; with `force`, the model is unloaded first.
     """
     facts = facts_of(request.scope)
     facts.surface = SURFACE
@@ -127,7 +127,7 @@ EVENT_PARAMETERS = ("kind", "name", "limit", "watch")
 
 
 async def get_events(deps: Gateway, request: Request) -> Response:
-    """Returns the newest events, oldest first; with watch=1 a stream of new events as server-sent events."""
+    """Returns the newest events, oldest first; with `watch=1`, streams new events as server-sent events."""
     query = begin_read(request, SURFACE, EVENT_PARAMETERS)
     wanted = _events_of(query)
     wanted.name = name_asked_for(named(deps.fleet.view, wanted.name))
@@ -150,13 +150,13 @@ def _events_of(query: Query) -> ListEventsRequest:
 
 
 async def get_config(deps: Gateway, request: Request) -> Response:
-    """Returns the settings of the whole mesh."""
+    """Returns the settings of the mesh."""
     begin_read(request, SURFACE)
     return json_response(_body(await deps.registry.settings()))
 
 
 async def put_config(deps: Gateway, request: Request) -> Response:
-    """Changes the settings of the whole mesh. It answers once they are stored; routers are notified immediately."""
+    """Changes the settings of the mesh. Answers once they are stored; routers are notified immediately."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     require_local_caller(request.scope)
@@ -180,7 +180,7 @@ APPLY_PARAMETERS = ("dryRun", "adopt")
 
 
 async def apply_resources(deps: Gateway, request: Request) -> Response:
-    """Brings resources to their declared state: all of them, or none when any is refused."""
+    """Brings resources to their declared state. If one is refused, none is changed."""
     raw, is_yaml = await _body_of(request, deps)
     if is_yaml:
         query = Query(request.scope, frozenset(APPLY_PARAMETERS))
@@ -197,7 +197,7 @@ async def apply_resources(deps: Gateway, request: Request) -> Response:
 
 
 async def put_resource(kind: ResourceKind, deps: Gateway, request: Request) -> Response:
-    """Brings one resource to its declared state; 201 when it did not exist."""
+    """Creates or updates one resource. Answers 201 if it did not exist."""
     raw, is_yaml = await _body_of(request, deps)
     query = Query(request.scope, frozenset(APPLY_PARAMETERS))
     dry_run, adopt, name = query.flag("dryRun"), query.flag("adopt"), name_of(request)

@@ -31,16 +31,16 @@ log = get_logger("weft.gateway")
 
 
 class SaveProfileBody(DocumentPart):
-    """How what is now is saved."""
+    """Options of saving the current state as a profile."""
 
     description: Annotated[str, Field(max_length=1024)] = ""
-    """For people. Empty: as it is."""
+    """Description for people. Empty: unchanged."""
     leave_others: bool = False
-    """Whether a switch to it leaves models alone that it does not name, instead of unloading them."""
+    """Whether a switch to the profile leaves other loaded models unchanged instead of unloading them."""
 
 
 async def save_profile(deps: Gateway, request: Request) -> Response:
-    """Declares a profile of what is now, in place of an earlier one of its name; 201 when there was none."""
+    """Saves the current state as a profile, and replaces an existing one. Answers 201 if there was none."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     require_local_caller(request.scope)
@@ -62,7 +62,7 @@ async def save_profile(deps: Gateway, request: Request) -> Response:
 
 
 async def switch_profile(deps: Gateway, request: Request) -> Response:
-    """Declares what a profile declares, and begins the operations that load and unload its models."""
+    """Switches to a profile: declares its resources, and starts the operations that load and unload models."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     require_local_caller(request.scope)

@@ -1,4 +1,4 @@
-"""`GET /api/v1/routers`: the routers of the mesh, and which of them leads."""
+"""`GET /api/v1/routers`: the routers of the mesh, and which of them is the leader."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,6 +28,6 @@ def mesh_routers(view: FleetView) -> list[MeshRouter]:
 
 
 async def list_routers(deps: Gateway, request: Request) -> Response:
-    """Returns the routers of the gateway's newest view of the mesh, by name."""
+    """Lists the routers of the mesh by name, and which of them leads."""
     begin_read(request, SURFACE)
     return json_response(document_of(MeshRouterList(routers=mesh_routers(deps.fleet.view))))

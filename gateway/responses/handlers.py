@@ -62,7 +62,7 @@ def responses_of(
 
 
 async def create_response(responses: Stored, request: Request) -> Response:
-    """Creates a response: as one answer, as a stream of server-sent events, or in the background."""
+    """Creates a response, as one answer, as server-sent events, or in the background."""
     deps, scope = responses.deps, request.scope
     raw = await read_json_body(scope, request.receive, deps.config)
     params = parse(ResponsesRequest, raw, max_depth=deps.config.limits.max_json_depth)
@@ -153,11 +153,11 @@ LIST_PARAMETERS = ("limit", "order", "after")
 STREAM_PARAMETERS = ("stream", "starting_after")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 MAX_SEQUENCE_NUMBER = 2**53
-"""Maximum that clients with only doubles represent exactly."""
+"""Maximum that clients with doubles as their only numbers can represent exactly."""
 
 
 async def get_response(responses: Stored, request: Request) -> Response:
-    """Returns a stored or running response; one in the background also as its stream, from any event on."""
+    """Returns a stored or running response. A background response can also be streamed, from any event on."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     # Clients send unknown parameters, and some twice, as lists.
     query = Query(request.scope, known=None)
@@ -183,7 +183,7 @@ async def delete_response(responses: Stored, request: Request) -> Response:
 
 
 async def cancel_response(responses: Stored, request: Request) -> Response:
-    """Cancels a streamed or background response; the content generated so far is stored."""
+    """Cancels a streamed or background response. The content generated so far is stored."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
     return _json(await responses.cancel(tenant, response_id))
 

@@ -80,7 +80,7 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
 
 
 def envelope_of(request: ResponsesRequest, default: ResponseEnvelope) -> ResponseEnvelope:
-    """Returns the form of the response: the request's, otherwise the gateway's."""
+    """Returns the envelope of the response: that of the request, otherwise the gateway's setting."""
     return default if request.envelope is None else ResponseEnvelope(request.envelope)
 
 

@@ -24,7 +24,7 @@ ImageSource = Annotated[
     Annotated[str, Tag("~text")] | Annotated[ImageUrl, Tag("~object")],
     by_shape("must be a URL, or an object with one"),
 ]
-"""`input_image` has the URL itself, `image_url` an object around it."""
+"""A URL, or an object with a `url`: `input_image` has the URL, `image_url` the object."""
 
 
 class InputPart(StrictModel):
@@ -66,7 +66,7 @@ class InputItem(StrictModel):
     call_id: ToolCallId | None = None
     name: str | None = None
     namespace: str | None = None
-    """Of a call: the namespace of its function."""
+    """For a call: the namespace of the function."""
     arguments: CallArguments | None = None
     output: ItemContent | None = None
     summary: Parts | None = None
@@ -82,7 +82,7 @@ class InputItem(StrictModel):
 
 
 class OtherItem(InputItem):
-    """An item of a kind that weft does not have, such as a call of another service's tool: its members may be any."""
+    """An unsupported kind of item with any members, such as a call of another service's tool."""
 
     role: Any = None
     content: Any = None
@@ -214,10 +214,10 @@ class ResponsesRequest(GenerationRequest):
         | None
     ) = None
     messages: Annotated[list[PoolMessage], Field(min_length=1), StopAtFirstError()] | None = None
-    """Extension: a conversation in place of `input`; the last turn is the user's."""
+    """Extension: a conversation instead of `input`. The last turn must be the user's."""
     instructions: str | None = None
     previous_response_id: ItemId | None = None
-    """A stored response: its input and output come before this one's input."""
+    """Id of a stored response to continue: its input and output precede the input of this request."""
     store: bool | None = None
     """Whether the response is stored. Absent: the gateway's setting (`gateway.keep_responses`)."""
     max_output_tokens: TokenLimit = None
@@ -254,9 +254,9 @@ class ResponsesRequest(GenerationRequest):
     decoding: Decoding | None = None
     """Extension: sampling options in one object."""
     source_lang_code: LanguageCode | None = None
-    """Extension: the language of the input, for models that translate; absent, `auto` or `mixed`: any."""
+    """Extension: language of the input, for translation models. Absent, `auto` or `mixed`: any."""
     target_lang_code: LanguageCode | None = None
-    """Extension: the language to translate to."""
+    """Extension: language to translate to."""
     envelope: Literal["openai", "pool"] | None = None
     """Extension: the form of the response. Absent: the gateway's setting (`gateway.response_envelope`)."""
 

@@ -23,7 +23,7 @@ START_RETRY_SECONDS = 2.0
 
 
 async def get_capabilities(deps: RunnerApi, request: Request) -> Response:
-    """Returns the capabilities and the state of the runner. 503 while it starts or stops."""
+    """Returns the capabilities and the state of the runner. Answers 503 while it starts or stops."""
     facts_of(request.scope).surface = "capabilities"
     facts = deps.runner.facts()
     if facts.stage is RunnerStage.STARTING:
@@ -37,7 +37,7 @@ async def get_capabilities(deps: RunnerApi, request: Request) -> Response:
 
 
 async def get_health(deps: RunnerApi, request: Request) -> Response:
-    """Answers 200 while the runner is usable; 503 with the reason when it is out of memory, failed or full."""
+    """Answers 200 if the runner can serve requests; 503 if memory ran out, all models failed or the queue is full."""
     request_facts = facts_of(request.scope)
     request_facts.surface = "health"
     facts, queue = deps.runner.facts(), deps.observer.queue_facts()
@@ -62,12 +62,12 @@ class Verdict:
     status: str
     """healthy, degraded or unhealthy."""
     reason: str = ""
-    """Why it is unhealthy, as a word for probes."""
+    """Machine-readable reason why it is unhealthy."""
     error: WeftError | None = None
 
 
 def verdict_of(facts: RunnerFacts, queue: QueueFacts) -> Verdict:
-    """Unhealthy when accelerator memory ran out, every model failed to load, or the queue is full."""
+    """Returns `unhealthy` if accelerator memory ran out, all models failed to load, or the queue is full."""
     starved = [model.name for model in facts.models if model.out_of_memory]
     failed = [model.name for model in facts.models if model.stage is ModelStage.FAILED]
     if starved:

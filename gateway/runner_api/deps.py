@@ -26,11 +26,11 @@ class RunnerApiConfig:
     max_queue_depth: int = 16
     """Requests that may wait, over all models."""
     metrics: bool = True
-    """Whether /metrics is served."""
+    """Whether `/metrics` is served."""
     metrics_port: int | None = None
     """An additional port with /metrics alone; 0: any free one."""
     journal_rules: JournalRules = field(default_factory=JournalRules)
-    """The modes of tenants whose requests must be journaled, which a runner alone cannot do."""
+    """Journal modes of tenants. A single runner cannot journal requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A runner's own endpoints. Those for inference, probes and metrics are the gateway's: see `gateway.runner_service`."""
+"""The endpoints that only runners have. Others are the gateway's: see `gateway.runner_service`."""
 
 from gateway.openapi import json_body
 from gateway.routing import ApiRouter

@@ -31,7 +31,7 @@ class ModelStage(Enum):
     LOADING = auto()
     LOADED = auto()
     FAILED = auto()
-    """It crashed too often in a row, or cannot be started."""
+    """It crashed too often in succession, or cannot be started."""
 
 
 _STAGES = {
@@ -127,7 +127,7 @@ class RunnerPort(Protocol):
     """The runner of this process."""
 
     def facts(self) -> RunnerFacts:
-        """Returns the current facts. Cheap: called with every health check."""
+        """Returns the current facts. Cheap, because every health check calls it."""
         ...
 
     async def devices(self) -> tuple[DeviceSnapshot, ...] | None:

@@ -84,17 +84,17 @@ class _Body(BaseModel):
     request_id: (
         Annotated[str, Field(pattern=REQUEST_ID_PATTERN, min_length=1, max_length=MAX_REQUEST_ID_CHARS)] | None
     ) = None
-    """The same on every retry of one call; the header Idempotency-Key does the same."""
+    """Idempotency key: the same on every retry of a call, like the header Idempotency-Key."""
 
 
 class LoadBody(_Body):
     """POST /v1/models/load."""
 
     model_id: ModelId
-    """A model of this runner, by its name in the mesh, its source or its path; or a source that it is to serve, such as
-    an id of the Hugging Face hub."""
+    """A model of this runner, by name, source or path; or a new source to serve, such as a model id of the Hugging
+    Face hub."""
     quantization: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
-    """One of the model's declared variants; of an id of the hub, one of its repository."""
+    """One of the model's declared variants; for a model id of the Hugging Face hub, one of its repository."""
     max_context_length: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Context of one slot, in tokens."""
     gpu_memory_budget_mb: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
@@ -102,21 +102,21 @@ class LoadBody(_Body):
     )
     """Maximum accelerator memory of the model, in MiB."""
     evict_model: ModelId | None = None
-    """A model of this runner that is unloaded first."""
+    """A model of this runner to unload first."""
 
 
 class UnloadBody(_Body):
     """POST /v1/models/unload."""
 
     model_id: ModelId
-    """A model of this runner, by its name in the mesh, its source or its path."""
+    """A model of this runner, by name, source or path."""
 
 
 class FlushBody(_Body):
     """POST /v1/cache/flush."""
 
     scope: Literal["all", "model", "tenant", "tag"]
-    """The prefixes to delete."""
+    """Which prefixes are deleted."""
     model_id: ModelId | None = None
     """Limits the flush to this model; required for scope model."""
     tenant_id: Annotated[str, Field(min_length=1, max_length=MAX_TENANT_CHARS)] | None = None
@@ -293,7 +293,7 @@ def _model_of(operation: operation_pb2.Operation) -> str:
 
 
 async def load_model(deps: RunnerApi, request: Request) -> Response:
-    """Begins to load a model, or to reload it with other options; 202 with the id of the operation."""
+    """Starts to load a model, or to reload it with other options. Answers 202 with the id of the operation."""
     body = await _body_of(request, deps, LoadBody)
     action = load_action(body, deps.runner.facts())
     if action.load_model.source:
@@ -307,7 +307,7 @@ async def load_model(deps: RunnerApi, request: Request) -> Response:
 
 
 async def unload_model(deps: RunnerApi, request: Request) -> Response:
-    """Unloads a model; 200 when that is done, 202 with the id of the operation when it takes too long."""
+    """Unloads a model. Answers 200 when done, or 202 with the id of the operation if that takes too long."""
     body = await _body_of(request, deps, UnloadBody)
     return await _run(
         request, deps, body, operation_actions.unload_action(known_name(body.model_id, deps.runner.facts()))
@@ -315,19 +315,19 @@ async def unload_model(deps: RunnerApi, request: Request) -> Response:
 
 
 async def flush_cache(deps: RunnerApi, request: Request) -> Response:
-    """Deletes cached prefixes; 200 when that is done, 202 when it takes too long."""
+    """Deletes cached prefixes. Answers 200 when done, or 202 with the id of the operation if that takes too long."""
     body = await _body_of(request, deps, FlushBody)
     return await _run(request, deps, body, flush_action(body, deps.runner.facts()))
 
 
 async def get_task(deps: RunnerApi, request: Request) -> Response:
-    """Returns the progress or the result of a load, unload or flush."""
+    """Returns the progress or the result of an operation."""
     begin_read(request, SURFACE)
     return json_response(task_body(await _known(deps, request)))
 
 
 async def cancel_task(deps: RunnerApi, request: Request) -> Response:
-    """Cancels a load: what was loaded of it is unloaded. An operation that has ended stays as it is."""
+    """Requests the cancellation of an operation. Models that it has loaded are unloaded."""
     begin_change(request, SURFACE)
     known = await _known(deps, request)
     cancelled = await deps.operations.cancel(known.name, requester(request, _keyless(deps)))

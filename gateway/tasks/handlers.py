@@ -51,17 +51,17 @@ class NewTaskBody(StrictModel):
     """A request to run as a durable task."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)] | None = None
-    """The model, for a `body` without one."""
+    """Model, if `body` has none."""
     endpoint: Annotated[str, Field(min_length=1, max_length=MAX_ENDPOINT_CHARS)] = "/v1/chat/completions"
-    """The live endpoint that `body` is for."""
+    """Endpoint of the request, such as `/v1/chat/completions`."""
     body: JsonMap
-    """The request, as the live endpoint takes it; `stream` is ignored."""
+    """Body of the request to that endpoint; `stream` is ignored."""
     pending_limit_seconds: Annotated[float, Field(ge=1, le=MAX_PENDING_SECONDS)] | None = None
-    """How long it may wait before each attempt until it fails. Absent: `router.tasks.pending_limit_seconds`."""
+    """Maximum wait before each attempt, after which the task fails. Absent: `router.tasks.pending_limit_seconds`."""
     max_attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] | None = None
-    """Absent: `router.tasks.max_attempts`."""
+    """Maximum number of attempts. Absent: `router.tasks.max_attempts`."""
     wait_for_model: bool = False
-    """Whether a model name that is unknown in the mesh is accepted and waited for; otherwise the answer is 404."""
+    """Whether a task for an unknown model is accepted and waits for the model; otherwise the answer is 404."""
 
 
 class TaskErrorObject(BaseModel):
@@ -81,15 +81,15 @@ class TaskAttemptObject(BaseModel):
 
 
 class TaskProgress(BaseModel):
-    """How far a running task is with an image or a recording."""
+    """Progress of a running task on an image or a recording."""
 
     unit: Literal["steps", "audio_seconds", "characters"] | None
-    """What is counted; null: unknown."""
+    """Unit of `done` and `total`; null: unknown."""
     done: float
     total: float | None
-    """Null: unknown."""
+    """Total amount of work; null: unknown."""
     stage: str | None
-    """What is happening, in words; null: the work itself."""
+    """Description of the current stage; null: the work itself."""
 
 
 class TaskObject(BaseModel):
@@ -100,7 +100,7 @@ class TaskObject(BaseModel):
     state: StateName
     model: str
     endpoint: str | None
-    """Null: it was not submitted over HTTP."""
+    """Endpoint of the request; null: the task was not submitted over HTTP."""
     batch: str | None
     created_at: Annotated[str, Shows("create_time")]
     started_at: Annotated[str | None, Shows("start_time")]
@@ -111,20 +111,20 @@ class TaskObject(BaseModel):
     last_event: int
     waiting_for: str | None
     caller: str | None = None
-    """Who submitted it, such as `key:<id>`."""
+    """Submitter, such as `key:<id>`."""
     user: str | None = None
-    """The end user, as the request named it; absent: it named none."""
+    """End user, as named in the request; absent: none."""
     metadata: dict[str, str] | None = None
-    """The `metadata` of the request; absent: it had none."""
+    """The `metadata` of the request; absent: none."""
     request_id: str | None = None
-    """The X-Request-Id of a journaled request; absent: it is none."""
+    """The X-Request-Id of a journaled request; absent: it is not a journaled request."""
     progress: TaskProgress | None = None
-    """Of an image or a recording that is being made; absent: unknown, or it does not run."""
+    """Progress on an image or a recording; absent: unknown, or the task is not running."""
     error: TaskErrorObject | None
     attempts: list[TaskAttemptObject] | None = None
-    """Only where one task is requested by id."""
+    """Only if a single task is requested."""
     result: dict[str, Any] | None = None
-    """The answer of its endpoint; only where one completed task is requested by id."""
+    """The answer of its endpoint; only if a single completed task is requested."""
 
 
 class TaskList(BaseModel):
@@ -133,9 +133,9 @@ class TaskList(BaseModel):
     object: Literal["list"]
     data: list[TaskObject]
     next_page_token: str | None
-    """The token of the next page; null on the last one."""
+    """Token of the next page; null on the last page."""
     notice: str | None = None
-    """A warning for operators about the task store; absent: none."""
+    """Warning for operators about the task store; absent: none."""
 
 
 _NANOSECONDS = 1e9
@@ -297,9 +297,9 @@ Apis = Annotated[TaskApis, collaborator(TaskApis)]
 
 
 async def submit_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Request) -> Response:
-    """Accepts a request to run without a waiting caller. The task is durable before the answer is sent.
+    """Submits a request as a task that runs without a waiting caller. It is durable before the answer is sent.
 
-    202 for a new task; with the `Idempotency-Key` of an earlier one 200 and that task as it is.
+    Answers 202 for a new task, or 200 with the existing task if its `Idempotency-Key` is repeated.
     """
     scope = request.scope
     begin_read(request, SURFACE)
@@ -331,7 +331,7 @@ async def list_tasks(tasks: Tasks, task_apis: Apis, request: Request) -> Respons
 
 
 async def get_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Request) -> Response:
-    """Returns a task with its attempts; once it is completed with its result, the answer of its endpoint."""
+    """Returns a task with its attempts. A completed task has its `result`: the answer of its endpoint."""
     tenant, task_id = begin_owned(request, SURFACE, "id")
     Query(request.scope)
     details = await tasks.details(tenant, task_id)
@@ -351,7 +351,7 @@ async def get_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Reques
 
 
 async def watch_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Request) -> Response:
-    """Streams a task and its answer as server-sent events `task` and `output`, until its end.
+    """Streams a task and its answer as server-sent events `task` and `output` until the task ends.
 
     `after`, or the header Last-Event-ID, is the `id` of the last event that the caller has.
     """
@@ -362,14 +362,14 @@ async def watch_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Requ
 
 
 async def cancel_task(tasks: Tasks, task_apis: Apis, request: Request) -> Response:
-    """Cancels a task, also while it runs. A task that has ended stays as it is."""
+    """Cancels a waiting or running task. An ended task is unchanged."""
     tenant, task_id = begin_owned(request, SURFACE, "id")
     Query(request.scope)
     return json_response(task_json(await tasks.cancel(tenant, task_id), task_apis))
 
 
 async def delete_task(tasks: Tasks, task_apis: Apis, request: Request) -> Response:
-    """Cancels a task as `cancel` does; with forget=true deletes one that has ended, and answers 204."""
+    """Cancels a task; with `forget=true`, deletes an ended task instead, and answers 204."""
     tenant, task_id = begin_owned(request, SURFACE, "id")
     query = Query(request.scope, frozenset({"forget"}))
     if not query.flag("forget"):
@@ -406,20 +406,20 @@ async def get_task_record(tasks: Tasks, request: Request) -> Response:
 
 
 async def watch_task_record(deps: Gateway, tasks: Tasks, request: Request) -> Response:
-    """Streams a task at each change and the chunks of its answer after the event `after`, until its end."""
+    """Streams the changes of a task, and the chunks of its answer after the event `after`, until the task ends."""
     query = begin_read(request, SURFACE, ("after",))
     news = tasks.watch(_tenant_shown(request), _id_of(request), query.count("after", MAX_EVENT_NUMBER, least=0))
     return EventStream(deps, encoded_records(news))
 
 
 async def cancel_task_record(tasks: Tasks, request: Request) -> Response:
-    """Cancels a task, also while it runs. A task that has ended stays as it is."""
+    """Cancels a waiting or running task. An ended task is unchanged."""
     begin_change(request, SURFACE)
     return json_response(document_of(await tasks.cancel(_tenant_shown(request), _id_of(request))))
 
 
 async def delete_task_record(tasks: Tasks, request: Request) -> Response:
-    """Deletes a task that has ended."""
+    """Deletes an ended task."""
     begin_change(request, SURFACE)
     await tasks.delete(_tenant_shown(request), _id_of(request))
     return Response(status_code=204)

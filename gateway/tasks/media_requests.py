@@ -37,29 +37,29 @@ class FileReference(StrictModel):
 
 
 class ImageEditTask(ImageRequest):
-    """An edit of images as a task."""
+    """A request to edit images as a task."""
 
     image: InlineOrId | list[InlineOrId] | None = None
-    """The images to edit: ids of files, data: URLs or base64."""
+    """Images to edit: file ids, data: URLs or base64."""
     images: list[FileReference] | None = None
-    """The same in OpenAI's form for JSON."""
+    """The same in OpenAI's JSON form."""
     mask: InlineOrId | FileReference | None = None
-    """Where the first image is changed."""
+    """Mask: where the first image may be changed."""
 
 
 class TranscriptionTask(TranscriptionRequest):
-    """A transcription as a task."""
+    """A request for a transcription as a task."""
 
     file: InlineOrId | None = None
-    """The recording: the id of a file, a data: URL or base64."""
+    """Recording: a file id, a data: URL or base64."""
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
 
 
 class SpeechTask(SpeechRequest):
-    """Speech as a task."""
+    """A request for speech as a task."""
 
     result_format: Literal["b64_json", "url"] | None = None
-    """Extension: whether the result is in the answer, or named by a signed address. Absent: in the answer."""
+    """Extension: whether the answer has the recording in base64 or a signed URL. Absent: base64."""
 
 
 _DATA_URL = re.compile(r"data:([a-z]{1,16}/[a-z0-9.+-]{1,64})(?:;[a-z0-9=-]{1,64})*;base64,", re.IGNORECASE)

@@ -90,7 +90,7 @@ Outputs = Iterable[task_pb2.TaskOutput]
 
 @dataclass(frozen=True, slots=True)
 class TaskApi(Generic[Params]):
-    """Translation of one live endpoint to tasks and back."""
+    """Translation of the requests of one live endpoint to tasks, and of their outputs to its answers."""
 
     deps: InferenceDeps
     endpoint: str

@@ -27,10 +27,10 @@ Sources = Annotated[Mapping[str, WatchSource], collaborator("watch sources")]
 
 
 async def watch(deps: Gateway, by_kind: Sources, request: Request) -> Response:
-    """Streams what there is of the kinds, then every change, as server-sent events.
+    """Streams all objects of the kinds, then every change, as server-sent events.
 
-    `kinds`: words with commas between them; without it, every kind that the caller may see. `allTenants`: requests and
-    tasks of any tenant, where the caller may name other tenants.
+    `kinds`: comma-separated; absent: all kinds that the caller may see. `allTenants`: also requests and tasks of
+    other tenants, if the caller may name them.
     """
     query = begin_read(request, SURFACE, PARAMETERS)
     principal = facts_of(request.scope).principal

@@ -14,7 +14,7 @@ from weft.kernel.principal import Access, Resource, Role
 
 
 class QueuesByName(WatchSource):
-    """The queue of each public name and each route, by that name, or by `route/` and the route's name.
+    """Queues by public name; those of routes by `route/NAME`.
 
     The router is read at intervals, once for all streams of the gateway.
     """

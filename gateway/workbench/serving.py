@@ -49,9 +49,9 @@ async def get_page(deps: Gateway, files: Pages, request: Request) -> Response:
 
 
 async def get_caller(deps: Gateway, request: Request) -> Response:
-    """Returns who the caller is and what it may do: tenant and scopes of its key, and whether callers need a key.
+    """Returns the caller's name, tenant and scopes, whether callers need a key, and the version of weft.
 
-    Without a key it says that one is needed; a wrong key is refused.
+    Without a key, the answer only says that one is needed; a wrong key is refused.
     """
     facts_of(request.scope).surface = SURFACE
     gate = deps.gate
