@@ -61,10 +61,10 @@ def _origin(text: str) -> str:
     if _ORIGIN.fullmatch(origin) is None:
         raise ValueError(
             "must be an origin such as https://app.example.org, https://*.example.org, http://localhost:* or "
-            "app://obsidian.md; '*' and 'null' are no origins: name those that may call"
+            "app://obsidian.md; '*' and 'null' are not origins: list those that may call"
         )
     if origin.startswith(WEB_SCHEMES) and origin.partition("://")[2].partition(":")[0] == "*":
-        raise ValueError("names every page of the web: name the hosts, such as https://*.example.org")
+        raise ValueError("matches all web pages: list the hosts, such as https://*.example.org")
     return origin
 
 
@@ -329,7 +329,7 @@ class Exposure:
         if self.tls is None and not self.tls_terminated_elsewhere and not self.is_insecure:
             missing.append(
                 "TLS (gateway.tls.certificate_file and gateway.tls.key_file, or gateway.tls_terminated_elsewhere: true "
-                "where a proxy in front speaks it, or gateway.insecure: true for plain HTTP)"
+                "if a proxy in front of it terminates TLS, or gateway.insecure: true for plain HTTP)"
             )
         if missing:
             raise invalid_field("host", f"'{self.host}' is not a loopback address, which needs {' and '.join(missing)}")

@@ -95,7 +95,7 @@ class InferenceDeps:
             required = self.journal_policy.required(model, context.tenant, operation)
         can_be_durable = self.can_be_durable and (operation in TEXT_OPERATIONS or self.files is not None)
         if required is not None and operation in TASK_OPERATIONS - TEXT_OPERATIONS and self.files is None:
-            words = f"requests for {model} are journaled, and nothing keeps images and recordings here"
+            words = f"requests for {model} are journaled, but this gateway does not store images and recordings"
             raise FieldError("model", words, Reason.UNSUPPORTED_OPERATION)
         journal = journal_of(scope, params, operation, is_possible=can_be_durable, required=required)
         self.count(scope, context.tenant)

@@ -58,8 +58,8 @@ async def get_readyz(deps: Inference, request: Request) -> Response:
 def _probe_response(deps: InferenceDeps, request: Request, path: str) -> Response:
     facts = facts_of(request.scope)
     facts.surface = "health"
-    is_well, document = probe_answer(path, deps.health)
-    if is_well:
+    is_healthy, document = probe_answer(path, deps.health)
+    if is_healthy:
         return Response(encode_json(document), media_type="application/json")
     words = str(document["status"]).replace("_", " ")
     facts.error = WeftError(Reason.SERVICE_UNAVAILABLE, f"the process is {words}")

@@ -171,7 +171,7 @@ async def create_operation(
         authorization=authorization,
     )
     operation = await operations.create(wanted, stated_traceparent(request.scope))
-    log.info("operation asked for", request_id=facts.request_id, operation=operation.name)
+    log.info("operation requested", request_id=facts.request_id, operation=operation.name)
     return operation
 
 
@@ -215,7 +215,7 @@ async def ended_operation(
         pass
     except WeftError as error:
         # The operation continues; the caller can get it later.
-        log.warning("lost sight of an operation", operation=operation.name, reason=error.reason.name.lower())
+        log.warning("watch of an operation was lost", operation=operation.name, reason=error.reason.name.lower())
     return last
 
 

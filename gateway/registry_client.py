@@ -135,7 +135,7 @@ class Author:
     """Whether it may only change the owner of its own resources, and only own resources that it creates."""
 
 
-NOBODY = Author()
+NO_AUTHOR = Author()
 """Author of declarations by callers without a key."""
 
 
@@ -228,7 +228,7 @@ class RegistryClient:
         *,
         dry_run: bool,
         adopt: bool,
-        author: Author = NOBODY,
+        author: Author = NO_AUTHOR,
         expected: Sequence[AnyDocument] = (),
     ) -> Sequence[ApplyResult]:
         """Brings all resources to their declared state, or none; `expected`: the document as read, of each resource."""

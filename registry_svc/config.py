@@ -121,17 +121,17 @@ class GovernanceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernanceConfig(GovernanceSettings):
-    """Governance with its key at hand. `build_gate` checks that everything fits together."""
+    """Governance settings with the key. `build_gate` checks that they fit together."""
 
     token_lifetime_seconds: float = 300.0
     """Longest time from issue to expiry of a token; five minutes at most."""
     clock_skew_seconds: float = 30.0
     """How far the clocks of signers may be ahead of the registry's."""
     shared_key: bytes = field(default=b"", repr=False)
-    """At least 32 bytes, where the mode needs a key."""
+    """At least 32 bytes, if the mode requires a key."""
     witness_file: Path | None = None
-    """Where the newest issue time is kept outside of the database. None: after every start, tokens from before it are
-    refused."""
+    """File that stores the newest issue time outside the database. None: tokens issued before a start are refused
+    after it."""
 
     def __post_init__(self) -> None:
         """Leaves the checks to `build_gate`, which names the field."""
@@ -139,7 +139,7 @@ class GovernanceConfig(GovernanceSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationLimits:
-    """Loads, unloads and flushes as durable operations. A value that makes no sense raises INVALID_ARGUMENT."""
+    """Loads, unloads and flushes as durable operations. An invalid value raises INVALID_ARGUMENT."""
 
     max_audit_entries: Annotated[int, Ge(1_000), Le(100_000_000)] = 1_000_000
     """Maximum number of entries of the audit log, which is never truncated automatically. At the limit, operations are
@@ -149,9 +149,9 @@ class OperationLimits:
     timeout_seconds: Constant[float] = 3_600.0
     """Longest time that one operation may take; then it is cancelled, and failed."""
     max_running: Constant[int] = 32
-    """Operations that are carried out concurrently; more wait."""
+    """Maximum number of concurrent operations; further ones wait."""
     max_unfinished: Constant[int] = 1_000
-    """Operations that may wait or run; more are refused."""
+    """Maximum number of unfinished operations; further ones are refused."""
 
     def __post_init__(self) -> None:
         require_positive(self)
@@ -162,7 +162,7 @@ class LedgerConfig:
     """The VRAM ledger: leases of accelerator memory."""
 
     lease_time_to_live_seconds: Constant[float] = 30.0
-    """A lease that is not renewed for this long is orphaned; it ends when its memory is observed to be free."""
+    """Time without a renewal after which a lease is orphaned; it ends when its memory is observed to be free."""
     renew_interval_seconds: Constant[float] = 5.0
     """How often holders renew their leases and report what they observe."""
     device_margin_mb: Annotated[int, Ge(0), Le(1_048_576), PUBLIC] = 512
@@ -170,17 +170,17 @@ class LedgerConfig:
     max_wait_seconds: Constant[float] = 300.0
     """Longest wait for memory."""
     max_leases: Constant[int] = 10_000
-    """Maximum number of leases, in all of the mesh."""
+    """Maximum number of leases in the mesh."""
     watch_interval_seconds: Constant[float] = 0.25
     """How often holders report while a request waits for memory on their host."""
     reclaim_wait_seconds: Constant[float] = 2.0
     """How long released memory may take to be observed as free before another model is evicted."""
     max_waiting: Constant[int] = 256
-    """Requests that may wait for memory on one host."""
+    """Maximum number of requests that wait for memory on one host."""
     orphan_keep_seconds: Constant[float] = 14_400.0
-    """An orphaned lease on a host that no runner observes any more is deleted after this long."""
+    """Time after which an orphaned lease on a host that no runner observes is deleted."""
     restart_grace_seconds: Constant[float] = 90.0
-    """For this long after a start no lease is orphaned: holders could not reach a registry that was away."""
+    """Time after a start during which no lease is orphaned, because holders could not reach the registry before."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -277,12 +277,12 @@ class RegistrySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryConfig(RegistrySettings):
-    """The registry. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+    """The registry. An invalid value raises INVALID_ARGUMENT naming the field."""
 
     delete_after_seconds: float = 14_400.0
     """Inactivity after which a runner is deleted."""
     max_clock_offset_seconds: float = 300.0
-    """A runner whose clock is further from the registry's takes no requests. Not for runners that join over a relay.
+    """A runner with a larger clock offset from the registry gets no requests. Not for runners that join over a relay.
     The default is the lifetime of an operation token."""
     restart_spread_seconds: float = 30.0
     """Expiries at the end of the restart grace are spread over this time."""
@@ -291,7 +291,7 @@ class RegistryConfig(RegistrySettings):
     router_beat_interval_seconds: float = 2.0
     """Interval of router heartbeats."""
     router_session_seconds: float = 10.0
-    """Silence after which a router is deleted, and other routers own its part of the mesh."""
+    """Time without a heartbeat after which a router is deleted."""
     database_url: str | Path  # type: ignore[assignment]  # settings have no path
     """The file of a SQLite database, or a URL such as "postgresql://user@host/weft"."""
     address: str = ""
@@ -300,17 +300,17 @@ class RegistryConfig(RegistrySettings):
     """The mesh's setting of this name on a new database; later only operators change it."""
     governance: GovernanceConfig = field(default_factory=GovernanceConfig)
     sweep_interval_seconds: float = 5.0
-    """How often liveness is judged and lazily kept facts are written."""
+    """Interval at which liveness is checked and lazily stored facts are written."""
     heartbeat_save_interval_seconds: float = 60.0
-    """How old the stored time of a runner's last heartbeat may become."""
+    """Maximum age of the stored time of a runner's last heartbeat."""
     watch_buffer_responses: int = 1024
-    """Changes that may wait for one watcher before it is ended with WATCH_LAGGED."""
+    """Maximum number of unread changes of a watcher; beyond it, the watch ends with WATCH_LAGGED."""
     max_waiting_writes: int = 256
-    """Changes that may wait to be written; more are refused: heartbeats wait in the same queue."""
+    """Maximum number of queued writes; further ones are refused, because heartbeats wait in the same queue."""
     max_models_per_session: int = 1024
-    """Models that one runner may publish."""
+    """Maximum number of models that one runner publishes."""
     max_agents_per_session: int = 256
-    """Agents that one runner may publish."""
+    """Maximum number of agents that one runner publishes."""
     max_runners: int = 100_000
     """Maximum number of known runners, inactive ones included."""
     max_routers: int = 64
@@ -330,19 +330,19 @@ class RegistryConfig(RegistrySettings):
     max_tenants: int = 10_000
     """Maximum number of declared tenants."""
     tenants: "tuple[TenantManifest, ...]" = ()
-    """Tenants of weft.yaml, to be shown where none is declared of their name."""
+    """Tenants of weft.yaml, shown unless a tenant with the same name is declared."""
     max_profile_documents: int = 512
-    """Models, agents, routes and aliases that one profile may declare."""
+    """Maximum number of models, agents, routes and aliases that one profile declares."""
     max_profile_bytes: int = 1024 * 1024
-    """Size of one profile."""
+    """Maximum size of one profile."""
     max_manifest_bytes: int = 32 * 1024 * 1024
-    """Size of all that is declared and published: a snapshot of the mesh must fit into one gRPC message."""
+    """Maximum size of all declarations and publications: a snapshot of the mesh must fit into one gRPC message."""
     max_detail_bytes: int = 8 * 1024 * 1024
-    """Size of the texts of all capability reports together; reports beyond it are kept without texts."""
+    """Maximum total size of the texts of all capability reports; further reports are stored without texts."""
     max_declarations: int = 1_000
-    """Resources that one Apply may declare."""
+    """Maximum number of resources that one Apply declares."""
     max_events: int = 1_000
-    """Events that are remembered, also over restarts."""
+    """Maximum number of stored events, which survive restarts."""
     max_join_tokens: int = 1_000
     """Maximum number of join tokens, expired ones not counted."""
     security: ChannelSecurity = field(default_factory=ChannelSecurity)

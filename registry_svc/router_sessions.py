@@ -46,7 +46,7 @@ class RouterSessions:
         self._clock = core.clock
         self.lifetime_seconds = core.config.router_session_seconds
         self.interval_seconds = core.config.router_beat_interval_seconds
-        self._heard: dict[str, float] = {}
+        self._last_heartbeats: dict[str, float] = {}
         """Time of each router's last heartbeat, in monotonic seconds."""
         self._replaced: dict[str, deque[str]] = {}
         """Replaced incarnations of each router. Not stored, so a restart forgets them."""
@@ -90,7 +90,7 @@ class RouterSessions:
         known = self._core.routers.get(request.name)
         if known is None or known.incarnation != request.incarnation:
             raise WeftError(Reason.SESSION_UNKNOWN, f"the router {request.name} is not registered; register it again")
-        self._heard[request.name] = self._clock.monotonic()
+        self._last_heartbeats[request.name] = self._clock.monotonic()
         if known.leading != request.leading:
             changed = Router()
             changed.CopyFrom(known)
@@ -111,7 +111,7 @@ class RouterSessions:
     async def sweep(self) -> None:
         """Deletes silent routers."""
         now = self._clock.monotonic()
-        silent = [name for name, heard in self._heard.items() if now - heard >= self.lifetime_seconds]
+        silent = [name for name, heard in self._last_heartbeats.items() if now - heard >= self.lifetime_seconds]
         if silent:
             await self._delete(silent)
             log.warning("routers are silent", routers=", ".join(sorted(silent)))
@@ -159,7 +159,7 @@ class RouterSessions:
         await self._database.run(lambda tx: tx.replace("routers", "name", row))
         if known is not None and known.incarnation != router.incarnation:
             self._replaced.setdefault(router.name, deque(maxlen=MAX_REPLACED)).append(known.incarnation)
-        self._heard[router.name] = self._clock.monotonic()
+        self._last_heartbeats[router.name] = self._clock.monotonic()
         self._keep(router)
         self._has_routers.set()
         log.info("router registered", router=router.name, address=router.address)
@@ -182,7 +182,7 @@ class RouterSessions:
         gone = sorted(names)
         await self._database.run(lambda tx: tx.delete("routers", "name", gone))
         for name in gone:
-            self._heard.pop(name, None)
+            self._last_heartbeats.pop(name, None)
             self._core.routers.pop(name, None)
             self._replaced.pop(name, None)
         self._core.publish([Change(deleted_router=name) for name in gone])
@@ -190,8 +190,8 @@ class RouterSessions:
     def extend_grace(self) -> None:
         """Counts every router as heard now, because the registry rejected their heartbeats until now."""
         now = self._clock.monotonic()
-        self._heard = dict.fromkeys(self._core.routers, now)
-        if self._heard:
+        self._last_heartbeats = dict.fromkeys(self._core.routers, now)
+        if self._last_heartbeats:
             self._has_routers.set()
 
     async def _run(self) -> None:
@@ -203,7 +203,7 @@ class RouterSessions:
             slept_at = self._clock.monotonic()
             await self._clock.sleep(self.interval_seconds)
             if self._clock.monotonic() - slept_at > FROZEN_AFTER_INTERVALS * self.interval_seconds:
-                log.warning("registry was away", seconds=round(self._clock.monotonic() - slept_at, 1))
+                log.warning("registry was suspended", seconds=round(self._clock.monotonic() - slept_at, 1))
                 self.extend_grace()
                 continue
             await safely(lambda: self._core.writer.run(self.sweep))

@@ -89,7 +89,7 @@ class RouterAnnouncement(Service):
                 await self._beat()
         except WeftError as error:
             # The next heartbeat reports it.
-            log.info("router could not say that it leads", router=self._name, why=error.message)
+            log.info("router could not report that it leads", router=self._name, why=error.message)
 
     @override
     async def stop(self, grace_seconds: float) -> None:

@@ -42,7 +42,7 @@ _OUTCOMES: Mapping[int, str] = {
 _COUNTS = ("completed", "failed", "rejected", "cancelled", "prompt_tokens", "cached_prompt_tokens", "completion_tokens")
 _TIMES = ("time_to_first_token", "time_per_output_token")
 RequestEnd = Mapping[str, int]
-"""What a request adds to fields of StepCounts; for times the number of the class."""
+"""What a request adds to fields of StepCounts; for times, the number of the class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ class InferenceServicer:
                 _send_receipt(context, call)
                 self._spans.end(trace, spec.router_rpc.path, call.receipt)
             return spec.router_rpc.response(receipt=call.receipt, **spec.fields(result))
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     async def _whole_answer(self, spec: Spec, request: Any, context: Context) -> Any:
         assert spec.whole is not None, "only these operations have the method"
@@ -107,7 +107,7 @@ class InferenceServicer:
                 _send_receipt(context, call)
                 self._spans.end(trace, rpc.path, call.receipt)
             return rpc.response(receipt=call.receipt, **{spec.whole.field: result})
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     async def _call(self, spec: Spec, request: Any, context: Context, traceparent: str) -> Call[Any]:
         ctx = await self._context_of(request, spec.operation, context, traceparent)

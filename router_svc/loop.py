@@ -400,7 +400,7 @@ class SchedulingLoop:
         was_counted = before is not None and (before.receipt is not None or before.was_left)
         records.usage.note_recovered(known, receipt, self._mesh.view, was_counted=was_counted)
         log.info(
-            "the end of a lost request is known",
+            "the end of a lost request became known",
             request_id=lost.request_id,
             model=receipt.model,
             reason=Reason(receipt.reason).name.lower() if receipt.reason else None,

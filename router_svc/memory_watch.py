@@ -135,7 +135,9 @@ class MemoryWatch:
     def _note_away(self, reason: Reason) -> None:
         if not self._is_away:
             self._is_away = True
-            log.warning("the VRAM ledger cannot be read, going on with the last view of it", reason=reason.name.lower())
+            log.warning(
+                "the VRAM ledger cannot be read, continuing with the last view of it", reason=reason.name.lower()
+            )
 
     async def _pause(self, began: float) -> None:
         """Wait until the next poll is due, which may move forward meanwhile."""

@@ -131,7 +131,7 @@ class LocalPlace(Placement):
         return True
 
     @override
-    def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
+    def end_immediately(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
         if self._key is not None:
             if content_of is not None:
                 self._loop.report_first_content(self._key)
@@ -179,7 +179,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                 finally:
                     ended = [task for task in (reading, writing) if task.done()]
                     await stop_tasks({reading, writing}.difference(ended))
-                    # Retrieve their exceptions, which asyncio would otherwise report after the caller has left.
+                    # Retrieve their exceptions, which asyncio would otherwise report after the caller disconnected.
                     await asyncio.gather(*ended, return_exceptions=True)
 
     @override
@@ -193,7 +193,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                 raise invalid_field("finished.receipt", "must be set")
             ended = _request_from_proto(request.open, carried_traceparent(context.invocation_metadata()))
             return pb.ReportEndResponse(recorded=await self._placement.report_end(ended, request.finished.receipt))
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     @override
     async def ListQueues(
@@ -203,7 +203,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
     ) -> pb.ListQueuesResponse:
         async with answering(context):
             return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     def _require_unjournaled(self, wanted: PlacementRequest) -> None:
         """Raise SERVICE_UNAVAILABLE for a request that must be journaled, as tasks are placed inside the router.
@@ -214,8 +214,8 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             return
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE,
-            f"requests for {wanted.model} are journaled, which the gateway of this one has not heard of; if that "
-            "lasts, its weft.yaml lacks the tenants of the router's (router.tenants)",
+            f"requests for {wanted.model} are journaled, but the gateway has not received this setting; if that "
+            "continues, its weft.yaml lacks the router's tenants (router.tenants)",
             retry_after_seconds=1,
         )
 

@@ -224,7 +224,7 @@ class RelayLink:
         limit, is_work = self.session.max_requests, method in _WORK_METHODS
         if is_work and 0 < limit <= self._working:
             raise WeftError(
-                Reason.NO_SLOT_AVAILABLE, f"{self.session.runner} works on {limit} requests, which is its limit"
+                Reason.NO_SLOT_AVAILABLE, f"{self.session.runner} is processing {limit} requests, which is its limit"
             )
         self._running += 1
         self._working += is_work

@@ -1,4 +1,4 @@
-"""What an operator sets for a router: the section `router` of weft.yaml."""
+"""Settings of a router: the section `router` of weft.yaml."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class RouterSettings(QueueLimits, Settings):
     """Database of durable tasks, batches, files, stored responses, usage and request records. Default: a SQLite file
     under the home. PostgreSQL: see `registry.database_url`."""
     responses: ResponseLimits = field(default_factory=ResponseLimits)
-    """Kept responses."""
+    """Stored responses."""
     tasks: TaskLimits = field(default_factory=TaskLimits)
     """Durable tasks."""
     results: ResultLimits = field(default_factory=ResultLimits)

@@ -139,12 +139,12 @@ class AddedModels:
             if added.HasField("server"):
                 continue
             if self._host.is_served(added.name):
-                log.error("an added model is not served: the configuration has its name", model=added.name)
+                log.error("added model is not served: the configuration has a model of this name", model=added.name)
                 continue
             try:
                 await self._host.serve(await asyncio.to_thread(self._sources.restored, added))
             except WeftError as error:
-                log.error("an added model cannot be served", model=added.name, why=error.message)  # noqa: TRY400
+                log.error("added model cannot be served", model=added.name, why=error.message)  # noqa: TRY400
 
     async def pull(self, source: str, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
         """Pulls the files of a model. Raises as `ModelAdder.pull`."""
@@ -229,7 +229,7 @@ class AddedModels:
             if name in self._models or self._host.is_served(name):
                 raise WeftError(Reason.ALREADY_EXISTS, f"the name {name} is taken; choose another name for the server")
             if earlier is not None:
-                raise WeftError(Reason.ALREADY_EXISTS, f"the server is attached already, as {earlier.name}")
+                raise WeftError(Reason.ALREADY_EXISTS, f"the server is already attached, as {earlier.name}")
             self._require_room(name)
             self._adding.add(name)
             try:
@@ -256,7 +256,7 @@ class AddedModels:
             raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has a server {added.name}; choose another name")
         server = self._server_of(added)
         if name := self._servers.named_at(server.place):
-            raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has this server already, as {name}")
+            raise WeftError(Reason.ALREADY_EXISTS, f"the configuration already has this server, as {name}")
         said = await self._servers.follow(server)
         if said.models is None:
             await self._servers.forget(added.name)
@@ -270,7 +270,7 @@ class AddedModels:
         try:
             await self._servers.follow(self._server_of(added))
         except WeftError as error:
-            log.error("an attached server is not followed", server=added.name, why=error.message)  # noqa: TRY400
+            log.error("attached server is not followed", server=added.name, why=error.message)  # noqa: TRY400
 
     def _attached_at(self, place: str) -> added_model_pb2.AddedModel | None:
         """Returns the server attached at an address in any spelling; None: there is none."""
@@ -286,7 +286,7 @@ class AddedModels:
         try:
             await self._save()
         except OSError as error:
-            log.warning("the models of a server could not be kept", server=server, why=error.strerror)
+            log.warning("models of a server could not be stored", server=server, why=error.strerror)
 
     async def remove(self, name: str) -> tuple[added_model_pb2.AddedModel, int]:
         """Stops serving a model; returns it and the bytes of accelerator memory that it held.
@@ -298,7 +298,7 @@ class AddedModels:
             added = self._models.get(name)
             if added is None:
                 if self._host.is_served(name):
-                    raise invalid_field("model", f"{name} is a model of the runner's configuration; take it out there")
+                    raise invalid_field("model", f"{name} is a model of the runner's configuration; remove it there")
                 raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {name}")
             del self._models[name]
             try:
@@ -403,7 +403,7 @@ class AddedModelsFile:
             self._keep_aside()
             return []
         if found.schema_version > SCHEMA_VERSION:
-            log.error("the file of added models is of a later release of weft", file=str(self._path))
+            log.error("the file of added models was written by a later release of weft", file=str(self._path))
             self._keep_aside()
             return []
         return list(found.models)
@@ -417,7 +417,7 @@ class AddedModelsFile:
         try:
             self._path.replace(self._path.with_suffix(".unreadable"))
         except OSError as error:
-            log.warning("the file could not be kept aside", file=str(self._path), why=error.strerror)
+            log.warning("file could not be renamed", file=str(self._path), why=error.strerror)
 
 
 def _not_kept(error: OSError) -> WeftError:

@@ -153,7 +153,7 @@ class DialOut(Service):
     def _note_end(self, task: asyncio.Task[None]) -> None:
         """Reports a crash of the dialing task as given up, so that the command ends instead of idling."""
         if not task.cancelled() and task.exception() is not None and self._given_up is not None:
-            self._given_up.set_result(WeftError(Reason.INTERNAL, "dialing broke off; the log has the details"))
+            self._given_up.set_result(WeftError(Reason.INTERNAL, "connecting to the mesh failed; see the log"))
 
     async def _keep_linked(self) -> None:
         while True:
@@ -246,7 +246,7 @@ class DialOut(Service):
 
     async def _answer(self, call: LinkCall) -> link_pb2.CallEnd:
         if not call.start.method.startswith(CALLABLE_PREFIXES):
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only the runner's own services are there")
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "only the runner's services can be called over a link")
         assert self._local is not None, "a call before start"
         return redact_status(await forward_to_channel(call, self._local))
 
@@ -257,7 +257,7 @@ class DialOut(Service):
                 raise WeftError(Reason.SERVICE_UNAVAILABLE, "there is no link to the mesh")
             if name != "OpenSession" and not self._session_is_open:
                 # The relay has no session for a new link yet, and its address may have changed.
-                raise WeftError(Reason.SESSION_UNKNOWN, "the link is new, and the session must be opened over it")
+                raise WeftError(Reason.SESSION_UNKNOWN, "the link was re-established; open the session again")
             metadata = forwardable(cast("Any", context.invocation_metadata()))
             status = await forward_to_link(link, method, metadata, requests, context)
             if link is not self._link:
@@ -280,7 +280,7 @@ def speaks_no_grpc(target: str, protocol: str) -> WeftError:
     """Returns the error for an address where something other than a relay answers, such as the mesh's HTTP port."""
     return WeftError(
         Reason.CONNECT_FAILED,
-        f"{target} can be reached, but speaks {protocol} and no gRPC, as the HTTP port of a mesh does; runners join at "
+        f"{target} is reachable, but uses {protocol} instead of gRPC, as the HTTP port of a mesh does; runners join at "
         "the port of its relay (weft up --join-port), which weft up shows in its line `runners`",
     )
 

@@ -32,7 +32,7 @@ _OWNERS = {"llamacpp": LLAMA_CPP, "vllm": VLLM, "sglang": SGLANG}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundServer:
-    """A server that runs already."""
+    """A running server."""
 
     program: str
     """Such as "ollama"; "server" if the engine is unknown."""

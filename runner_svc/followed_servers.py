@@ -132,7 +132,7 @@ class FollowedServers:
         """Renames models, soon, whose names others in the mesh have."""
         for server, each in self._servers.items():
             for model in each.models.note_taken(names):
-                log.warning("a model's name is taken, it gets another", server=server, model=model.name)
+                log.warning("model name is taken; another one is used", server=server, model=model.name)
 
     async def stop(self) -> None:
         """Stops following all servers; their models stay."""
@@ -147,7 +147,7 @@ class FollowedServers:
     async def _look(self, following: _Following, max_age_seconds: float) -> ServerList:
         said = await following.server.list_models(max_age_seconds)
         if said.models is None:
-            self._complain(following, f"its models are not known: {said.why}")
+            self._complain(following, f"its models are unknown: {said.why}")
             return said
         change = following.models.step(said.models.names, self._host.is_served)
         self._complain(following, f"{change.left_out} more models than are served" if change.left_out else "")
@@ -162,7 +162,7 @@ class FollowedServers:
         await asyncio.gather(*(self._host.remove(model.name) for model in change.gone))
         name = following.server.name
         log.info(
-            "the models of a server have changed",
+            "models of a server have changed",
             server=name,
             added=[model.name for model in change.added][:MAX_LOGGED_NAMES],
             gone=[model.name for model in change.gone][:MAX_LOGGED_NAMES],
@@ -175,11 +175,11 @@ class FollowedServers:
             await self._host.serve(server.serve(model))
         except WeftError as error:
             following.models.forget(model.upstream)
-            log.error("a model of a server is not served", server=server.name, model=model.name, why=error.message)  # noqa: TRY400
+            log.error("model of a server is not served", server=server.name, model=model.name, why=error.message)  # noqa: TRY400
 
     def _complain(self, following: _Following, what: str) -> None:
         if what and following.said != what:
-            log.warning("a server is not followed in full", server=following.server.name, why=what)
+            log.warning("server is not followed completely", server=following.server.name, why=what)
         following.said = what
 
 
@@ -207,7 +207,9 @@ def server_record(server: ServerSource, name: str, options: load_pb2.LoadOptions
             case (word, "flag") if word == REMOTE:
                 added.server.remote = value.flag
             case _:
-                raise invalid_field(where, f"a server has {API_KEY_ENV}, a word, and {REMOTE}, true or false, alone")
+                raise invalid_field(
+                    where, f"a server only has the parameters {API_KEY_ENV} (text) and {REMOTE} (true or false)"
+                )
     added.add_time.GetCurrentTime()
     added.add_time.nanos = 0
     return added

@@ -1,4 +1,4 @@
-"""Processes the prompts of agents, and announced ones, after a load and while the engine has no requests."""
+"""Processes the prompts of agents, and announced ones, after a load while the engine has no requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 REPLACEMENT_CHECK_SECONDS = 0.05
 MAX_INTERRUPTIONS = 8
-"""After this many interruptions a prompt is given up: the requests of a busy engine warm it themselves."""
+"""Number of interruptions after which a prompt is given up: requests of a busy engine warm it anyway."""
 _ANY_MESSAGE = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=".")])
-"""Takes the place of the caller's message, because some chat templates need one."""
+"""Replaces the caller's message, because some chat templates need one."""
 
 log = get_logger("weft.runner")
 
@@ -232,7 +232,7 @@ def _not_kept(why: str) -> Frame:
 
 
 def _beginning(payload: GenerationPayload) -> chat_pb2.ChatPayload | None:
-    """Returns a chat with the tools and first system messages of another; None: it has none, or is no chat."""
+    """Returns a chat with the tools and first system messages of another one; None: it has none, or is not a chat."""
     if not isinstance(payload, chat_pb2.ChatPayload):
         return None
     systems = list(takewhile(lambda message: message.role in SYSTEM_ROLES, payload.messages))
@@ -247,7 +247,7 @@ def _beginning(payload: GenerationPayload) -> chat_pb2.ChatPayload | None:
 
 
 def _request(agent: "agent_pb2.AgentManifest", call: CallInfo) -> ChatRequest:
-    """Returns a chat that begins like every chat with the agent."""
+    """Returns a chat that begins like all chats with the agent."""
     from weft.dispatch.agents import with_agent  # noqa: PLC0415 - as above
 
     chat = with_agent(chat_pb2.ChatPayload(messages=[_ANY_MESSAGE]), agent)
@@ -278,7 +278,7 @@ class _NoEngine:
 
 
 async def rendered(request: ChatRequest, setup: ChatSetup) -> chat_pb2.ChatPayload:
-    """Returns what a chat sends to its engine first: with the platform prompt, tools and signals."""
+    """Returns the first engine payload of a chat, with the platform prompt, tools and signals."""
     engine = _NoEngine(setup.clock)
     with suppress(_RenderedError):
         async with aclosing(converse(engine, request, setup)) as frames:

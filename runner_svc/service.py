@@ -154,7 +154,7 @@ class RunnerService(Service):
             return engine_health({name: instance.phase for name, instance in self._instances.items()})
 
         async def look_at_session() -> Observation:
-            if self._session is not None and self._session.is_heard:
+            if self._session is not None and self._session.is_acknowledged:
                 return WELL
             return degraded("no_registry", "the registry does not answer; admitted requests are served")
 
@@ -323,7 +323,7 @@ class RunnerService(Service):
         """
         for instance in [each for each in self._in_order if each.model in names]:
             if instance.config.added is not None:
-                log.error("an added model is not served: its name is taken", model=instance.model)
+                log.error("added model is not served: its name is taken", model=instance.model)
             if instance.config.added is not None or instance.config.server:
                 self.withdraw(instance.model)
         self._followed.note_taken(names)

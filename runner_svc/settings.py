@@ -145,7 +145,7 @@ class RunnerSettings:
     max_listed_models: Annotated[int, Ge(1), Le(1024), PUBLIC] = DEFAULT_MAX_LISTED_MODELS
     """With `url` and without `models`: maximum number of models to serve, in the order of the server's list."""
     models: Annotated[tuple[ModelSettings, ...], PUBLIC]
-    """What it serves, one process each, by the settings class of its runtime."""
+    """Its models, one process each, by the settings class of its runtime."""
     agents: Annotated[tuple[AgentSettings, ...], MaxLen(256), PUBLIC] = ()
     """Agents that the runner publishes with its models."""
     max_requests: Annotated[int, Ge(1), Le(65_536)] | None = None

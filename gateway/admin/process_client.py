@@ -50,7 +50,7 @@ class ProcessesClient:
         except grpc.aio.AioRpcError as error:
             found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
             if found.reason is Reason.UNSUPPORTED_OPERATION:
-                raise WeftError(found.reason, f"{process} is of a release that cannot be asked this") from error
+                raise WeftError(found.reason, f"{process} runs an older release that does not support this") from error
             raise found from error
 
     async def _reach(self, process: str) -> tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]:

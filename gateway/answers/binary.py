@@ -66,7 +66,7 @@ class BinaryAnswer(Response):
             if not self._has_begun:
                 raise
             facts.error = error
-            event = f"a {self._kind} broke off"
+            event = f"a {self._kind} was interrupted"
             log.warning(event, request_id=facts.request_id, reason=error.reason.name.lower())
             await abort_connection(scope, receive)
 

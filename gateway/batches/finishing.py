@@ -169,7 +169,7 @@ class BatchFinisher:
                 try:
                     await self._write_ended(writing)
                 except WeftError as error:
-                    log.info("ended batches are not known", reason=error.reason.name.lower())
+                    log.info("ended batches could not be read", reason=error.reason.name.lower())
                 await self._deps.clock.sleep(RETRY_SECONDS)
         finally:
             await stop_tasks(writing.values())

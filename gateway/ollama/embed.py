@@ -39,7 +39,7 @@ async def embed(
         payload.dimensions = params.dimensions
     warnings = _warnings_of(params)
     if params.truncate:
-        warnings.append(unsupported("truncate", "an too long input is refused, never truncated"))
+        warnings.append(unsupported("truncate", "input that is too long is refused, never truncated"))
 
     def body_of(vectors: list[list[float]], receipt: receipt_pb2.Receipt) -> dict[str, object]:
         known = measures(receipt, receipt.usage)
@@ -92,7 +92,7 @@ def _warnings_of(params: OllamaRequest) -> list[warning_pb2.Warning]:
     options = params.options
     if options is not None:
         given = options.model_fields_set - {"num_ctx"}
-        found += [unsupported(f"options.{name}", "has no use for embeddings") for name in sorted(given)[:16]]
+        found += [unsupported(f"options.{name}", "does not apply to embeddings") for name in sorted(given)[:16]]
     return found
 
 

@@ -43,7 +43,7 @@ _SCHEMA_NAME = "answer"
 _MAX_SHOWN_CHARS = 64
 # Characters of base64 that are enough to detect an image's type.
 _HEAD_CHARS = 64
-_NEVER_TRUNCATED = "too long input is refused, never truncated"
+_NEVER_TRUNCATED = "input that is too long is refused, never truncated"
 _NEVER_SHIFTED = "the answer ends where the context is full"
 
 # Not `encode_json`, which rejects integers beyond 64 bits.
@@ -234,7 +234,7 @@ def _add_images(chat: ChatBuilder, turn: chat_pb2.ChatMessage, images: Sequence[
         except FieldError:
             if not chat.is_earlier:
                 raise
-            chat.add_readable(turn, "", "image", where, "is no image in base64")
+            chat.add_readable(turn, "", "image", where, "is not an image in base64")
         else:
             chat.add_encoded_image(turn, data, media_type, where)
 

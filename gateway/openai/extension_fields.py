@@ -47,7 +47,7 @@ def unknown_extensions(request: HandledRequest) -> list[warning_pb2.Warning]:
     message = "is an unknown extension; it was not used"
     found = [unsupported(name[:_MAX_SHOWN_CHARS], message) for name in islice(names, MAX_NOTICES - 1)]
     if request.cache_seconds is None:
-        found.append(unsupported("prompt_cache_options.ttl", "is no duration of at most a day; it was not used"))
+        found.append(unsupported("prompt_cache_options.ttl", "is not a duration of at most a day; it was ignored"))
     return found
 
 

@@ -122,7 +122,7 @@ def _answered(
 def _require_kept(deps: InferenceDeps, params: ImageRequest) -> None:
     """Raises UNSUPPORTED_OPERATION or INVALID_ARGUMENT if images cannot have URLs."""
     if deps.files is None or deps.links is None:
-        message = "'url' is not available here: nothing keeps images; use b64_json"
+        message = "'url' is not available: this gateway stores no images; use b64_json"
         raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)
     if params.stream:
         raise invalid_field("response_format", "must be b64_json with 'stream': true")

@@ -112,7 +112,7 @@ def to_transcription(
     if WORD in granularities and request.response_format != "verbose_json":
         raise invalid_field("timestamp_granularities", "'word' needs the response_format verbose_json")
     if None not in (request.vad, request.voice_detection) and request.vad != request.voice_detection:
-        raise invalid_field("vad", "says something else than voice_detection; leave one of them out")
+        raise invalid_field("vad", "contradicts voice_detection; omit one of them")
     payload = audio_pb2.TranscriptionPayload(
         audio=chat_pb2.MediaPart(data=recording.data, media_type=_type_of(recording)),
         language=request.language or "",

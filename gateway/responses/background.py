@@ -312,7 +312,7 @@ class BackgroundResponses:
             await self._save(_stored(found, task, body), task)
         except WeftError as error:
             # The response can still be rendered from its task.
-            log.warning("response not kept yet", response_id=found.id, reason=error.reason.name.lower())
+            log.warning("response not stored yet", response_id=found.id, reason=error.reason.name.lower())
 
     async def _save(self, stored: StoredResponse, task: task_pb2.Task) -> None:
         """Stores it unless it is stored. Raises as `ResponseClient.save`, and NOT_FOUND if it was deleted."""

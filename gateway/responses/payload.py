@@ -184,10 +184,10 @@ def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
     """Returns warnings for unsupported fields, except tools."""
     warnings = unknown_extensions(request)
     if request.truncation == "auto":
-        warnings.append(unsupported("truncation", "too long input is refused, not truncated"))
+        warnings.append(unsupported("truncation", "input that is too long is refused, not truncated"))
     reasoning = request.reasoning
     if reasoning is not None and (reasoning.summary or reasoning.generate_summary):
-        warnings.append(unsupported("reasoning.summary", "reasoning is not summarized; it is returned unabridged"))
+        warnings.append(unsupported("reasoning.summary", "reasoning is not summarized; it is returned in full"))
     if _ENCRYPTED in (request.include or ()):
         warnings.append(unsupported("include", "reasoning is not encrypted; it is in its item's content"))
     warnings += [

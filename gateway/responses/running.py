@@ -133,7 +133,7 @@ class LiveResponse:
         try:
             await self._store.save(response)
         except WeftError as error:
-            log.warning("response not kept", response_id=self.response_id, reason=error.reason.name.lower())
+            log.warning("response not stored", response_id=self.response_id, reason=error.reason.name.lower())
             document.note_not_stored(error)
 
 

@@ -53,7 +53,7 @@ def _wanted(by_kind: Mapping[str, WatchSource], text: str, principal: Principal)
     for place, word in enumerate(words):
         if word not in by_kind:
             known = ", ".join(sorted(by_kind))
-            message = f"'{word[:32]}' is no kind; there are {known}, with commas between them"
+            message = f"'{word[:32]}' is not a kind; kinds are {known}, separated by commas"
             raise invalid_field(f"kinds[{place}]", message)
     found = [by_kind[word] for word in words]
     for place, source in enumerate(found):

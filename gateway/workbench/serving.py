@@ -18,7 +18,7 @@ from weft.kernel.reasons import Reason
 
 SURFACE = "workbench"
 PAGE = "/ui/"
-_FOR_EVER = "public, max-age=31536000, immutable"
+_IMMUTABLE = "public, max-age=31536000, immutable"
 _ASK_AGAIN = "no-cache"
 
 
@@ -42,7 +42,7 @@ async def get_page(deps: Gateway, files: Pages, request: Request) -> Response:
     assets = await asyncio.to_thread(lambda: files.assets)
     folder, _, name = request.path_params["path"].partition("/")
     if folder == files.version and name in assets:
-        return _response(assets[name], request, {"cache-control": _FOR_EVER})
+        return _response(assets[name], request, {"cache-control": _IMMUTABLE})
     if name.rpartition("/")[2].count("."):
         raise WeftError(Reason.NOT_FOUND, "the page has no such file; reload it, it may be of another version")
     return _index_response(files, request)

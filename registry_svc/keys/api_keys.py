@@ -398,7 +398,7 @@ class ApiKeys:
         if not keys:
             return
         await self._store.save(keys)
-        log.warning("keys were made later than now: the clock was set back", count=len(keys))
+        log.warning("keys have a creation time in the future: the clock was set back", count=len(keys))
         self._keys |= {key.id: key for key in keys}
         self._ring = None
         good = [key for key in keys if key.id in self._good]

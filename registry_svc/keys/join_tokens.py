@@ -81,7 +81,7 @@ class JoinTokens:
         for token in self._ahead():
             await self._core.store.save_join_token(token)
             self._core.join_tokens[token.id] = token
-            log.warning("a join token was made later than now: the clock was set back", id=token.id)
+            log.warning("a join token has a creation time in the future: the clock was set back", id=token.id)
 
     def _ahead(self) -> list[JoinToken]:
         """Returns corrected copies of tokens with times in the future."""

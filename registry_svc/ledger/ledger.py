@@ -229,7 +229,7 @@ class Ledger:
         ]
         if earlier:
             await self._write(lambda: self._reconciler.release(earlier))
-            log.info("leases of earlier lives released", holder=holder.name, count=len(earlier))
+            log.info("leases of earlier incarnations released", holder=holder.name, count=len(earlier))
             self._wake.set()
         return len(earlier)
 

@@ -109,7 +109,7 @@ class Evictor:
             # Also after a cancellation: do not ask a runner that did not answer again immediately.
             self._record(request, answer)
         log.info(
-            "asked for memory",
+            "eviction requested",
             runner=request.runner,
             model=request.model,
             lease=request.lease_id,
@@ -255,7 +255,7 @@ class Reconciler:
         for lease in over:
             self._table.drop(lease)
             self._unacknowledged.pop(lease.grant.id, None)
-            log.info("lease over", **_facts(lease.grant))
+            log.info("lease ended", **_facts(lease.grant))
 
     def _is_at_its_end(self, lease: Lease, now: float) -> bool:
         if lease.since is None:

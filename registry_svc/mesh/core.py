@@ -159,8 +159,8 @@ class RegistryCore:
     def _read_back(self, stored: StoredSession) -> SessionState:
         now_utc, pulse = self.clock.utc_now(), stored.pulse
         lost_ago = None if pulse.inactive_since is None else (now_utc - pulse.inactive_since).total_seconds()
-        heard_ago = (now_utc - pulse.last_heartbeat_at).total_seconds()
-        resumed_pulse = resumed(pulse.standing, heard_ago, lost_ago, self.clock.monotonic())
+        since_heartbeat = (now_utc - pulse.last_heartbeat_at).total_seconds()
+        resumed_pulse = resumed(pulse.standing, since_heartbeat, lost_ago, self.clock.monotonic())
         return SessionState(
             session=stored.session,
             profile=stored.profile,

@@ -15,7 +15,7 @@ from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import Outcome
 from registry_svc.mesh.events import events_for
 from registry_svc.mesh.mesh_state import ResourceIndex
-from registry_svc.mesh.overlay import says_the_same
+from registry_svc.mesh.overlay import is_unchanged
 from registry_svc.mesh.policy.declarations import (
     Author,
     absent,
@@ -65,7 +65,7 @@ _EVENT_MESSAGES: dict[int, str] = {
 }
 
 
-NOBODY = Author()
+NO_AUTHOR = Author()
 """Author of declarations by the machine or a service itself."""
 
 
@@ -115,7 +115,7 @@ class Declarations:
         self._has_secret = has_secret
         self._bell = bell or Bell()
 
-    async def apply(self, batch: Batch, author: Author = NOBODY) -> list[ApplyResult]:
+    async def apply(self, batch: Batch, author: Author = NO_AUTHOR) -> list[ApplyResult]:
         """Applies a batch for `author`. Returns a result per document; see DeclarationService.Apply."""
         return await self._core.write(lambda: self._apply(batch, author))
 
@@ -235,7 +235,7 @@ class Declarations:
             ResourceKind.MODEL,
             manifest.name,
             is_declared=declared is not None,
-            same=says_the_same(given, view=view, declared=declared, publication=publication),
+            same=is_unchanged(given, view=view, declared=declared, publication=publication),
             publisher="" if publication is None else publication.runner,
             publisher_live=publisher is not None and publisher.pulse.active,
             adopt=plan.adopt,

@@ -45,7 +45,7 @@ class Expiry:
     async def _sweep(self) -> None:
         now = self._clock.monotonic()
         if self._was_frozen(now):
-            log.warning("registry was away", seconds=round(now - self._swept_monotonic, 1))
+            log.warning("registry was suspended", seconds=round(now - self._swept_monotonic, 1))
             self._back_since = now
         self._swept_monotonic = now
         verdicts = [(state, self._judge(state, now)) for state in self._core.mesh]
@@ -124,7 +124,7 @@ class Expiry:
         saved = state.saved_pulse
         if saved is None or saved.standing is not state.pulse.standing:
             return True
-        return state.pulse.heard_monotonic - saved.heard_monotonic >= self._config.heartbeat_save_interval_seconds
+        return state.pulse.alive_monotonic - saved.alive_monotonic >= self._config.heartbeat_save_interval_seconds
 
 
 def _some_names(members: list[SessionState]) -> list[str]:

@@ -12,10 +12,10 @@ from google.protobuf.message import Message
 from registry_svc.mesh.indexes import IdIndex, ManifestSizes, PoolIndex, RouteIndex, TargetIndex
 from registry_svc.mesh.overlay import (
     is_alike,
+    is_unchanged,
     may_serve,
     public_agent,
     public_model,
-    says_the_same,
     virtual_agent,
     virtual_model,
 )
@@ -402,7 +402,7 @@ class Mesh(ResourceIndex):
         if kind is ResourceKind.MODEL:
             publication, _ = self.published_model(name) or (None, None)
             view, declared = self.model(name), self.declared_model(name)
-            return says_the_same(expected.declared, view=view, declared=declared, publication=publication)
+            return is_unchanged(expected.declared, view=view, declared=declared, publication=publication)
         if kind not in self.documents:
             return True
         found = self.agent(name) if kind is ResourceKind.AGENT else self.documents[kind].shown.get(name)

@@ -68,7 +68,7 @@ def combined(declared: model_pb2.ModelManifest, published: model_pb2.ModelManife
     return manifest
 
 
-def says_the_same(
+def is_unchanged(
     given: model_pb2.ModelDeclaration,
     *,
     view: model_pb2.Model | None,

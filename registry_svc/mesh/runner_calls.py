@@ -73,7 +73,7 @@ class RunnerCalls:
         self, core: RegistryCore, channels: ChannelPool, until_owner: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         """`until_owner` waits until no other registry can own the database and command the same runners."""
-        self._until_owner = until_owner or _at_once
+        self._until_owner = until_owner or _no_wait
         self._core = core
         self._channels = channels
 
@@ -157,7 +157,7 @@ class RunnerCalls:
         try:
             await self._answer(request.runner, "YieldMemory", message, permission, timeout=YIELD_TIMEOUT_SECONDS)
         except WeftError as error:
-            log.info("memory not given up", runner=request.runner, model=request.model, reason=error.reason.name)
+            log.info("memory not released", runner=request.runner, model=request.model, reason=error.reason.name)
             return EvictionAnswer.UNREACHABLE if error.reason in _NO_LONGER_THERE else EvictionAnswer.REFUSED
         return EvictionAnswer.GIVEN_UP
 
@@ -210,7 +210,7 @@ class RunnerCalls:
         return getattr(stub, method)(request, timeout=timeout, metadata=metadata_of(address) or None)
 
 
-async def _at_once() -> None:
+async def _no_wait() -> None:
     """Returns immediately: there is no other registry."""
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.overlay import Publisher, watched_runner
-from registry_svc.mesh.policy.heartbeat import Holder, Pulse, heard, lost, share_of
+from registry_svc.mesh.policy.heartbeat import Holder, Pulse, alive_pulse, lost, share_of
 from registry_svc.mesh.records import Held, detail_bytes, is_loaded
 from registry_svc.mesh.store import StoredPulse, StoredSession
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
@@ -76,7 +76,7 @@ class SessionState:
 
     def revive(self, now: float, now_utc: datetime) -> None:
         """Records a heartbeat."""
-        self.pulse = heard(now)
+        self.pulse = alive_pulse(now)
         self.last_heartbeat_at = now_utc
         self.inactive_since = None
         self._publisher = None

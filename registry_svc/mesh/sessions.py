@@ -14,8 +14,8 @@ from registry_svc.mesh.policy.heartbeat import (
     HeartbeatKind,
     Opening,
     Repeated,
+    alive_pulse,
     decide_opening,
-    heard,
     is_repeat,
     unknown_session,
     validate_heartbeat,
@@ -172,7 +172,7 @@ class SessionManager:
         return SessionState(
             session=_session(opening, decision),
             profile=compact(profile_of(opening.runner)),
-            pulse=heard(self._clock.monotonic()),
+            pulse=alive_pulse(self._clock.monotonic()),
             last_heartbeat_at=now,
             capability=Held(self._kept(opening.runner.capability, {each.name for each in opening.models}, earlier)),
             reported=True,

@@ -63,11 +63,11 @@ class RefusalWindow:
         known = why in self._counted or len(self._counted) < MAX_COUNTED_REASONS
         self._counted[why if known else OTHER_REASONS] += 1
 
-    def closed(self, now: datetime, *, at_once: bool = False) -> CountedRefusals | None:
-        """Returns the counts of an expired window, or of any window with `at_once`, and ends it. None: no counts."""
+    def closed(self, now: datetime, *, immediately: bool = False) -> CountedRefusals | None:
+        """Returns the counts of an expired window, or of any window with `immediately`, and ends it. None: none."""
         # A clock that was set back also ends the window, which otherwise might never end.
         over = self._since is not None and not timedelta(0) <= now - self._since < timedelta(seconds=WINDOW_SECONDS)
-        if self._since is None or not (over or at_once):
+        if self._since is None or not (over or immediately):
             return None
         counted, since = self._counted, self._since
         self._since, self._written, self._counted = None, 0, Counter()
@@ -148,10 +148,10 @@ class AuditLog:
         if self._has_room_for_refusals():
             await self.write("log_level.changed", changed_by, {"process": process, "level": level, "until": until})
 
-    async def close_window(self, *, at_once: bool = False) -> None:
-        """Writes entries about counted refusals and cancellations if their window has ended, or with `at_once`."""
-        refusals = self._refusals.closed(self._clock.utc_now(), at_once=at_once)
-        cancellations = self._cancellations.closed(self._clock.utc_now(), at_once=at_once)
+    async def close_window(self, *, immediately: bool = False) -> None:
+        """Writes entries about counted refusals and cancellations if their window has ended, or with `immediately`."""
+        refusals = self._refusals.closed(self._clock.utc_now(), immediately=immediately)
+        cancellations = self._cancellations.closed(self._clock.utc_now(), immediately=immediately)
         if refusals is not None:
             log.warning("refusals counted", count=refusals.count, since=refusals.since.isoformat())
             await self._write_counted("operation.refusals_counted", refusals, "why")

@@ -184,7 +184,7 @@ def _raise_mark(tx: Tx, mark: datetime | None) -> None:
         return
     row = tx.row("SELECT * FROM governance_marks")
     if row is None:
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database lost its marks of governance")
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "governance records are missing from the registry's database")
     if row.newest_issued_at is None or row.newest_issued_at < mark:
         tx.execute("UPDATE governance_marks SET newest_issued_at = :mark", mark=mark)
 

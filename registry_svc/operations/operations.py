@@ -114,7 +114,7 @@ class Operations:
         await self._writer.drain(grace_seconds)
         self._table.clear()
         try:
-            await self.audit.close_window(at_once=True)
+            await self.audit.close_window(immediately=True)
         except WeftError:
             log.warning("the count of refusals was lost")
         self.audit.tell_head()

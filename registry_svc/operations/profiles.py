@@ -9,7 +9,7 @@ import grpc
 from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.declarations import NOBODY, Declarations, Plan, events_of
+from registry_svc.mesh.declarations import NO_AUTHOR, Declarations, Plan, events_of
 from registry_svc.mesh.policy.declarations import Author, in_use
 from registry_svc.mesh.profile_state import loaded_models, plan_steps
 from registry_svc.mesh.requests import Batch, valid_profile
@@ -155,7 +155,7 @@ class Profiles:
         batch = Batch(documents=documents_of(manifest), dry_run=request.dry_run)
         self._declarations.name_targets(batch.documents)
         try:
-            plan = self._declarations.planned(batch, NOBODY, leaving)
+            plan = self._declarations.planned(batch, NO_AUTHOR, leaving)
         except WeftError as error:
             raise _of_profile(manifest, error) from error
         switch = _Switch(plan=plan, deleted=self._deleted(leaving), previous=previous)

@@ -449,7 +449,7 @@ async def _content(
         size += len(_data(message))
         is_whole = message.HasField("file")
         if is_whole and message.file.byte_count != size:
-            raise invalid_field("file.byte_count", f"must be what was sent, which is {size}")
+            raise invalid_field("file.byte_count", f"must be the number of bytes that were sent, which is {size}")
         yield message.data
     if not is_whole:
         raise incomplete_stream()

@@ -1,4 +1,4 @@
-"""Every bound of what a router's database has: tasks, results, batches, files, stored responses, usage, records."""
+"""Limits of a router's database: tasks, results, batches, files, stored responses, usage, records."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -77,7 +77,7 @@ class TaskLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultLimits:
-    """Images and recordings that tasks are given and that models make. `router.results` in weft.yaml.
+    """Images and recordings: inputs of tasks, and results of models. `router.results` in weft.yaml.
 
     Beyond a bound, tasks and images by address are refused; nothing that is kept gives way.
     """
@@ -159,7 +159,7 @@ class RecordLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseLimits:
-    """Kept responses: `/v1/responses` with `store`."""
+    """Stored responses: `/v1/responses` with `store`."""
 
     keep_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a response is kept."""

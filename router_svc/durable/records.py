@@ -65,7 +65,7 @@ class RecordService(Service):
             figures=records.figures,
         )
         self._started_at = clock.monotonic()
-        self._told_dropped = 0
+        self._reported_dropped = 0
         self._sweeps: Sweeps = {"request records": self.store.sweep, "router state": self._state.sweep}
         self._sweeper = Sweeper("record-sweeper", self._sweeps, settings.sweep_interval_seconds, clock)
         self._writer = Sweeper("record-writer", {"request records": self.flush}, settings.flush_interval_seconds, clock)
@@ -86,7 +86,7 @@ class RecordService(Service):
             log.info("records restored", requests=len(restored), lost=lost)
         requests.unwritten.keep(self._settings.max_unwritten)
         self._started_at = self._clock.monotonic()
-        self._sweeper.start(at_once=True)
+        self._sweeper.start(immediately=True)
         self._writer.start()
         self._state_writer.start()
 
@@ -110,8 +110,8 @@ class RecordService(Service):
         await self._state.save()
 
     def _tell_dropped(self, requests: RequestLog) -> None:
-        dropped, self._told_dropped = (
-            requests.unwritten.dropped_count - self._told_dropped,
+        dropped, self._reported_dropped = (
+            requests.unwritten.dropped_count - self._reported_dropped,
             requests.unwritten.dropped_count,
         )
         if dropped:

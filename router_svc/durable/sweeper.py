@@ -32,11 +32,11 @@ class Sweeper:
         """Whether it was started and not stopped."""
         return self._sweeping is not None
 
-    def start(self, *, at_once: bool = False) -> None:
-        """Starts the loop. `at_once`: the first round does not wait for the interval."""
+    def start(self, *, immediately: bool = False) -> None:
+        """Starts the loop. `immediately`: the first round does not wait for the interval."""
 
         async def run() -> None:
-            if at_once:
+            if immediately:
                 await self.sweep()
             while True:
                 await self._clock.sleep(self._interval_seconds)

@@ -76,7 +76,7 @@ class SchedulingLimits:
     max_retry_balance: float = 10.0
     max_retry_debt: float = 100.0
     """Maximum debt of retries on runners that had not failed recently: these are never refused, but paid for later."""
-    max_told_per_tick: int = 2_000
+    max_notified_per_tick: int = 2_000
     """Waiting requests examined per tick (a quarter of a second); the others follow in the next ticks."""
     lower_band_every: int = 8
     """One of this many requests of a pool, and of this many places in its queue, goes to each lower priority ..."""

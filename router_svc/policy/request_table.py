@@ -9,7 +9,7 @@ from router_svc.policy.decisions import Decision, Rejects
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.limits import TELL_INTERVAL_SECONDS, SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
-from router_svc.policy.progress.status_notifier import StatusNotifier, StatusSchedule, says_the_same
+from router_svc.policy.progress.status_notifier import StatusNotifier, StatusSchedule, is_unchanged
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.admission import Admission
 from router_svc.policy.queue.queue import Queue
@@ -221,7 +221,7 @@ class RequestTable:
     def notify_due(self, now: float) -> list[Decision]:
         """Send due status messages, and refuse requests that can no longer meet their deadline."""
         decisions: list[Decision] = []
-        for request in self._schedule.due(now, self._limits.max_told_per_tick):
+        for request in self._schedule.due(now, self._limits.max_notified_per_tick):
             gate = self._loads.gate_of(self._class_of(request))
             rejection = self._estimator.unreachable(request, self.queue(request), self.capacity(request), gate, now)
             if rejection is None:
@@ -238,7 +238,7 @@ class RequestTable:
         message = self._notifier.status(request, queue, self._estimator.capacity(queue, request.kind), now)
         if not request.kind.durable:
             self._schedule.note_sent(request, now)
-        if says_the_same(message, request.last_status):
+        if is_unchanged(message, request.last_status):
             return []
         request.last_status = message
         request.has_status = True

@@ -25,7 +25,7 @@ class ChoicePolicy(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> "ChoicePolicy | None":
-        """Take `prefix_affinity`, of which `first_token` does more."""
+        """Maps the earlier name `prefix_affinity` to `first_token`, which includes it."""
         return cls.FIRST_TOKEN if value == "prefix_affinity" else None
 
 
@@ -34,7 +34,7 @@ class RemotePermission(Enum):
 
     NEVER = "never"
     ON_REQUEST = "on_request"
-    """Where the request itself allows it."""
+    """If the request allows it."""
     ALWAYS = "always"
 
 
@@ -134,7 +134,7 @@ class ClientProfile:
 
     @property
     def cooldown(self) -> CooldownRule:
-        """When the client has to pause, and for how long."""
+        """The cooldown after repeated refusals, and its length."""
         return CooldownRule(
             after_refusals=self.cooldown_after_refusals,
             seconds=self.cooldown_seconds,

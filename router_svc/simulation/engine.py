@@ -169,13 +169,13 @@ class Simulation:
 
         Raises InvariantError for a violated invariant, StuckError if requests wait without progress.
         """
-        done, moment, at_once = 0, -1.0, 0
+        done, moment, same_moment_count = 0, -1.0, 0
         while not self.is_over:
             self.events.step()
             done += 1
-            at_once = at_once + 1 if self.events.now == moment else 0
+            same_moment_count = same_moment_count + 1 if self.events.now == moment else 0
             moment = self.events.now
-            if at_once > MAX_EVENTS_AT_ONCE + 4 * len(self.open):
+            if same_moment_count > MAX_EVENTS_AT_ONCE + 4 * len(self.open):
                 raise StuckError(f"time stands still at {moment} s: the same decision is repeated without end")
             if progress is not None and done % every_events == 0:
                 progress()

@@ -106,9 +106,9 @@ class HostGroup:
     memory_gib: Gibibytes = 0.0
     """Accelerator memory of each. 0: not tracked; then everything fits."""
     program_gib: Gibibytes = 0.0
-    """Part of it that a program other than a model holds all the time."""
+    """Part of it that a program other than a model holds permanently."""
     unowned_gib: Constant[float] = 0.0
-    """Part of it that is held all the time by a model that is not in the mesh any more."""
+    """Part of it that is held permanently by a model that is no longer in the mesh."""
     max_requests: Limit = 0
     """Concurrent requests of its runner. 0: as many as its models have slots."""
     engine_requests: Limit = 0
@@ -145,7 +145,7 @@ class ModelKind:
     operation: Annotated[
         Operation, Read(Literal["chat", "image", "transcription", "speech"], lambda name: Operation[name.upper()])
     ] = Operation.CHAT
-    """What it does."""
+    """Its operation."""
     work_per_second: Positive = 1.0
     """Speed of one slot while all are busy: steps of a megapixel, seconds of audio, or characters, by the operation."""
     context_tokens: Annotated[int, Ge(0), Le(100_000_000)] = 0

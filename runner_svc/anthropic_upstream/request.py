@@ -43,7 +43,7 @@ def messages_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterP
     Raises INVALID_ARGUMENT naming what the API does not support, MODALITY_UNSUPPORTED for a recording.
     """
     if payload.choice_count > 1:
-        raise invalid_field("n", "must be 1: a provider with Anthropic's API gives one choice")
+        raise invalid_field("n", "must be 1: a provider with Anthropic's API supports one choice")
     if payload.response_format.WhichOneof("kind") in ("json_object", "json_schema"):
         raise invalid_field("response_format", "is not available from a provider with Anthropic's API; use a tool")
     sampling = payload.sampling
@@ -69,7 +69,7 @@ def _warnings(names: Iterable[str], profile: ParameterProfile) -> Frame:
 
 
 def _untaken(payload: chat_pb2.ChatPayload) -> list[str]:
-    """Returns the request parameters that the API does not have."""
+    """Returns the request parameters that the API does not support."""
     names = [name for name in _UNTAKEN if payload.sampling.HasField(name)]  # type: ignore[arg-type]  # fields
     if payload.sampling.logit_bias:
         names.append("logit_bias")

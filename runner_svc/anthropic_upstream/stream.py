@@ -120,13 +120,13 @@ class MessagesReader(StreamReader):
             event = _DECODER.decode(payload)
         except JSON_FAULTS as error:
             if isinstance(payload, ErrorPayload):
-                raise self._stated(payload, "an error without words") from error
+                raise self._stated(payload, "an error without a message") from error
             raise malformed("the provider sent an event that is not one of the Messages API:", error) from error
         if event.type == "error" or isinstance(payload, ErrorPayload):
             error_type = event.error.type if event.error is not None else ""
             if error_type in _BUSY and not self._content_started:
                 raise WeftError(Reason.BACKEND_NOT_READY, f"the provider is busy ({error_type})")
-            raise self._stated(payload, "an error without words")
+            raise self._stated(payload, "an error without a message")
         match event.type:
             case "message_start":
                 return self._begun(event)
@@ -159,7 +159,7 @@ class MessagesReader(StreamReader):
             return _content(ChunkDelta(content=block.text or None, reasoning_content=block.thinking or None))
         if len(self._call_numbers) >= MAX_BLOCKS:
             raise WeftError(
-                Reason.BACKEND_PROTOCOL_ERROR, f"the provider called over {MAX_BLOCKS:,} tools in one answer"
+                Reason.BACKEND_PROTOCOL_ERROR, f"the provider sent over {MAX_BLOCKS:,} tool calls in one answer"
             )
         number = self._call_numbers[place] = len(self._call_numbers)
         written = msgspec.json.encode(block.input).decode() if block.input else ""
@@ -187,7 +187,7 @@ class MessagesReader(StreamReader):
     def _arguments(self, place: int, text: str) -> Chunk:
         number = self._call_numbers.get(place)
         if number is None:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the provider sent arguments of no tool call")
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the provider sent arguments without a tool call")
         if not text:
             return Chunk()
         return _content(ChunkDelta(tool_calls=[ChunkToolCall(index=number, function=ChunkFunction(arguments=text))]))

@@ -66,11 +66,11 @@ class CachedModel(Protocol):
         ...
 
     def expects(self, prompt: KeptPrompt) -> bool:
-        """Whether a saved prompt comes again."""
+        """Whether a saved prompt is expected again."""
         ...
 
     def forget(self, tenant: str | None, tag: str | None) -> None:
-        """Forgets prompts that come again, with a flush of their tenant and tag; None: any."""
+        """Forgets expected prompts when their tenant and tag are flushed; None: any."""
         ...
 
 
@@ -99,7 +99,7 @@ class CacheManager:
             del self._caches[model.model]
 
     def has(self, model: CachedModel) -> bool:
-        """Whether it has the cache of this model, and not that of one that it replaces."""
+        """Whether it has the cache of this model, as opposed to that of a replaced one."""
         found = self._caches.get(model.model)
         return found is not None and found.backend is model.backend
 
@@ -110,7 +110,7 @@ class CacheManager:
     def ahead(
         self, model: str, partition: Partition, payload: GenerationPayload
     ) -> AbstractAsyncContextManager[RunningTurn | None]:
-        """Cache use of a turn for which no request waits; see ModelCache.ahead."""
+        """Cache use of a turn without a waiting request; see ModelCache.ahead."""
         return self._cache(model).ahead(partition, payload)
 
     def note(self, model: str, usage: usage_pb2.Usage) -> None:
@@ -129,7 +129,7 @@ class CacheManager:
         return self._cache(model).figures
 
     async def flush(self, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
-        """Flushes a request's scope; none of it is used any more once the call has started. Does not check permits.
+        """Flushes a request's scope, which is not used any more once the call has started. Does not check permits.
 
         Raises INVALID_ARGUMENT naming the field, MODEL_NOT_FOUND, UNSUPPORTED_OPERATION if no engine in the scope can
         flush, and the error of an engine: it may then still hold the text, which is not used any more.
@@ -210,7 +210,7 @@ def _raise_what_counts(failures: Sequence[BaseException], *, some_erased: bool) 
         unable = isinstance(failure, WeftError) and failure.reason is Reason.UNSUPPORTED_OPERATION
         if not (unable and some_erased):
             raise failure
-        log.warning("an engine cannot forget what it has cached", message=str(failure))
+        log.warning("engine cannot delete its cache", message=str(failure))
 
 
 async def _response(erased: Sequence[tuple[ModelCache, ErasedCache]]) -> pb.FlushCacheResponse:

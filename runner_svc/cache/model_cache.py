@@ -126,7 +126,7 @@ class ModelCache:
         found: KeptPrompt | None = None,
         before: Sequence[SlotSnapshot] = (),
     ) -> AsyncIterator[RunningTurn]:
-        """Wraps a turn after its slot's prompt was saved and the one that was found for it restored."""
+        """Wraps a turn, after saving its slot's prompt and restoring the one that was found for the turn."""
         begin = None if keeper is None else keeper.moment(directory, begun)
         async with self._turn(directory, begun, before) as turn:
             if keeper is not None and begin is not None:
@@ -136,7 +136,7 @@ class ModelCache:
 
     @asynccontextmanager
     async def ahead(self, partition: Partition, payload: GenerationPayload) -> AsyncIterator[RunningTurn | None]:
-        """Wraps a turn for which no request waits; None: it would remove text that a request may use."""
+        """Wraps a turn without a waiting request; None: it would remove text that a request may use."""
         directory = self._present_directory()
         if directory is None:
             yield self._unplaced(partition)
@@ -162,7 +162,7 @@ class ModelCache:
             yield turn
 
     async def forget(self, tenant: str | None = None, tag: str | None = None) -> ErasedCache:
-        """Forgets the prefixes of a tenant and a tag; None: any. None of them is used from now on.
+        """Forgets the prefixes of a tenant and a tag, which are not used from then on; None: any.
 
         Raises UNSUPPORTED_OPERATION if the engine shares its cache among all callers.
         """
@@ -281,7 +281,7 @@ class ModelCache:
             await self._erase(directory, erasures, done)
         except WeftError as error:
             # The text is not used in any case: a slot that may not be empty is used without its cache.
-            log.warning("a cached prefix was not erased", model=self.model, reason=error.reason.name.lower())
+            log.warning("cached prefix was not erased", model=self.model, reason=error.reason.name.lower())
 
 
 class RequestCache:

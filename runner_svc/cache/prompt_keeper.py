@@ -95,7 +95,7 @@ class PromptKeeper:
         try:
             await self._backend.restore_slot(slot, found.name)
         except WeftError as error:
-            log.warning("a kept prompt was not restored", model=self._model, message=error.message)
+            log.warning("stored prompt was not restored", model=self._model, message=error.message)
             self.kept.drop(found)
             self._delete([found])
             return False

@@ -124,7 +124,7 @@ def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPaylo
     if offer.is_plain:
         return
     if payload.HasField("choice_count") and payload.choice_count > 1:
-        raise invalid_field("choice_count", "must be 1 where the mesh runs tools or takes signals")
+        raise invalid_field("choice_count", "must be 1 if the mesh runs tools or handles signals")
     for index, name in enumerate(caller):
         if name in offer.tools or name in offer.signals:
             raise invalid_field(f"tools[{index}].function.name", f"{name} is already a tool or signal of the mesh")

@@ -143,8 +143,8 @@ def dropped_prompt(words: int, prompt_tokens: int) -> str:
     if words < MIN_CHECKED_WORDS or not prompt_tokens or prompt_tokens >= MIN_COUNTED_SHARE * words:
         return ""
     return (
-        f"the engine has read {prompt_tokens} tokens of a prompt of {words} words: it dropped a part of it; "
-        "give it a larger context, or send less"
+        f"the engine processed {prompt_tokens} tokens of a prompt of {words} words, so it truncated the prompt; "
+        "use a larger context or a shorter prompt"
     )
 
 

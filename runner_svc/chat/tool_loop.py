@@ -157,7 +157,7 @@ class CheckedCall:
         """Returns the event of the result."""
         content = outcome.content
         if len(content) > MAX_EVENT_CHARS:
-            content = f"{content[:MAX_EVENT_CHARS]}\n[cut: the model was told {len(content)} characters]"
+            content = f"{content[:MAX_EVENT_CHARS]}\n[cut: the model received {len(content)} characters]"
         return event_pb2.InferenceEvent(
             tool_result=event_pb2.ToolResult(id=self.id, content=content, failed=outcome.failed)
         )
@@ -349,16 +349,18 @@ class ToolLoop:
                 results[call.id] = outcome.content
                 frame = [call.answered(outcome)]
                 if outcome.cut:
-                    frame += self._told(warning_pb2.WARNING_CODE_TOOL_OUTPUT_CUT, f"the output of {call.tool} was cut")
+                    frame += self._warning_frame(
+                        warning_pb2.WARNING_CODE_TOOL_OUTPUT_CUT, f"the output of {call.tool} was cut"
+                    )
                 yield frame
         self._budget = self._budget.spend()
         if self._budget.exhausted:
             rounds = self._offer.iterations
             message = f"the model used all {rounds} tool rounds and must answer without further tool calls"
-            if told := self._told(warning_pb2.WARNING_CODE_TOOL_BUDGET_EXHAUSTED, message):
+            if told := self._warning_frame(warning_pb2.WARNING_CODE_TOOL_BUDGET_EXHAUSTED, message):
                 yield told
 
-    def _told(self, code: "warning_pb2.WarningCode.ValueType", message: str) -> Frame:
+    def _warning_frame(self, code: "warning_pb2.WarningCode.ValueType", message: str) -> Frame:
         told = self._answer.note_warning(warning(code, message))
         return [] if told is None else [told]
 

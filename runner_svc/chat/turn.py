@@ -125,7 +125,7 @@ class CallCollector:
             return
         for call in self.calls:
             if call.kind is None:
-                raise WeftError(Reason.TOOL_CALL_INVALID, "the model called a function without saying which")
+                raise WeftError(Reason.TOOL_CALL_INVALID, "the model called a function without naming it")
             call.complete = True
 
     def take_signals(self) -> list[FunctionCall]:

@@ -42,7 +42,7 @@ def unload(model: Any) -> None:
         time.sleep(UNLOAD_POLL_SECONDS)
         model.unload_model()
     if model.model_is_loaded:
-        raise RefusedError("the engine is at work; its memory cannot be freed now", BUSY)
+        raise RefusedError("the engine is busy; its memory cannot be freed now", BUSY)
     with suppress(AttributeError, OSError):
         # Returns freed memory to the system, which glibc would keep; other C libraries lack this call.
         ctypes.CDLL(None).malloc_trim(0)

@@ -150,7 +150,7 @@ class Engine(ABC):
 
     def sleep(self) -> None:
         """Frees the memory of the model. Called without running requests."""
-        raise RefusedError("the memory of this engine is freed by ending it", UNSUPPORTED)
+        raise RefusedError("this engine frees its memory only when it ends", UNSUPPORTED)
 
     def wake(self) -> None:
         """Loads the model again after `sleep`."""

@@ -70,8 +70,8 @@ def make_encoder(library: Any | None, name: str, rate: int) -> SoundEncoder:
         return _WavEncoder(rate)
     if library is None:
         raise RefusedError(
-            f"response_format: there is no encoder of {name} without the environment speech; ask for "
-            f"{', '.join(UNENCODED)}, or run where the runner is: weft runtime install speech",
+            f"response_format: encoding {name} needs the environment speech; use "
+            f"{', '.join(UNENCODED)}, or run on the runner's machine: weft runtime install speech",
             UNSUPPORTED,
         )
     return _PcmEncoder(library, rate) if name == "pcm" else _LibraryEncoder(library, name, rate)

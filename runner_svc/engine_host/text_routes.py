@@ -264,7 +264,7 @@ def schema_fault(schema: str) -> str:
             left += part
         elif isinstance(part, dict):
             if any(count > MAX_REPETITIONS for count in _counts(part)):
-                return f"at most {MAX_REPETITIONS:,} repetitions can be asked for"
+                return f"at most {MAX_REPETITIONS:,} repetitions are allowed"
             left += part.values()
     return ""
 

@@ -49,7 +49,7 @@ def languages_of(given: Json) -> Languages:
     """
     target, source = given.get(TARGET), given.get(SOURCE)
     if target is None:
-        raise invalid_field(TARGET, "is required: this model translates into the language that it names, such as en")
+        raise invalid_field(TARGET, "is required: the language to translate to, such as en")
     for name, code in ((TARGET, target), (SOURCE, source)):
         if code is not None and not (isinstance(code, str) and _CODE.fullmatch(code)):
             raise invalid_field(name, "must be the code of a language, such as en or pt-BR")

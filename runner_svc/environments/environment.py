@@ -140,7 +140,7 @@ def find_interpreter(environment: EngineEnvironment, chosen: Path | None) -> Int
         if found is not None:
             return _fitting(environment, Path(found), wanted)
     raise invalid_field(
-        "--python", f"{environment.name} needs {wanted}, and weft runs on {platform.python_version()}; name one"
+        "--python", f"{environment.name} needs {wanted}, and weft runs on {platform.python_version()}; choose another"
     )
 
 
@@ -153,7 +153,7 @@ def _fitting(environment: EngineEnvironment, path: Path, wanted: str) -> Interpr
         found = Interpreter(path, version)
         fits = implementation == "cpython" and environment.supports_python(found.minor_version)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise invalid_field("--python", f"{path} is not a Python that runs: {error}") from error
+        raise invalid_field("--python", f"{path} is not a working Python: {error}") from error
     if not fits:
         raise invalid_field("--python", f"{environment.name} needs {wanted}, and {path} is {implementation} {version}")
     return found

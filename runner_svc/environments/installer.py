@@ -203,7 +203,7 @@ class EnvironmentInstaller:
         if await self._run(order, [python, "-I", "-c", order.environment.check], temporary, lines.append):
             raise WeftError(
                 _FAILED,
-                f"{order.environment.name} was not installed: its packages are there, but it does not work here:\n"
+                f"{order.environment.name} was not installed: its packages are installed, but do not work here:\n"
                 + "\n".join(f"  {line}" for line in lines).rstrip(),
             )
         self._show(InstallProgress(step=InstallStep.CHECK, detail=detail, done=1, ended=True))

@@ -134,9 +134,7 @@ def main(lock: str, *options: str) -> int:
     if shown:
         sys.stdout.write("\r\x1b[K")
     if process.returncode:
-        sys.stderr.write(
-            f"the installation failed: {output.explanation()}\nIs the network there? Then run make again.\n"
-        )
+        sys.stderr.write(f"the installation failed: {output.explanation()}\nCheck the network, then run make again.\n")
         return 1
     return 0
 

@@ -91,7 +91,7 @@ def _fault(link: Path, receipt: pb.InstalledEnvironment | None) -> str | None:
         return "its receipt cannot be read"
     folder = link.resolve()
     if receipt.folder != str(folder):
-        return f"it was moved here from {receipt.folder}, which its programs name"
+        return f"it was moved here from {receipt.folder}, which its programs refer to"
     if not (link / "bin" / "python").exists():
         return f"its Python {receipt.python_version} is not on this machine any more"
     return None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = get_logger("weft.instance")
 
 LOADING_RETRY_SECONDS = 1.0
-YIELDING_MEMORY = "giving way to another model"
+YIELDING_MEMORY = "yielding its memory to another model"
 """The state in errors of requests that arrive while the instance yields its memory."""
 MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_LOG_BYTES = 10, 2_048
 """Last lines of the engine log, and their UTF-8 bytes, in an attempt's error for its record."""
@@ -112,7 +112,7 @@ class Instance:
         self.idle_work, self._lifecycle.while_serving = work, work.run
 
     def expects(self, prompt: KeptPrompt) -> bool:
-        """Whether a request announced that a saved prompt comes again."""
+        """Whether a request announced that a saved prompt is needed again."""
         return self.idle_work.expects(prompt)
 
     def forget(self, tenant: str | None, tag: str | None) -> None:
@@ -308,19 +308,19 @@ class Instance:
     async def yield_memory(self, lease_id: str, priority: Priority, wanted_by: str) -> None:
         """Unloads the model to make its memory available to another one. Nothing is admitted meanwhile.
 
-        Does nothing for a lease that it does not hold. Raises RESOURCE_IN_USE if it works on a request, is pinned or
-        loading, or last worked for a priority above `priority`; otherwise as `unload`.
+        Does nothing for a lease that it does not hold. Raises RESOURCE_IN_USE if it is processing a request, pinned or
+        loading, or last processed a request with a priority above `priority`; otherwise as `unload`.
         """
         grant = self.memory.grant
         if grant is None or grant.lease_id != lease_id:
             return
         why = ""
         if self.slots.holders or self.records.running:
-            why = "works on a request"
+            why = "is processing a request"
         elif self.memory.pinned:
             why = "is pinned"
         elif self.memory.priority < priority:
-            why = "last worked for a request of a higher priority"
+            why = "last processed a request of a higher priority"
         elif self.phase not in (Phase.READY, Phase.STOPPING):
             why = f"is {self.phase.name.lower()}"
         if why:
@@ -458,4 +458,4 @@ def _last_log_lines(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _shutting_down(model: str) -> WeftError:
-    return WeftError(Reason.SHUTTING_DOWN, f"{model} takes no new work here: the runner is stopping")
+    return WeftError(Reason.SHUTTING_DOWN, f"{model} accepts no requests here: the runner is stopping")

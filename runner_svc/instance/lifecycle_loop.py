@@ -184,7 +184,7 @@ class LifecycleLoop:
                     command = self._note(await stages[command]())
                 except Exception:
                     # Without this, the model would stay in LOADING until the runner restarts.
-                    log.exception("unforeseen error in a model's life", model=self._config.name)
+                    log.exception("unexpected error in a model's life cycle", model=self._config.name)
                     await self._end_backend()
                     command = self._note(Broke(INTERNAL_ERROR))
         finally:
@@ -211,7 +211,7 @@ class LifecycleLoop:
         after = transition.state
         if transition.command is Command.PAUSE:
             after = with_last_lines(after, tuple(without_tracebacks(self.loader.last_lines())[-CRASH_LOG_LINES:]))
-            log.error("engine is not started for now", model=self._config.name, detail=after.detail)
+            log.error("engine start is delayed", model=self._config.name, detail=after.detail)
         changed = (after.phase, after.detail) != (self.state.phase, self.state.detail)
         self.state = after
         self._settle(event, transition.command)
@@ -333,7 +333,7 @@ class LifecycleLoop:
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
         try:
             if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
-                log.warning("requests hold on to an engine that ends", model=self._config.name)
+                log.warning("requests still use an engine that ends", model=self._config.name)
         finally:
             await self._backend.stop()  # also if this task is cancelled meanwhile
 
@@ -390,7 +390,7 @@ class LifecycleLoop:
             except WeftError as error:
                 reason, why = error.reason, error.message
             except TimeoutError:
-                why = f"it was not up within {limit:g} s" + (f": {self._obstacle}" if self._obstacle else "")
+                why = f"it was not ready within {limit:g} s" + (f": {self._obstacle}" if self._obstacle else "")
             else:
                 return Loaded()
             await self._backend.stop()
@@ -439,15 +439,15 @@ class IdleWork:
         """Works from each start or wake of the engine until it is done, or cancelled because the engine stops."""
 
     async def make_way(self) -> None:
-        """Interrupts the work for a request, and returns once the engine has no part of it."""
+        """Interrupts the work for a request; returns once the engine no longer processes it."""
 
     async def note(self, chat: ChatRequest, model: str, tenant: str, handling: Handling) -> Frame:
-        """Records a chat on a model or an adapter whose beginning comes again. Returns warnings."""
+        """Records a chat on a model or an adapter whose beginning is expected again. Returns warnings."""
         del chat, model, tenant, handling
         return []
 
     def expects(self, prompt: KeptPrompt) -> bool:
-        """Whether a request announced that a saved prompt comes again."""
+        """Whether a request announced that a saved prompt is needed again."""
         del prompt
         return False
 

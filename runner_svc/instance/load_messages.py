@@ -12,7 +12,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.load_parameters import LoadValue, check_parameters
 from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.timestamps import duration_of, seconds_of
-from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS
+from weft.kernel.units import FOREVER, MAX_DURATION_SECONDS
 
 MAX_BUDGET_BYTES = 2**50
 
@@ -69,16 +69,16 @@ def _quantization(name: str, known: Mapping[str, Path], own: str) -> str:
     if not name or name.lower() == own.lower():
         return ""
     names = ", ".join(sorted({*known, own} - {""})) or "none; declare them in the model's quantizations"
-    raise invalid_field("options.quantization", f"{name[:MAX_NAME_CHARS]} is not declared; there is: {names}")
+    raise invalid_field("options.quantization", f"{name[:MAX_NAME_CHARS]} is not declared; declared: {names}")
 
 
 def _keep_alive(options: pb.LoadOptions) -> float:
     if not options.HasField("keep_alive"):
-        return FOR_EVER
+        return FOREVER
     seconds = seconds_of(options.keep_alive)
     if seconds > MAX_DURATION_SECONDS:
         raise invalid_field("options.keep_alive", f"must be at most {MAX_DURATION_SECONDS:.0f} s; negative: no limit")
-    return max(seconds, FOR_EVER)
+    return max(seconds, FOREVER)
 
 
 def _value_from(value: pb.LoadValue, name: str) -> LoadValue:

@@ -190,7 +190,7 @@ class Loader:
                 return await self._backend.start(order)
         finally:
             self._start = None
-        raise AssertionError("a start that was given up has raised")
+        raise AssertionError("abandoned engine start failed")
 
     def _note_started(self, facts: BackendFacts) -> None:
         assert self._began is not None

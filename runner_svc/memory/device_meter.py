@@ -27,7 +27,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.service import start_critical, stop_tasks
 
 IDLE_SAMPLE_SECONDS = 5.0
-"""Interval of samples while no engine works on a request."""
+"""Interval of samples while no engine is processing a request."""
 MEAN_SECONDS = 60.0
 """Period of a device's mean utilization."""
 MAX_SAMPLES = 240

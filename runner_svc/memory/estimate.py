@@ -173,7 +173,7 @@ def _gguf_facts(path: Path) -> ModelFacts:
         parts = [part for part in model_parts(path) if part.is_file()]
         header = read_gguf_model(path)
     except WeftError as error:
-        log.warning("the head of a model file is of no use for an estimate", file=path.name, error=error.message)
+        log.warning("header of a model file cannot be used for an estimate", file=path.name, error=error.message)
         return ModelFacts(file_bytes=path.stat().st_size, file_kind=FileKind.GGUF, identity=_identity([path]))
     return ModelFacts(
         file_bytes=sum(part.stat().st_size for part in parts),
@@ -192,7 +192,7 @@ def _safetensors_facts(path: Path) -> ModelFacts:
     try:
         model = read_safetensors_model(path)
     except WeftError as error:
-        log.warning("the head of a model file is of no use for an estimate", file=path.name, error=error.message)
+        log.warning("header of a model file cannot be used for an estimate", file=path.name, error=error.message)
         size = (
             path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.glob("*.safetensors"))
         )
@@ -210,7 +210,7 @@ def _pipeline_facts(path: Path) -> ModelFacts:
     try:
         pipeline = read_pipeline_folder(path)
     except PipelineFolderError as error:
-        log.warning("the folder of a pipeline is of no use for an estimate", file=path.name, error=str(error))
+        log.warning("pipeline folder cannot be used for an estimate", file=path.name, error=str(error))
         return ModelFacts()
     weights = [file for files in pipeline.files.values() for file in files]
     identity = replace(_identity(weights), path=str(path.resolve()))

@@ -94,7 +94,9 @@ class LearnedMemory:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            log.warning("what loads took cannot be read; learning begins again", file=self._file.name, error=str(error))
+            log.warning(
+                "learned memory of loads cannot be read; learning starts again", file=self._file.name, error=str(error)
+            )
             return {}
         return {entry.key: entry.measured_bytes for entry in state.entries}
 
@@ -116,7 +118,7 @@ class LearnedMemory:
         try:
             replace_file(self._file, msgspec.json.encode(state))
         except OSError as error:
-            log.warning("what loads took cannot be written", file=self._file.name, error=str(error))
+            log.warning("learned memory of loads cannot be written", file=self._file.name, error=str(error))
 
 
 def _key(identity: FileIdentity, settings: MemorySettings) -> str:

@@ -58,7 +58,7 @@ _RETRY_AFTER_SECONDS = 5.0
 """Retry delay after a wait for memory that timed out."""
 _WAITING = "waiting for memory: "
 NO_REGISTRY = f"{_WAITING}the registry does not answer"
-NO_SNAPSHOT = f"{_WAITING}what this host's accelerators hold cannot be seen yet"
+NO_SNAPSHOT = f"{_WAITING}the memory use of this host's accelerators is not known yet"
 OWN_QUEUE = f"{_WAITING}other models of this runner wait before it"
 
 
@@ -377,7 +377,7 @@ class LeaseManager(MemoryLedger):
                 response = await self._require_stub().ReleaseEarlierLives(request, timeout=CALL_TIMEOUT_SECONDS)
             self._has_released_earlier = True
             if response.released_count:
-                log.info("leases of an earlier life were given up", count=response.released_count)
+                log.info("leases of an earlier process were released", count=response.released_count)
 
     async def _renew_loop(self) -> None:
         failures = 0
@@ -430,8 +430,8 @@ class LeaseManager(MemoryLedger):
             if lease_id not in lost:
                 one.good_until = sent + self._times.time_to_live
             elif self._held.pop(lease_id, None) is not None:
-                log.error("a lease was lost", lease_id=lease_id, fencing_number=one.grant.fencing_number)
-                one.user.note_lease_lost("the registry says that it is somebody else's")
+                log.error("lease was lost", lease_id=lease_id, fencing_number=one.grant.fencing_number)
+                one.user.note_lease_lost("the registry reports another holder")
         self._times = replace(
             self._times,
             next_within=seconds_of(response.next_within) or DEFAULT_RENEW_SECONDS,
@@ -466,7 +466,7 @@ class LeaseManager(MemoryLedger):
                 if error.reason in AWAY:
                     raise
                 # The lease has expired or passed to another holder.
-                log.warning("a lease could not be given up", reason=error.reason.name, message=error.message)
+                log.warning("lease could not be released", reason=error.reason.name, message=error.message)
             self._releasing.pop(lease_id, None)
             self._nudged.set()  # the registry waits for a snapshot without its processes
 

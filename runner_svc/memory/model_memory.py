@@ -98,7 +98,7 @@ class ModelMemory(MemoryUser):
         advice = f"; a context of {fits} tokens fits" if fits else ""
         raise WeftError(
             Reason.INSUFFICIENT_MEMORY,
-            f"{self._model} needs {size_words(expected.bytes)} and may take {size_words(budget_bytes)}{advice}",
+            f"{self._model} needs {size_words(expected.bytes)} and may use {size_words(budget_bytes)}{advice}",
             metadata={"model": self._model, "field": "options.memory_budget_bytes"},
         )
 
@@ -195,7 +195,7 @@ class ModelMemory(MemoryUser):
     @override
     def note_lease_lost(self, why: str) -> None:
         if self.grant is not None and not self.lost.is_set():
-            log.error("a lease was lost; its engine is ended", model=self._model, why=why)
+            log.error("lease was lost; its engine is stopped", model=self._model, why=why)
             self.lost.set()
             self.on_lost()
 

@@ -158,7 +158,7 @@ class _HeaderReader:
 
     def read(self) -> GgufHeader:
         if self._take(4) != MAGIC:
-            raise broken_file("it does not begin as one")
+            raise broken_file("it does not start like one")
         version = self._number("I")
         if version not in _VERSIONS:
             raise broken_file(f"version {version} is not known")
@@ -168,7 +168,7 @@ class _HeaderReader:
             key = self._name()
             # Readers differ in which of two values they use.
             if key in keys:
-                raise broken_file("an entry comes twice")
+                raise broken_file("it has a duplicate entry")
             keys.add(key)
             self._read_entry(key)
         weight_bytes, parameter_count = self._read_tensors(tensor_count)
@@ -303,7 +303,7 @@ class _HeaderReader:
         self._skipped_strings += count
         # A string takes at least eight bytes.
         if self._skipped_strings > MAX_SKIPPED_STRINGS or count * 8 > self._left():
-            raise broken_file("an array has more items than can be")
+            raise broken_file("an array has too many items")
         marks = []
         for begin in range(0, count, _MARK_EVERY):
             marks.append(self._file.tell())
@@ -340,7 +340,7 @@ class _HeaderReader:
         """
         alignment = self._values.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 65_536:
-            raise broken_file("its alignment cannot be")
+            raise broken_file("its alignment is invalid")
         ends = total = all_values = 0
         are_all_known = True
         for _ in range(count):
@@ -402,12 +402,12 @@ class _HeaderReader:
 
 
 def _cut_short() -> WeftError:
-    return broken_file("it is cut short")
+    return broken_file("it is truncated")
 
 
 def broken_file(why: str) -> WeftError:
     """Returns the error for an unusable file."""
-    return WeftError(Reason.INVALID_ARGUMENT, f"the model file is not a GGUF file that can be used: {why}")
+    return WeftError(Reason.INVALID_ARGUMENT, f"the model file is not a usable GGUF file: {why}")
 
 
 MAX_PARTS = 512
@@ -425,7 +425,7 @@ def model_parts(path: Path) -> tuple[Path, ...]:
         return (path,)
     number, count = int(found["number"]), int(found["count"])
     if not 1 <= number <= count or count > MAX_PARTS:
-        raise broken_file(f"its name says that it is part {number} of {count}, and at most {MAX_PARTS} can be")
+        raise broken_file(f"its name says that it is part {number} of {count}; at most {MAX_PARTS} parts are supported")
     return tuple(path.with_name(f"{found['stem']}-{part:05d}-of-{count:05d}.gguf") for part in range(1, count + 1))
 
 

@@ -70,7 +70,7 @@ def read_pipeline_folder(folder: Path, variant: str | None = None) -> PipelineFo
     index = _index(folder)
     class_name = index.get("_class_name")
     if not isinstance(class_name, str) or _NAME.fullmatch(class_name) is None:
-        raise PipelineFolderError(f"{INDEX_NAME} names no class of a pipeline that diffusers has")
+        raise PipelineFolderError(f"{INDEX_NAME} does not name a pipeline class of diffusers")
     _refuse_programs(folder)
     entries = {name: _entry(name, value) for name, value in index.items() if isinstance(value, list)}
     if len(entries) > MAX_COMPONENTS:
@@ -82,7 +82,7 @@ def read_pipeline_folder(folder: Path, variant: str | None = None) -> PipelineFo
     )
     files = {name: _chosen(name, by_variant, chosen) for name, by_variant in found.items() if by_variant}
     if not files:
-        raise PipelineFolderError(f"none of its components has a {SAFETENSORS} file, which is all that is loaded")
+        raise PipelineFolderError(f"none of its components has a {SAFETENSORS} file; other weights are not loaded")
     return PipelineFolder(
         class_name=class_name,
         components=frozenset(present),
@@ -97,7 +97,7 @@ def _index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX_NAME
     if not path.is_file():
         raise PipelineFolderError(
-            f"there is no {INDEX_NAME} in {folder}: the folder of a pipeline is wanted, as save_pretrained writes it"
+            f"there is no {INDEX_NAME} in {folder}: expected a pipeline folder as written by save_pretrained"
         )
     with path.open("rb") as file:
         raw = file.read(MAX_INDEX_BYTES + 1)
@@ -115,7 +115,7 @@ def _index(folder: Path) -> dict[str, Any]:
 def _entry(name: str, value: list[Any]) -> bool:
     """Whether a component is present. Raises PipelineFolderError for one from an unknown library."""
     if _NAME.fullmatch(name) is None:
-        raise PipelineFolderError(f"{INDEX_NAME} has a component with a name that is not taken: {name[:64]!r}")
+        raise PipelineFolderError(f"{INDEX_NAME} has a component with an invalid name: {name[:64]!r}")
     if value in ([None, None], [None]):
         return False
     is_known = len(value) == 2 and value[0] in LIBRARIES and isinstance(value[1], str)
@@ -166,5 +166,5 @@ def _chosen(name: str, by_variant: dict[str, list[Path]], variant: str) -> tuple
     weights = by_variant.get(variant) or by_variant.get("")
     if weights is None:
         there = ", ".join(sorted(by_variant))
-        raise PipelineFolderError(f"the component {name} has no weights of the variant {variant!r}; there is: {there}")
+        raise PipelineFolderError(f"the component {name} has no weights of the variant {variant!r}; available: {there}")
     return tuple(weights)

@@ -132,12 +132,12 @@ def _read_header(path: Path) -> tuple[int, int]:
         raw = file.read(_LENGTH_BYTES)
         length = int.from_bytes(raw, "little")
         if len(raw) < _LENGTH_BYTES or length > size - _LENGTH_BYTES:
-            raise _broken("it is cut short")
+            raise _broken("it is truncated")
         if length > MAX_HEADER_BYTES:
             raise _broken(f"its header has more than {MAX_HEADER_BYTES} bytes")
         header = file.read(length)
     if len(header) < length:
-        raise _broken("it is cut short")
+        raise _broken("it is truncated")
     if header.count(b"{") > MAX_TENSORS + 2:
         raise _broken(f"it has more than {MAX_TENSORS} tensors")
     tensors = _decoded(header, dict[str, _Tensor])
@@ -180,8 +180,8 @@ def _decoded(raw: bytes, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise _broken("its JSON is not as it should be") from None
+        raise _broken("its JSON is invalid") from None
 
 
 def _broken(why: str) -> WeftError:
-    return WeftError(Reason.INVALID_ARGUMENT, f"the model is not in safetensors files that can be used: {why}")
+    return WeftError(Reason.INVALID_ARGUMENT, f"the model has no usable safetensors files: {why}")

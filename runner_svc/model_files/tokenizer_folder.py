@@ -72,7 +72,7 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(_text(path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError):
-        raise _broken(path, "is no JSON") from None
+        raise _broken(path, "is not valid JSON") from None
     return config if isinstance(config, dict) else {}
 
 

@@ -118,7 +118,7 @@ def found_in_folder(folder: Path) -> FoundFiles:
 def _absent(source: FoundSource, folders: Iterable[Path]) -> WeftError:
     where = ", ".join(map(str, folders))
     return WeftError(
-        Reason.NOT_FOUND, f"{source} is not on this machine ({where}); weft models ls --found shows what is"
+        Reason.NOT_FOUND, f"{source} is not on this machine ({where}); weft models ls --found lists those that are"
     )
 
 

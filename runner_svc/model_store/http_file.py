@@ -109,7 +109,7 @@ def require_allowed_url(url: str, *, allow_http: bool) -> None:
         return
     raise WeftError(
         Reason.INVALID_ARGUMENT,
-        f"{parts.scheme}://{parts.netloc} is not asked without encryption; use https, or set model_store.allow_http",
+        f"{parts.scheme}://{parts.netloc} is not encrypted; use https, or set model_store.allow_http",
     )
 
 
@@ -145,7 +145,7 @@ class FileTransfer:
                     raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, str(error)) from None
                 # The content of an earlier run may be the cause.
                 resumed = False
-                self._ports.on_note(f"{error}; it is loaded again")
+                self._ports.on_note(f"{error}; it is downloaded again")
                 self._reset()
                 continue
             self._state_file.unlink(missing_ok=True)
@@ -207,7 +207,7 @@ class FileTransfer:
                     if fruitless >= MAX_ATTEMPTS:
                         kept = f"; {size_words(self._size)} are kept for the next pull" if self._size else ""
                         raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{self._order.name}: {error}{kept}") from None
-                    self._ports.on_note(f"{self._order.name}: {error}; it is tried again")
+                    self._ports.on_note(f"{self._order.name}: {error}; retrying")
                     backoff = random.uniform(0.5, 1.0) * 2**fruitless  # noqa: S311 - spreads attempts
                     self._ports.sleep(min(MAX_PAUSE_SECONDS, max(error.pause_seconds, backoff)))
                 else:
@@ -226,7 +226,7 @@ class FileTransfer:
                     self._ports.require_room(total - self._size)
                 for chunk in response.iter_raw():
                     if self._size + len(chunk) > (MAX_FILE_BYTES if total is None else total):
-                        raise _WrongContentError(f"{self._order.name} is longer than the server said")
+                        raise _WrongContentError(f"{self._order.name} is longer than the server announced")
                     file.write(chunk)
                     self._note(chunk)
         except httpx2.HTTPError as error:
@@ -263,7 +263,7 @@ class FileTransfer:
                 target = urljoin(url, response.headers.get("location", ""))
             if _is_downgrade(url, target):
                 raise WeftError(
-                    Reason.PERMISSION_DENIED, f"{self._order.name}: the server redirects to one without encryption"
+                    Reason.PERMISSION_DENIED, f"{self._order.name}: the server redirects to an unencrypted URL"
                 )
             if _origin(target) != _origin(url):
                 headers = {name: value for name, value in headers.items() if name not in self._order.headers}
@@ -283,12 +283,12 @@ class FileTransfer:
                 start, total = _content_range(response.headers.get("content-range", ""))
                 if start != self._size:
                     self._restart(file)
-                    raise _BrokenError("the server sent another part than was asked for")
+                    raise _BrokenError("the server sent another part than requested")
             case 304:
                 raise _NotModifiedError
             case 416:
                 self._restart(file)
-                raise _BrokenError("the server has less than was loaded")
+                raise _BrokenError("the file on the server is shorter than the downloaded part")
             case _:
                 raise _error_of(response, self._order.name)
         if response.headers.get("content-encoding", "identity") != "identity":
@@ -297,7 +297,7 @@ class FileTransfer:
         expected = self._order.size_bytes
         if expected is not None and total is not None and total != expected:
             raise _WrongContentError(
-                f"{self._order.name} has {total} bytes at the server, and its repository says {expected}"
+                f"{self._order.name} has {total} bytes on the server, and its repository lists {expected}"
             )
         return expected if total is None else total
 
@@ -364,7 +364,7 @@ def _words_of(error: Exception, server: str) -> str:
     import httpx2  # noqa: PLC0415
 
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return f"{server} shows a certificate that is not trusted here; name a proxy's own roots in SSL_CERT_FILE"
+        return f"{server} has a certificate that is not trusted here; behind a proxy, set SSL_CERT_FILE to its roots"
     if isinstance(error, httpx2.ConnectTimeout | httpx2.ConnectError):
         return f"{server} cannot be reached"
     if isinstance(error, httpx2.TimeoutException):

@@ -58,7 +58,7 @@ class Hub:
         except HFValidationError as error:
             raise WeftError(Reason.INVALID_ARGUMENT, f"{source}: {str(error)[:MAX_SAID_CHARS]}") from error
         except OfflineModeIsEnabled as error:
-            message = f"{source}: HF_HUB_OFFLINE is set, so that the hub is not asked; unset it to pull"
+            message = f"{source}: HF_HUB_OFFLINE is set, so the hub is not used; unset it to pull"
             raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
         except (HTTPError, OSError, ValueError) as error:
             message = f"{source}: {self.endpoint} cannot be reached or sent an invalid response; try again"

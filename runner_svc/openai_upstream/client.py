@@ -148,7 +148,7 @@ Opening = Callable[[Open, CallInfo], Awaitable[Answer]]
 """Calls an Open, with retries if necessary."""
 
 
-async def _at_once(open_response: Open, call: CallInfo) -> Answer:
+async def _open_once(open_response: Open, call: CallInfo) -> Answer:
     del call
     return await open_response()
 
@@ -161,7 +161,7 @@ class OpenAiHttp:
         endpoint: Endpoint,
         timeouts: TimeoutProfile,
         explain_break: ExplainBreak,
-        opening: Opening = _at_once,
+        opening: Opening = _open_once,
     ) -> None:
         self._timeouts = timeouts
         self._explain_break = explain_break
@@ -515,7 +515,9 @@ class OpenAiHttp:
     def _why_unconnected(self, fault: UnconnectedError) -> str:
         if fault.why is Unconnected.TIMEOUT:
             who = "provider" if self.endpoint.is_provider else "engine"
-            return f"the {who} took no connection (connect_timeout_seconds, {self._timeouts.connect_seconds:g} s)"
+            return (
+                f"the {who} did not accept a connection (connect_timeout_seconds, {self._timeouts.connect_seconds:g} s)"
+            )
         return (
             f"the provider cannot be reached: {unreached(fault)}"
             if self.endpoint.is_provider
@@ -569,7 +571,7 @@ def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.E
     if len(items) != expected:
         fault = f"{len(items)} vectors for {expected} inputs"
     elif set(places) != set(range(expected)):
-        fault = "vectors that do not belong to one input each"
+        fault = "vectors that do not match the inputs"
     elif not all(map(_is_vector, values)):
         fault = "a vector that is empty or holds a number beyond 32-bit floats"
     if fault:

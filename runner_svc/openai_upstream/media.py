@@ -263,12 +263,12 @@ async def speak(
     async with aclosing(http.post_for_bytes(SPEECH, body, call)) as chunks:
         async for media_type, chunk in chunks:
             if not _SOUND.fullmatch(media_type):
-                fault = f"the engine speaks {shown(media_type)}, which is no sound"
+                fault = f"the engine speaks {shown(media_type)}, which is not audio"
                 raise stated_answer(chunk) or WeftError(Reason.BACKEND_PROTOCOL_ERROR, fault)
             is_empty = False
             yield SpeechPart(chunk, media_type)
     if is_empty:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a recording without a byte")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent an empty recording")
 
 
 async def _spoken_events(http: OpenAiHttp, body: Json, call: CallInfo) -> AsyncGenerator[SpeechPart]:
@@ -321,7 +321,7 @@ def _is_set(payload: image_pb2.ImagePayload, name: str) -> bool:
 
 def _image(image: _Image, index: int) -> image_pb2.GeneratedImage:
     if image.b64_json is None:
-        message = "the engine sent no image but perhaps an address of one; it must answer with b64_json"
+        message = "the engine sent no image, perhaps a URL; it must answer with b64_json"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
     part = image_part(image.b64_json)
     return image_pb2.GeneratedImage(image=part, revised_prompt=text_of(image.revised_prompt), index=index)

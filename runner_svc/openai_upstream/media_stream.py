@@ -29,7 +29,7 @@ def _bytes(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine sent {what} that is no base64") from None
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine sent {what} that is not valid base64") from None
 
 
 _EVENT = "the engine's event is"
@@ -299,7 +299,7 @@ def _decoded(data: bytes, kind: type[Any]) -> Any:
         return None
     if isinstance(data, ErrorPayload):
         message, error_type = error_fields(data)
-        body = ErrorBody(message=message or "an error without words", type=error_type)
+        body = ErrorBody(message=message or "an error without a message", type=error_type)
         raise stated_error(body, has_begun=False)
     if b'"error"' in data and (stated := stated_answer(data)) is not None:
         raise stated

@@ -14,7 +14,7 @@ from runner_svc.policy.model_names import ServerList, listed_models
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 WEFT = "weft"
 """Owner of a mesh's models in its model list. A mesh that followed itself would list each model repeatedly."""
-NAME_ITS_MODELS = "name them beside its url, such as models: [{name: qwen}]"
+NAME_ITS_MODELS = "list them beside its url, such as models: [{name: qwen}]"
 """Advice for an attached server that is a mesh."""
 _READ_BYTES = 64 * 1024
 _REFUSED = frozenset({401, 403})
@@ -59,7 +59,7 @@ class Prober:
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError):
             return Answer(why="it does not answer")
         except (aiohttp.ClientError, OSError, ValueError):
-            return Answer(why="its answer is no HTTP")
+            return Answer(why="its answer is not HTTP")
 
     async def probe(self, base_url: str, key: str = "") -> ServerProbe:
         """Returns the response to a request for the server's models. Server faults never raise."""
@@ -84,9 +84,9 @@ def list_of(probe: ServerProbe) -> ServerList:
     if found is None:
         return ServerList(models=None, why=f"it has no list of models (status {probe.status})")
     if not found.is_list:
-        return ServerList(models=None, why="its answer is no list of models")
+        return ServerList(models=None, why="its answer is not a list of models")
     if found.owners == {WEFT}:
-        why = "it is a weft mesh, whose models are named one by one"
+        why = "it is a weft mesh; list its models one by one"
         return ServerList(models=None, why=why, remedy=NAME_ITS_MODELS)
     return ServerList(models=found)
 

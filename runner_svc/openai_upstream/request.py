@@ -63,7 +63,7 @@ _ENABLE_THINKING = "enable_thinking"
 """Chat template argument that switches thinking on and off."""
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
 _CHOICES = "n"
-_VOLATILE = "differs with every request and was left out, so that the engine's prefix cache holds"
+_VOLATILE = "differs in every request and was removed, so that the engine's prefix cache can be used"
 _NOT_AN_OBJECT = "is not a JSON object; it was sent to the model as a string"
 
 
@@ -126,7 +126,9 @@ def _leave_out(body: Json, profile: ParameterProfile) -> list[ParameterWarning]:
     untaken = [] if profile.passthrough else sorted(profile.engine.untaken & body.keys())
     for name in untaken:
         if name == _CHOICES and body[name] > 1:
-            raise invalid_field(_CHOICES, f"must be 1: this model's engine ({profile.engine.engine}) gives one choice")
+            raise invalid_field(
+                _CHOICES, f"must be 1: this model's engine ({profile.engine.engine}) supports one choice"
+            )
         del body[name]
     return [untaken_warning(name, profile.engine) for name in untaken if name != _CHOICES]
 
@@ -149,10 +151,10 @@ def _choose_calls_or_format(body: Json) -> list[ParameterWarning]:
     if not body.get("tools") or choice == "none" or body.get("response_format", {}).get("type", "text") == "text":
         return []
     if choice == "auto":
-        message = "tools cannot be called beside response_format on this model's engine: its schema forbids calls"
+        message = "this model's engine cannot combine tools with response_format: its schema forbids tool calls"
         return [ParameterWarning(field="tools", message=message)]
     del body["response_format"]
-    message = "response_format was not used: on this model's engine it forbids the calls that tool_choice demands"
+    message = "response_format was not used: on this model's engine it forbids the calls that tool_choice requires"
     return [ParameterWarning(field="response_format", message=message)]
 
 

@@ -295,7 +295,7 @@ class StreamReader:
 
     def _decode(self, payload: bytes) -> Chunk:
         if isinstance(payload, ErrorPayload):
-            raise self._stated(payload, "an error without words")
+            raise self._stated(payload, "an error without a message")
         try:
             chunk = CHUNKS.decode(payload)
             if self._halves.held:

@@ -106,7 +106,7 @@ def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:
     if with_pieces and not pieces and reply.token_strs is not None and len(reply.token_strs) == len(ids):
         pieces = [word.encode() for word in reply.token_strs]
     if reply.count is not None and reply.count != len(ids):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine counts {reply.count} tokens and sends {len(ids)}")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine counted {reply.count} tokens and sent {len(ids)}")
     if not all(0 <= token <= _MAX_INT32 for token in ids):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent an invalid token")
     return tokenize_pb2.TokenizeResult(

@@ -201,7 +201,7 @@ class ToolCallNormalizer:
             if not call.name:
                 if cut_off or not str(call.arguments):
                     continue
-                raise WeftError(Reason.TOOL_CALL_INVALID, "the model called a function without saying which")
+                raise WeftError(Reason.TOOL_CALL_INVALID, "the model called a function without naming it")
             if text := call.arguments.end(is_cut=cut_off):
                 found.append(event_pb2.ToolCallDelta(index=call.place, arguments_text=text))
         return found

@@ -102,7 +102,7 @@ class AnswerState:
             raise _fault(f"there is no choice {index}")
         ended = self._ended.get(index)
         if ended is not None and has_content:
-            raise _fault(f"the engine went on with choice {index} after its finish reason")
+            raise _fault(f"the engine continued choice {index} after its finish reason")
         if has_content:
             self._begun.add(index)
         if has_call:
@@ -138,7 +138,7 @@ class AnswerState:
                 self._ended[index] = Finish.TOOL_CALLS
         stopped = all(reason is Finish.STOP for reason in self._ended.values())
         if stopped and not self._begun and not has_figures:
-            raise _fault("the engine sent an answer with nothing in it: no text, no tool call and no usage")
+            raise _fault("the engine sent an empty answer: no text, no tool call and no usage")
 
 
 def require_assistant(role: str | None) -> None:
@@ -147,7 +147,7 @@ def require_assistant(role: str | None) -> None:
     Unknown roles, such as "model" or "ai", are accepted as the engine's name for the assistant.
     """
     if role in _OTHER_SPEAKERS:
-        raise _fault(f"the engine sent a piece of the role {quoted(role)}, not of the assistant")
+        raise _fault(f"the engine sent a delta of the role {quoted(role)}, not of the assistant")
 
 
 def quoted(word: str) -> str:

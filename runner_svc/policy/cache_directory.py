@@ -208,7 +208,7 @@ class CacheDirectory:
         return self._loosen(self._next_turn(None, fresh=partition is None), partition)
 
     def begin_ahead(self, partition: Partition, marks: Sequence[bytes]) -> CacheTurn | None:
-        """Starts a turn for which no request waits; None: it would remove text that a request may use.
+        """Starts a turn without a waiting request; None: it would remove text that a request may use.
 
         It gets an empty slot, or the one of its interrupted turn. If prompts are saved, it may also replace text of its
         partition that was processed ahead.

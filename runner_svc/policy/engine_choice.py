@@ -34,7 +34,7 @@ class WeightFormat(StrEnum):
 _WORDS: Mapping[WeightFormat, str] = {
     WeightFormat.GGUF: "a GGUF file",
     WeightFormat.SAFETENSORS: "a folder of safetensors",
-    WeightFormat.EXL3: "a folder that ExLlamaV3 has quantized",
+    WeightFormat.EXL3: "a folder quantized by ExLlamaV3",
     WeightFormat.CTRANSLATE2: "a folder of CTranslate2",
     WeightFormat.WHISPER: "a folder of a Whisper model",
     WeightFormat.PIPELINE: "a pipeline of diffusers",
@@ -74,9 +74,7 @@ def folder_format(names: Iterable[str], configuration: Mapping[str, object]) -> 
         quantization = configuration.get(_QUANTIZATION)
         is_exl3 = isinstance(quantization, Mapping) and quantization.get(_METHOD) == WeightFormat.EXL3.value
         return WeightFormat.EXL3 if is_exl3 else WeightFormat.SAFETENSORS
-    raise WeftError(
-        Reason.UNSUPPORTED_OPERATION, "the folder has no weights that an engine loads: GGUF, safetensors or model.bin"
-    )
+    raise WeftError(Reason.UNSUPPORTED_OPERATION, "the folder has no supported weights: GGUF, safetensors or model.bin")
 
 
 def choose_engine(weights: WeightFormat, own: str, candidates: Sequence[EngineCandidate]) -> EngineChoice:

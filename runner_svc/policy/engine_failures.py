@@ -76,7 +76,7 @@ def explain_out_of_memory(how: str, lines: Sequence[str], *, killed_for_memory: 
     its output is not considered.
     """
     if killed_for_memory:
-        return f"{how}: the kernel ended it because its memory limit was reached; {ADVICE}"
+        return f"{how}: the kernel killed it because its memory limit was reached; {ADVICE}"
     words = None if _KILLED in how else last_words(lines)
     return None if words is None else f"{how}: it ran out of memory ({words.strip()}); {ADVICE}"
 

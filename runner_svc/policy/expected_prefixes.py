@@ -1,4 +1,4 @@
-"""The beginnings of prompts that will come again on a model, and which of them to process after a load. Pure."""
+"""The beginnings of prompts that are expected again on a model, and which of them to process after a load. Pure."""
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +10,10 @@ from runner_svc.policy.cache_directory import Partition
 MAX_PREFIXES = 4
 """Maximum number of expected prefixes per model; the least recently used one is dropped."""
 MAX_PREFIX_BYTES = 128 * 1024
-"""Maximum size of a prompt that is processed in advance, with its tools. An agent's own has up to 65,536 characters."""
+"""Maximum size of a prompt that is processed in advance, with its tools. An agent's prompt has up to 65,536
+characters."""
 MAX_TRIES = 3
-"""After how many loads in a row without success a prefix is given up: the engine may crash because of it."""
+"""Number of consecutive loads without success after which a prefix is given up: it may crash the engine."""
 FIRST_STEP_TOKENS, MAX_STEP_TOKENS = 64, 2_048
 STEP_SECONDS = 0.25
 """Target duration of one engine call. A request that arrives meanwhile waits for at most one of them."""
@@ -23,9 +24,9 @@ class ExpectedPrefix:
     """Tools and system messages with which prompts begin."""
 
     agent: str
-    """The agent whose prompt it is; empty: a request announced it."""
+    """The agent of the prompt; empty: a request announced it."""
     partition: Partition
-    """Who uses it: it is processed for this partition only."""
+    """The partition that uses it; it is processed only for this partition."""
     marks: tuple[bytes, ...] = ()
     """Digests of an announced prefix, see `prompt_marks`."""
     content: Any = field(default=None, compare=False)
@@ -35,13 +36,13 @@ class ExpectedPrefix:
 @dataclass(slots=True)
 class _State:
     used_at: float
-    """When it was last used; negative infinity: never."""
+    """Time of its last use; negative infinity: never used."""
     until: float
-    """When it is no longer expected."""
+    """Time after which it is no longer expected."""
     load: int
     """The load during which it was last used or taken."""
     tries: int = 0
-    """How often it was taken since it was used or processed."""
+    """Number of times it was taken since it was used or processed."""
 
 
 class ExpectedPrefixes:
@@ -51,13 +52,13 @@ class ExpectedPrefixes:
         self._states: dict[ExpectedPrefix, _State] = {}
 
     def note(self, prefix: ExpectedPrefix, load: int, now: float, until: float = inf) -> None:
-        """Records that a request uses a prefix, which is expected again."""
+        """Records that a request uses a prefix that is expected again."""
         self._states[prefix] = _State(now, until, load)
         if len(self._states) > MAX_PREFIXES:
             del self._states[min(self._states, key=self._used_at)]
 
     def add_unused(self, prefixes: Iterable[ExpectedPrefix]) -> None:
-        """Adds prefixes that no request has used yet, as long as there is room."""
+        """Adds prefixes that no request has used yet, up to the limit."""
         for prefix in prefixes:
             if len(self._states) < MAX_PREFIXES:
                 self._states.setdefault(prefix, _State(-inf, inf, load=0))

@@ -21,7 +21,7 @@ class KeptPrompts:
     """The saved prompts of one engine incarnation, least recently used first."""
 
     def __init__(self, budget_bytes: int, is_expected: Callable[[KeptPrompt], bool] = lambda _: False) -> None:
-        """`is_expected`: whether a prompt comes again, so that others are dropped before it."""
+        """`is_expected`: whether a prompt is expected again, so that others are dropped before it."""
         self._is_expected = is_expected
         self.budget_bytes = budget_bytes
         self.byte_count = 0

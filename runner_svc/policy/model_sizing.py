@@ -245,7 +245,7 @@ def _rooms(memory: MachineMemory) -> list[_Room]:
 
 
 def _host_room(memory: MachineMemory) -> _Room:
-    words = "the host's memory, the size of which is unknown"
+    words = "the host's memory, whose size is unknown"
     if memory.host_bytes is not None:
         words = _of(memory.host_bytes, "the host's memory")
     return _Room(place=Place.HOST, device_bytes=0, host_bytes=memory.host_bytes, words=words)
@@ -347,10 +347,10 @@ def _context_reason(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
     trained, context = model.trained_context_tokens, fit.context_tokens
     if asked.context_tokens is not None:
         beyond = f"; the model was trained for {trained}" if 0 < trained < context else ""
-        return f"context {context}: as asked{beyond}"
+        return f"context {context}: as requested{beyond}"
     of = f" of {trained}" if trained > context else ""
     if model.known.shape is None:
-        return f"context {context}{of}: the file's header does not show what its KV cache takes"
+        return f"context {context}{of}: the size of its KV cache is not in the file's header"
     return f"context {context}{of}: {_context_bound(model, asked, fit)}"
 
 
@@ -358,18 +358,18 @@ def _context_bound(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
     """Returns what limits a context that was not requested."""
     cache, trained = _cache_words(model, fit), model.trained_context_tokens
     if fit.context_tokens == trained:
-        return f"all that the model was trained for; {cache}"
+        return f"the full training context; {cache}"
     if fit.room.place is Place.SPLIT:
         return f"{cache}; a longer one would leave fewer layers on accelerators"
     if fit.context_tokens < _wanted_context(model, fit.room, asked):
         return f"{cache} {_memory_bound(model, fit)}"
     if not trained:
-        return f"the file does not say what the model was trained for; {cache}"
-    return f"the longest that is chosen {_where(fit)}; {cache}"
+        return f"the file does not state the training context; {cache}"
+    return f"the longest default {_where(fit)}; {cache}"
 
 
 def _where(fit: _Fit) -> str:
-    return "on processors" if fit.room.place is Place.HOST else "unasked"
+    return "on processors" if fit.room.place is Place.HOST else "on accelerators"
 
 
 def _cache_words(model: SizedModel, fit: _Fit) -> str:
@@ -390,12 +390,12 @@ def _memory_bound(model: SizedModel, fit: _Fit) -> str:
 def _slots_reason(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
     slots = _slot_words(fit.slots)
     if asked.slots is not None:
-        return f"{slots}: as asked"
+        return f"{slots}: as requested"
     if model.known.shape is None:
-        return f"{slots}: the file's header does not show what more would take"
+        return f"{slots}: the memory of more slots is not in the file's header"
     usual = fit.room.slot_steps[0]
     if fit.slots == usual:
-        return f"{slots}: the usual number {'on processors' if fit.room.place is Place.HOST else 'on accelerators'}"
+        return f"{slots}: the default number {'on processors' if fit.room.place is Place.HOST else 'on accelerators'}"
     if fit.room.place is Place.SPLIT:
         return f"{slots}: more would leave fewer layers on accelerators"
     return f"{slots}: with more, each would have a context of less than {GOOD_CONTEXT_TOKENS} tokens"
@@ -408,7 +408,7 @@ def _slot_words(slots: int) -> str:
 def _place_reason(model: SizedModel, memory: MachineMemory, fit: _Fit) -> str:
     settings = _settings(model, fit.context_tokens, fit.slots)
     whole = _need(model, settings)
-    needs = f"about {size_words(whole)}" if whole else "memory that is not known"
+    needs = f"about {size_words(whole)}" if whole else "an unknown amount of memory"
     match fit.room.place:
         case Place.ACCELERATORS:
             return f"all layers on accelerators: {needs} in {fit.room.words}"

@@ -149,7 +149,7 @@ class Grammar:
             # Brackets in literals count too, which only makes the limit stricter.
             depth += (character == "(") - (character == ")" and depth > 0)
             if depth > MAX_GRAMMAR_DEPTH:
-                raise invalid_field(name, f"must have at most {MAX_GRAMMAR_DEPTH} brackets within each other")
+                raise invalid_field(name, f"must have at most {MAX_GRAMMAR_DEPTH} nested brackets")
         if grammar_ways(value) > MAX_WAYS:
             raise invalid_field(name, f"must have at most {MAX_WAYS:,} ways to its next character; remove alternatives")
         for low, high in _REPEATS.findall(_GRAMMAR_TEXTS.sub("", value)):

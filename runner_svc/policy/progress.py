@@ -170,7 +170,7 @@ class ProgressPolicy:
     _elsewhere: dict[int, float] = field(default_factory=dict)
     """When a request was last observed waiting for something other than the engine."""
     _last_look: float | None = None
-    _heard_at: float = -float("inf")
+    _last_report_at: float = -float("inf")
     """Time of the engine's last token or report."""
     _silent: dict[int, float] = field(default_factory=dict)
     """Start of the turn of each request in prefill without any engine report."""
@@ -247,11 +247,11 @@ class ProgressPolicy:
         An engine in an endless loop computes too, so nothing else distinguishes it from a long prefill.
         """
         limit = self.profile.prefill_liveness_seconds
-        if seen.last_report is not None and seen.last_report > self._heard_at:
-            self._heard_at, self._given_up = seen.last_report, 0
+        if seen.last_report is not None and seen.last_report > self._last_report_at:
+            self._last_report_at, self._given_up = seen.last_report, 0
         present = {request.key for request in seen.requests}
         for key, since in self._silent.items():
-            if key not in present and _over(limit, self._elapsed(max(since, self._heard_at), seen.now)):
+            if key not in present and _over(limit, self._elapsed(max(since, self._last_report_at), seen.now)):
                 self._given_up += 1
         self._silent = {
             request.key: request.turn_started

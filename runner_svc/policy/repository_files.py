@@ -142,10 +142,10 @@ def choose_files(files: Sequence[RepositoryFile], wanted: str, form: ModelForm |
     choices.
     """
     if len(files) > MAX_FILE_COUNT:
-        raise invalid_field(field, f"the repository has {len(files)} files; at most {MAX_FILE_COUNT} are looked at")
+        raise invalid_field(field, f"the repository has {len(files)} files; at most {MAX_FILE_COUNT} are supported")
     unsafe = next((file.path for file in files if not is_safe_path(file.path)), None)
     if unsafe is not None:
-        raise invalid_field(field, f"the repository has a file with a name that is not taken: {unsafe[:200]!r}")
+        raise invalid_field(field, f"the repository has a file with an invalid name: {unsafe[:200]!r}")
     models, projectors = gguf_models(files), [file for file in files if _is_projector(file.path)]
     match form if form is not None else _form_of(models, files, wanted):
         case ModelForm.GGUF:
@@ -216,8 +216,8 @@ def _named(models: Sequence[GgufModel], wanted: str, field: str) -> GgufModel:
         if len(found) == 1:
             return found[0]
         if found:
-            raise _choose(field, f"{wanted!r} is not clear: name one of the files", (model.path for model in found))
-    raise _choose(field, f"{wanted!r} is not in the repository; there is", names_of(models))
+            raise _choose(field, f"{wanted!r} is ambiguous: name one of the files", (model.path for model in found))
+    raise _choose(field, f"{wanted!r} is not in the repository; available", names_of(models))
 
 
 def _matches(path: str, low: str) -> bool:
@@ -291,8 +291,8 @@ def _voice_choice(voices: Mapping[str, tuple[RepositoryFile, RepositoryFile]], w
         name = next(iter(voices))
     if name not in voices:
         known = closest_names(name, voices, MAX_LISTED) if name else sorted(voices)
-        message = f"{wanted!r} is no voice of the repository" if wanted else "add one of its voices after a colon"
-        raise _choose(field, f"{message}; there is", known or sorted(voices))
+        message = f"{wanted!r} is not a voice of the repository" if wanted else "add one of its voices after a colon"
+        raise _choose(field, f"{message}; available", known or sorted(voices))
     model, configuration = voices[name]
     return _folder([model], [configuration])
 

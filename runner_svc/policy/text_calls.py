@@ -241,7 +241,7 @@ class TextCallParser:
             raise _invalid("it names a function that was not offered")
         calls = [_call_of(entry, self._offered) for entry in entries]
         if not all(calls):
-            raise _invalid("its arguments are no JSON object")
+            raise _invalid("its arguments are not a JSON object")
         return [call for call in calls if call is not None]
 
     def _closing(self) -> bool:
@@ -357,7 +357,7 @@ def _decoded(text: str) -> Any:
 
 
 def _invalid(why: str) -> WeftError:
-    return WeftError(Reason.TOOL_CALL_INVALID, f"the model wrote a tool call that cannot be read: {why}")
+    return WeftError(Reason.TOOL_CALL_INVALID, f"the model wrote a tool call that cannot be parsed: {why}")
 
 
 _MARKS = re.compile(r'["{}\[\]]')

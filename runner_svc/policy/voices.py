@@ -152,5 +152,5 @@ def _unknown(setting: str, message: str, name: str, names: Iterable[str]) -> Fie
     listed = list(names)
     close = close_names(name, listed)
     more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
-    known = f"it has {', '.join(listed[:MAX_LISTED])}{more}" if listed else "it has one alone"
+    known = f"it has {', '.join(listed[:MAX_LISTED])}{more}" if listed else "it has only one"
     return invalid_field(setting, "; ".join(filter(None, (message, close, known))))

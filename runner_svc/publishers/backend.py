@@ -125,5 +125,5 @@ class _TaskAnswer(Answer):
 
 
 async def _not_explained(_: Reason) -> WeftError | None:
-    """There is no process to explain: failures are those of tasks."""
+    """Returns None: there is no process, and failures are those of tasks."""
     return None

@@ -84,7 +84,7 @@ def read(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
     except msgspec.ValidationError as error:
         raise WeftError(Reason.INVALID_ARGUMENT, f"{what} is not valid: {error}") from None
     except _FAULTS:
-        raise WeftError(Reason.MALFORMED_REQUEST, f"{what} is no JSON") from None
+        raise WeftError(Reason.MALFORMED_REQUEST, f"{what} is not valid JSON") from None
 
 
 def read_registration(raw: bytes, max_models: int) -> Registration:
@@ -118,7 +118,7 @@ def read_piece(raw: bytes) -> Chunk | Whole | None:
     if data and not data.startswith(b"{"):
         raise invalid_field("chunk.data", "must be an object, such as a chunk of OpenAI's chat completions")
     if not data and not line.chunk.done:
-        raise invalid_field("chunk", "must have data, or say that the answer is done")
+        raise invalid_field("chunk", "must have data, or set done")
     return Chunk(data, line.chunk.done)
 
 

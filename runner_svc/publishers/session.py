@@ -14,34 +14,34 @@ from weft.kernel.reasons import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherLimits:
-    """Every bound of publishers, their tasks and their results."""
+    """Limits of publishers, their tasks and their results."""
 
     max_sessions: int = 64
     """Maximum number of registered publishers."""
     max_chunk_bytes: int = 262_144
-    """Size of one line of a result: one chunk of an answer."""
+    """Maximum size of one line of a result: one chunk of an answer."""
     max_answer_bytes: int = 67_108_864
-    """Size of everything that is posted for one task."""
+    """Maximum total size of the posts for one task."""
     heartbeat_interval_seconds: float = 30.0
-    """How often a publisher is to send a heartbeat."""
+    """Interval of a publisher's heartbeats."""
     silence_timeout_seconds: float = 90.0
     """Time without a request of a publisher after which its session ends."""
     reconnect_seconds: float = 5.0
-    """Time within which a publisher opens its event stream, at first and after a loss, before its session ends."""
+    """Time within which a publisher must open its event stream, initially and after a loss; then its session ends."""
     task_silence_seconds: float = 120.0
     """Time without a line of a task's result after which the task ends with STALL_TIMEOUT."""
     max_models: int = 64
-    """Models of one publisher."""
+    """Maximum number of models of one publisher."""
     max_tasks: int = 256
-    """Tasks of one publisher that have not ended."""
+    """Maximum number of unfinished tasks of one publisher."""
     max_connections: int = 1024
-    """Concurrent connections; one more is closed."""
+    """Maximum number of concurrent connections; further ones are closed."""
     max_registration_bytes: int = 262_144
-    """Size of a registration."""
+    """Maximum size of a registration."""
     max_waiting_chunks: int = 64
-    """Chunks of one task that wait for a slow caller; beyond that the publisher's post waits."""
+    """Maximum number of chunks of one task that wait for a slow caller; then the publisher's post waits."""
     open_timeout_seconds: float = 15.0
-    """Longest time of a registration."""
+    """Maximum duration of a registration request."""
 
 
 class PublisherTask:
@@ -137,7 +137,7 @@ class PublisherSession:
         self._last_request = self._stream_lost = clock.monotonic()
 
     def note_request(self) -> None:
-        """Records a sign of life."""
+        """Records that the publisher sent a request."""
         self._last_request = self.clock.monotonic()
 
     def begin(self) -> None:
@@ -179,7 +179,7 @@ class PublisherSession:
         """Removes a task; cancels it at the publisher if its answer is incomplete."""
         if self.tasks.pop(task.id, None) is None or (task.has_ended and task.failure is None):
             return
-        failure = task.failure or WeftError(Reason.CANCELLED, "the caller has left")
+        failure = task.failure or WeftError(Reason.CANCELLED, "the caller disconnected")
         # Sent before the publisher's post is answered, so that it knows why.
         if self._stream is not None:
             self._stream.put_nowait(failure_event("cancel", failure, task=task.id))

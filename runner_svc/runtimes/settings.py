@@ -47,12 +47,12 @@ class Argument:
 
 
 MAX_ADAPTERS = 32
-"""Per model."""
+"""Maximum number of adapters of a model."""
 Skill = Literal["text", "image", "audio", "tools"]
 LanguageCode = Annotated[str, Pattern(r"^[A-Za-z0-9_-]{1,64}$")]
 ThinkingMode = Literal["default", "enabled", "disabled"]
 Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
-"""What happens to an answer that repeats itself over and over."""
+"""What happens to an answer that repeats itself."""
 Url = Annotated[str, MaxLen(2048), SECRET]
 Arguments = tuple[str, ...]
 
@@ -155,7 +155,7 @@ class AdapterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """What every runtime lets an operator say about a model."""
+    """Settings of a model that all runtimes have."""
 
     name: Annotated[ModelName, PUBLIC]
     """Name of the model, unique in the mesh."""
@@ -231,7 +231,7 @@ class ModelSettings:
     warning; `kill`: it ends with `repeated_line_loop`."""
 
     tried_by: ClassVar[str] = ""
-    """Command that tries a model without chat, without the model's name; empty: the model chats."""
+    """Example command for a model without chat, without the model's name; empty: the model supports chat."""
 
     @property
     def location(self) -> str:
@@ -266,7 +266,7 @@ class SleepingModelSettings(ModelSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedModelSettings(SleepingModelSettings):
-    """Adds what can be said about a model whose engine weft starts and ends."""
+    """Adds the settings of a model whose engine weft starts and stops."""
 
     start_asleep: bool = False
     """Whether to load the model at its first request instead of at startup."""
@@ -322,14 +322,14 @@ class HostedModelSettings(StartedModelSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcedModelSettings(HostedModelSettings):
-    """Adds that the files of a model may be pulled by its name."""
+    """Adds the source from which the files of a model are pulled."""
 
     source: Annotated[SourceText, PUBLIC] | None = None
     """Source from which the model is pulled at its first load, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`, instead of
     `path` or `model`. See docs/models.md."""
 
     form: ClassVar[ModelForm]
-    """The form of its files."""
+    """The format of its files."""
     files_setting: ClassVar[str]
     """The setting that names its files if there is no source."""
     other_files_settings: ClassVar[tuple[str, ...]] = ()
@@ -386,7 +386,7 @@ class PathModelSettings(SourcedModelSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileModelSettings(PathModelSettings):
-    """Adds what can be said about a model that generates text."""
+    """Adds the settings of a model that generates text."""
 
     quantizations: Annotated[Mapping[Name, PathText], MaxLen(16)] = field(default_factory=dict)
     """Other quantizations of the model that `weft load -q` can select: their files or folders by name, such as `q8_0:
@@ -418,7 +418,7 @@ class FileModelSettings(PathModelSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufModelSettings(FileModelSettings):
-    """Adds what can be said about a model in a GGUF file."""
+    """Adds the settings of a model in a GGUF file."""
 
     embeddings: bool = True
     """Whether the model also serves embeddings."""
@@ -428,7 +428,7 @@ class GgufModelSettings(FileModelSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaModelSettings(PathModelSettings):
-    """Adds what can be said about a model of images or recordings whose engine is a library."""
+    """Adds the settings of a model for images or recordings whose engine is a library."""
 
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
     """Maximum number of concurrent requests."""
@@ -440,7 +440,7 @@ Device = Literal["cpu", "cuda", "auto"]
 # Without slots, because it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettings(PathModelSettings):
-    """Adds where a library computes."""
+    """Adds the device on which a library computes."""
 
     device: Annotated[Device, Argument("--device"), PUBLIC] = "auto"
     """Device to run on; `auto` uses an accelerator if there is one."""
@@ -468,7 +468,7 @@ ComputeType = Literal[
 # Without slots, because it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
 class CTranslate2Settings(DeviceSettings):
-    """Adds what can be said about a model in the form of CTranslate2."""
+    """Adds the settings of a model in CTranslate2's format."""
 
     compute_type: Annotated[ComputeType, Argument("--compute-type"), PUBLIC] = "int8"
     """Data type of the weights. If the device does not support it, the nearest supported type is used."""
@@ -484,7 +484,7 @@ class CTranslate2Settings(DeviceSettings):
 # Without slots, because it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
 class UpstreamSettings(ModelSettings):
-    """Adds how a server that weft does not start is reached. The mesh learns neither its address nor its key."""
+    """Adds the connection to a server that weft does not start. Its address and key are not sent to the mesh."""
 
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server."""

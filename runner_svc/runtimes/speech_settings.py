@@ -27,7 +27,7 @@ MAX_ALIASES = 256
 # Without slots, because it is mixed into settings that have them.
 @dataclass(frozen=True, kw_only=True)
 class SpeechSettings(StartedModelSettings):
-    """Adds which voice speaks."""
+    """Adds the default voice and voice aliases."""
 
     tried_by: ClassVar[str] = 'weft media speak "Hello" -o hello.mp3'
 

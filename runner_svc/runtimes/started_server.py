@@ -248,7 +248,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         try:
             await self.while_loading(self.take_memory(http))
         except WeftError as error:
-            what = f"{self.noun} did not wake, and is started again"
+            what = f"{self.noun} did not wake; it is restarted"
             log.warning(what, model=self.model.name, message=error.message)
             return None
         self._sleeps, self._order = False, order

@@ -45,9 +45,13 @@ def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
         return ""
     key = environment.get(variable, "").strip()
     if not key:
-        raise WeftError(Reason.INVALID_ARGUMENT, f"the environment variable {variable} is to hold the key and is empty")
+        raise WeftError(
+            Reason.INVALID_ARGUMENT, f"the environment variable {variable} should contain the key, but is empty"
+        )
     if not (key.isascii() and key.isprintable()):
-        raise WeftError(Reason.INVALID_ARGUMENT, f"the key in the environment variable {variable} is no printable text")
+        raise WeftError(
+            Reason.INVALID_ARGUMENT, f"the key in the environment variable {variable} is not printable text"
+        )
     return key
 
 

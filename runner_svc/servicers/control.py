@@ -73,7 +73,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
                 for known in await asyncio.to_thread(self._adding().load_parameters, request.source):
                     described.source_engines.add(load_parameters=map(parameter_message, known))
             return described
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     @override
     async def Wake(
@@ -82,7 +82,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         async with answering(context):
             await self._instance(request.model).wake(_priority_of(request.priority or Priority.NORMAL.wire))
             return pb.WakeResponse()
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     async def Load(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
         self, request: pb.LoadRequest, context: grpc.aio.ServicerContext[pb.LoadRequest, pb.LoadResponse]
@@ -109,7 +109,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             return pb.UnloadResponse(
                 memory_freed_bytes=held, cache_flushed=had_process and instance.backend.process_id is None
             )
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     async def PullModel(  # type: ignore[override]  # noqa: N802 - as Load
         self,
@@ -155,7 +155,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             self._permitted(request.permit, Action.REMOVE, request.model)
             model, freed = await self._adding().remove(request.model)
             return pb.RemoveModelResponse(memory_freed_bytes=freed, model=model)
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     @override
     async def YieldMemory(
@@ -170,7 +170,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             instance = self._instance(request.model)
             await instance.yield_memory(request.lease_id, priority, wanted_by)
             return pb.YieldMemoryResponse()
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     @override
     async def FlushCache(
@@ -181,7 +181,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         async with answering(context):
             self._permitted(request.permit, Action.FLUSH, request.model)
             return await self._cache.flush(request)
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     @override
     async def GetRequest(
@@ -199,7 +199,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
                     Reason.NOT_FOUND, f"this runner has no record of the request {request.request_id[:MAX_NAME_CHARS]}"
                 )
             return pb.GetRequestResponse(record=request_record_message(record), output=record.output)
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     @override
     async def TailLogs(

@@ -222,7 +222,7 @@ class DataPlane:
             work.note_device_usage(response.receipt)
             self._desk.complete(response.receipt, permit, instance)
             return response
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     async def _speak(self, request: pb.SpeakRequest, context: Context) -> None:
         async with answering(context):

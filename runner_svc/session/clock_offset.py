@@ -52,9 +52,9 @@ class ClockOffset:
             return
         self.seconds = float(round(measured))
         if self.is_refused:
-            log.error("no requests are taken", why=refused_words(self.seconds))
+            log.error("requests are refused", why=refused_words(self.seconds))
         elif self.is_notable:
-            log.warning("the clock of this machine is off", why=offset_words(self.seconds))
+            log.warning("clock of this machine is wrong", why=offset_words(self.seconds))
 
 
 def _utc(moment: "Timestamp") -> datetime:

@@ -82,15 +82,15 @@ class RunnerSession:
         """Monotonic times of the last heartbeat and of the last check of the capability."""
         self._heartbeat_interval = DEFAULT_HEARTBEAT_INTERVAL_SECONDS
         self._report_interval = DEFAULT_REPORT_INTERVAL_SECONDS
-        self._told: runner_pb2.Capability | None = None
+        self._sent_capability: runner_pb2.Capability | None = None
         """The last capability that the registry acknowledged."""
-        self._moves = self._told_moves = 0
+        self._moves = self._sent_moves = 0
         """Number of changes to another registry: so far, and at the last acknowledged report."""
         self._sequence = 0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
-        self.is_heard = False
+        self.is_acknowledged = False
         """Whether the registry answered the last call."""
 
     @property
@@ -163,12 +163,12 @@ class RunnerSession:
                 if not self._session_id or self._models_changed:
                     await self._open()
                 await self._report_what_is_due()
-                failures, self.is_heard = 0, True
+                failures, self.is_acknowledged = 0, True
                 due = min(self._heartbeat_at + self._heartbeat_interval, self._looked_at + self._report_interval)
                 await event_within(self._clock, max(0.0, due - self._clock.monotonic()), self._changed)
             except WeftError as error:
                 self._note_failure(error)
-                failures, self.is_heard = failures + 1, False
+                failures, self.is_acknowledged = failures + 1, False
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
 
     async def _open(self) -> None:
@@ -203,7 +203,7 @@ class RunnerSession:
         self._heartbeat_at = self._looked_at = -math.inf
         self._heartbeat_interval = seconds_of(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS
         self._report_interval = seconds_of(response.report_interval) or DEFAULT_REPORT_INTERVAL_SECONDS
-        self._told = None
+        self._sent_capability = None
         self._session_id = response.session_id
         log.info("session open")  # without its id, which proves ownership
 
@@ -213,8 +213,8 @@ class RunnerSession:
         is_due = now - self._heartbeat_at >= self._heartbeat_interval
         # A restarted registry has lost the last report; the lost connection reveals that.
         is_connected = self._registry.get_state() is grpc.ChannelConnectivity.READY
-        is_told = self._report.capability() == self._told and self._moves == self._told_moves
-        if not is_connected or is_due or not is_told:
+        is_sent = self._report.capability() == self._sent_capability and self._moves == self._sent_moves
+        if not is_connected or is_due or not is_sent:
             await self._heartbeat()
 
     async def _heartbeat(self) -> None:
@@ -230,7 +230,7 @@ class RunnerSession:
         began = self._clock.monotonic()
         with calling(Reason.SERVICE_UNAVAILABLE):
             response = await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
-        self._told, self._told_moves = capability, moves
+        self._sent_capability, self._sent_moves = capability, moves
         self._heartbeat_at = began
         self._note_time(response, began)
 
@@ -242,10 +242,10 @@ class RunnerSession:
 
     def _note_failure(self, error: WeftError) -> None:
         if error.reason is Reason.SESSION_UNKNOWN:
-            log.warning("the registry does not know this session, opening a new one")
+            log.warning("registry does not know this session; opening a new one")
             self._session_id = ""
         elif error.reason in _AWAY:
-            log.warning("the registry is away, serving on")
+            log.warning("registry is unreachable; still serving")
         else:
             log.error("the registry refused", reason=error.reason.name, message=error.message)
             if error.reason is Reason.ALREADY_EXISTS:

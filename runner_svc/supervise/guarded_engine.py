@@ -133,7 +133,7 @@ class GuardedEngine(asyncio.Protocol):
             async with asyncio.timeout(GUARDIAN_SECONDS):
                 outcome = await asyncio.shield(self._started)
         except TimeoutError:
-            raise OSError(errno.ETIMEDOUT, "its guardian is silent") from None
+            raise OSError(errno.ETIMEDOUT, "its guardian does not respond") from None
         if isinstance(outcome, OSError):
             raise outcome
         return outcome
@@ -207,7 +207,7 @@ class GuardedEngine(asyncio.Protocol):
             case ["ended", how, number]:
                 self._end(how, int(number))
             case ["left", *pids]:
-                log.error("processes of an engine do not die", pids=pids)
+                log.error("processes of an engine do not end", pids=pids)
             case _:
                 log.error("a guardian sent an unknown line", line=" ".join(words)[:200])
 
@@ -276,7 +276,7 @@ class GuardedEngine(asyncio.Protocol):
         deadline = asyncio.get_running_loop().time() + ORPHAN_SECONDS
         while await self._kill_tagged() or (self.leaf is not None and self.leaf.members()):
             if asyncio.get_running_loop().time() > deadline:
-                log.error("orphans of an engine do not die", pid=self.pid)
+                log.error("orphans of an engine do not end", pid=self.pid)
                 return
             await asyncio.sleep(ORPHAN_PAUSE_SECONDS)
 

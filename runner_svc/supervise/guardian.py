@@ -105,7 +105,7 @@ class Guardian:
         self._memory_bytes = memory_bytes
         self._oom_score = oom_score
         self._engine = 0
-        self._end_is_told = False
+        self._is_end_reported = False
         self._reaped = False
 
     def run(self) -> None:
@@ -167,7 +167,7 @@ class Guardian:
             self._tell(f"failed {executing.decode()}")
             os.waitpid(self._engine, 0)
             return False
-        _let_go_of_output()
+        _close_output()
         self._tell(f"started {self._engine} {entering.decode() or 0}")
         return True
 
@@ -208,7 +208,7 @@ class Guardian:
 
     def _look_for_end(self) -> bool:
         """Whether the engine has ended; reports it to the runner once."""
-        if self._end_is_told:
+        if self._is_end_reported:
             return True
         if self._linux:
             # Not reaped until the end, so that its id and its group's are not reused.
@@ -225,7 +225,7 @@ class Guardian:
             number = os.waitstatus_to_exitcode(status)
             how = "exited" if number >= 0 else "dumped" if os.WCOREDUMP(status) else "killed"
         self._tell(f"ended {how} {abs(number)}")
-        self._end_is_told = True
+        self._is_end_reported = True
         return True
 
     def _runner_is_gone(self) -> bool:
@@ -267,7 +267,7 @@ class Guardian:
         """
         if not self._linux:
             return False
-        if self._end_is_told and not self._reaped:
+        if self._is_end_reported and not self._reaped:
             _reap(self._engine)
             self._reaped = True
         try:
@@ -332,7 +332,7 @@ def _write(path: str, content: bytes) -> None:
         os.close(fd)
 
 
-def _let_go_of_output() -> None:
+def _close_output() -> None:
     """Closes the engine's output pipe here, since otherwise it would never reach end of file."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):

@@ -76,11 +76,11 @@ class Leftovers:
         while (leaves := {leaf for leaf in leaves if not leaf.remove()}) and time.monotonic() < deadline:
             time.sleep(SWEEP_PAUSE_SECONDS)
         if leaves:
-            log.warning("cgroups of an earlier life cannot be removed", paths=[str(leaf.path) for leaf in leaves])
+            log.warning("cgroups of an earlier process cannot be removed", paths=[str(leaf.path) for leaf in leaves])
         if killed:
-            log.warning("killed what an earlier life of this runner left behind", pids=sorted(killed))
+            log.warning("killed processes that an earlier run of this runner left", pids=sorted(killed))
         if found:
-            log.error("what an earlier life left behind does not end", pids=sorted(found))
+            log.error("processes of an earlier run do not end", pids=sorted(found))
         self._save(replace(state, entries=()))
         return sorted(killed)
 
@@ -145,7 +145,7 @@ class Leftovers:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("cannot tell what an earlier life left running", file=self._file.name, error=str(error))
+            log.warning("cannot determine which processes an earlier run left", file=self._file.name, error=str(error))
             return None
 
     def _save(self, state: _State) -> None:

@@ -103,11 +103,11 @@ def verdict(error: Exception) -> tuple[str, str]:
             words = "".join(letter if letter.isprintable() else " " for letter in str(error))
             return CONVERSATION, words
         case jinja2.TemplateSyntaxError():
-            return TEMPLATE, "its syntax is wrong"
+            return TEMPLATE, "its syntax is invalid"
         case jinja2.exceptions.SecurityError():
-            return LIMITS, "it reaches for what templates must not touch"
+            return LIMITS, "it accesses something that templates must not use"
         case MemoryError() | RecursionError() | OverflowError():
-            return LIMITS, f"it uses too much ({type(error).__name__})"
+            return LIMITS, f"it exceeds a limit ({type(error).__name__})"
         case _:
             return TEMPLATE, f"it fails with {type(error).__name__}"
 

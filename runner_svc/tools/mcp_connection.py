@@ -237,7 +237,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise httpx2.DecodingError("the server compressed its answer, which it was not asked to", request=request)
+            raise httpx2.DecodingError("the server compressed its answer, which was not requested", request=request)
         if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             return response
         assert isinstance(response.stream, httpx2.AsyncByteStream), "an asynchronous transport"
@@ -326,10 +326,10 @@ async def server_process(
         yield from_server, to_server
     finally:
         # From here on, its end is not reported as a loss.
-        at_once, pipes.is_lost = pipes.is_lost, True
+        immediately, pipes.is_lost = pipes.is_lost, True
         try:
             with anyio.CancelScope(shield=True):
-                await _end(process, at_once=at_once)
+                await _end(process, immediately=immediately)
                 await asyncio.to_thread(kill_tagged, this_system(), tag)
         finally:
             for task in tasks:
@@ -362,7 +362,7 @@ async def _read(process: asyncio.subprocess.Process, pipes: _Pipes, max_message_
             if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCRequest):
                 pipes.unanswered += 1
                 if pipes.unanswered > MAX_UNANSWERED:
-                    pipes.lose("its server asks one thing after the other and reads no answers")
+                    pipes.lose("its server sends requests without reading the answers")
                     return
             await pipes.incoming.send(item)
     except ValueError:
@@ -385,7 +385,7 @@ def _parsed(line: bytes) -> SessionMessage | Exception:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError:
         # The error's text would repeat the server's content.
-        return ValueError("the server sent a line that is no JSON-RPC message")
+        return ValueError("the server sent a line that is not a JSON-RPC message")
 
 
 async def _write(process: asyncio.subprocess.Process, pipes: _Pipes) -> None:
@@ -420,16 +420,16 @@ async def _drain_errors(process: asyncio.subprocess.Process, name: str) -> None:
             log.debug("a tool server printed", source=name, line=line[:MAX_DEBUG_CHARACTERS])
 
 
-async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
+async def _end(process: asyncio.subprocess.Process, *, immediately: bool) -> None:
     """Ends the server: closes its input, then TERM, then KILL to the group, which also ends remaining members.
 
-    `at_once`: a failed server gets no time to notice that its input is closed.
+    `immediately`: a failed server gets no time to notice that its input is closed.
     """
     assert process.stdin is not None, "it is a pipe"
     try:
         process.stdin.close()
         for signal_number, grace in (
-            (None, 0.0 if at_once else CLOSE_SECONDS),
+            (None, 0.0 if immediately else CLOSE_SECONDS),
             (signal.SIGTERM, TERM_SECONDS),
             (signal.SIGKILL, KILL_SECONDS),
         ):

@@ -225,7 +225,7 @@ class McpServer(ToolRunner):
         async for tool in connection.tools():
             name = f"{self.settings.name}.{tool.name}"
             if self.settings.allow and tool.name not in self.settings.allow:
-                left_out[tool.name[:MAX_NAME_CHARS]] = "it is not among those that the configuration allows"
+                left_out[tool.name[:MAX_NAME_CHARS]] = "the configuration does not allow it"
                 continue
             try:
                 schema = _fit(name, tool.input_schema, len(tools))
@@ -242,7 +242,7 @@ class McpServer(ToolRunner):
     def _note_lost(self, why: str) -> None:
         if not (self._is_lost or self._stopping.is_set()):
             self._is_lost = True
-            self._problem = f"{why}; it is tried again"
+            self._problem = f"{why}; retrying"
             # A call must neither use this connection nor mistake the end of this attempt for that of the next one.
             self._connection = None
             self._settled.clear()
@@ -257,7 +257,7 @@ class McpServer(ToolRunner):
         """Records the cause of a failure without addresses, unless the end of the process was already reported."""
         if self._is_lost:
             return
-        problem = f"{_cause(error)}; it is tried again"
+        problem = f"{_cause(error)}; retrying"
         if problem != self._problem:
             log.warning("tool server not connected", source=self.settings.name, why=problem)
         self._problem = problem
@@ -268,7 +268,7 @@ def _fit(name: str, schema: Mapping[str, Any], have: int) -> dict[str, Any]:
     if have >= MAX_TOOLS_PER_SOURCE:
         raise ValueError(f"its server has more than {MAX_TOOLS_PER_SOURCE} tools; list it in `allow`")
     if not is_name(name):
-        raise ValueError("its name has characters that a configuration cannot hold, or too many")
+        raise ValueError("its name is too long or has invalid characters")
     return object_schema(schema)
 
 

@@ -110,12 +110,14 @@ def _parameters(function: Callable[..., Any], field: str) -> list[inspect.Parame
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise invalid_field(field, "the function does not say what its parameters are") from error
+        raise invalid_field(field, "the function has no readable signature") from error
     for one in parameters:
         if one.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            raise invalid_field(field, f"the function takes *{one.name}, which a model cannot be told; name each one")
+            raise invalid_field(
+                field, f"the function takes *{one.name}, which cannot be described to a model; name each parameter"
+            )
         if one.annotation is inspect.Parameter.empty:
-            raise invalid_field(field, f"the parameter {one.name} has no annotation, from which its schema would come")
+            raise invalid_field(field, f"the parameter {one.name} has no annotation, which its schema needs")
     return parameters
 
 

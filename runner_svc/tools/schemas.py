@@ -48,7 +48,7 @@ def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(error.message) from None
     whole = {"type": "object", **schema}
     if whole["type"] != "object":
-        raise ValueError("its schema is not one of an object")
+        raise ValueError("its schema is not that of an object")
     whole.setdefault("properties", {})
     return whole
 

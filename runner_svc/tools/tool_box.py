@@ -51,9 +51,7 @@ class ToolBox:
         ends = await asyncio.gather(*(source.stop() for source in self._sources), return_exceptions=True)
         for source, end in zip(self._sources, ends, strict=True):
             if isinstance(end, Exception):
-                log.warning(
-                    "a source of tools did not stop cleanly", source=source.settings.name, error=repr(end)[:512]
-                )
+                log.warning("source of tools did not stop cleanly", source=source.settings.name, error=repr(end)[:512])
 
     def pick(self, names: Sequence[str], taken: Collection[str] = ()) -> tuple[ToolDescription, ...]:
         """Returns the tools with these names, without duplicates, with unique wire names that are not in `taken`.
@@ -124,7 +122,7 @@ class ToolBox:
     def _find(self, name: str) -> ToolDescription:
         source = self._source_of(name)
         if source is None:
-            raise _unavailable(name, "it is not among the tools of this runner")
+            raise _unavailable(name, "this runner does not have it")
         for tool in source.descriptions():
             if tool.name == name:
                 self._known[name] = tool

@@ -64,7 +64,7 @@ def _body(**changes: Any) -> dict[str, Any]:
 
 
 async def _busy_runner(mesh: MeshProcess) -> str:
-    """The runner whose backend works on a request."""
+    """The runner whose backend is processing a request."""
 
     async def busy() -> str | None:
         for name in ("a", "b"):

@@ -59,8 +59,8 @@ async def test_start_and_doctor_recognize_a_server_that_is_a_mesh(
 ) -> None:
     """The start said that it does not answer, or lists no models; the doctor that it is to be started."""
     banner = (mesh.home.parent / "home.out").read_text()
-    assert "warn box: serves no model of its server: it is a weft mesh, whose models are named one by one" in banner
-    assert "name them beside its url, such as models: [{name: qwen}]" in banner
+    assert "warn box: serves no model of its server: it is a weft mesh; list its models one by one" in banner
+    assert "list them beside its url, such as models: [{name: qwen}]" in banner
     _, shown, _ = await run_weft("doctor", "--config", str(config), home=tmp_path / "other")
     assert "name them beside its url" in shown
     assert "start it, or correct url" not in shown

@@ -19,7 +19,12 @@ SHOWN = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 TEXT_RUNNERS = ("t1", "t2")
 REQUESTS = 6
-UNTAKEN = ("takes no images", "calls no tools", "does not think", "does not translate into xx")
+UNTAKEN = (
+    "does not support images",
+    "does not support tools",
+    "does not support thinking",
+    "does not translate into xx",
+)
 
 
 @pytest.fixture(scope="module")

@@ -54,8 +54,8 @@ async def test_interrupted_pull_resumes_and_the_run_command_answers(hub: ModelHu
     assert "Paris" in answer
     assert hub.sent_bytes - before < size, "what was pulled is not pulled again"
     assert f"weft: {SOURCE} is served as smol-q4_1\n" in said
-    assert "weft:   context 8192: all that the model was trained for; 360 MiB of KV cache\n" in said
-    assert "weft:   2 slots: the usual number on processors\n" in said
+    assert "weft:   context 8192: the full training context; 360 MiB of KV cache\n" in said
+    assert "weft:   2 slots: the default number on processors\n" in said
     assert re.search(r"weft:   in the host's memory, without an accelerator: about [\d.]+ [MG]iB in .* GiB of", said)
     assert f"`weft up --home {home}" in said
     assert not WeftHome(home).is_claimed()

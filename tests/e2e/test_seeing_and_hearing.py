@@ -114,7 +114,10 @@ async def test_image_or_audio_reaches_the_prompt_on_every_surface(
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [(chat("ears", IMAGE_PART), "ears takes no images"), (chat("eyes", AUDIO_PART), "eyes takes no audio")],
+    [
+        (chat("ears", IMAGE_PART), "ears does not support images"),
+        (chat("eyes", AUDIO_PART), "eyes does not support audio"),
+    ],
     ids=["an image to ears", "a recording to eyes"],
 )
 async def test_media_the_projector_cannot_encode_is_rejected_immediately(

@@ -35,7 +35,7 @@ async def test_truncated_file_and_offline_server_do_not_block_a_good_model_and_a
     server = {"name": "m-server", "url": f"http://127.0.0.1:{port}/v1"}
     offline = {"name": "server", "runtime": "openai_http", "probe_interval_seconds": 0.2, "models": [server]}
     config = write_config(tmp_path, fake_runner("a"), truncated, offline)
-    reasons = {"m-file": "it is cut short", "m-server": "the server does not answer"}
+    reasons = {"m-file": "it is truncated", "m-server": "the server does not answer"}
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
 
         async def answers(model: str) -> bool:

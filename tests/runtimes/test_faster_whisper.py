@@ -140,7 +140,7 @@ async def test_prompt_temperature_voice_detection_and_translation_reach_the_mode
         ):
             heard, _ = await _words(backend, fox, **fields)
             assert "dog" in heard.text, fields
-        with pytest.raises(WeftError, match="language: this model knows English alone") as refused:
+        with pytest.raises(WeftError, match="language: this model knows only English") as refused:
             await _words(backend, fox, language="nl")
         assert refused.value.reason is Reason.INVALID_ARGUMENT
         _require_fox((await _words(backend, fox))[0])

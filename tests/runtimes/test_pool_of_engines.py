@@ -68,7 +68,7 @@ async def _kill(mesh: MeshProcess, runner: str) -> None:
 
 
 async def _working(mesh: MeshProcess) -> str | None:
-    """The runner whose engine works on a request."""
+    """The runner whose engine is processing a request."""
     for runner in RUNNERS:
         if (await mesh.describe(runner)).active_request_ids:
             return runner

@@ -519,7 +519,7 @@ def _with_expected(known: Mapping[str, T], expected: Mapping[str, T]) -> Mapping
 
 
 MAX_VIEW_AGE_SECONDS = 30.0
-"""Age from which routers and gateways that have lost the registry are degraded; they go on with what they know."""
+"""Age from which routers and gateways that have lost the registry are degraded; they continue with their last view."""
 
 
 def look_at_fleet(fleet: FleetWatcher | None) -> Observation:

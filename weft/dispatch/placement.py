@@ -109,7 +109,7 @@ class Placement(Protocol):
         """
         ...
 
-    def end_at_once(
+    def end_immediately(
         self,
         reason: Reason,  # noqa: ARG002 - only a scheduler in the same process implements it
         receipt: receipt_pb2.Receipt,  # noqa: ARG002

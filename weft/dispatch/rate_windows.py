@@ -98,7 +98,7 @@ class SlidingWindow:
         return max(0.0, self._buckets[-1].newest + self.length - now) if self._buckets else 0.0
 
 
-EVERYBODY_ELSE = "+everybody-else"
+ALL_OTHERS = "+everybody-else"
 """The key shared by all keys beyond a limit. It cannot collide: other names begin with a letter or a digit."""
 _WINDOW_WORDS: Mapping[int, str] = MappingProxyType(
     {SECOND: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week", MONTH: "month"}
@@ -294,7 +294,7 @@ class TrackedKeys:
         if name not in seen and len(seen) >= self._max_keys:
             self._forget_idle(now)
             if len(seen) >= self._max_keys:
-                return self._prefix + EVERYBODY_ELSE
+                return self._prefix + ALL_OTHERS
         seen[name] = now
         seen.move_to_end(name)
         return self._prefix + name
@@ -304,8 +304,8 @@ class TrackedKeys:
         return self._last_seen.pop(name, None) is not None
 
     def names(self) -> list[str]:
-        """Returns the names that are counted separately, and EVERYBODY_ELSE."""
-        return [*self._last_seen, EVERYBODY_ELSE]
+        """Returns the names that are counted separately, and ALL_OTHERS."""
+        return [*self._last_seen, ALL_OTHERS]
 
     def use(self, rates: Sequence[Rate]) -> None:
         """Changes the rates; windows with the same unit and length keep their count."""

@@ -179,15 +179,15 @@ class ReconnectingPlacement(Placement):
 
     @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
-        is_heard = False
+        is_acknowledged = False
         try:
-            is_heard = bool(await self._report(self._place.report_finished(reason, receipt)))
+            is_acknowledged = bool(await self._report(self._place.report_finished(reason, receipt)))
         finally:
-            if is_heard or receipt is None:
+            if is_acknowledged or receipt is None:
                 self._is_reported = True
             else:
                 self.hand_over(receipt)
-        return is_heard
+        return is_acknowledged
 
     def hand_over(self, receipt: receipt_pb2.Receipt) -> None:
         """Reports the end of the request to the then leading router, unless it is already reported.
@@ -199,8 +199,8 @@ class ReconnectingPlacement(Placement):
         self._is_reported = True
 
     @override
-    def end_at_once(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
-        return self._place.end_at_once(reason, receipt, content_of=content_of)
+    def end_immediately(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
+        return self._place.end_immediately(reason, receipt, content_of=content_of)
 
     async def _report(self, report: Coroutine[Any, Any, T]) -> T | None:
         """Returns the result of a report; None: timeout."""

@@ -382,7 +382,7 @@ def _items(value: object) -> Iterator[object]:
 
 
 def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not valid JSON")
 
 
 def _json(value: object) -> str:

@@ -66,15 +66,16 @@ class LoadSettings(DocumentPart):
     quantization: Annotated[str, Field(min_length=1, max_length=MAX_QUANTIZATION_CHARS)] | None = None
     """One of the model's declared variants, such as q8_0."""
     memory_budget_mb: Annotated[int, Field(ge=1, le=MAX_MEMORY_MB)] | None = None
-    """The most accelerator memory it may take, in MiB."""
+    """Maximum accelerator memory, in MiB."""
     keep_alive: KeepAlive | None = None
-    """How long it stays loaded after a request: seconds, a length such as "5m", 0, or -1 for no limit (the default)."""
+    """How long it stays loaded after a request: seconds, a duration such as "5m", 0, or -1 for no limit (the
+    default)."""
     pin: bool = False
     """Whether it is never evicted for another model."""
     parameters: dict[Annotated[str, Field(max_length=MAX_PARAMETER_CHARS)], CheckedLoadValue] = Field(
         default={}, max_length=MAX_LOAD_PARAMETERS
     )
-    """Further settings of its engine by name; `GET /v1/admin/models` says which there are, and their ranges."""
+    """Further engine settings by name; `GET /v1/admin/models` lists them with their ranges."""
 
 
 MEBIBYTE = 1024 * 1024

@@ -106,11 +106,11 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == _MERGE_TAG and not self._merge_keys:
-                raise YamlRefusedError("merge keys (<<) are not taken", key_node)
+                raise YamlRefusedError("merge keys (<<) are not supported", key_node)
             if not isinstance(key_node, ScalarNode):
                 raise YamlRefusedError("a key must be a plain word", key_node)
             if (key_node.tag, key_node.value) in seen:
-                raise YamlRefusedError(f"the key {key_node.value[:64]!r} stands here twice", key_node)
+                raise YamlRefusedError(f"the key {key_node.value[:64]!r} appears twice", key_node)
             seen.add((key_node.tag, key_node.value))
 
 
@@ -299,7 +299,7 @@ _HINTS = (
     ("while scanning a quoted scalar", "a quote is not closed"),
     ("found unknown escape character", "in double quotes a backslash begins an escape; use single quotes"),
     ("undefined alias", "a text that begins with * or & needs quotes"),
-    ("could not determine a constructor", "tags such as !!python are not taken"),
+    ("could not determine a constructor", "tags such as !!python are not supported"),
     ("expected the node content", "a value is missing, or the text ends within a bracket"),
     ("cannot start any token", "a text that begins with this character needs quotes"),
 )

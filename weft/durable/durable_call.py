@@ -140,7 +140,7 @@ class WatchedTask:
     async def events(self) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
         """Submits the task and yields its events, with the final state last.
 
-        Closing the iterator earlier means that the caller has left. Raises as `TaskClient.submit`, and
+        Closing the iterator earlier means that the caller disconnected. Raises as `TaskClient.submit`, and
         SERVICE_UNAVAILABLE after a long outage of the task store.
         """
         try:
@@ -224,7 +224,7 @@ class WatchedTask:
             pause = min(pause * 2, 1.0)
 
     async def _leave(self) -> None:
-        """Cancels the task unless it is to continue, because the caller has left or got an error."""
+        """Cancels the task unless it is to continue, because the caller disconnected or got an error."""
         if self._submitting is None:
             return
         if self._journal.when_left is WhenLeft.KEEP and not self._journal.is_ended():

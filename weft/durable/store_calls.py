@@ -222,12 +222,12 @@ class _FirstStatus:
 
     def _note(self, call: Any) -> None:
         # The status of a finished call is available immediately, although its accessors are coroutines.
-        code, details, trailer = (_at_once(each) for each in (call.code(), call.details(), call.trailing_metadata()))
+        code, details, trailer = (_result_of(each) for each in (call.code(), call.details(), call.trailing_metadata()))
         if self._first is None and details != _WRITE_FAILED:
             self._first = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailer, details)
 
 
-def _at_once(answer: Coroutine[Any, Any, Any]) -> Any:
+def _result_of(answer: Coroutine[Any, Any, Any]) -> Any:
     try:
         answer.send(None)
     except StopIteration as done:

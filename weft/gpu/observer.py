@@ -33,7 +33,7 @@ class SingleFlightThread:
         self._now = monotonic_seconds
         self._lock = threading.Lock()
         self._since: float | None = None
-        self._told_at_end: list[Callable[[], None]] = []
+        self._end_listeners: list[Callable[[], None]] = []
 
     def is_alive(self) -> bool:
         """Whether a job runs."""
@@ -48,7 +48,7 @@ class SingleFlightThread:
         """Runs `job`, which must not raise, unless a job is running. Calls `on_end` in its thread when it has ended."""
         with self._lock:
             if on_end is not None:
-                self._told_at_end.append(on_end)
+                self._end_listeners.append(on_end)
             if self._since is None:
                 self._since = self._now()
                 threading.Thread(target=self._run, args=(job,), name=self._name, daemon=True).start()
@@ -57,7 +57,7 @@ class SingleFlightThread:
         job()
         with self._lock:
             self._since = None
-            told, self._told_at_end = self._told_at_end, []
+            told, self._end_listeners = self._end_listeners, []
         for tell in told:
             tell()
 

@@ -132,7 +132,7 @@ def check_processes(message: pb.HostSighting, field: str) -> None:
     for at, seen in enumerate(message.processes):
         process = (seen.process.pid, seen.process.start_ticks)
         if process in processes:
-            raise invalid_field(f"{field}.processes[{at}].process", "must be told only once")
+            raise invalid_field(f"{field}.processes[{at}].process", "must appear only once")
         processes.add(process)
         left = set(devices)
         for share_at, share in enumerate(seen.memory):

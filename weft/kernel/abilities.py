@@ -59,12 +59,15 @@ UNKNOWN = Abilities()
 
 
 _LACKING = {
-    Skill.TEXT: "takes no text",
-    Skill.IMAGE: "takes no images",
-    Skill.AUDIO: "takes no audio",
-    Skill.TOOLS: "calls no tools",
+    Skill.TEXT: "does not support text",
+    Skill.IMAGE: "does not support images",
+    Skill.AUDIO: "does not support audio",
+    Skill.TOOLS: "does not support tools",
 }
-_UNTAKEN = {ThinkingMode.ENABLED: "does not think", ThinkingMode.DISABLED: "does not answer without thinking"}
+_UNTAKEN = {
+    ThinkingMode.ENABLED: "does not support thinking",
+    ThinkingMode.DISABLED: "does not answer without thinking",
+}
 
 
 def untaken_words(lacking: frozenset[Skill], modes: frozenset[ThinkingMode], mode: ThinkingMode) -> str:
@@ -74,7 +77,7 @@ def untaken_words(lacking: frozenset[Skill], modes: frozenset[ThinkingMode], mod
     """
     words = [_LACKING[skill] for skill in sorted(lacking)]
     if not takes_mode(modes, mode):
-        words.append("has no switch for its thinking" if modes == {ThinkingMode.DEFAULT} else _UNTAKEN[mode])
+        words.append("has no setting for thinking" if modes == {ThinkingMode.DEFAULT} else _UNTAKEN[mode])
     return " and ".join(words)
 
 

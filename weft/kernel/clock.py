@@ -56,11 +56,11 @@ class MeshClock(Clock):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._told: tuple[datetime, float] | None = None
+        self._last_known: tuple[datetime, float] | None = None
 
     def set(self, now: datetime) -> None:
         """Sets the mesh's current time, an aware UTC datetime."""
-        self._told = now, self._clock.monotonic()
+        self._last_known = now, self._clock.monotonic()
 
     @override
     def monotonic(self) -> float:
@@ -68,9 +68,9 @@ class MeshClock(Clock):
 
     @override
     def utc_now(self) -> datetime:
-        if self._told is None:
+        if self._last_known is None:
             return self._clock.utc_now()
-        told, at = self._told
+        told, at = self._last_known
         return told + timedelta(seconds=self._clock.monotonic() - at)
 
     @override

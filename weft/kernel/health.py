@@ -32,7 +32,7 @@ class Observation:
 
     state: HealthState
     reason: str = ""
-    """A fixed word, such as `no_router`; empty if it is well."""
+    """A fixed word, such as `no_router`; empty if it is healthy."""
     message: str = ""
     """One sentence for operators: never a secret, an address or request content."""
 
@@ -55,13 +55,13 @@ class HealthLimits:
     """When the health of a component changes."""
 
     worse_after_checks: int = 3
-    """Consecutive checks, once a second, after which a component that is worse is reported as such."""
+    """Number of consecutive checks, one per second, after which a worse state is reported."""
     worse_after_seconds: float = 2.0
-    """Shortest time between the first and the last of them."""
+    """Minimum time between the first and the last of them."""
     better_after_checks: int = 3
-    """Consecutive checks after which a component that is better is reported as such."""
+    """Number of consecutive checks after which a better state is reported."""
     better_after_seconds: float = 10.0
-    """Shortest time between the first and the last of them. One that has not been well yet is well immediately."""
+    """Minimum time between the first and the last of them; none for a component that has not been healthy yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Component:
     message: str = "it has not been checked yet"
     since: float
     """When it entered this state, on the monotonic clock."""
-    was_well: bool = False
-    """Whether it has been well since the process started."""
+    was_healthy: bool = False
+    """Whether it has been healthy since the process started."""
     pending_checks: int = 0
     """Consecutive observations that differ from the state in the same direction."""
     pending_since: float = 0.0
@@ -87,7 +87,7 @@ def next_component(held: Component, seen: Observation, now: float, limits: Healt
     now_seen, was = _SEVERITY[seen.state], _SEVERITY[held.state]
     if held.state is HealthState.STARTING and seen.state is not HealthState.DOWN:
         return _changed(held, seen, now)
-    if seen.state is HealthState.OK and not held.was_well:
+    if seen.state is HealthState.OK and not held.was_healthy:
         return _changed(held, seen, now)
     if now_seen == was and held.state is not HealthState.STARTING:
         return replace(held, reason=seen.reason, message=seen.message, pending_checks=0)
@@ -114,7 +114,7 @@ def _changed(held: Component, seen: Observation, now: float) -> Component:
         reason=seen.reason,
         message=seen.message,
         since=now,
-        was_well=held.was_well or seen.state is HealthState.OK,
+        was_healthy=held.was_healthy or seen.state is HealthState.OK,
     )
 
 

@@ -29,13 +29,13 @@ log = get_logger("weft.health")
 
 CHECK_INTERVAL_SECONDS = 1.0
 STARTING_INTERVAL_SECONDS = 0.1
-"""Interval while a component has not been well yet."""
+"""Interval while a component has not been healthy yet."""
 CHECK_TIMEOUT_SECONDS = 5.0
 """After this time a pending check reports its component as down; it keeps running and is not started twice."""
 CHECK_WAIT_SECONDS = 0.5
 """How long a round waits for slow checks."""
 MAX_STARTING_SECONDS = 60.0
-"""After this time the interval is CHECK_INTERVAL_SECONDS, even if a component has not been well yet."""
+"""After this time the interval is CHECK_INTERVAL_SECONDS, even if a component has not been healthy yet."""
 MAX_EVENT_LOOP_DELAY_SECONDS = 5.0
 """A process that is repeatedly this late for its checks is stuck, and not live."""
 
@@ -45,7 +45,7 @@ HealthListener = Callable[[HealthReport], Awaitable[None]]
 def paced(
     look: Callable[[], Awaitable[Observation]], clock: Clock, seconds: float
 ) -> Callable[[], Awaitable[Observation]]:
-    """Returns a check that reuses its result for `seconds` while the component is well."""
+    """Returns a check that reuses its result for `seconds` while the component is healthy."""
     last: tuple[float, Observation] | None = None
 
     async def paced_look() -> Observation:
@@ -87,7 +87,7 @@ class HealthMonitor(HealthSource):
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
         self._began = clock.monotonic()
-        self._told: HealthReport | None = None
+        self._last_report: HealthReport | None = None
         self.add(HealthCheck(name=EVENT_LOOP, look=self._look_at_event_loop))
         for check in checks:
             self.add(check)
@@ -163,7 +163,7 @@ class HealthMonitor(HealthSource):
 
     def _pause_seconds(self) -> float:
         is_young = self._clock.monotonic() - self._began < MAX_STARTING_SECONDS
-        is_starting = any(not each.component.was_well for each in self._checked)
+        is_starting = any(not each.component.was_healthy for each in self._checked)
         return STARTING_INTERVAL_SECONDS if is_young and is_starting else CHECK_INTERVAL_SECONDS
 
     async def _look_at_event_loop(self) -> Observation:
@@ -213,9 +213,9 @@ class HealthMonitor(HealthSource):
 
     async def _tell(self) -> None:
         report = self.report
-        if _facts_of(report) == _facts_of(self._told):
+        if _facts_of(report) == _facts_of(self._last_report):
             return
-        self._told = report
+        self._last_report = report
         for listener in self._listeners:
             await listener(report)
 

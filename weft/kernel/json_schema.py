@@ -31,30 +31,30 @@ _Bytes = Annotated[int, Ge(1024), Le(1_073_741_824)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaLimits:
-    """The JSON schemas of one request: of its tools, and of its answer's form. More is 400 and names the place.
+    """Limits of the JSON schemas of one request: tools and answer format. The error 400 names the place.
 
     Engines make grammars of them, in time and memory that grow faster than the schema.
     """
 
     max_bytes: _Bytes = 64 * 1024
-    """One schema as JSON."""
+    """Maximum size of one schema as JSON."""
     max_total_bytes: _Bytes = 1024 * 1024
-    """All of them together."""
+    """Maximum total size."""
     max_depth: Annotated[int, Ge(1), Le(128)] = 32
-    """Schemas within schemas."""
+    """Maximum nesting of schemas."""
     max_nodes: _Count = 2000
-    """Schemas within one, itself counted."""
+    """Maximum number of schemas within one, including itself."""
     max_enum: _Count = 1000
-    """Values in all its enums together."""
+    """Maximum number of values in all its enums together."""
     max_repeat: _Count = 100_000
-    """Values of `minItems`, `minLength` and their like: a grammar is written out that often. Upper bounds above it
+    """Maximum value of `minItems`, `minLength` and similar: a grammar is expanded that often. Upper bounds above it
     (`maxLength`) are left out."""
     max_branches: _Count = 1024
-    """Ways that `anyOf`, `oneOf` and `allOf` can be combined to."""
+    """Maximum number of combinations of `anyOf`, `oneOf` and `allOf`."""
     max_pattern_chars: Annotated[int, Ge(1), Le(65_536)] = 512
-    """Length of a pattern."""
+    """Maximum length of a pattern."""
     max_patterns: Annotated[int, Ge(1), Le(10_000)] = 256
-    """Patterns of all schemas together."""
+    """Maximum number of patterns in all schemas together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The bounds of the metrics of a process."""
+"""Limits of the metrics of a process."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -23,9 +23,9 @@ class MetricLimits:
     """Label sets of one histogram, such as its models; counters and gauges have twenty times as many. What comes beyond
     them is counted with `_other` in place of its model. A label set that was not used for `idle_seconds` makes room."""
     idle_seconds: Constant[float] = 3600.0
-    """How long a label set must have been unused to make room for a new one."""
+    """Time without use after which a label set may be replaced by a new one."""
 
     @property
     def max_single_series(self) -> int:
-        """Label sets of one counter or gauge, which has one series for each; a histogram has some twenty."""
+        """Maximum label sets of one counter or gauge, which has one series for each; a histogram has some twenty."""
         return 20 * self.max_label_sets

@@ -307,13 +307,13 @@ def authenticate(ring: KeyRing, presented: str | None, now: datetime) -> Princip
     found = _KEY.fullmatch(presented) if len(presented) <= MAX_KEY_CHARS else None
     verifier = ring.keys.get(found[1]) if found else None
     digest = key_digest(ring.pepper, found[2] if found else "")
-    good = _is_good(verifier or _NOBODY, digest, now)
+    good = _is_good(verifier or _NO_VERIFIER, digest, now)
     if verifier is None or not good:
         raise WeftError(Reason.UNAUTHENTICATED, "the key is not valid")
     return verifier.principal
 
 
-_NOBODY = KeyVerifier(key_id="", tenant="", access=frozenset(), digest=_NO_DIGEST)
+_NO_VERIFIER = KeyVerifier(key_id="", tenant="", access=frozenset(), digest=_NO_DIGEST)
 
 
 def _is_good(verifier: KeyVerifier, digest: bytes, now: datetime) -> bool:

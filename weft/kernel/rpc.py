@@ -356,6 +356,6 @@ def answers(method: Callable[RpcT, Awaitable[AnswerT]]) -> Callable[RpcT, Corout
     async def rpc(*args: RpcT.args, **kwargs: RpcT.kwargs) -> AnswerT:
         async with answering(cast("grpc.aio.ServicerContext[Any, Any]", args[-1])):
             return await method(*args, **kwargs)
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     return rpc

@@ -273,10 +273,10 @@ def require_safe_pattern(pattern: str, field: str) -> None:
     try:
         re2.compile(_CODE_POINT.sub(lambda found: f"\\x{{{found[1]}}}" if found[1] else found[0], pattern), options)
     except (re2.error, UnicodeEncodeError) as error:
-        raise invalid_field(field, f"is no pattern that is safe to run: {_words_of(error)}") from None
+        raise invalid_field(field, f"is not a pattern that is safe to run: {_words_of(error)}") from None
     if pattern_ways(pattern) > MAX_WAYS:
         words = f"it has more than {MAX_WAYS:,} ways to its next character; repeat no group that may be empty"
-        raise invalid_field(field, f"is no pattern that is safe to run: {words}")
+        raise invalid_field(field, f"is not a pattern that is safe to run: {words}")
 
 
 def _words_of(error: Exception) -> str:

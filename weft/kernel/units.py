@@ -82,7 +82,7 @@ def parse_rates(texts: Iterable[str], field: str) -> tuple[Rate, ...]:
 
 MAX_DURATION_SECONDS = 366 * 86_400.0
 """One year. For a longer time use -1, no limit."""
-FOR_EVER = -1.0
+FOREVER = -1.0
 """Result for every negative length."""
 MAX_DURATION_CHARS = 32
 
@@ -94,7 +94,7 @@ _PARTS = re.compile(_PART, re.ASCII)
 
 
 def keep_alive_seconds(value: object, field: str) -> float:
-    """Parses how long a model stays loaded, in seconds: 300, "300", "5m", "1h30m", 0; FOR_EVER for a negative length.
+    """Parses how long a model stays loaded, in seconds: 300, "300", "5m", "1h30m", 0; FOREVER for a negative length.
 
     Raises INVALID_ARGUMENT naming `field`, also above a year.
     """
@@ -102,7 +102,7 @@ def keep_alive_seconds(value: object, field: str) -> float:
     if seconds is None or math.isnan(seconds):
         raise _malformed(field)
     if seconds < 0:
-        return FOR_EVER
+        return FOREVER
     if seconds > MAX_DURATION_SECONDS:
         raise invalid_field(field, f"must be at most {MAX_DURATION_SECONDS:.0f} seconds (366 days); -1 is no end")
     return seconds + 0.0  # turns -0.0 into 0.0

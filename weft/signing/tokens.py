@@ -168,10 +168,10 @@ def in_words(action: operation_pb2.OperationAction) -> list[str]:
 def _lines(message: Message, left_out: tuple[str, ...] = ()) -> Iterator[str]:
     for field, value in message.ListFields():
         if field.name not in left_out:
-            yield from _told(field, value)
+            yield from _set_fields(field, value)
 
 
-def _told(field: FieldDescriptor, value: Any) -> Iterator[str]:
+def _set_fields(field: FieldDescriptor, value: Any) -> Iterator[str]:
     if field.message_type is None:
         yield f"{field.name}: {_word(field, value)}"
     elif field.message_type.GetOptions().map_entry:

@@ -1,4 +1,4 @@
-"""The `weft` command. One module per command; `output` prints, `options` holds what commands share."""
+"""The `weft` command. One module per command; `output` prints, `options` has the shared options."""
 
 import os
 

@@ -167,12 +167,12 @@ def is_mesh_running(home: WeftHome) -> bool:
 
     Waits for a starting mesh until its models are ready. Raises SERVICE_UNAVAILABLE after START_SECONDS.
     """
-    deadline, is_told = time.monotonic() + START_SECONDS, False
+    deadline, was_announced = time.monotonic() + START_SECONDS, False
     while not has_started(home.running()) and home.is_claimed():
         if time.monotonic() >= deadline:
             raise _too_slow(home, home.logs)
-        if not is_told:
-            is_told = True
+        if not was_announced:
+            was_announced = True
             note(f"a mesh is starting on {home.root}; waiting until its models are ready")
         time.sleep(POLL_SECONDS)
     try:

@@ -141,7 +141,7 @@ def _document(found: Discovered) -> dict[str, Any]:
 
 
 def offered_models(config: WeftConfig, home: WeftHome, wanted: Discover | None, *, no_demo: bool) -> Discovered | None:
-    """Returns the engines and models that `weft up` is to serve; None: none, or the configuration has runners.
+    """Returns the engines and models that `weft up` should serve; None: none, or the configuration has runners.
 
     Asks on a terminal. Elsewhere only lists them, unless the command line or the settings say yes.
     """

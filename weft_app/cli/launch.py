@@ -1,4 +1,4 @@
-"""`weft launch`: a program that speaks one of the mesh's APIs, started with the environment that leads it here."""
+"""`weft launch`: starts a program that uses one of the mesh's APIs, with the environment variables for this mesh."""
 
 import os
 import shlex

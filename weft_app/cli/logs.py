@@ -1,4 +1,4 @@
-"""`weft logs`: of the mesh, its services and runners, of the engine of a model, and of a task."""
+"""`weft logs`: logs of the mesh, its services, runners and engines, and the answers of tasks."""
 
 import time
 from contextlib import suppress

@@ -247,7 +247,7 @@ SUBCOMMAND_ALIASES: Mapping[str, Sequence[str]] = {
     "rm": ("remove", "revoke"),
     "show": ("get",),
 }
-"""Other names of a group's commands: of each, those that it may mean."""
+"""Other names of a group's commands: for each name, the commands it may mean."""
 
 OTHER_WORDS: Mapping[str, str] = {
     "alias": "weft get aliases, or weft apply -f FILE to declare one",

@@ -1,4 +1,4 @@
-"""`weft pull` and `weft models`: models by name, kept under the home. No mesh needs to run."""
+"""`weft pull` and `weft models`: pulled models, stored under the home. No mesh needs to run."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`weft run`: a model by its name or source, from its files to a conversation. It starts a mesh where none runs."""
+"""`weft run`: pulls, loads and chats with a model. It starts a mesh if none is running."""
 
 import sys
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""`weft runtime`: the environments that engines run in. No mesh needs to run."""
+"""`weft runtime`: environments of engines. No mesh needs to run."""
 
 import asyncio
 import signal

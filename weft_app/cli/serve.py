@@ -144,7 +144,7 @@ def serve_runner(
     asked = {"service": "runner", "form": environment.log_format, **layers}
     with _service(name, home, config, given, _metrics_at(metrics), **asked) as (loaded, folder, announce):
         for variable, why in environment.ignored_by(loaded):
-            log.warning("environment variable changes nothing", variable=variable, why=why)
+            log.warning("environment variable has no effect", variable=variable, why=why)
         with large_imports():
             from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
 

@@ -1,4 +1,4 @@
-"""`weft status`: whether a mesh runs on this machine, and what it serves."""
+"""`weft status`: the state of the mesh on this machine."""
 
 import socket
 from collections.abc import Callable, Iterator

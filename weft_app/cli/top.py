@@ -356,7 +356,7 @@ class TopScreen:
         from rich.live import Live  # noqa: PLC0415 - as above
 
         self._fit()
-        with _keys_at_once(), Live(console=self._console, screen=True, auto_refresh=False) as live:
+        with _unbuffered_keys(), Live(console=self._console, screen=True, auto_refresh=False) as live:
             live.update(self._render(), refresh=True)
             read_at = time.monotonic()
             while (key := _key(KEY_SECONDS)) not in QUIT_KEYS:
@@ -400,7 +400,7 @@ class TopScreen:
 
 
 @contextmanager
-def _keys_at_once() -> Iterator[None]:
+def _unbuffered_keys() -> Iterator[None]:
     """Delivers key presses without Enter or echo; Ctrl-C stays a signal. Does nothing without a terminal."""
     if not sys.stdin.isatty():
         yield

@@ -87,7 +87,10 @@ class CentralModelsFollower(Service):
                     await self.apply(state)
             except grpc.aio.AioRpcError as error:
                 found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-                log.warning("the registry does not tell the central models, serving on", reason=found.reason.name)
+                log.warning(
+                    "the registry does not send the central models, continuing with the last ones",
+                    reason=found.reason.name,
+                )
             failures += 1
             await self._clock.sleep(retry_pause_seconds(failures, random.random()))  # noqa: S311 - a pause
 

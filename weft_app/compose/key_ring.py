@@ -34,7 +34,7 @@ class KeyRingWatcher:
         self._stub = cast("KeyServiceAsyncStub", key_service_pb2_grpc.KeyServiceStub(registry))
         self._clock = clock
         self._ring = KeyRing()
-        self._heard = 0
+        self._event_count = 0
         self._task: asyncio.Task[None] | None = None
         self._first_snapshot = asyncio.Event()
 
@@ -65,7 +65,7 @@ class KeyRingWatcher:
     async def _follow(self) -> None:
         pause = FIRST_RETRY_SECONDS
         while True:
-            heard = self._heard
+            heard = self._event_count
             try:
                 with calling(Reason.SERVICE_UNAVAILABLE):
                     await self._follow_once()
@@ -78,13 +78,13 @@ class KeyRingWatcher:
             except Exception:
                 # If this task ended, revocations would be missed.
                 log.exception("watch of keys failed unexpectedly, watching again")
-            pause = FIRST_RETRY_SECONDS if self._heard != heard else min(pause * 2, MAX_RETRY_SECONDS)
+            pause = FIRST_RETRY_SECONDS if self._event_count != heard else min(pause * 2, MAX_RETRY_SECONDS)
             await self._clock.sleep(pause)
 
     async def _follow_once(self) -> None:
         async for response in self._stub.WatchKeys(key_service_pb2.WatchKeysRequest()):
             self._ring = apply_watch(self._ring, response)
-            self._heard += 1
+            self._event_count += 1
             if response.HasField("snapshot"):
                 self._first_snapshot.set()
 

@@ -92,8 +92,8 @@ class MetricsServer(Service):
         if request.method not in {"GET", "HEAD"}:
             return web.Response(status=405, headers={"allow": "GET, HEAD"}, text="only GET and HEAD\n")
         if request.path != _PATHS[0]:
-            is_well, document = probe_answer(request.path, self._health)
-            return web.json_response(document, status=200 if is_well else 503)
+            is_healthy, document = probe_answer(request.path, self._health)
+            return web.json_response(document, status=200 if is_healthy else 503)
         if self._scrapes >= MAX_SCRAPES:
             return web.Response(status=503, headers={"retry-after": "1"}, text="too many concurrent scrapes\n")
         self._scrapes += 1

@@ -196,7 +196,7 @@ class PublisherListener(Service):
         try:
             await self._take_result(session, task, request)
         except (asyncio.CancelledError, ClientDisconnect):
-            task.fail(WeftError(Reason.WORKER_LOST, "the publisher broke off its result"))
+            task.fail(WeftError(Reason.WORKER_LOST, "the publisher interrupted its result"))
             raise
         except WeftError as error:
             if error.reason is not Reason.NOT_FOUND:

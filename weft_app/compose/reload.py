@@ -150,8 +150,8 @@ class MeshReload:
                 raise invalid_field("runner", "is not there")
             answer = await self.runners.reload(known.address)
         except WeftError as error:
-            log.warning("runner is started again for its models", runner=section.name, why=error.message)
-            response.notes.append(f"runner {section.name} is started again: {error.message}")
+            log.warning("runner is restarted for its models", runner=section.name, why=error.message)
+            response.notes.append(f"runner {section.name} is restarted: {error.message}")
             await self._restart(section, grace, response)
             return
         response.notes.extend(answer.notes)

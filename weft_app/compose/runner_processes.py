@@ -149,14 +149,14 @@ class RunnerChild:
             self._refusals = self._refusals + 1 if code in REFUSAL_CODES else 0
             self._last_output = self._read_last_output() if code > 0 else f"see {self._output.with_suffix('.log')}"
             log.error("runner process ended", runner=self.name, code=code, why=self._last_output)
-            self._notify(f"runner {self.name} ended ({_how_it_ended(code)}): {self._last_output}; it is started again")
+            self._notify(f"runner {self.name} ended ({_how_it_ended(code)}): {self._last_output}; it is restarted")
             self._process = await self._spawn_again()
 
     async def _spawn_again(self) -> asyncio.subprocess.Process:
         while True:
             self._deaths, pause = self._deaths.after_death(self._clock.monotonic(), RestartLimits())
             pause = max(RESTART_PAUSE_SECONDS, pause)
-            log.warning("runner process is started again", runner=self.name, pause_seconds=pause)
+            log.warning("runner process is restarted", runner=self.name, pause_seconds=pause)
             await self._clock.sleep(pause)
             try:
                 return await self._spawn()

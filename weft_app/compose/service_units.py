@@ -58,7 +58,7 @@ _PROCESSES: Mapping[UnitKind, _Process] = {
 
 _RESTARTS = f"""\
 Type=exec
-# What has ended is started again. Whether it can do its work is asked by weft mesh health, and never by a restart.
+# systemd restarts a process that has ended. An unhealthy process is reported by weft mesh health, not restarted.
 Restart=on-failure
 RestartSec=2
 # SIGTERM goes to the process itself, which drains its requests and then ends its engines.

@@ -128,7 +128,7 @@ class AcceleratorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoverySettings:
-    """What `weft up` looks for on this machine if `runners` is not set."""
+    """Engines and model files that `weft up` searches for on this machine if `runners` is not set."""
 
     mode: Annotated[Literal["ask", "yes", "no"], Before(word_for_flag), PUBLIC] = "ask"
     """`yes`: serve what is found. `ask`: ask on a terminal, otherwise only report what is found. `no`: do not look."""

@@ -66,7 +66,7 @@ def refusals(
     found = [each for each in found if not _is_of_runtime(each, without_runtime)]
     told: dict[str, FieldError] = {}
     for details in found:
-        field, message = _told(kind, details, document, path)
+        field, message = _field_and_message(kind, details, document, path)
         told.setdefault(field, invalid_field(field, message))
     return list(told.values())
 
@@ -90,7 +90,9 @@ def field_path(steps: PathSteps) -> str:
     return ".".join(str(step) for step in steps) or "configuration"
 
 
-def _told(kind: type, details: ErrorDetails, document: Mapping[str, Any], path: Path | None) -> tuple[str, str]:
+def _field_and_message(
+    kind: type, details: ErrorDetails, document: Mapping[str, Any], path: Path | None
+) -> tuple[str, str]:
     """Returns the field of an error, and its message with the position."""
     steps = details["loc"]
     cause = details.get("ctx", {}).get("error")

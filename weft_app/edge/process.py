@@ -264,7 +264,7 @@ class EdgeProxy:
             how = self._said(await self._process.wait())
             self._fault = how
             log.error("envoy ended", why=how)
-            self._ended(f"Envoy ended ({how}); it is started again")
+            self._ended(f"Envoy ended ({how}); it is restarted")
             await self._start_again()
             self._restarted()
 
@@ -302,6 +302,6 @@ def _log_lines(lines: list[str]) -> None:
     for line in lines:
         level, _, text = line.removeprefix("[").partition("] ")
         if level in {"error", "critical"}:
-            log.error("envoy says", line=text)
+            log.error("envoy log", line=text)
         else:
-            log.warning("envoy says", line=text or line)
+            log.warning("envoy log", line=text or line)

@@ -95,7 +95,7 @@ class PlacementConformance:
             await _grant(one)
             async with port.place(_request("r2")) as two:
                 grant = await _grant(two)
-                if not two.end_at_once(Reason.UNSPECIFIED, receipt_pb2.Receipt(), content_of=grant.attempt):
+                if not two.end_immediately(Reason.UNSPECIFIED, receipt_pb2.Receipt(), content_of=grant.attempt):
                     await two.report_finished(Reason.UNSPECIFIED, receipt_pb2.Receipt())
                 async with port.place(_request("r3")) as three:
                     assert (await _final_decision(three)).HasField("granted")

@@ -26,7 +26,7 @@ class Pulse:
     """Liveness of a runner."""
 
     standing: Standing
-    heard_monotonic: float
+    alive_monotonic: float
     """When its last heartbeat arrived."""
     lost_monotonic: float | None
     """When it became inactive; None while active."""
@@ -96,7 +96,7 @@ def judge(
     mesh can wake the runner's host.
     """
     is_active = pulse.lost_monotonic is None
-    since = pulse.heard_monotonic if pulse.lost_monotonic is None else pulse.lost_monotonic
+    since = pulse.alive_monotonic if pulse.lost_monotonic is None else pulse.lost_monotonic
     patience = config.inactive_after_seconds if is_active else config.delete_after_seconds
     if wakeable and not is_active:
         patience = max(patience, config.hibernating_keep_seconds)
@@ -114,15 +114,15 @@ def share_of(name: str) -> float:
     return zlib.crc32(name.encode()) / 2**32
 
 
-def heard(now: float) -> Pulse:
+def alive_pulse(now: float) -> Pulse:
     """Returns the liveness of a runner after a heartbeat at `now`: active."""
-    return Pulse(standing=Standing.ACTIVE, heard_monotonic=now, lost_monotonic=None)
+    return Pulse(standing=Standing.ACTIVE, alive_monotonic=now, lost_monotonic=None)
 
 
 def lost(pulse: Pulse, standing: Standing, now: float) -> Pulse:
     """Returns the liveness of a runner that is inactive from `now` on, or since earlier."""
     since = now if pulse.lost_monotonic is None else pulse.lost_monotonic
-    return Pulse(standing=standing, heard_monotonic=pulse.heard_monotonic, lost_monotonic=since)
+    return Pulse(standing=standing, alive_monotonic=pulse.alive_monotonic, lost_monotonic=since)
 
 
 def resumed(standing: Standing, heard_ago_seconds: float, lost_ago_seconds: float | None, now: float) -> Pulse:
@@ -132,7 +132,7 @@ def resumed(standing: Standing, heard_ago_seconds: float, lost_ago_seconds: floa
     """
     return Pulse(
         standing=standing,
-        heard_monotonic=now - max(0.0, heard_ago_seconds),
+        alive_monotonic=now - max(0.0, heard_ago_seconds),
         lost_monotonic=None if lost_ago_seconds is None else now - max(0.0, lost_ago_seconds),
     )
 

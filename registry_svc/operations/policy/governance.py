@@ -66,13 +66,13 @@ def fault_in_time(token: Verified, now: float, *, lifetime: float, skew: float) 
     Signers' clocks may be ahead by the skew. The expiry gets no tolerance: a clock that is behind shortens it.
     """
     if token.expires_at <= max(token.not_before, token.issued_at):
-        return "it expires before it is good"
+        return "it expires before it becomes valid"
     if token.expires_at - token.issued_at > lifetime:
-        return f"it is good for longer than {lifetime:g} s"
+        return f"it is valid for longer than {lifetime:g} s"
     if token.issued_at > now + skew:
         return "it was issued in the future"
     if token.not_before > now + skew:
-        return "it is not good yet"
+        return "it is not valid yet"
     if now >= token.expires_at:
         return "it expired"
     return None

@@ -186,7 +186,7 @@ class ItemIntake:
             raise invalid_field(field, f"must be 1 to {MAX_CUSTOM_ID_CHARS} characters")
         digest = blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
         if digest in self._seen:
-            raise invalid_field(field, "is that of an earlier line")
+            raise invalid_field(field, "is used by an earlier line")
         self._seen.add(digest)
 
 
@@ -627,7 +627,7 @@ async def _lines(
     if not last.HasField("batch"):
         raise incomplete_stream()
     if last.batch.total_count != count:
-        raise invalid_field("batch.total_count", f"must be how many lines were sent, which is {count}")
+        raise invalid_field("batch.total_count", f"must be the number of lines that were sent, which is {count}")
 
 
 class BatchService(StoreService):

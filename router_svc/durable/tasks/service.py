@@ -149,7 +149,7 @@ class TaskService(Service):
             await self._store.stop()
             raise
         await self._engine.start()
-        self._sweeper.start(at_once=True)
+        self._sweeper.start(immediately=True)
 
     async def stop(self, grace_seconds: float) -> None:
         """Stops everything; runs that do not end within the grace period are reverted for other routers."""

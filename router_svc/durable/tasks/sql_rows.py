@@ -17,7 +17,7 @@ from weft.kernel.request import Priority
 from weft.kernel.timestamps import optional_stamp, stamp_of
 from weft.sql.connections import Row, Tx
 
-LOST = task_error(LOST_LEASE, "the router that ran it gave no sign of life")
+LOST = task_error(LOST_LEASE, "the router that ran it sent no heartbeats")
 MAX_ERROR_CHARS = 2_000
 _TOKEN_MARK_BYTES = 8
 _TOKEN_SEQ_BYTES = 8
@@ -85,7 +85,7 @@ _NO_LABELS = task_pb2.TaskSpec()
 def task_of(row: Row) -> task_pb2.Task:
     """Returns the task of a row."""
     # A task that was cancelled by its request id has the canceller in its error.
-    is_told = row.state == task_pb2.TASK_STATE_FAILED or (
+    is_reported = row.state == task_pb2.TASK_STATE_FAILED or (
         row.state == task_pb2.TASK_STATE_CANCELLED and row.error_reason == Reason.CANCELLED.value
     )
     labels = task_pb2.TaskSpec.FromString(row.labels) if row.labels else _NO_LABELS
@@ -102,7 +102,7 @@ def task_of(row: Row) -> task_pb2.Task:
         expire_time=stamp_of(row.expires_at) if row.state == task_pb2.TASK_STATE_PENDING else None,
         attempt=row.attempt,
         max_attempts=row.max_attempts,
-        error=task_error(reason_of(row.error_reason), row.error_message) if is_told else None,
+        error=task_error(reason_of(row.error_reason), row.error_message) if is_reported else None,
         last_event=event_number(row.attempt, row.last_index) if row.last_index else 0,
         origin_kind=row.origin_kind,
         owner=row.owner,

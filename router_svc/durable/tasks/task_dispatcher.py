@@ -13,7 +13,7 @@ from router_svc.durable.tasks.task_records import Lane, PendingTask
 from router_svc.policy.task_retry import OfferAgain, after_refused_offer
 from weft.kernel.errors import WeftError
 
-GIVE_WAY_SHARE = 4
+DROPPED_LANE_SHARE = 4
 """If every lane waits for slots, one in this many lanes is evicted at each look to make room for others."""
 
 
@@ -112,7 +112,7 @@ class TaskDispatcher:
         if len(self._lanes) + len(unknown) <= self._limits.max_lanes:
             return ()
         idle = [lane for lane, state in self._lanes.items() if not state.offered]
-        oldest = list(self._lanes)[: max(1, self._limits.max_lanes // GIVE_WAY_SHARE)]
+        oldest = list(self._lanes)[: max(1, self._limits.max_lanes // DROPPED_LANE_SHARE)]
         return [task for lane in idle or oldest for task in self._drop(lane)]
 
     def try_all_again(self) -> None:

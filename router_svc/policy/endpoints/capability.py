@@ -124,7 +124,7 @@ def summarize(name: str, members: Iterable[Candidate], stripped: Iterable[Candid
 
 def _readiness_gate(candidate: Candidate) -> str:
     if candidate.clock_refused:
-        return "its clock is off"
+        return "its clock is wrong"
     return "no heartbeat" if candidate.readiness is Readiness.DOWN else ""
 
 

@@ -7,7 +7,7 @@ from router_svc.policy.endpoints.candidates import Candidate, EngineKey, Readine
 
 MAX_TAKERS = 64
 """Ready members whose running requests an estimate examines."""
-_COMES_BY_ITSELF = (Readiness.READY, Readiness.LOADING)
+_READY_SOON = (Readiness.READY, Readiness.LOADING)
 """States of an engine in which its adapters are ready as soon as its runner reports them."""
 MAX_ASLEEP = 16
 """Maximum sleeping members considered for a load."""
@@ -70,7 +70,7 @@ def capacity_of(
             continue
         elif is_waking(engine):
             waking.append(engine)
-        elif member.readiness is Readiness.LOADING or engine.readiness in _COMES_BY_ITSELF:
+        elif member.readiness is Readiness.LOADING or engine.readiness in _READY_SOON:
             if len(loading) < MAX_ASLEEP:
                 loading.append(member.model)
             loading_slots += max(1, member.slots)

@@ -53,7 +53,7 @@ def waits_for_wake(request: Request, candidate: Candidate, status: WakeStatus) -
     )
 
 
-def says_the_same(message: Waits | Loads, earlier: Waits | Loads | None) -> bool:
+def is_unchanged(message: Waits | Loads, earlier: Waits | Loads | None) -> bool:
     """Whether a status repeats the earlier one. Considered candidates are sent once and not compared."""
     if isinstance(message, Waits) and isinstance(earlier, Waits):
         shown = (message.position, message.reason, message.eta_seconds)

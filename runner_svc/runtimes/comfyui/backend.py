@@ -67,7 +67,7 @@ def read_workflow(path: Path, where: str) -> workflow_pb2.Workflow:
     except (UnicodeDecodeError, WeftError) as error:
         raise invalid_field(where, str(error)) from None
     if len(documents) != 1 or documents[0].kind is not ResourceKind.WORKFLOW:
-        raise invalid_field(where, f"{path} must hold one document of kind workflow")
+        raise invalid_field(where, f"{path} must contain one document of kind workflow")
     workflow: workflow_pb2.Workflow = documents[0].declared.workflow
     to_canonical_workflow(workflow, where)
     return workflow
@@ -208,7 +208,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
         api = self._comfy()
         try:
             if foreign_count(await api.queue(), self._clients):
-                log.info("the memory of ComfyUI is not freed: it has prompts of others", model=self.model.name)
+                log.info("the memory of ComfyUI is not freed: it has prompts of other clients", model=self.model.name)
                 return False
             await api.free()
         except ComfyUnreachableError as error:
@@ -457,7 +457,7 @@ def _checked_command(model: ComfyUiModel, context: ModelContext) -> tuple[str, .
         raise context.refuse("command", str(error)) from None
     words = (*command, *model.extra_arguments)
     if PORT not in placeholders_of(words):
-        raise context.refuse("command", "must hold {port}: weft chooses the port")
+        raise context.refuse("command", "must contain {port}: weft chooses the port")
     folder = model.working_folder
     if folder is not None and not folder.expanduser().is_dir():
         raise context.refuse("working_folder", f"there is no folder {folder}")

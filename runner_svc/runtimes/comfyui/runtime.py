@@ -32,7 +32,7 @@ Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_template)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComfyUiModel(StartedModelSettings):
-    """A ComfyUI that runs already at `url`, or that weft starts by `command`.
+    """A ComfyUI that is running at `url`, or that weft starts by `command`.
 
     In `command` and `extra_arguments`, `{port}` stands for the port on which it must listen, and `{input}`, `{output}`
     and `{temp}` for folders of its own, whose files weft removes when their request has ended.
@@ -64,7 +64,7 @@ class ComfyUiModel(StartedModelSettings):
     @override
     def location(self) -> str:
         """The command, or a label that hides the address."""
-        return "a ComfyUI that runs already" if self.url is not None else " ".join(self.command[:2])
+        return "a running ComfyUI" if self.url is not None else " ".join(self.command[:2])
 
     @property
     @override
@@ -85,7 +85,7 @@ def _find_program_fault(
 
 RUNTIME = Runtime(
     name="comfyui",
-    summary="workflows of images in ComfyUI, which runs already or which weft starts",
+    summary="image workflows in ComfyUI, running or started by weft",
     docs="docs/media.md",
     settings=ComfyUiModel,
     build=deferred("runner_svc.runtimes.comfyui.backend:build"),

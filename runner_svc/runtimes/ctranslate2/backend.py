@@ -53,7 +53,7 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
             if name in sampling
         ]
         if not call.whole:
-            message = "a beam search has no text before it ends: the answer was not streamed"
+            message = "a beam search has no text until it ends: the answer was not streamed"
             warnings.append(ParameterWarning(field=BEAM_SIZE, message=message))
         return replace(prepared, warnings=[*prepared.warnings, *warning_frame(warnings)])
 

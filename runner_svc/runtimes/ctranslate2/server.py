@@ -177,7 +177,7 @@ class CTranslate2Engine(TextEngine):
         else:
             tokens = [self._tokenizer.id_to_token(number) for number in prompt]
             if None in tokens:
-                raise RefusedError(f"prompt: {prompt[tokens.index(None)]} is the id of no token")
+                raise RefusedError(f"prompt: {prompt[tokens.index(None)]} is not a token id")
         check_prompt(tokens, self.context_tokens)
         return tuple(tokens)
 

@@ -74,7 +74,7 @@ class PictureFiles:
     def _decode(self, data: bytes, field: str) -> Any:
         """Decodes an image completely and rotates it upright. Raises RefusedError."""
         if len(data) > self._max_bytes:
-            message = f"has {len(data)} bytes, and at most {self._max_bytes} are taken"
+            message = f"has {len(data)} bytes, and at most {self._max_bytes} are accepted"
             raise FieldRefusedError(field, message)
         try:
             with self._image.open(io.BytesIO(data), formats=READ_FORMATS) as image:
@@ -96,7 +96,7 @@ class PictureFiles:
         width, height = size
         if width * height > self._max_pixels or max(size) > MAX_SIDE_PIXELS:
             limits = f"{self._max_pixels} pixels and {MAX_SIDE_PIXELS} on each side"
-            raise FieldRefusedError(field, f"has {width}x{height} pixels, and at most {limits} are taken")
+            raise FieldRefusedError(field, f"has {width}x{height} pixels, and at most {limits} are accepted")
 
 
 def _has_alpha(image: Any) -> bool:
@@ -106,4 +106,4 @@ def _has_alpha(image: Any) -> bool:
 def _first_line(error: BaseException) -> str:
     # Pillow's message contains the repr of a Python object.
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return "the file is no such image" if "cannot identify" in text else text[:200]
+    return "the file is not such an image" if "cannot identify" in text else text[:200]

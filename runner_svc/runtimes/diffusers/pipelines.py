@@ -56,7 +56,7 @@ def read_folder(options: argparse.Namespace) -> tuple[PipelineFolder, Family, Mo
     known = PIPELINE_CLASSES.get(folder.class_name)
     if known is None:
         names = ", ".join(sorted(PIPELINE_CLASSES))
-        raise RefusedError(f"pipelines of the class {folder.class_name} are not loaded; {names} are")
+        raise RefusedError(f"pipelines of the class {folder.class_name} are not supported, only {names}")
     family, mode = known
     return folder, family, mode
 

@@ -103,7 +103,7 @@ class Planner:
         mask = self._files.read_mask(request.mask, "mask")
         if mask.size != source.size:
             size, other = (f"{width}x{height}" for width, height in (source.size, mask.size))
-            raise FieldRefusedError("mask", f"must have the size of the image, {size}, and has {other}")
+            raise FieldRefusedError("mask", f"must have the size of the image, {size}, but has {other}")
         return source, mask
 
     def _size(self, request: ImageRequest, source: Any) -> tuple[int, int]:
@@ -132,7 +132,7 @@ class Planner:
             if name not in self._pipelines.family.options or name not in taken:
                 words = mode.value.replace("_", " ")
                 raise FieldRefusedError(
-                    name, f"{self._pipelines.family.title} does not take it for {words}; leave it out"
+                    name, f"{self._pipelines.family.title} does not support it for {words}; omit it"
                 )
         return options
 

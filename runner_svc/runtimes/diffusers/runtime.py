@@ -48,7 +48,7 @@ Quantization = Literal["none", "bitsandbytes_4bit", "bitsandbytes_8bit"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusersModel(MediaModelSettings, DeviceSettings):
-    """A pipeline that makes images: the folder that `save_pretrained` of diffusers writes, weights as safetensors."""
+    """An image pipeline: a folder as written by diffusers' `save_pretrained`, with safetensors weights."""
 
     tried_by: ClassVar[str] = 'weft media image "a lighthouse" -o lighthouse.png'
 

@@ -18,7 +18,7 @@ PARAMETERS = EngineParameters(engine="espeak-ng")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EspeakModel(SpeechSettings):
-    """The program espeak-ng with all its voices, which are in no files of yours."""
+    """The program espeak-ng with all its voices, which come with the program."""
 
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 2
     """Maximum number of concurrent requests."""
@@ -54,7 +54,7 @@ RUNTIME = Runtime(
     environment=SPEECH_ENVIRONMENT,
     needs_environment=False,
     advice={
-        "operations": "it speaks, and nothing else",
+        "operations": "it only supports speech",
         "path": "its voices come with the program, see `espeak-ng --voices`",
     },
 )

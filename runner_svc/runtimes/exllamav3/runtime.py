@@ -151,7 +151,7 @@ def _require_card() -> None:
 
     reading = read_within(DRIVER_SECONDS)
     if reading is None or not reading.devices:
-        raise WeftError(Reason.CONNECT_FAILED, "no NVIDIA card that answers: ExLlamaV3 runs on CUDA only")
+        raise WeftError(Reason.CONNECT_FAILED, "no responding NVIDIA card: ExLlamaV3 runs on CUDA only")
 
 
 RUNTIME = Runtime(

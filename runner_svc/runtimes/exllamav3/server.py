@@ -161,7 +161,9 @@ class ExllamaV3Engine(TextEngine):
             config = library.Config.from_directory(str(options.model))
             self._model = library.Model.from_config(config)
         except (AssertionError, OSError, ValueError, KeyError) as error:
-            raise RefusedError(f"{options.model} is no model of ExLlamaV3: {error or type(error).__name__}") from error
+            raise RefusedError(
+                f"{options.model} is not a model of ExLlamaV3: {error or type(error).__name__}"
+            ) from error
         self._tokenizer = library.Tokenizer.from_config(config)
         tokenizer = json_file(options.model / "tokenizer.json")
         if not tokenizer:

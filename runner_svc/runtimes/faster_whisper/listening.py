@@ -68,8 +68,8 @@ class Listening:
         self._language = request.language.lower()
         known = model.supported_languages
         if self._language and self._language not in known:
-            has = "English alone" if list(known) == ["en"] else f"{len(known)} languages by their ISO 639-1 codes"
-            raise FieldRefusedError("language", f"this model knows {has}, not {request.language!r}")
+            has = "only English" if list(known) == ["en"] else f"{len(known)} languages by their ISO 639-1 codes"
+            raise FieldRefusedError("language", f"this model supports {has}, not {request.language!r}")
         self._context = self._prompt_tokens()
         self._total_seconds = self._done_seconds = 0.0
         self._token_count = 0
@@ -80,13 +80,13 @@ class Listening:
         worked = time.perf_counter()
         self._total_seconds = recording.stated_seconds
         self._tell_progress()
-        concatenate, begin, heard = self._library.numpy.concatenate, 0, 0
+        concatenate, begin, transcribed = self._library.numpy.concatenate, 0, 0
         rest = self._library.numpy.zeros(0, dtype="float32")
         pieces = recording.pieces(PIECE_SECONDS * SAMPLE_RATE, self._caller.raise_if_gone)
         for piece, is_last in _with_last(pieces):
-            heard += len(piece)
+            transcribed += len(piece)
             if is_last:
-                self._total_seconds = heard / SAMPLE_RATE
+                self._total_seconds = transcribed / SAMPLE_RATE
             audio = concatenate((rest, piece)) if len(rest) else piece
             used = self._piece(audio, begin / SAMPLE_RATE, is_last=is_last)
             begin, rest = begin + used, audio[used:].copy()
@@ -95,7 +95,7 @@ class Listening:
             {
                 "type": "transcript.text.done",
                 **self._facts,
-                "usage": {"type": "duration", "seconds": heard / SAMPLE_RATE},
+                "usage": {"type": "duration", "seconds": transcribed / SAMPLE_RATE},
                 "timings": timings(time.perf_counter() - worked, self._token_count),
             }
         )
@@ -124,9 +124,9 @@ class Listening:
             self._tell_progress(last)
         if span.is_closed:
             return span.used
-        heard = max(round((last - offset) * SAMPLE_RATE), span.end - WINDOW_SECONDS * SAMPLE_RATE)
+        end = max(round((last - offset) * SAMPLE_RATE), span.end - WINDOW_SECONDS * SAMPLE_RATE)
         # The last segment may extend into the padding of the window.
-        return min(heard, len(audio))
+        return min(end, len(audio))
 
     def _segments(self, audio: Any, *, filters: bool) -> Iterator[Any]:
         try:

@@ -45,7 +45,7 @@ class RecordingReader:
         self.stated_seconds = 0.0
         """Length in the file's metadata, which may be wrong; 0: unknown."""
         if len(data) > limits.max_audio_bytes:
-            raise _refused(f"has {len(data)} bytes; at most {limits.max_audio_bytes} are read")
+            raise _refused(f"has {len(data)} bytes; at most {limits.max_audio_bytes} are accepted")
         self._opened = ExitStack()
         try:
             self._container = self._opened.enter_context(_container(av, data))
@@ -141,9 +141,9 @@ class RecordingReader:
         limits = self._limits
         if not limits.min_sample_rate_hz <= sample_rate <= limits.max_sample_rate_hz:
             allowed = f"{limits.min_sample_rate_hz} to {limits.max_sample_rate_hz}"
-            raise _refused(f"has {sample_rate} samples per second; {allowed} are read")
+            raise _refused(f"has {sample_rate} samples per second; {allowed} are supported")
         if not 1 <= channels <= limits.max_channels:
-            raise _refused(f"has {channels} channels; 1 to {limits.max_channels} are read")
+            raise _refused(f"has {channels} channels; 1 to {limits.max_channels} are supported")
 
 
 def _container(av: Any, data: bytes) -> Any:

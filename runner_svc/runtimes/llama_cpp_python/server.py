@@ -106,7 +106,7 @@ class LlamaCppEngine(TextEngine):
         limit = self._llama.n_batch
         for length in (len(self._llama.tokenize(text.encode())) for text in texts):
             if not length:
-                raise RefusedError("a text that is to be embedded has no tokens")
+                raise RefusedError("a text to embed has no tokens")
             if length > limit:
                 raise RefusedError(
                     f"a text has {length} tokens; this model embeds at most {limit} tokens per text", TOO_LONG
@@ -266,7 +266,7 @@ def _load_progress(bindings: Any) -> Iterator[None]:
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
     parser = program_parser("llama_cpp_python_server", __doc__)
-    parser.add_argument("--context-tokens", type=int, default=2048, help="0: what the model was made for")
+    parser.add_argument("--context-tokens", type=int, default=2048, help="0: the training context of the model")
     parser.add_argument("--gpu-layers", type=int, default=-1, help="-1: all, where the library was built for a GPU")
     parser.add_argument("--batch-tokens", type=positive, default=512, help="tokens per step of prefill")
     parser.add_argument("--flash-attention", choices=["on", "off"], default="off")

@@ -101,7 +101,7 @@ def _fault(adapter: LlamaAdapter, architecture: str) -> str | None:
     except (WeftError, OSError) as error:
         return f"cannot be read as an adapter: {getattr(error, 'message', error)}"
     if (header.kind, header.adapter_kind) != ("adapter", "lora"):
-        return f"is no adapter (LoRA) but {header.kind or 'a GGUF file of another kind'}: {file}"
+        return f"is not a LoRA adapter (its kind: {header.kind or 'unknown'}): {file}"
     if architecture and header.architecture != architecture:
         return f"is for models of the architecture {header.architecture}, and this one is {architecture}"
     return None

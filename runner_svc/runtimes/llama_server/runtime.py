@@ -71,7 +71,7 @@ PARAMETERS = EngineParameters(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaAdapter(AdapterSettings):
-    """An adapter of a model of llama.cpp's server: a separate model, which shares the engine of that model."""
+    """An adapter of a llama.cpp model: a separate model, which shares that model's engine."""
 
     path: Annotated[PathText, PUBLIC]
     """The GGUF file of the adapter, as `convert_lora_to_gguf.py` makes it; `~` is your home folder."""

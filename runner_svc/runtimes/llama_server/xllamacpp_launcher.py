@@ -27,7 +27,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080, help="0: a free one")
     parser.add_argument("--parallel", type=int, default=1, help="slots")
-    parser.add_argument("--ctx-size", type=int, default=0, help="tokens over all slots; 0: what the model was made for")
+    parser.add_argument(
+        "--ctx-size", type=int, default=0, help="tokens over all slots; 0: the training context of the model"
+    )
     parser.add_argument("--batch-size", "-b", type=int, default=2048, help="tokens per prefill step")
     parser.add_argument("--ubatch-size", "-ub", type=int, default=512, help="tokens that are computed in one batch")
     parser.add_argument("--threads", type=int, default=1)
@@ -37,13 +39,15 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--flash-attn", "-fa", choices=list(FLASH_ATTENTION), default="auto")
     parser.add_argument("--cache-type-k", "-ctk", choices=CACHE_TYPES, default="f16", help="type of cached keys")
     parser.add_argument("--cache-type-v", "-ctv", choices=CACHE_TYPES, default="f16", help="type of cached values")
-    parser.add_argument("--mmproj", "-mm", type=Path, help="projector: the model takes images or audio with it")
+    parser.add_argument("--mmproj", "-mm", type=Path, help="multimodal projector, for images or audio")
     parser.add_argument("--model-draft", "-md", "--spec-draft-model", type=Path, help="model that drafts tokens")
-    parser.add_argument("--image-max-tokens", type=int, default=-1, help="-1: as the model says")
+    parser.add_argument("--image-max-tokens", type=int, default=-1, help="-1: from the model")
     kinds = (*SPECULATION, DRAFT_BY_MODEL)
     parser.add_argument("--spec-type", choices=kinds, default="none", help="speculative decoding")
-    parser.add_argument("--spec-draft-n-max", type=int, help="tokens that are guessed at a time")
-    parser.add_argument("--spec-draft-p-min", type=float, help="how probable a guess must be for guessing to go on")
+    parser.add_argument("--spec-draft-n-max", type=int, help="draft tokens at a time")
+    parser.add_argument(
+        "--spec-draft-p-min", type=float, help="minimum probability of a draft token for drafting to continue"
+    )
     parser.add_argument(
         "--spec-draft-ngl", "-ngld", type=int, default=-1, help="its layers on accelerators; -1: as many as fit"
     )
@@ -59,7 +63,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--chat-template-file", type=Path, help="use this template, not the model file's own")
     parser.add_argument("--embeddings", action="store_true")
     parser.add_argument("--pooling", choices=["none", "mean", "cls", "last"], default="mean")
-    parser.add_argument("--reranking", "--rerank", action="store_true", help="compare texts; the model is made for it")
+    parser.add_argument("--reranking", "--rerank", action="store_true", help="rank texts; for models made for it")
     return parser.parse_args(argv)
 
 

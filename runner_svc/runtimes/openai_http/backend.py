@@ -106,7 +106,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
             return told if told < self.model.slots else 0
         if told > MAX_ATTACHED_SLOTS:
             log.warning(
-                "server works on more concurrent requests than it is sent",
+                "server processes more concurrent requests than configured",
                 model=self.model.name,
                 server_slots=told,
                 max_slots=MAX_ATTACHED_SLOTS,

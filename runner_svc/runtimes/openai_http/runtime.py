@@ -47,7 +47,7 @@ MAX_ATTACHED_SLOTS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
-    """A model of an OpenAI-compatible server that runs already."""
+    """A model of a running OpenAI-compatible server."""
 
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server, such as `http://127.0.0.1:11434/v1`."""
@@ -68,12 +68,12 @@ class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
     @property
     def location(self) -> str:
         """A label that hides the address."""
-        return "a server that runs already"
+        return "a running server"
 
 
 RUNTIME = Runtime(
     name="openai_http",
-    summary="an OpenAI-compatible server that runs already",
+    summary="a running OpenAI-compatible server",
     docs="docs/engines.md",
     settings=OpenAiHttpModel,
     build=deferred("runner_svc.runtimes.openai_http.backend:build"),

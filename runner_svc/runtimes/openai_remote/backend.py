@@ -65,7 +65,7 @@ def operations_of(model: OpenAiRemoteModel, context: ModelContext) -> frozenset[
     default = frozenset({Operation.CHAT, Operation.EMBEDDING} if model.embeddings else {Operation.CHAT})
     operations = served_operations(model, default, context)
     if is_messages(model) and operations != {Operation.CHAT}:
-        raise context.refuse("operations", "must be [chat]: a provider with Anthropic's API offers nothing else")
+        raise context.refuse("operations", "must be [chat]: a provider with Anthropic's API supports nothing else")
     return operations
 
 

@@ -41,5 +41,5 @@ RUNTIME = Runtime(
     build=deferred("runner_svc.runtimes.piper.backend:build"),
     parameters=PARAMETERS,
     environment=SPEECH_ENVIRONMENT,
-    advice={"operations": "it speaks, and nothing else"},
+    advice={"operations": "it only supports speech"},
 )

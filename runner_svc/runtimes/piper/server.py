@@ -113,8 +113,7 @@ def _check_inputs(session: Any, speaker_count: int) -> None:
     if not needed <= names <= needed | {SPEAKER_INPUT}:
         raise FieldRefusedError(
             "voice",
-            f"its model has the inputs {', '.join(sorted(names))[:200]}, and one of piper has "
-            f"{', '.join(sorted(needed))}",
+            f"its model has the inputs {', '.join(sorted(names))[:200]} instead of {', '.join(sorted(needed))}",
         )
 
 

@@ -105,10 +105,10 @@ def _configuration(file: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _FaultyFileError(f"{file.name} is no JSON: {error}") from None
+        raise _FaultyFileError(f"{file.name} is not valid JSON: {error}") from None
     fault = _fault_of(found)
     if fault:
-        raise _FaultyFileError(f"{file.name} is no configuration of a voice: {fault}")
+        raise _FaultyFileError(f"{file.name} is not a voice configuration: {fault}")
     configuration: Mapping[str, Any] = found
     return configuration
 
@@ -116,7 +116,7 @@ def _configuration(file: Path) -> Mapping[str, Any]:
 def _fault_of(found: Any) -> str:
     """Returns the fault of a configuration; empty: none found."""
     if not isinstance(found, dict):
-        return "it is no object"
+        return "it is not an object"
     audio, espeak = found.get("audio"), found.get("espeak")
     rate = audio.get("sample_rate") if isinstance(audio, dict) else None
     sort = found.get("phoneme_type", PHONEMIZERS[0])
@@ -126,7 +126,7 @@ def _fault_of(found: Any) -> str:
         "phoneme_id_map is missing": isinstance(found.get("phoneme_id_map"), dict),
         "num_symbols must be a whole number": isinstance(found.get("num_symbols"), int),
         "num_speakers must be a whole number": isinstance(found.get("num_speakers"), int),
-        "inference is no object": isinstance(found.get("inference", {}), dict),
+        "inference is not an object": isinstance(found.get("inference", {}), dict),
         f"phonemes of the type {str(sort)[:32]} are not supported": sort in PHONEMIZERS,
     }
     return next((fault for fault, is_right in faults.items() if not is_right), "")

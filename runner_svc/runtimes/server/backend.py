@@ -128,12 +128,12 @@ class ServerBackend(StartedServer[ServerModel]):
     async def _contradicts_health(self, http: OpenAiHttp) -> str | None:
         """Returns what contradicts the claim, like the following methods; None: it holds."""
         status = await http.status_of(self.health_path, LIST_SECONDS)
-        return None if status == self.healthy_status else f"{self.health_path} is answered with status {status}"
+        return None if status == self.healthy_status else f"{self.health_path} returned status {status}"
 
     async def _contradicts_list(self, http: OpenAiHttp) -> str | None:
         answer = await http.answer_of(MODELS, LIST_SECONDS)
         if answer is None or answer[0] != _OK:
-            return f"{MODELS} is answered with status {None if answer is None else answer[0]}"
+            return f"{MODELS} returned status {None if answer is None else answer[0]}"
         name = upstream_name(self.model)
         return None if listed_models(answer[1]).has(name) else f"{MODELS} does not list {name}"
 
@@ -141,12 +141,12 @@ class ServerBackend(StartedServer[ServerModel]):
         path = self.preset.metrics_path
         answer = await http.answer_of(path, LIST_SECONDS)
         if answer is None or answer[0] != _OK:
-            return f"{path} is answered with status {None if answer is None else answer[0]}"
+            return f"{path} returned status {None if answer is None else answer[0]}"
         missing = missing_metrics(self.preset, answer[1])
         return f"{path} lacks {', '.join(missing)}" if missing else None
 
     async def _contradicts_key(self, http: OpenAiHttp) -> str | None:
-        """A request without the key must be rejected, whatever it is."""
+        """Any request without the key must be rejected."""
         stranger = OpenAiHttp(replace(http.endpoint, api_key=""), self.context.timeouts, self.explain_break)
         try:
             status, _ = await stranger.call_route("POST", CHAT, LIST_SECONDS)
@@ -154,7 +154,7 @@ class ServerBackend(StartedServer[ServerModel]):
             return error.message
         finally:
             await stranger.close()
-        return None if status in _REFUSED else f"a request without the key is answered with status {status}"
+        return None if status in _REFUSED else f"a request without the key returned status {status}"
 
     async def _contradicts_tokens(self) -> str | None:
         call = CallInfo(request_id=new_id("req"), traceparent=new_traceparent())
@@ -162,7 +162,7 @@ class ServerBackend(StartedServer[ServerModel]):
             result = await self.tokenize(tokenize_pb2.TokenizePayload(text="one two three"), call)
         except WeftError as error:
             return f"counting tokens: {error.message}"
-        return None if result.count > 0 else "no tokens are counted in a text"
+        return None if result.count > 0 else "it counted no tokens in a text"
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
@@ -226,7 +226,7 @@ class ServerBackend(StartedServer[ServerModel]):
     async def _require_done(self, http: OpenAiHttp, route: Route) -> None:
         status, _ = await self._ask(http, route, SLEEP_SECONDS)
         if status != _OK:
-            raise WeftError(Reason.BACKEND_ERROR, f"{route.path} is answered with status {status}")
+            raise WeftError(Reason.BACKEND_ERROR, f"{route.path} returned status {status}")
 
     async def _require_listed(self, http: OpenAiHttp) -> None:
         """Raises MODEL_NOT_FOUND with the listed names if the list lacks the model; an empty list proves nothing."""
@@ -285,7 +285,7 @@ def _check(model: ServerModel, context: ModelContext) -> None:
             raise context.refuse(setting, str(error)) from None
     used = placeholders_of((*command, *preset.environment.values(), *model.environment.values()))
     if "port" not in used:
-        raise context.refuse("command", "must hold {port}, here or in environment: weft chooses the port")
+        raise context.refuse("command", "must contain {port}, here or in environment: weft chooses the port")
     if "model" in used and not model.model:
         raise context.refuse("model", "must be set: the command line has {model}")
     known = preset.operations | preset.other_operations
@@ -293,7 +293,7 @@ def _check(model: ServerModel, context: ModelContext) -> None:
         names = ", ".join(sorted(operation.name.lower() for operation in known))
         raise context.refuse("operations", f"{preset.title} offers: {names}")
     if (model.key_variable or preset.key_variable) in model.environment:
-        raise context.refuse("environment", "must not have the variable of the key, which weft sets in each start")
+        raise context.refuse("environment", "must not set the variable of the key, which weft sets at each start")
     _check_sleep(model, preset, context)
     folder = model.working_folder
     if folder is not None and not folder.expanduser().is_dir():

@@ -29,7 +29,7 @@ def check_template(text: str) -> str:
     """Checks a text with placeholders. Raises ValueError naming an unknown placeholder and the known ones."""
     if KEY in placeholders_of((text,)):
         raise ValueError(
-            "must not hold {key}: every user of the machine can read the arguments of a program; name the "
+            "must not contain {key}: every user of the machine can read the arguments of a program; name the "
             "environment variable of the key in key_variable"
         )
     return check_placeholders(text, PLACEHOLDERS)

@@ -30,10 +30,10 @@ LORA_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """Maximum ranks that the server can be started for; each includes the smaller ranks."""
 NO_SPECULATION = "none"
 OWN_FLAGS: Mapping[str, str] = {
-    "--host": "it is weft's",
-    "--port": "it is weft's; see port_range of the runner",
-    "--uds": "it is weft's",
-    "--api-key": "it is weft's",
+    "--host": "weft sets it",
+    "--port": "weft sets it; see port_range of the runner",
+    "--uds": "weft sets it",
+    "--api-key": "weft sets it",
     "--served-model-name": "it is `name`",
     "--max-model-len": "use context_tokens",
     "--max-num-seqs": "use slots",

@@ -57,7 +57,7 @@ def check_adapters(model: VllmModel, context: ModelContext) -> None:
         if fault is not None:
             raise context.refuse(f"adapters[{index}].path", fault)
         if adapter.rank > LORA_RANKS[-1]:
-            message = f"has a rank of {adapter.rank}, and vLLM takes at most {LORA_RANKS[-1]}"
+            message = f"has a rank of {adapter.rank}, and vLLM supports at most {LORA_RANKS[-1]}"
             raise context.refuse(f"adapters[{index}].path", message)
 
 
@@ -68,9 +68,9 @@ def _fault(adapter: VllmAdapter) -> str | None:
         return f"there is no folder {adapter.path}" if adapter.path.startswith(_LOCAL) else None
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (folder / name).is_file():
-            return f"is no adapter as PEFT writes it, because it has no {name}: {folder}"
+            return f"is not a PEFT adapter: it has no {name}: {folder}"
     if not adapter.rank:
-        return f"{ADAPTER_CONFIG} names no rank `r` of a LoRA: {folder}"
+        return f"{ADAPTER_CONFIG} has no LoRA rank `r`: {folder}"
     return None
 
 

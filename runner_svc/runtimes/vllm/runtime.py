@@ -79,7 +79,7 @@ PARAMETERS = EngineParameters(
 ModelId = Annotated[str, MaxLen(1024), Pattern(r"^[^-\s\x00][^\x00]*$")]
 """A model folder, or a hub id."""
 Word = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-"""A word from vLLM's own lists, which differ by version."""
+"""A word from vLLM's lists, which differ by version."""
 Dtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
 Modality = Literal["image", "video", "audio"]
 ADAPTER_CONFIG = "adapter_config.json"
@@ -93,7 +93,7 @@ class _AdapterConfig(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmAdapter(AdapterSettings):
-    """An adapter of a model of vLLM's: a separate model, which shares the engine of that model."""
+    """An adapter of a vLLM model: a separate model, which shares that model's engine."""
 
     path: Annotated[ModelId, PUBLIC]
     """A folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT writes it, or an id of the hub."""
@@ -246,7 +246,7 @@ RUNTIME = Runtime(
     variable_prefix="VLLM_",
     advice={
         "path": "a folder or an id of the hub is `model`",
-        "url": "a vLLM that runs already is a model of a runner with `runtime: openai_http`",
+        "url": "a running vLLM is a model of a runner with `runtime: openai_http`",
         "operations": "`kind` says what vLLM is started for",
         "embeddings": "`kind: embedding`",
         "cache_salt": "it is always sent",

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.registry_client import NOBODY, Author, Names, RegistryClient, ResourcePage
+from gateway.registry_client import NO_AUTHOR, Author, Names, RegistryClient, ResourcePage
 from weft.api.registry.v1 import journal_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
@@ -158,7 +158,7 @@ class ScriptedRegistry(RegistryClient):
         *,
         dry_run: bool,
         adopt: bool,
-        author: Author = NOBODY,
+        author: Author = NO_AUTHOR,
         expected: Sequence[AnyDocument] = (),
     ) -> Sequence[ApplyResult]:
         del expected

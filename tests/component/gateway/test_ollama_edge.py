@@ -410,7 +410,7 @@ async def test_cpu_only_model_shows_its_memory_and_expiry() -> None:
     async with serving(fleet=FixedFleet(view)) as gateway:
         (found,) = json.loads((await gateway.request("GET", "/api/ps")).body)["models"]
     assert (found["size"], found["size_vram"]) == (3 * 1024**3, 0)
-    assert "expires_at" in found, "it works on a request, and is kept for 2 s after it"
+    assert "expires_at" in found, "it is processing a request, and is kept for 2 s after it"
 
 
 async def test_expiry_of_a_busy_model_is_counted_on_the_gateway_clock() -> None:

@@ -58,7 +58,7 @@ class _Leases(lease_service_pb2_grpc.LeaseServiceServicer):
         for detail in script.waits:
             yield pb.AcquireLeaseResponse(waiting=pb.WaitingForMemory(detail=detail))
         if script.hold is not None:
-            if context.add_callback(script.hold.set):  # not where the caller has left already
+            if context.add_callback(script.hold.set):  # not where the caller disconnected already
                 script.hold.wait(30.0)
             if not context.is_active():
                 script.left.set()

@@ -245,7 +245,7 @@ def test_token_with_a_wrong_claim_is_rejected(stage: Stage, changes: dict[str, A
 
 def test_token_with_too_long_a_lifetime_is_rejected(stage: Stage) -> None:
     token = stage.signed(load(), exp=stage.now + LIFETIME + 1)
-    assert stage.why_refused(load(), token) == "it is good for longer than 300 s"
+    assert stage.why_refused(load(), token) == "it is valid for longer than 300 s"
 
 
 @pytest.mark.parametrize(

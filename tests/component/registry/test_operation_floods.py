@@ -58,7 +58,7 @@ async def test_no_op_cancel_does_not_wait_behind_other_cancels(stage: Stage, mon
 async def test_cancelled_requests_are_logged_individually_up_to_a_limit(stage: Stage) -> None:
     for number in range(MAX_ENTRIES_PER_WINDOW + 5):
         await stage.operations.record_cancellation(f"req-{number}", "acme", "key:k1")
-    await stage.operations.audit.close_window(at_once=True)
+    await stage.operations.audit.close_window(immediately=True)
     entries, _ = await stage.operations.audit_page(0, 100)
     single, counted = entries[:-1], entries[-1]
     assert {(entry.event, entry.actor, entry.operation) for entry in single} == {("request.cancelled", "key:k1", "")}

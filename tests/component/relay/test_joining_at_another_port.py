@@ -64,7 +64,7 @@ async def test_plain_http_port_is_detected_and_the_right_port_suggested(is_tls: 
     """It was said that the address cannot be reached."""
     async with http_port() as port:
         said = await why_not_joined(port, is_tls=is_tls, trust=trust)
-    assert said.startswith(f"127.0.0.1:{port} can be reached, but speaks plain HTTP and no gRPC")
+    assert said.startswith(f"127.0.0.1:{port} is reachable, but uses plain HTTP instead of gRPC")
     assert "--join-port" in said
 
 
@@ -74,7 +74,7 @@ async def test_https_port_is_detected(tmp_path: Path) -> None:
     tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
     async with http_port(tls) as port:
         said = await why_not_joined(port, is_tls=True, trust=Trust(ca=(tmp_path / "cert.pem").read_bytes()))
-    assert said.startswith(f"127.0.0.1:{port} can be reached, but speaks HTTPS and no gRPC")
+    assert said.startswith(f"127.0.0.1:{port} is reachable, but uses HTTPS instead of gRPC")
 
 
 async def test_closed_port_is_unreachable() -> None:

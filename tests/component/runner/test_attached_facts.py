@@ -89,7 +89,7 @@ async def test_concurrency_is_capped_at_the_ceiling_and_logged() -> None:
         with capture_logs() as lines:
             async with attached(url, upstream_model="m") as (_, facts):
                 assert facts.slots == MAX_ATTACHED_SLOTS
-    (line,) = (line for line in lines if line["event"] == "server works on more concurrent requests than it is sent")
+    (line,) = (line for line in lines if line["event"] == "server processes more concurrent requests than configured")
     assert (line["server_slots"], line["max_slots"]) == (10**6, MAX_ATTACHED_SLOTS)
 
 

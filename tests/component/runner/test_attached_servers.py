@@ -87,7 +87,7 @@ async def test_server_under_another_address_spelling_counts_as_attached(runner: 
     with pytest.raises(WeftError) as refused:
         await runner.attach(url, "ollama-2")
     assert refused.value.reason is Reason.ALREADY_EXISTS
-    assert refused.value.message == "the server is attached already, as ollama"
+    assert refused.value.message == "the server is already attached, as ollama"
     assert await runner.attach(url, "ollama") == "ollama", "under its name that is no error"
     assert runner.followed.names == ("ollama",)
 
@@ -97,7 +97,7 @@ async def test_configured_server_is_not_attached_twice(runner: Runner, url: str)
     await runner.followed.follow(followed("box", "http://localhost:11434"))
     with pytest.raises(WeftError) as refused:
         await runner.attach(url, "ollama")
-    assert refused.value.message == "the configuration has this server already, as box"
+    assert refused.value.message == "the configuration already has this server, as box"
 
 
 async def test_another_port_or_path_of_the_same_machine_is_a_different_server(runner: Runner) -> None:

@@ -78,7 +78,7 @@ async def test_preset_claims_are_met_by_a_program_of_its_dialect(name: PresetNam
     ("name", "changes", "words"),
     [
         ("tgi", {"metrics": ("tgi_queue_size",)}, "metrics: claimed tgi_batch_current_size, tgi_queue_size"),
-        ("tgi", {"lacks": ("/metrics",)}, "/metrics is answered with status 404"),
+        ("tgi", {"lacks": ("/metrics",)}, "/metrics returned status 404"),
         ("tgi", {"counts_streams": False}, "usage_in_streams: claimed yes"),
         ("sglang", {"caches_prompts": False}, "cached_tokens: claimed yes"),
         ("sglang", {"lacks": ("/tokenize",)}, "operations: claimed chat, completion, tokenize"),
@@ -98,7 +98,7 @@ async def test_key_that_is_not_required_is_reported(tmp_path: Path) -> None:
     finding = await _finding(tmp_path, preset_settings("tgi", {"answer_tokens": 4}, key_variable="NOT_READ"))
     assert finding.verdict is Verdict.BROKEN
     assert "key_variable: claimed API_KEY" in finding.detail
-    assert "a request without the key is answered with status" in finding.detail
+    assert "a request without the key returned status" in finding.detail
 
 
 @pytest.mark.parametrize("notices", [True, False])

@@ -190,7 +190,7 @@ async def test_cancelled_installation_leaves_nothing_and_the_next_one_works(stag
 async def test_packages_that_do_not_work_here_are_not_moved_into_place(stage: Stage) -> None:
     broken = replace(stage.environment, check="raise OSError('CUDA_HOME is not set')")
     refused = await stage.refusal(broken)
-    assert refused.message.startswith("gravel was not installed: its packages are there, but it does not work here:")
+    assert refused.message.startswith("gravel was not installed: its packages are installed, but do not work here:")
     assert "OSError: CUDA_HOME is not set" in refused.message
     assert stage.versions() == []
 

@@ -361,7 +361,7 @@ async def test_load_without_cuda_is_rejected_with_the_cause(tmp_path: Path) -> N
 
 async def test_folder_that_is_no_model_is_reported(tmp_path: Path) -> None:
     backend = _backend(_folder(tmp_path / "model", **{"config.json": True}))
-    with pytest.raises(WeftError, match=r"is no model of ExLlamaV3: .*config\.json"):
+    with pytest.raises(WeftError, match=r"is not a model of ExLlamaV3: .*config\.json"):
         await backend.start()
 
 

@@ -175,7 +175,7 @@ async def test_request_parameters_reach_the_library(model: Path) -> None:
 
 @pytest.mark.slow("starts engine processes")
 async def test_unsupported_language_is_rejected_by_name(model: Path) -> None:
-    for languages, words in ((["en"], "knows English alone, not 'nl'"), (["en", "de"], "knows 2 languages")):
+    for languages, words in ((["en"], "knows only English, not 'nl'"), (["en", "de"], "knows 2 languages")):
         async with _running(model, {"languages": languages}) as (backend, _):
             with pytest.raises(WeftError, match=words) as refused:
                 await _frames(backend, _payload({"language": "nl"}))

@@ -195,8 +195,8 @@ async def test_weft_mesh_is_not_followed() -> None:
         assert said is not None
         # `weft up` said that the server does not answer, and the doctor that it is to be started.
         assert why_none_served(said) == (
-            "serves no model of its server: it is a weft mesh, whose models are named one by one; "
-            "name them beside its url, such as models: [{name: qwen}]"
+            "serves no model of its server: it is a weft mesh; list its models one by one; "
+            "list them beside its url, such as models: [{name: qwen}]"
         )
 
 
@@ -215,7 +215,9 @@ async def test_reason_a_server_has_no_served_models_is_reported_with_a_fix() -> 
             "serves no model of its server: it refuses the key (status 401); correct api_key_env, or its value"
         )
         server.body, server.status = b"{}", 200
-        assert await why() == "serves no model of its server: its answer is no list of models; start it, or correct url"
+        assert (
+            await why() == "serves no model of its server: its answer is not a list of models; start it, or correct url"
+        )
     assert await why() == "serves no model of its server: it does not answer; start it, or correct url"
 
 

@@ -111,9 +111,9 @@ async def test_server_without_a_handshake_is_initialized_the_other_way() -> None
 async def test_only_allowed_tools_can_be_selected_or_called() -> None:
     async with running("--bare", allow=("echo",)) as box:
         assert has(box, "fake.echo")
-        with pytest.raises(WeftError, match="not among those that the configuration allows"):
+        with pytest.raises(WeftError, match="the configuration does not allow it"):
             box.pick(["fake.crash"])
-        assert "not among those" in (await box.run("fake.crash", {})).content
+        assert "does not allow it" in (await box.run("fake.crash", {})).content
         assert (await box.run("fake.echo", {"text": "alive"})).content == "alive"
 
 

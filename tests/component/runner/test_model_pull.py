@@ -262,7 +262,7 @@ def test_split_model_is_stored_in_one_folder_under_its_own_names(pulls: Pulls) -
     [
         ("hf:acme/none", Reason.NOT_FOUND, "no such repository, or it is private: log in with `hf auth login`"),
         ("hf:acme/tiny-GGUF@v9", Reason.NOT_FOUND, "has no revision v9"),
-        ("hf:acme/tiny-GGUF:Q2_K", Reason.INVALID_ARGUMENT, "'Q2_K' is not in the repository; there is: Q4_K_M, Q8_0"),
+        ("hf:acme/tiny-GGUF:Q2_K", Reason.INVALID_ARGUMENT, "'Q2_K' is not in the repository; available: Q4_K_M, Q8_0"),
         ("hf:acme/gated", Reason.PERMISSION_DENIED, "set HF_TOKEN"),
         ("hf:acme/private", Reason.NOT_FOUND, "or it is private"),
         ("ollama:llama3.2", Reason.NOT_FOUND, "is not on this machine"),

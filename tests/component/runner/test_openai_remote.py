@@ -338,7 +338,7 @@ async def test_proxy_environment_variables_are_ignored(monkeypatch: pytest.Monke
     [
         ("https://no-such-host.invalid/v1", "its name is not known"),
         ("https://127.0.0.1:{plain}/v1", "it does not accept connections, or not with TLS"),
-        ("https://127.0.0.1:{untrusted}/v1", "no secure connection"),
+        ("https://127.0.0.1:{untrusted}/v1", "TLS failed"),
         ("http://127.0.0.1:{free}/v1", "it does not accept connections"),
     ],
 )

@@ -72,7 +72,7 @@ async def test_waiting_post_ends_with_its_task(session: PublisherSession) -> Non
         await task.put(Chunk(b"{}", done=False), now=0.0)
     waiting = asyncio.create_task(task.put(Chunk(b"{}", done=False), now=0.0))
     await asyncio.sleep(0)
-    task.fail(WeftError(Reason.CANCELLED, "the caller has left"))
+    task.fail(WeftError(Reason.CANCELLED, "the caller disconnected"))
     with pytest.raises(WeftError) as refused:
         await waiting
     assert refused.value.reason is Reason.NOT_FOUND
@@ -88,7 +88,7 @@ async def test_waiting_post_ends_when_the_caller_disconnects(session: PublisherS
     await asyncio.sleep(0)
     session.close_task(task)
     async with asyncio.timeout(LIMIT_SECONDS):
-        with pytest.raises(WeftError, match="the caller has left"):
+        with pytest.raises(WeftError, match="the caller disconnected"):
             await waiting
     assert "event: cancel" in await _events(stream)
 

@@ -48,7 +48,7 @@ async def test_image_for_a_text_model_is_rejected_while_its_only_slot_is_busy(tm
         busy = runner.generate(max_tokens=10_000)
         await busy.read()
         refused = await refusal(runner.generate(messages=SEEING).read())
-        assert (refused.reason, refused.message) == (Reason.MODALITY_UNSUPPORTED, "m takes no images")
+        assert (refused.reason, refused.message) == (Reason.MODALITY_UNSUPPORTED, "m does not support images")
         full = await refusal(runner.generate(tools=[TOOL]).read())
         assert full.reason is Reason.NO_SLOT_AVAILABLE, "tools it takes"
         busy.cancel()
@@ -76,7 +76,7 @@ async def test_attached_llama_cpp_server_is_queried_for_model_capabilities(tmp_p
         refused = await refusal(runner.generate(messages=SEEING, tools=[TOOL]).read())
         assert (refused.reason, refused.message) == (
             Reason.MODALITY_UNSUPPORTED,
-            "m takes no images and calls no tools",
+            "m does not support images and does not support tools",
         )
         assert (await runner.until(Phase.READY)).slots_used == 0
 
@@ -94,7 +94,7 @@ async def test_running_server_capabilities_override_the_settings(projector: bool
             assert (await events_of(runner.generate(messages=SEEING)))[-1].WhichOneof("event") == "finished"
         else:
             refused = await refusal(runner.generate(messages=SEEING, tools=[TOOL]).read())
-            assert refused.message == "m takes no images and calls no tools"
+            assert refused.message == "m does not support images and does not support tools"
 
 
 async def test_input_an_unloaded_model_does_not_accept_is_rejected_without_a_load(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_input_an_unloaded_model_does_not_accept_is_rejected_without_a_loa
             model_pb2.THINKING_MODE_ENABLED,
         ]
         refused = await refusal(runner.generate(tools=[TOOL]).read())
-        assert (refused.reason, refused.message) == (Reason.MODALITY_UNSUPPORTED, "m calls no tools")
+        assert (refused.reason, refused.message) == (Reason.MODALITY_UNSUPPORTED, "m does not support tools")
         refused = await refusal(runner.generate(thinking=False).read())
         assert refused.message == "m does not answer without thinking"
 

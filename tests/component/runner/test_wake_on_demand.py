@@ -131,7 +131,7 @@ async def test_command_starts_the_server_and_requests_are_served(tmp_path: Path)
             "the recipe's command ended with exit code 3: no power",
         ),
         (_python("import time; time.sleep(60)"), 0.5, "within 0.5 s"),
-        (_python(""), 0.5, "it was not up within 0.5 s: the server does not answer"),
+        (_python(""), 0.5, "it was not ready within 0.5 s: the server does not answer"),
         (http_recipe(url="http://127.0.0.1:1/wake"), 15.0, "the recipe's request could not connect"),
         (
             http_recipe(url="http://127.0.0.1:1/wake", headers={"X": "${WEFT_WAKE_NOT_SET}"}),

@@ -106,9 +106,9 @@ def test_weft_mesh_behind_a_url_needs_explicitly_named_models(tmp_path: Path) ->
         finding = _findings(tmp_path, f"runners: [{{name: box, url: '{url}'}}]")["server"]
     assert (finding.verdict, finding.detail) == (
         Verdict.WARNING,
-        "box: it is a weft mesh, whose models are named one by one",
+        "box: it is a weft mesh; list its models one by one",
     )
-    assert finding.remedy == "name them beside its url, such as models: [{name: qwen}]"
+    assert finding.remedy == "list them beside its url, such as models: [{name: qwen}]"
 
 
 @pytest.mark.parametrize(("status", "verdict"), [(404, Verdict.OK), (401, Verdict.FAILED), (500, Verdict.FAILED)])

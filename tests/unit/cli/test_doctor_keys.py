@@ -29,7 +29,9 @@ def test_missing_key_is_reported_with_its_models_and_a_remedy(tmp_path: Path, mo
     monkeypatch.delenv("EXAMPLE_API_KEY", raising=False)
     finding = _findings(tmp_path)["keys"]
     assert finding.verdict is Verdict.FAILED
-    assert finding.detail == "large, small: the environment variable EXAMPLE_API_KEY is to hold the key and is empty"
+    assert (
+        finding.detail == "large, small: the environment variable EXAMPLE_API_KEY should contain the key, but is empty"
+    )
     assert finding.remedy == "export EXAMPLE_API_KEY=... before you start weft"
 
 

@@ -126,7 +126,7 @@ def _with_arguments(arguments: dict[str, Any], **extra: Any) -> chat_pb2.ChatPay
     ("modes", "why"),
     [
         ({ThinkingMode.DEFAULT, ThinkingMode.ENABLED}, "does not answer without thinking"),
-        ({ThinkingMode.DEFAULT}, "has no switch for its thinking"),
+        ({ThinkingMode.DEFAULT}, "has no setting for thinking"),
         ({ThinkingMode.DEFAULT, ThinkingMode.DISABLED}, ""),
         (frozenset(ThinkingMode), ""),
         (frozenset(), ""),

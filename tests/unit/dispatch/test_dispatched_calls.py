@@ -57,12 +57,12 @@ class ScriptedRunner(model_call_service_pb2_grpc.ModelCallServiceServicer):
             if isinstance(step, Exception):
                 raise step
             return step  # type: ignore[no-any-return]
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
         async with answering(context):
             return pb.TokenizeResponse(result=tokenize_pb2.TokenizeResult(count=len(request.payload.text)))
-        raise AssertionError("abort has raised")
+        raise AssertionError("abort raises")
 
     async def StreamImages(  # noqa: N802
         self, request: pb.StreamImagesRequest, context: Any

@@ -10,11 +10,11 @@ from weft.api.runner.v1 import serve_options_pb2
 from weft.dispatch.parameter_checks import granted_priority_of, handling_of, priority_of, serve_options
 from weft.kernel.errors import FieldError
 from weft.kernel.request import CacheMode, Handling, Priority
-from weft.kernel.units import FOR_EVER
+from weft.kernel.units import FOREVER
 
 
 @pytest.mark.parametrize("mode", list(CacheMode))
-@pytest.mark.parametrize("keep_alive", [None, 0.0, 0.001, 300.0, FOR_EVER])
+@pytest.mark.parametrize("keep_alive", [None, 0.0, 0.001, 300.0, FOREVER])
 def test_options_round_trip(mode: CacheMode, keep_alive: float | None) -> None:
     handling = Handling(cache_mode=mode, cache_tag="session-1", keep_alive_seconds=keep_alive)
     sent = serve_options(handling, Priority.LOW).SerializeToString()
@@ -34,7 +34,7 @@ def test_unset_options_have_defaults() -> None:
 def test_any_negative_keep_alive_is_unlimited() -> None:
     options = serve_options_pb2.ServeOptions()
     options.keep_alive.seconds = -3600
-    assert handling_of(options).keep_alive_seconds == FOR_EVER
+    assert handling_of(options).keep_alive_seconds == FOREVER
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,6 @@ def test_unsupported_work_is_refused_at_submission(
     if not is_refused:
         names.require_taken(name, seeing(), "spec.model")
         return
-    with pytest.raises(FieldError, match=f"{name} takes no images") as refused:
+    with pytest.raises(FieldError, match=f"{name} does not support images") as refused:
         names.require_taken(name, seeing(), "spec.model")
     assert (refused.value.field, refused.value.reason) == ("spec.model", Reason.MODALITY_UNSUPPORTED)

@@ -82,8 +82,8 @@ def test_missing_adapter_fails_the_loads_of_its_model(tmp_path: Path) -> None:
 
 def test_file_that_is_not_an_adapter_for_the_model_is_refused_with_its_setting(tmp_path: Path, pirate: Path) -> None:
     faults = {
-        demo_model_path(): "is no adapter",
-        write_adapter(tmp_path / "vector.gguf", kind="control"): "is no adapter",
+        demo_model_path(): "is not a LoRA adapter",
+        write_adapter(tmp_path / "vector.gguf", kind="control"): "is not a LoRA adapter",
         write_adapter(tmp_path / "other.gguf", architecture="qwen2"): "architecture qwen2, and this one is llama",
         write_adapter(tmp_path / "with:colon.gguf"): "must have neither ':' nor ','",
     }

@@ -161,7 +161,7 @@ def test_mistake_is_reported_with_its_line_the_expected_value_and_an_example(
         ("host: *x\n", "(line 1): a text that begins with * or & needs quotes"),
         ("host: @x\n", "(line 1): a text that begins with this character needs quotes"),
         ("port: 1\n---\nport: 2\n", "is not YAML of one document (line 3): remove the line `---`"),
-        ("port: 1\nport: 2\n", "is refused (line 2): the key 'port' stands here twice"),
+        ("port: 1\nport: 2\n", "is refused (line 2): the key 'port' appears twice"),
         ("a: &a [*a]\n", "is refused (line 1): an alias inside what it stands for"),
         ("port: \x00\n", "is not YAML: it has a character that may not stand in YAML"),
     ],

@@ -33,8 +33,8 @@ async def test_demo_model_gets_its_full_context_and_the_cpu_slot_count() -> None
     sizing, reasons = await sized(HOST)
     assert sizing == added_model_pb2.ModelSizing(context_tokens=8192, slots=2)
     assert reasons[:2] == (
-        "context 8192: all that the model was trained for; 360 MiB of KV cache",
-        "2 slots: the usual number on processors",
+        "context 8192: the full training context; 360 MiB of KV cache",
+        "2 slots: the default number on processors",
     )
 
 

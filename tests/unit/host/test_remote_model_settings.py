@@ -125,7 +125,7 @@ def test_unset_key_fails_only_the_loads_of_its_model() -> None:
     """It ended the runner, with the models of all other providers."""
     lack = _served(api_key_env="OTHER_KEY").lack
     assert lack is not None
-    assert "m.api_key_env: the environment variable OTHER_KEY is to hold the key" in lack.message
+    assert "m.api_key_env: the environment variable OTHER_KEY should contain the key" in lack.message
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,6 @@ async def test_runner_exit_is_reported_with_its_last_output(tmp_path: Path, monk
     await child.start()
     process.over.set()
     await clock.wait_for_sleepers(1)
-    assert said == [
-        "runner a ended (exit code 1): the background task runner-session died (OSError); it is started again"
-    ]
+    assert said == ["runner a ended (exit code 1): the background task runner-session died (OSError); it is restarted"]
     process.returncode = 1  # type: ignore[assignment]  # as a process that has ended
     await child.stop(0.0)

@@ -74,11 +74,11 @@ def test_unknown_thinking_mode_is_tried_and_the_default_is_always_accepted() -> 
 def test_refusal_lists_everything_unsupported() -> None:
     assert untaken_words(frozenset(), NO_THINKING, ThinkingMode.DEFAULT) == ""
     both = untaken_words(frozenset({TOOLS, IMAGE}), NO_THINKING, ThinkingMode.ENABLED)
-    assert both == "takes no images and calls no tools and does not think"
+    assert both == "does not support images and does not support tools and does not support thinking"
     always = frozenset({ThinkingMode.DEFAULT, ThinkingMode.ENABLED})
     assert untaken_words(frozenset(), always, ThinkingMode.DISABLED) == "does not answer without thinking"
     unswitched = untaken_words(frozenset(), frozenset({ThinkingMode.DEFAULT}), ThinkingMode.ENABLED)
-    assert unswitched == "has no switch for its thinking"
+    assert unswitched == "has no setting for thinking"
 
 
 def test_abilities_message_is_complete_and_absent_if_nothing_is_known() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds, time_words, wait_words
+from weft.kernel.units import FOREVER, MAX_DURATION_SECONDS, keep_alive_seconds, time_words, wait_words
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds
         ("0", 0.0),
         (-0.0, 0.0),
         ("0s", 0.0),
-        (-1, FOR_EVER),
-        ("-1", FOR_EVER),
-        (-300, FOR_EVER),
-        ("-5m", FOR_EVER),
-        (-(10**400), FOR_EVER),
-        (float("-inf"), FOR_EVER),
+        (-1, FOREVER),
+        ("-1", FOREVER),
+        (-300, FOREVER),
+        ("-5m", FOREVER),
+        (-(10**400), FOREVER),
+        (float("-inf"), FOREVER),
         (int(MAX_DURATION_SECONDS), MAX_DURATION_SECONDS),
     ],
 )

@@ -21,7 +21,7 @@ from weft.kernel.health import (
 LIMITS = HealthLimits()
 AWAY, SLOW = down("no_router", "no router answers"), degraded("old_fleet_view", "the last view is used")
 FRESH = Component(name="router", since=0.0)
-RUNNING = Component(name="router", state=HealthState.OK, reason="", message="", since=0.0, was_well=True)
+RUNNING = Component(name="router", state=HealthState.OK, reason="", message="", since=0.0, was_healthy=True)
 
 
 def observed(component: Component, *seen: Observation, begin: float = 100.0, step: float = 1.0) -> list[Component]:

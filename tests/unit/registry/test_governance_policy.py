@@ -66,10 +66,10 @@ def test_unknown_signers_in_a_token_are_not_echoed() -> None:
         (_validity(issued=SKEW, ends=SKEW + 300), None),
         (_validity(issued=SKEW + 1, ends=SKEW + 301), "it was issued in the future"),
         (_validity(starts=SKEW), None),
-        (_validity(starts=SKEW + 1), "it is not good yet"),
-        (_validity(ends=301), "it is good for longer than 300 s"),
-        (_validity(ends=0), "it expires before it is good"),
-        (_validity(starts=200, ends=100), "it expires before it is good"),
+        (_validity(starts=SKEW + 1), "it is not valid yet"),
+        (_validity(ends=301), "it is valid for longer than 300 s"),
+        (_validity(ends=0), "it expires before it becomes valid"),
+        (_validity(starts=200, ends=100), "it expires before it becomes valid"),
     ],
 )
 def test_token_is_valid_only_within_its_lifetime(token: Verified, fault: str | None) -> None:

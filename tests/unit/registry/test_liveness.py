@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Standing
-from registry_svc.mesh.policy.heartbeat import Pulse, Verdict, heard, judge, lost, resumed, share_of
+from registry_svc.mesh.policy.heartbeat import Pulse, Verdict, alive_pulse, judge, lost, resumed, share_of
 
 LIMITS = RegistryConfig(database_url="sqlite://", restart_grace_seconds=0.0)
 GRACE = replace(LIMITS, restart_grace_seconds=90.0)
@@ -19,7 +19,7 @@ BACK = 49_910.0
     ("age_seconds", "verdict"), [(0.0, Verdict.KEEP), (89.999, Verdict.KEEP), (90.0, Verdict.SILENCE)]
 )
 def test_active_runner_becomes_silent_at_the_inactive_limit(age_seconds: float, verdict: Verdict) -> None:
-    assert judge(heard(1_000.0), LIMITS, 0.0, 1_000.0 + age_seconds) is verdict
+    assert judge(alive_pulse(1_000.0), LIMITS, 0.0, 1_000.0 + age_seconds) is verdict
 
 
 @pytest.mark.parametrize("standing", [Standing.SILENT, Standing.CLOSED])
@@ -29,45 +29,45 @@ def test_active_runner_becomes_silent_at_the_inactive_limit(age_seconds: float, 
 def test_inactive_runner_is_deleted_at_the_delete_limit_counted_from_its_loss(
     standing: Standing, age_seconds: float, verdict: Verdict
 ) -> None:
-    pulse = lost(heard(1_000.0), standing, 1_090.0)
+    pulse = lost(alive_pulse(1_000.0), standing, 1_090.0)
     assert judge(pulse, LIMITS, 0.0, 1_090.0 + age_seconds) is verdict
 
 
 def test_no_runner_expires_during_the_grace_and_all_due_ones_at_its_end() -> None:
-    silent = lost(heard(1_000.0), Standing.SILENT, 1_090.0)
-    assert judge(heard(1_000.0), GRACE, BACK, 49_999.9) is Verdict.KEEP
+    silent = lost(alive_pulse(1_000.0), Standing.SILENT, 1_090.0)
+    assert judge(alive_pulse(1_000.0), GRACE, BACK, 49_999.9) is Verdict.KEEP
     assert judge(silent, GRACE, BACK, 49_999.9) is Verdict.KEEP
-    assert judge(heard(1_000.0), GRACE, BACK, 50_000.0) is Verdict.SILENCE
+    assert judge(alive_pulse(1_000.0), GRACE, BACK, 50_000.0) is Verdict.SILENCE
     assert judge(silent, GRACE, BACK, 50_000.0) is Verdict.FORGET
 
 
 def test_grace_never_shortens_a_lifetime() -> None:
-    assert judge(heard(49_999.0), GRACE, BACK, 50_000.0) is Verdict.KEEP
+    assert judge(alive_pulse(49_999.0), GRACE, BACK, 50_000.0) is Verdict.KEEP
 
 
 def test_heartbeat_revives_a_runner_in_any_state() -> None:
-    assert heard(5.0) == Pulse(standing=Standing.ACTIVE, heard_monotonic=5.0, lost_monotonic=None)
-    assert heard(5.0).active
+    assert alive_pulse(5.0) == Pulse(standing=Standing.ACTIVE, alive_monotonic=5.0, lost_monotonic=None)
+    assert alive_pulse(5.0).active
 
 
 def test_closed_runner_keeps_the_time_it_was_lost() -> None:
-    silent = lost(heard(0.0), Standing.SILENT, 90.0)
+    silent = lost(alive_pulse(0.0), Standing.SILENT, 90.0)
     closed = lost(silent, Standing.CLOSED, 500.0)
     assert (closed.standing, closed.lost_monotonic) == (Standing.CLOSED, 90.0)
 
 
 def test_ages_from_before_a_restart_continue() -> None:
     pulse = resumed(Standing.SILENT, heard_ago_seconds=190.0, lost_ago_seconds=100.0, now=1_000.0)
-    assert (pulse.heard_monotonic, pulse.lost_monotonic) == (810.0, 900.0)
+    assert (pulse.alive_monotonic, pulse.lost_monotonic) == (810.0, 900.0)
 
 
 def test_ages_from_the_future_count_as_zero() -> None:
     pulse = resumed(Standing.SILENT, heard_ago_seconds=-1e9, lost_ago_seconds=-1e9, now=1_000.0)
-    assert (pulse.heard_monotonic, pulse.lost_monotonic) == (1_000.0, 1_000.0)
+    assert (pulse.alive_monotonic, pulse.lost_monotonic) == (1_000.0, 1_000.0)
 
 
 def test_runner_expirations_are_spread_after_a_grace() -> None:
-    early, late = heard(1_000.0), lost(heard(1_000.0), Standing.SILENT, 1_090.0)
+    early, late = alive_pulse(1_000.0), lost(alive_pulse(1_000.0), Standing.SILENT, 1_090.0)
     assert judge(early, GRACE, BACK, 50_014.9, share=0.5) is Verdict.KEEP
     assert judge(early, GRACE, BACK, 50_015.0, share=0.5) is Verdict.SILENCE
     assert judge(late, GRACE, BACK, 50_014.9, share=0.5) is Verdict.KEEP
@@ -75,18 +75,18 @@ def test_runner_expirations_are_spread_after_a_grace() -> None:
 
 
 def test_runner_with_a_heartbeat_after_the_restart_is_not_spread() -> None:
-    assert judge(heard(49_910.0), GRACE, BACK, 50_000.0, share=0.99) is Verdict.SILENCE
+    assert judge(alive_pulse(49_910.0), GRACE, BACK, 50_000.0, share=0.99) is Verdict.SILENCE
 
 
 def test_wakeable_host_is_kept_longer_but_becomes_silent_at_the_same_time() -> None:
-    asleep = lost(heard(0.0), Standing.SILENT, 90.0)
-    assert judge(heard(0.0), LIMITS, 0.0, 90.0, wakeable=True) is Verdict.SILENCE
+    asleep = lost(alive_pulse(0.0), Standing.SILENT, 90.0)
+    assert judge(alive_pulse(0.0), LIMITS, 0.0, 90.0, wakeable=True) is Verdict.SILENCE
     assert judge(asleep, LIMITS, 0.0, 90.0 + 604_799.9, wakeable=True) is Verdict.KEEP
     assert judge(asleep, LIMITS, 0.0, 90.0 + 604_800.0, wakeable=True) is Verdict.FORGET
 
 
 def test_keep_time_below_the_delete_limit_does_not_shorten_it() -> None:
-    asleep = lost(heard(0.0), Standing.SILENT, 90.0)
+    asleep = lost(alive_pulse(0.0), Standing.SILENT, 90.0)
     assert judge(asleep, replace(LIMITS, hibernating_keep_seconds=1.0), 0.0, 14_489.9, wakeable=True) is Verdict.KEEP
 
 

@@ -160,7 +160,7 @@ def test_refusal_counts_are_bounded_during_a_flood() -> None:
     window.takes(NOW)
     for number in range(10_000):
         window.count(f"why {number}")
-    counted = window.closed(NOW, at_once=True)
+    counted = window.closed(NOW, immediately=True)
     assert counted is not None
     assert (counted.count, len(counted.reasons)) == (10_000, MAX_COUNTED_REASONS + 1)
     assert counted.reasons[OTHER_REASONS] == 10_000 - MAX_COUNTED_REASONS

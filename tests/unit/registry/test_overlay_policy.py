@@ -11,11 +11,11 @@ from registry_svc.mesh.domain import Outcome, Status
 from registry_svc.mesh.overlay import (
     Publisher,
     combined,
+    is_unchanged,
     may_serve,
     model_status,
     public_agent,
     public_model,
-    says_the_same,
     virtual_agent,
     virtual_model,
 )
@@ -129,7 +129,7 @@ def decide(given: model_pb2.ModelManifest, runner: str = "", *, live: bool = Tru
         ResourceKind.MODEL,
         given.name,
         is_declared=False,
-        same=says_the_same(declaration, view=view, declared=None, publication=PUBLISHED),
+        same=is_unchanged(declaration, view=view, declared=None, publication=PUBLISHED),
         publisher=PUBLISHED.runner,
         publisher_live=live,
         adopt=adopt,

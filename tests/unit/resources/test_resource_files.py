@@ -96,7 +96,7 @@ def test_all_repeated_names_are_reported() -> None:
     ("text", "message"),
     [
         (f"{GOOD}---\nkind: [\n", "document 2 (line"),
-        (f"{GOOD}---\nkind: agent\nname: a\nname: b\n", "document 2 (line 7): the key 'name' stands here twice"),
+        (f"{GOOD}---\nkind: agent\nname: a\nname: b\n", "document 2 (line 7): the key 'name' appears twice"),
         (f"{GOOD}---\nkind: agent\nname: a\n", "document 2 (line 5): needs exactly one of model and pool"),
         (f"{GOOD}---\njust words\n", "document 2 (line 5): a document is a mapping"),
         (f"{GOOD}---\nname: a\n", "document 2 (line 5): kind: must be one of model, agent, runner, pool, route"),
@@ -126,7 +126,7 @@ def test_all_repeated_names_are_reported() -> None:
         ("kind: alias\nname: claude-*\ntarget: m\n", "write `pattern: 'claude-*'` beside it"),
         ("kind: model\nname: m\nskills: [sight]\n", "(line 3): skills[0]: "),
         ("kind: agent\nname: a\nmodel: m\n<<: {x: 1}\n", "merge keys"),
-        ("kind: !!python/object/apply:os.system ['true']\n", "tags such as !!python are not taken"),
+        ("kind: !!python/object/apply:os.system ['true']\n", "tags such as !!python are not supported"),
         ("? [a]\n: b\n", "a key must be a plain word"),
         ('{"kind": "model", "kind": "agent"}', "the key 'kind' stands twice"),
         ('{"kind": "model", "name": "m", "contextTokens": NaN}', "NaN is not a number"),

@@ -28,7 +28,7 @@ def test_only_the_first_status_has_the_considered_candidates() -> None:
 
 
 def test_tick_sends_a_bounded_number_of_statuses_and_the_rest_on_later_ticks() -> None:
-    mesh = scheduler(candidate(), queue_depth_per_runner=100, max_told_per_tick=10)
+    mesh = scheduler(candidate(), queue_depth_per_runner=100, max_notified_per_tick=10)
     for key in range(1, 42):
         mesh.submit(arrival(key), 0.0)
     mesh.finish(1, 0.5)

@@ -231,7 +231,7 @@ def test_duplicate_key_in_a_file_is_refused_and_not_silently_dropped(tmp_path: P
     path.write_text(yaml.safe_dump(document()) + "hosts: [{name: cpu, memory_gib: 1}]\n")
     ended = run(str(path))
     assert ended.exit_code == 2
-    assert "the key 'hosts' stands here twice (line " in ended.output
+    assert "the key 'hosts' appears twice (line " in ended.output
 
 
 def test_models_may_be_written_as_nested_yaml_merges(tmp_path: Path) -> None:

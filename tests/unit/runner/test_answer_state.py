@@ -71,8 +71,8 @@ def test_empty_finish_reason_on_every_chunk_is_not_the_end(word: str | None) -> 
 
 
 def test_ended_choice_accepts_no_more_content() -> None:
-    assert "went on with choice 0" in _fault((0, "a", "stop"), (0, "b", None)).message
-    assert "went on with choice 1" in _fault((1, "a", "stop"), (0, "b", None), (1, "c", None), choices=2).message
+    assert "continued choice 0" in _fault((0, "a", "stop"), (0, "b", None)).message
+    assert "continued choice 1" in _fault((1, "a", "stop"), (0, "b", None), (1, "c", None), choices=2).message
 
 
 def test_truncating_finish_reason_takes_precedence() -> None:
@@ -100,7 +100,7 @@ def test_tool_call_finish_reason_requires_a_tool_call() -> None:
 
 
 def test_empty_answer_is_valid_only_with_usage_figures_or_a_truncating_reason() -> None:
-    assert "nothing in it" in _fault((0, "", "stop"), figures=False).message
+    assert "empty answer" in _fault((0, "", "stop"), figures=False).message
     assert _answer((0, "", "stop"), figures=True).is_complete, "the model ended at once"
     assert _answer((0, "", "content_filter"), figures=False).is_complete
     assert _answer((0, "", "length"), figures=False).is_complete

@@ -210,7 +210,7 @@ async def test_unnamed_call_chunk_after_the_finish_reason_is_a_call_error() -> N
     finish, last = end(TOOL_CALLS)
     late = [event_pb2.InferenceEvent(delta=event_pb2.Delta(tool_calls=[nameless]))]
     work = ScriptedWork([*call("search", '{"q": "x"}'), finish, late, last])
-    with pytest.raises(WeftError, match="without saying which") as raised:
+    with pytest.raises(WeftError, match="without naming it") as raised:
         await events_of(work, request(tools=["search"]))
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
@@ -252,7 +252,7 @@ async def test_event_of_a_long_result_is_bounded_and_marked() -> None:
     events = await events_of(work, request(tools=["search"]), setup(tool_box(flood, max_output_bytes=1_000_000)))
     told = next(event.tool_result.content for event in events if event.HasField("tool_result"))
     assert len(told) < 70_000
-    assert told.endswith("[cut: the model was told 200000 characters]")
+    assert told.endswith("[cut: the model received 200000 characters]")
     assert len(work.payloads[1].messages[-1].content[0].text) == 200_000
 
 

@@ -32,7 +32,7 @@ def test_weight_format_of_a_folder_is_detected(
 
 
 def test_folder_without_weights_is_refused() -> None:
-    with pytest.raises(WeftError, match="no weights") as refused:
+    with pytest.raises(WeftError, match="no supported weights") as refused:
         folder_format(["pytorch_model.bin", "config.json"], {})
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 

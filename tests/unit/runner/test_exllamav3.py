@@ -126,7 +126,7 @@ def test_missing_gpu_or_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(runtime, "USUAL_FOLDER", tmp_path / "cuda")
     cards: list[object] = []
     monkeypatch.setattr(nvml, "read_within", lambda _: SimpleNamespace(devices=cards))
-    with pytest.raises(WeftError, match="no NVIDIA card"):
+    with pytest.raises(WeftError, match="no responding NVIDIA card"):
         find(None)
     cards.append("a card")
     with pytest.raises(WeftError, match="no CUDA compiler"):

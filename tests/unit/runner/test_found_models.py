@@ -125,10 +125,10 @@ def test_hub_cache_folder_is_served_completely(folders: ProgramFolders) -> None:
     ("text", "reason", "words"),
     [
         ("ollama:llama3.2:70b", Reason.NOT_FOUND, "is not on this machine"),
-        ("lmstudio:acme/other", Reason.NOT_FOUND, "weft models ls --found shows what is"),
+        ("lmstudio:acme/other", Reason.NOT_FOUND, "weft models ls --found lists those that are"),
         ("hfcache:acme/other", Reason.NOT_FOUND, "is not on this machine"),
         ("hfcache:acme/tiny-GGUF@v2", Reason.NOT_FOUND, "is not on this machine"),
-        ("lmstudio:acme/tiny-GGUF:Q2_K", Reason.INVALID_ARGUMENT, "there is: Q4_K_M, Q8_0"),
+        ("lmstudio:acme/tiny-GGUF:Q2_K", Reason.INVALID_ARGUMENT, "available: Q4_K_M, Q8_0"),
     ],
 )
 def test_missing_model_error_lists_the_searched_locations(

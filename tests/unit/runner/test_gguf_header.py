@@ -161,7 +161,7 @@ def test_file_truncated_in_its_header_is_refused(write: Write) -> None:
 
 def test_skipped_strings_are_counted(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf, "MAX_SKIPPED_STRINGS", 3)
-    assert "more items" in _refusal(write(GOOD)).message
+    assert "too many items" in _refusal(write(GOOD)).message
 
 
 def _outcome(path: Path) -> GgufHeader | WeftError:

@@ -143,7 +143,7 @@ async def test_wake_timeout_reports_what_it_waited_for() -> None:
         await stage.clock.advance(0.1)
         error = await failure(wake)
         assert error.reason is Reason.WAKE_FAILED
-        assert error.message == "it was not up within 60 s: its recipe had not ended"
+        assert error.message == "it was not ready within 60 s: its recipe had not ended"
         assert stage.instance.phase is Phase.HIBERNATING
 
 
@@ -328,7 +328,7 @@ async def test_attached_server_that_comes_up_too_late_is_a_failed_wake() -> None
         await stage.settle()
         await stage.clock.advance(10.0)
         error = await failure(wake)
-        assert error.message == "it was not up within 10 s: the server does not answer"
+        assert error.message == "it was not ready within 10 s: the server does not answer"
         assert stage.instance.phase is Phase.HIBERNATING
 
 

@@ -173,7 +173,7 @@ async def test_budget_too_small_error_shows_what_would_fit() -> None:
         with pytest.raises(WeftError) as refused:
             await stage.instance.load(LoadSpec(memory_budget_bytes=GIB))
         assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
-        assert refused.value.message == "m needs 2 GiB and may take 1 GiB; a context of 1024 tokens fits"
+        assert refused.value.message == "m needs 2 GiB and may use 1 GiB; a context of 1024 tokens fits"
         assert stage.instance.phase is Phase.HIBERNATING
         await stage.instance.load(LoadSpec(memory_budget_bytes=2 * GIB))
 

@@ -182,11 +182,11 @@ def test_lost_lease_is_a_counted_fault_and_the_model_is_reloaded() -> None:
 
 @pytest.mark.parametrize("reason", [Reason.TEMPLATE_FAILED, Reason.INVALID_ARGUMENT])
 def test_unreadable_file_is_retried_after_a_backoff(reason: Reason) -> None:
-    state = _after(*LOADING, on.LoadFailed(reason, "it is cut short"))
-    assert (state.phase, state.detail) == (Phase.FAILED, "it is cut short; next start in 10 s")
+    state = _after(*LOADING, on.LoadFailed(reason, "it is truncated"))
+    assert (state.phase, state.detail) == (Phase.FAILED, "it is truncated; next start in 10 s")
     again = step(state, on.PauseOver(), 10.0, OURS)
     assert (again.command, again.state.phase) == (Command.LOAD, Phase.LOADING)
-    assert step(again.state, on.LoadFailed(reason, "it is cut short"), 11.0, OURS).state.resume_at == 31.0
+    assert step(again.state, on.LoadFailed(reason, "it is truncated"), 11.0, OURS).state.resume_at == 31.0
 
 
 def test_attached_server_is_never_restarted() -> None:

@@ -93,7 +93,7 @@ def test_invalid_option_error_names_it(options: LoadOptions, field: str) -> None
 
 
 def test_refused_variant_error_lists_the_available_ones() -> None:
-    with pytest.raises(FieldError, match=r"there is: Q4_K_M, q8_0"):
+    with pytest.raises(FieldError, match=r"declared: Q4_K_M, q8_0"):
         _wish(LoadOptions(quantization="q2_k"))
 
 

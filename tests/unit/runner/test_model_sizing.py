@@ -210,8 +210,8 @@ def test_checker_detects_an_oversized_choice(memory: MachineMemory) -> None:
         (
             machine(80),
             (
-                "context 32768 of 40960: the longest that is chosen unasked; 18 GiB of KV cache",
-                "4 slots: the usual number on accelerators",
+                "context 32768 of 40960: the longest default on accelerators; 18 GiB of KV cache",
+                "4 slots: the default number on accelerators",
                 "all layers on accelerators: about 23.1 GiB in 79.5 GiB of GPU 0",
             ),
         ),
@@ -248,8 +248,8 @@ def test_checker_detects_an_oversized_choice(memory: MachineMemory) -> None:
         (
             machine(),
             (
-                "context 8192 of 40960: the longest that is chosen on processors; 2.2 GiB of KV cache",
-                "2 slots: the usual number on processors",
+                "context 8192 of 40960: the longest default on processors; 2.2 GiB of KV cache",
+                "2 slots: the default number on processors",
                 "in the host's memory, without an accelerator: about 7.3 GiB in 30 GiB of the host's memory",
             ),
         ),
@@ -262,14 +262,17 @@ def test_each_choice_has_an_explanation(memory: MachineMemory, sentences: tuple[
 def test_requested_size_is_used_and_a_context_beyond_training_is_reported() -> None:
     chosen = choose_size(SMALL, machine(24), AskedSize(context_tokens=16_384, slots=3))
     assert (chosen.context_tokens, chosen.slots) == (16_384, 3)
-    assert chosen.reasons[:2] == ("context 16384: as asked; the model was trained for 8192", "3 slots: as asked")
+    assert chosen.reasons[:2] == (
+        "context 16384: as requested; the model was trained for 8192",
+        "3 slots: as requested",
+    )
 
 
 def test_model_without_a_header_gets_one_slot_and_a_short_context() -> None:
     blind = replace(EIGHT_B, known=replace(EIGHT_B.known, shape=None))
     chosen = choose_size(blind, machine(24))
     assert (chosen.context_tokens, chosen.slots, chosen.place) == (4096, 1, Place.ACCELERATORS)
-    assert chosen.reasons[0] == "context 4096 of 40960: the file's header does not show what its KV cache takes"
+    assert chosen.reasons[0] == "context 4096 of 40960: the size of its KV cache is not in the file's header"
 
 
 def test_accelerator_only_engine_is_not_placed_on_cpu() -> None:

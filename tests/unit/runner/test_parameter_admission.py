@@ -68,7 +68,7 @@ def test_listed_parameter_is_sent_without_a_warning() -> None:
         ("json_schema", "{}", "must be an object"),
         ("json_schema", {"description": "x" * MAX_GRAMMAR_CHARS}, "characters as JSON"),
         ("grammar", "x" * (MAX_GRAMMAR_CHARS + 1), "at most 65,536 characters"),
-        ("grammar", "root ::= " + "(" * (MAX_GRAMMAR_DEPTH + 1), "within each other"),
+        ("grammar", "root ::= " + "(" * (MAX_GRAMMAR_DEPTH + 1), "nested brackets"),
     ],
 )
 def test_invalid_value_is_refused_with_its_parameter(name: str, value: Any, says: str) -> None:

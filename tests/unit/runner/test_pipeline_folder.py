@@ -60,7 +60,7 @@ def test_named_variant_is_used_or_else_the_existing_one(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "m", weights)
     found = read_pipeline_folder(folder)
     assert (found.variant, found.weight_bytes) == ("fp16", 5 * MEBIBYTE)
-    with pytest.raises(PipelineFolderError, match="no weights of the variant 'bf16'; there is: fp16"):
+    with pytest.raises(PipelineFolderError, match="no weights of the variant 'bf16'; available: fp16"):
         read_pipeline_folder(folder, "bf16")
 
 
@@ -81,12 +81,12 @@ def test_component_from_an_unknown_library_is_refused(tmp_path: Path, entry: lis
 
 def test_component_name_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
     index: dict[str, Any] = {"../up": ["diffusers", "AutoencoderKL"]}
-    with pytest.raises(PipelineFolderError, match="a component with a name that is not taken"):
+    with pytest.raises(PipelineFolderError, match="a component with an invalid name"):
         read_pipeline_folder(_folder(tmp_path / "m", **index))
 
 
 def test_folder_without_an_index_error_shows_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(PipelineFolderError, match="the folder of a pipeline is wanted"):
+    with pytest.raises(PipelineFolderError, match="expected a pipeline folder"):
         read_pipeline_folder(tmp_path)
 
 

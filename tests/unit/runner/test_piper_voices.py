@@ -107,7 +107,7 @@ def test_single_file_is_a_voice_and_a_folder_without_voices_is_refused(tmp_path:
         ({"phoneme_id_map": []}, "phoneme_id_map is missing"),
         ({"num_symbols": "256"}, "num_symbols"),
         ({"num_speakers": None}, "num_speakers"),
-        ({"inference": []}, "inference is no object"),
+        ({"inference": []}, "inference is not an object"),
         ({"phoneme_type": "pinyin"}, "phonemes of the type pinyin are not supported"),
         ({"phoneme_type": ["espeak"]}, "are not supported"),
     ],

@@ -78,13 +78,13 @@ def test_split_model_with_a_missing_part_is_not_a_model() -> None:
 @pytest.mark.parametrize(
     ("paths", "wanted", "message"),
     [
-        (MANY, "Q6_K", "'Q6_K' is not in the repository; there is: BF16, Q2_K, Q4_K_M, Q4_K_S, Q8_0, UD-Q5_K_XL"),
-        (MANY, "Q4_K", "'Q4_K' is not clear: name one of the files: m-Q4_K_M.gguf, m-Q4_K_S.gguf"),
+        (MANY, "Q6_K", "'Q6_K' is not in the repository; available: BF16, Q2_K, Q4_K_M, Q4_K_S, Q8_0, UD-Q5_K_XL"),
+        (MANY, "Q4_K", "'Q4_K' is ambiguous: name one of the files: m-Q4_K_M.gguf, m-Q4_K_S.gguf"),
         (("a-Q2_K.gguf", "b-Q3_K.gguf"), "", "add one of the repository's quantizations"),
-        (("a/m-Q8_0.gguf", "b/m-Q8_0.gguf"), "Q8_0", "'Q8_0' is not clear"),
+        (("a/m-Q8_0.gguf", "b/m-Q8_0.gguf"), "Q8_0", "'Q8_0' is ambiguous"),
         (("README.md",), "", "has no GGUF file"),
-        (("../x.gguf",), "", "a name that is not taken"),
-        (("/etc/x.gguf",), "", "a name that is not taken"),
+        (("../x.gguf",), "", "an invalid name"),
+        (("/etc/x.gguf",), "", "an invalid name"),
     ],
 )
 def test_ambiguous_choice_is_refused_with_the_available_options(
@@ -224,9 +224,9 @@ def test_voice_is_its_model_and_its_configuration(wanted: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ("", "add one of its voices after a colon; there is: en_GB-alan-low, en_US-joe-medium"),
-        ("en_US-joe", "'en_US-joe' is no voice of the repository; there is: en_US-joe-medium"),
-        ("no-configuration", "is no voice"),
+        ("", "add one of its voices after a colon; available: en_GB-alan-low, en_US-joe-medium"),
+        ("en_US-joe", "'en_US-joe' is not a voice of the repository; available: en_US-joe-medium"),
+        ("no-configuration", "is not a voice"),
     ],
 )
 def test_voice_repository_lists_its_voices(wanted: str, said: str) -> None:

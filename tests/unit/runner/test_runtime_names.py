@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("runner_svc", "weft", "weft_app", "weft_testing", "gateway", "router_svc", "registry_svc")
 ALLOWED = {
     "runner_svc/runtimes/table.py": "the default runtime, and the one of `weft runner join --url`",
-    "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a server that runs already",
+    "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a running server",
     "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
     "weft_app/compose/central.py": "models that operators declare are those of `openai_remote`",
     "gateway/ollama/models.py": "`server` is the name of a field",

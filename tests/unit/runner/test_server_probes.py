@@ -76,7 +76,7 @@ async def test_cancelled_caller_does_not_cancel_the_shared_probe() -> None:
         (ServerProbe(why="it does not answer"), "it does not answer"),
         (ServerProbe(status=401), "it refuses the key (status 401)"),
         (ServerProbe(status=404, health=200), "it has no list of models (status 404)"),
-        (ServerProbe(status=200, listed=ListedModels(names=(), is_list=False)), "its answer is no list of models"),
+        (ServerProbe(status=200, listed=ListedModels(names=(), is_list=False)), "its answer is not a list of models"),
         (ServerProbe(status=200, why="its answer is longer than 8 MiB"), "its answer is longer than 8 MiB"),
         (ServerProbe(status=200, listed=ListedModels(names=("m",))), ""),
     ],

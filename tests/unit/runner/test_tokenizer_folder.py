@@ -49,7 +49,7 @@ async def test_folder_without_template_files_has_none_and_an_override_is_used(tm
 
 @pytest.mark.parametrize("config", ["{", "[" * 100_000, "\x00"])
 def test_non_json_configuration_is_refused(tmp_path: Path, config: str) -> None:
-    with pytest.raises(WeftError, match=r"tokenizer_config\.json is no JSON") as refused:
+    with pytest.raises(WeftError, match=r"tokenizer_config\.json is not valid JSON") as refused:
         read_tokenizer_folder(_folder(tmp_path, config))
     assert refused.value.reason is Reason.INVALID_ARGUMENT
 

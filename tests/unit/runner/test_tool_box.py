@@ -82,8 +82,8 @@ def test_picked_tools_have_unique_wire_names_distinct_from_taken_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "down", "says"),
     [
-        ("mail.send", None, "not among the tools of this runner"),
-        ("filesystem", None, "not among the tools of this runner"),
+        ("mail.send", None, "this runner does not have it"),
+        ("filesystem", None, "this runner does not have it"),
         ("files.delete", None, "no files.delete"),
         ("files.read", "its server has ended", "its server has ended"),
     ],

@@ -211,8 +211,8 @@ def _deep(levels: int) -> dict[str, Any]:
     [
         ({"description": "x" * 70_000}, "more than 65536 bytes"),
         (_deep(40), "levels deep"),
-        ({"type": "array"}, "not one of an object"),
-        ({"type": ["object", "null"]}, "not one of an object"),
+        ({"type": "array"}, "not that of an object"),
+        ({"type": ["object", "null"]}, "not that of an object"),
         ({"properties": {"a": {"$ref": "https://example.org/x.json"}}}, "never fetched"),
         ({"properties": {"a": {"anyOf": [{"$ref": "other.json#/x"}]}}}, "never fetched"),
         ({"$dynamicRef": "http://127.0.0.1:9/"}, "never fetched"),

@@ -279,8 +279,8 @@ def test_unloadable_adapters_are_refused_with_their_setting(tmp_path: Path) -> N
     faults: list[tuple[dict[str, Any], str, str]] = [
         (_adapters(good, tmp_path / "nowhere"), "adapters[1].path", "there is no folder"),
         (_adapters(bare), "adapters[0].path", "no adapter_model.safetensors"),
-        (_adapters(rankless), "adapters[0].path", "names no rank"),
-        (_adapters(huge), "adapters[0].path", "has a rank of 513, and vLLM takes at most 512"),
+        (_adapters(rankless), "adapters[0].path", "has no LoRA rank"),
+        (_adapters(huge), "adapters[0].path", "has a rank of 513, and vLLM supports at most 512"),
         ({**_adapters(good), "kind": "embedding"}, "adapters", "not embedding"),
     ]
     for settings, field, words in faults:

@@ -11,7 +11,7 @@ VOICES = (
     KnownVoice(name="en-gb", language="en-gb", aliases=("English_(Great_Britain)",)),
     KnownVoice(name="de", language="de", aliases=("German",)),
     KnownVoice(name="libri", language="en-US", speakers=("p1", "p2")),
-    KnownVoice(name="broken", fault="broken.onnx.json is no JSON"),
+    KnownVoice(name="broken", fault="broken.onnx.json is not valid JSON"),
 )
 
 
@@ -57,7 +57,7 @@ def test_alias_takes_precedence_over_openai_names() -> None:
         ("nosuch", "this model has no voice 'nosuch'; it has en-gb, de, libri"),
         ("libri/p9", "libri has no speaker 'p9'"),
         ("en-gb+zz", "no variant 'zz'"),
-        ("broken", "broken cannot be used: broken.onnx.json is no JSON"),
+        ("broken", "broken cannot be used: broken.onnx.json is not valid JSON"),
         ("--help", "no voice '--help'"),
         ("x" * 5000, "no voice"),
     ],
@@ -89,7 +89,7 @@ def test_setting_with_an_unknown_voice_is_refused_at_load(fields: dict[str, Any]
 
 
 def test_model_without_a_usable_voice_is_refused_at_load() -> None:
-    with pytest.raises(FieldError, match="is no JSON"):
+    with pytest.raises(FieldError, match="is not valid JSON"):
         _catalog(voices=VOICES[3:]).checked()
 
 

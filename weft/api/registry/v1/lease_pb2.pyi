@@ -249,7 +249,7 @@ class LeaseHolder(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     kind: global___LeaseHolder.Kind.ValueType
-    """What it is."""
+    """The kind of holder."""
     name: builtins.str
     """Name of the runner, or the name that a program gives itself, on one line; at most 128 characters."""
     incarnation: builtins.str

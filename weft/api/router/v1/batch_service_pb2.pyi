@@ -129,7 +129,7 @@ class Batch(google.protobuf.message.Message):
     id: builtins.str
     """"batch-" and 24 characters."""
     tenant: builtins.str
-    """Whose it is."""
+    """The tenant it belongs to."""
     state: global___BatchState.ValueType
     """Current state."""
     endpoint: builtins.str

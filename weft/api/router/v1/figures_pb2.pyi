@@ -233,7 +233,7 @@ class DeviceFigures(google.protobuf.message.Message):
     index: builtins.int
     """The device's number on the host."""
     name: builtins.str
-    """What it is called."""
+    """The name of the device model."""
     total_bytes: builtins.int
     """Its memory."""
     @property

@@ -32,7 +32,7 @@ class File(google.protobuf.message.Message):
     id: builtins.str
     """"file-" and 24 characters."""
     tenant: builtins.str
-    """Whose it is."""
+    """The tenant it belongs to."""
     name: builtins.str
     """Its name, for people; at most 255 characters."""
     purpose: builtins.str

@@ -28,7 +28,7 @@ class StoredResponse(google.protobuf.message.Message):
     id: builtins.str
     """Its id."""
     tenant: builtins.str
-    """Whose it is."""
+    """The tenant it belongs to."""
     previous_id: builtins.str
     """Id of the response that it continues. Empty: none."""
     body: builtins.bytes

@@ -203,7 +203,7 @@ class TaskError(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """From the one list."""
+    """The reason."""
     message: builtins.str
     """For people."""
     def __init__(
@@ -312,7 +312,7 @@ class Task(google.protobuf.message.Message):
     id: builtins.str
     """"task-" and 24 characters; also the request id of every attempt."""
     tenant: builtins.str
-    """Whose it is."""
+    """The tenant it belongs to."""
     state: global___TaskState.ValueType
     """Current state."""
     model: builtins.str
@@ -324,7 +324,7 @@ class Task(google.protobuf.message.Message):
     attempt: builtins.int
     """Number of attempts so far."""
     max_attempts: builtins.int
-    """How often it may be."""
+    """Maximum number of attempts."""
     last_event: builtins.int
     """Number of the last stored event of its current attempt; 0: none. See WatchTask."""
     waiting_for: builtins.str
@@ -349,7 +349,7 @@ class Task(google.protobuf.message.Message):
 
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ended. Not set: not yet."""
+        """When it ended. Not set: it has not ended."""
 
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:

@@ -1,4 +1,4 @@
-// The dialog that adds a model: by its source, its files alone, or all models of a server that runs already.
+// The dialog that adds a model: by its source, its files alone, or all models of a running server.
 import { html, useState } from "../parts/html.js";
 import { post } from "../api.js";
 import { collection } from "../live.js";
