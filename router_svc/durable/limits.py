@@ -79,7 +79,7 @@ class TaskLimits:
 class ResultLimits:
     """Images and recordings: inputs of tasks, and results of models. `router.results` in weft.yaml.
 
-    Beyond a bound, tasks and images by address are refused; nothing that is kept gives way.
+    Beyond a limit, tasks and images by address are refused; stored ones are not removed to make room.
     """
 
     max_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE

@@ -62,7 +62,7 @@ async def test_start_and_doctor_recognize_a_server_that_is_a_mesh(
     assert "warn box: serves no model of its server: it is a weft mesh; list its models one by one" in banner
     assert "list them beside its url, such as models: [{name: qwen}]" in banner
     _, shown, _ = await run_weft("doctor", "--config", str(config), home=tmp_path / "other")
-    assert "name them beside its url" in shown
+    assert "list them beside its url" in shown
     assert "start it, or correct url" not in shown
 
 

@@ -35,7 +35,7 @@ class ComfyUiModel(StartedModelSettings):
     """A ComfyUI that is running at `url`, or that weft starts by `command`.
 
     In `command` and `extra_arguments`, `{port}` stands for the port on which it must listen, and `{input}`, `{output}`
-    and `{temp}` for folders of its own, whose files weft removes when their request has ended.
+    and `{temp}` for its private folders; weft removes their files when the request has ended.
     """
 
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] | None = field(default=None, repr=False)
