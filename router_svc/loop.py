@@ -31,6 +31,7 @@ from router_svc.policy.decisions import (
 )
 from router_svc.policy.endpoints.candidates import HostMemory
 from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.prefix_affinity import PrefixReport
 from router_svc.policy.estimates import estimate_error
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.request import MEDIA_UNITS, Request
@@ -300,6 +301,10 @@ class SchedulingLoop:
     def update_memory(self, hosts: Mapping[str, HostMemory]) -> None:
         """Apply a new state of the VRAM ledger."""
         self._apply(MeshChange(hosts=hosts))
+
+    def note_prefixes(self, report: PrefixReport) -> None:
+        """Apply what an engine reports about the prefixes in its cache."""
+        self._apply(MeshChange(prefixes=(report,)))
 
     def submit(self, spec: PlacementRequest) -> tuple[int, Mailbox]:
         """Submit a request; its decisions are delivered to the returned mailbox.

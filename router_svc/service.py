@@ -14,6 +14,7 @@ from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssue
 from router_svc.memory_watch import MemoryWatch
 from router_svc.observer import RouterState, SchedulingObserver
 from router_svc.placement import LocalPlacement, PlacementServicer
+from router_svc.prefix_watch import PrefixWatch
 from router_svc.relay import Relay
 from router_svc.request_record import RequestHistory
 from router_svc.request_servicer import JournaledTasks, RequestServicer
@@ -107,6 +108,7 @@ class RouterService(Service):
                 on_waiting=self._hurry_memory,
             ),
         )
+        self._prefixes = PrefixWatch(self.channels, clock, self._loop.note_prefixes)
         self.placement = LocalPlacement(self._loop)
         """For dispatchers in this process."""
         scheduler = self._loop.scheduler
@@ -261,6 +263,7 @@ class RouterService(Service):
         """
         self.close()
         await self._waker.stop()
+        await self._prefixes.stop()
         if self._memory is not None:
             await self._memory.stop()
             self._memory = None
@@ -303,5 +306,6 @@ class RouterService(Service):
         # The waker first, so that it has the view in which the loop decides.
         self._waker.update_view(self._view)
         self._loop.update_view(self._view)
+        self._prefixes.update_view(self._view)
         for listener in self._listeners:
             listener(self._view)

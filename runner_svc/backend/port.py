@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from runner_svc.backend.prefix_reports import PrefixReports
+from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.progress import EngineUsage
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import (
@@ -108,6 +110,8 @@ class CacheUse:
     """Whether cached prefixes must not be used: they belong to another tenant, or the request forbids it."""
     salt: str = ""
     """Cache salt for a server with CacheIsolation.SALT; empty: none."""
+    session: str = ""
+    """Id under which the server reports the blocks of the request; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,8 @@ class CallInfo:
     on_prefill: Callable[[], None] = _nothing
     """Called for each prefill report of the engine."""
     cache: CacheUse = CacheUse()
+    prefixes: PromptPrefixes | None = None
+    """The prefixes of its prompt, if the engine reports which ones it has cached; None: unknown."""
     adapter: str = ""
     """Name of the model's adapter to use; empty: the base model."""
     answer_by: float | None = None
@@ -244,6 +250,11 @@ class Backend(Protocol):
         Raises UNSUPPORTED_OPERATION if the engine cannot do that, and as `generate` if it fails.
         """
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot flush its cache")
+
+    @property
+    def prefix_reports(self) -> PrefixReports | None:
+        """What the engine reports about the prefixes in its cache; None: it reports nothing."""
+        return None
 
     @property
     def kept_prompt_bytes(self) -> int:

@@ -16,12 +16,13 @@ from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCac
 from runner_svc.cache.prompt_keeper import PromptKeeper, TokenSize
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
+from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.kept_prompts import KeptPrompt
 from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES
-from weft.dispatch.payload_description import steady_text
+from weft.dispatch.payload_description import cache_scope, prompt_prefixes, steady_text
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -168,6 +169,8 @@ class ModelCache:
         """
         self._on_flush(tenant, tag)
         isolation = self.backend.cache_isolation
+        if (reports := self.backend.prefix_reports) is not None:
+            reports.forget(tenant, tag)
         if isolation is CacheIsolation.SALT:
             self._salts.forget(tenant, tag)
             # Prefixes under an old salt are never used again; erasing them only frees memory, if the engine can.
@@ -300,6 +303,14 @@ class RequestCache:
     def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
         """Cache use of an embedding turn; see ModelCache.embedding."""
         return self._cache.embedding(self._partition)
+
+    def prefixes_of(self, payload: GenerationPayload) -> PromptPrefixes | None:
+        """Returns the prefixes of a prompt as its caller sent it; None: the engine does not report them."""
+        partition = self._partition
+        if partition is None or partition.adapter or self._cache.backend.prefix_reports is None:
+            return None
+        digests, char_count = prompt_prefixes(payload, cache_scope(partition.tenant, partition.tag))
+        return PromptPrefixes(digests, char_count, partition) if digests else None
 
 
 def _changed(before: Sequence[SlotSnapshot], after: Sequence[SlotSnapshot]) -> list[int] | None:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
@@ -18,6 +18,9 @@ from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+if TYPE_CHECKING:
+    from runner_svc.policy.engine_blocks import PromptPrefixes
 
 BUSY_RETRY_SECONDS = 1.0
 
@@ -124,8 +127,14 @@ class AdmittedRequest:
         self.record = record
         self._abilities = abilities
         self._cache = cache
+        self._prefixes: PromptPrefixes | None = None
         self._backend = backend
         self._on_failure = on_failure
+
+    def note_prompt(self, payload: GenerationPayload) -> None:
+        """Records the prompt as its caller sent it, before weft's own parts are added."""
+        if self._cache is not None:
+            self._prefixes = self._cache.prefixes_of(payload)
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """Runs one generating turn like Backend.generate, and keeps the request's record up to date.
@@ -266,7 +275,8 @@ class AdmittedRequest:
     def _begin(self, call: CallInfo, turn: RunningTurn) -> CallInfo:
         record = self.record
         record.begin_turn()
-        return replace(call, on_token=record.note_token, on_prefill=record.note_prefill, cache=turn.use)
+        noted = replace(call, on_token=record.note_token, on_prefill=record.note_prefill)
+        return replace(noted, cache=turn.use, prefixes=self._prefixes)
 
     def _calling(self) -> AbstractContextManager[None]:
         return nullcontext() if self._meter is None else self._meter.calling()

@@ -234,6 +234,8 @@ def add_cache_use(body: Json, use: CacheUse, *, has_slots: bool) -> None:
         body["cache_prompt"] = False
     if use.salt:
         body["cache_salt"] = use.salt
+    if use.session:
+        body["session_id"] = use.session
 
 
 def choices_per_prompt(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:

@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -22,10 +23,13 @@ from runner_svc.backend.port import (
     EnginePage,
     LoadOrder,
 )
+from runner_svc.backend.prefix_reports import PrefixReports
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
+from runner_svc.policy.engine_blocks import ClearedCache
 from runner_svc.policy.host_memory import configured_limit
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
+from runner_svc.runtimes.kv_events import BlockEvents
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.server_calls import ServerCalls
 from runner_svc.runtimes.settings import StartedModelSettings
@@ -124,6 +128,8 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     start_timeout_seconds: float | None = None
     """Maximum start time; None: unlimited while it makes progress."""
     operations = frozenset({Operation.CHAT, Operation.COMPLETION})
+    reports_blocks: bool = False
+    """Whether the server publishes which blocks its prefix cache has (`kv_events`)."""
     key_variable: str
     """Environment variable for the key that the server requires. Each start has a new key, which keeps other programs
     off the server's port. Empty: no key."""
@@ -147,6 +153,9 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         """Output of the current load; None: not loading."""
         self._port = 0
         """Port assigned to the server; 0: it chooses one."""
+        self._reports = PrefixReports() if self.reports_blocks else None
+        self._events: BlockEvents | None = None
+        """What the running server publishes."""
 
     def arguments(self, order: LoadOrder, port: int) -> Sequence[str]:
         """Returns the arguments after the command; port 0: any free local port, unless `needs_port`."""
@@ -208,7 +217,13 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             log.warning(what, model=self.model.name, message=error.message)
         if self._sleeps:
             await self.figures.end()
+            self.note_emptied_cache()
         return self._sleeps
+
+    def note_emptied_cache(self) -> None:
+        """Records that the server's prefix cache is empty: its own event comes with its next request."""
+        if self._reports is not None:
+            self._reports.apply([ClearedCache()])
 
     @override
     def load_progress(self) -> float | None:
@@ -280,8 +295,11 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         """See Backend.stop. Connections are closed first, because an idle llama-server obeys its first SIGTERM."""
         http, self._http = self._http, None
         self._sleeps, self._facts, self._log = False, None, None
+        events, self._events = self._events, None
         try:
             await self.figures.end()
+            if events is not None:
+                await events.end()
             if http is not None:
                 await http.close()
         finally:
@@ -292,7 +310,16 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
 
     @override
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        return self._running().generate(payload, self.noting(call))
+        http, reports, prefixes = self._running(), self._reports, call.prefixes
+        if reports is None or prefixes is None:
+            return http.generate(payload, self.noting(call))
+        reported = replace(call, cache=replace(call.cache, session=call.request_id))
+        return reports.attributed(http.generate(payload, self.noting(reported)), call.request_id, prefixes)
+
+    @property
+    @override
+    def prefix_reports(self) -> PrefixReports | None:
+        return self._reports
 
     @contextmanager
     @override
@@ -339,6 +366,9 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         secret = {self.key_variable: key} if key else {}
         environment = {**self.context.environment, **self.environment(order), **secret}
         arguments = [*(self.context.command or self.command), *self.arguments(order, self._port)]
+        if self._reports is not None:
+            self._events = await BlockEvents.begin(self._reports, self.model.name)
+            arguments += self._events.arguments
         limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
         if limit_bytes is not None:
             limit_bytes += self.kept_prompt_bytes

@@ -219,10 +219,28 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
                 while request.follow and await follower.wait():
                     yield self._batch(follower.take())
 
+    @override
+    async def WatchPrefixes(
+        self,
+        request: pb.WatchPrefixesRequest,
+        context: grpc.aio.ServicerContext[pb.WatchPrefixesRequest, pb.WatchPrefixesResponse],
+    ) -> AsyncGenerator[pb.WatchPrefixesResponse]:
+        async with answering(context):
+            instance = self._instance(request.model)
+            reports = instance.backend.prefix_reports
+            if reports is None or request.model != instance.model:
+                message = f"the engine of {instance.model} does not report the prefixes in its cache"
+                raise WeftError(Reason.UNSUPPORTED_OPERATION, message)
+            with reports.follow() as follower:
+                async for changes in follower.messages():
+                    yield changes
+
     def end_tails(self) -> None:
-        """Ends every log stream because the runner is stopping."""
+        """Ends every log stream and every stream of prefixes because the runner is stopping."""
         for instance in self._instances.values():
             instance.backend.log.end_followers()
+            if (reports := instance.backend.prefix_reports) is not None:
+                reports.end()
 
     def _permitted(self, permit: permit_pb2.OperationPermit, action: Action, model: str) -> None:
         self._permits.admit(permit, action, model=model, now=self._clock.utc_now().timestamp())

@@ -160,6 +160,7 @@ class DataPlane:
                 answer = AnswerWriter(
                     self._desk.started(permit), whole=call.whole, joined_texts=request.options.joined_texts
                 )
+                work.note_prompt(chat.payload)
                 log_attempt("attempt begun", call, permit.model)
                 try:
                     async with aclosing(converse(work, chat, setup)) as frames:

@@ -130,7 +130,7 @@ class RunnerReport:
 
     def _state(self, instance: Instance, name: str) -> runner_pb2.InstanceState:
         """Returns the state of a model or an adapter; an adapter's memory is counted with its model's."""
-        is_adapter = name != instance.model
+        is_adapter, reports = name != instance.model, instance.backend.prefix_reports
         return runner_pb2.InstanceState(
             model=name,
             base_model=instance.model if is_adapter else "",
@@ -154,6 +154,7 @@ class RunnerReport:
             runtime=self._own_runtime(instance.config),
             keep_alive=optional_duration(instance.keep_alive_seconds),
             tokens_per_second=None if is_adapter else instance.records.tokens_per_second,
+            reports_prefixes=not is_adapter and reports is not None and reports.is_live,
         )
 
     def _own_runtime(self, model: ServedModel) -> str:

@@ -22,6 +22,8 @@ from native_builds import built_vllm
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
 from runner_svc.memory.estimate import read_model_facts
+from runner_svc.policy.cache_directory import Partition
+from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes.vllm.arguments import CACHE_BLOCK_TOKENS, server_arguments
 from runner_svc.runtimes.vllm.backend import VllmBackend
@@ -29,6 +31,7 @@ from runner_svc.runtimes.vllm.runtime import VllmAdapter, VllmModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, has_content
+from weft.dispatch.payload_description import cache_scope, prompt_prefixes
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -205,6 +208,30 @@ async def test_model_life_cycle_works_end_to_end() -> None:
     finally:
         await backend.stop()
     assert alive(members) == []
+
+
+async def test_cached_prefixes_are_known_from_the_events_of_the_real_engine() -> None:
+    payload = chat(text=STORY * 70, max_tokens=8)
+    digests, chars = prompt_prefixes(payload, cache_scope("t", ""))
+    prefixes = PromptPrefixes(digests, chars, Partition("t"))
+    settings = {"kv_events": True, "slots": 1, "extra_arguments": ["--enforce-eager", "--block-size", "32"]}
+    async with _running(**settings) as (backend, _):
+        reports = backend.prefix_reports
+        assert reports is not None
+        for text in (payload, payload):
+            frames = await _answered(backend, text, cache=CacheUse(salt="t"), prefixes=prefixes)
+            await eventually(lambda: sorted(reports.prefixes) == sorted(digests), NOTICE_SECONDS, "not reported")
+        assert _cached(frames) > 0.9 * frames[-1][-1].finished.receipt.usage.prompt_tokens
+
+        # Its cache has room for 2,048 tokens and a block.
+        for number in range(4):
+            await _answered(backend, chat(text=f"{number} " + "Another thing, numbers and words. " * 200, max_tokens=8))
+        await eventually(lambda: not {*digests} & {*reports.prefixes}, NOTICE_SECONDS, "not evicted")
+        frames = await _answered(backend, payload, cache=CacheUse(salt="t"), prefixes=prefixes)
+        assert _cached(frames) == 0
+        await eventually(lambda: sorted(reports.prefixes) == sorted(digests), NOTICE_SECONDS, "not reported")
+        await backend.erase_cache()
+        assert reports.prefixes == []
 
 
 @AT_NIGHT

@@ -31,7 +31,7 @@ from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
-from weft.dispatch.payload_description import Payload, TokenCounter, affinity_key, describe
+from weft.dispatch.payload_description import Payload, TokenCounter, affinity_key, cache_scope, describe
 from weft.dispatch.placement import Decision, PlacementPort, canceller_of
 from weft.dispatch.prefix_holders import PrefixHolders
 from weft.dispatch.prompt_beginnings import PromptBeginnings
@@ -140,7 +140,7 @@ def placement_request(
 
     `unread` returns the skills that all models of the target lack.
     """
-    salt = f"{context.tenant}\0{context.handling.cache_tag}"
+    salt = cache_scope(context.tenant, context.handling.cache_tag)
     description = describe(payload, salt=salt, behaviour=behaviour, unread=unread)
     return PlacementRequest(
         request_id=context.request_id,

@@ -98,6 +98,20 @@ def describe(
     )
 
 
+def cache_scope(tenant: str, cache_tag: str) -> str:
+    """Returns the salt of prompts that may share a cache."""
+    return f"{tenant}\0{cache_tag}"
+
+
+def prompt_prefixes(payload: Payload, salt: str) -> tuple[tuple[int, ...], int]:
+    """Returns the prefix digests of a single prompt and its characters; no digests if only a part of it is text."""
+    prompt = _prompt_of(payload)
+    is_single = not isinstance(payload, completion_pb2.CompletionPayload) or len(payload.prompts) == 1
+    if prompt.media or not is_single:
+        return (), 0
+    return prefix_digests(prompt.pieces, salt), sum(map(len, prompt.pieces))
+
+
 def affinity_key(session: str, salt: str) -> bytes:
     """Returns the key of a session; empty: no session. Sessions with different salts have different keys."""
     if not session:

@@ -6,6 +6,7 @@ from operator import attrgetter
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, Readiness
+from router_svc.policy.endpoints.prefix_affinity import PrefixReport
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
@@ -54,6 +55,8 @@ class MeshChange:
     """All routes by name; None: unchanged."""
     cloud_fallback: bool | None = None
     """Whether routes may fall back to remote models; None: unchanged."""
+    prefixes: tuple[PrefixReport, ...] = ()
+    """What engines report about their caches, in order."""
 
 
 _WHAT_COUNTS = attrgetter(
@@ -107,6 +110,10 @@ class ClusterView:
         for candidate in change.candidates:
             self._registry_view[candidate.model] = candidate
             self._refresh(candidate.model, delta, now)
+        for report in change.prefixes:
+            known = self.index.table.candidate(report.key[0])
+            if known is not None and known.key == report.key:
+                self.index.selector.caches.report(report, self.index.table.queues_of(known))
         if change.hosts is not None:
             self.hosts = change.hosts
             delta.memory = True

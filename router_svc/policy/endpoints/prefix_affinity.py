@@ -2,14 +2,16 @@
 
 A prompt is entered when it is placed, so that a burst of equal prompts stays together. An endpoint is assumed to keep
 the most recently entered tokens, as many as its KV cache has room for; cached tokens that engines report correct that.
+What engines report about single prefixes replaces these estimates.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
 from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS
+from weft.kernel.value import value_class
 
 MAX_HOLDERS = 16
 """Maximum remembered endpoints per prefix; the one that got it longest ago is dropped first."""
@@ -30,6 +32,22 @@ class Hit(NamedTuple):
     tokens: int
     age_tokens: float
     """Tokens entered there since it was last used."""
+    is_reported: bool = False
+    """Whether the engine reports it as cached; otherwise it is estimated."""
+
+
+@value_class(kw_only=True)
+class PrefixReport:
+    """What an engine reports about the prefixes in its cache."""
+
+    key: CandidateKey
+    """The endpoint."""
+    restart: bool = False
+    """Whether its earlier reports no longer count."""
+    cleared: bool = False
+    """Whether its cache was emptied."""
+    held: Sequence[int] = ()
+    lost: Sequence[int] = ()
 
 
 NO_HIT = Hit(0, 0.0)
@@ -51,6 +69,9 @@ class PrefixCaches:
         """Total tokens entered, by endpoint."""
         self._capacities: dict[CandidateKey, float] = {}
         """Room in tokens, by endpoint: first that of its context, then as learned."""
+        self._reported: dict[int, set[CandidateKey]] = {}
+        """Endpoints by the digest of a prefix that their engines report as cached; at most `max_prefixes` digests."""
+        self._reported_by: dict[CandidateKey, set[int]] = {}
         self._reporting: set[CandidateKey] = set()
         """Endpoints whose engines have reported cached tokens; a 0 from any other says nothing."""
 
@@ -61,13 +82,16 @@ class PrefixCaches:
         """Return a prompt's longest known prefix on each endpoint that probably holds one."""
         found: dict[CandidateKey, Hit] = {}
         for end, digest in zip(PREFIX_ENDS, digests, strict=False):
-            holders = self._holders.get((pool, digest))
-            if holders is None:
+            holders, reporting = self._holders.get((pool, digest)), self._reported.get(digest, ())
+            if holders is None and not reporting:
                 break
-            for key, used_at in holders.items():
+            tokens = int(end / CHARS_PER_TOKEN)
+            for key, used_at in (holders or {}).items():
                 age = self._entered.get(key, 0.0) - used_at
                 if 0.0 <= age <= self._capacities.get(key, 0.0):
-                    found[key] = Hit(int(end / CHARS_PER_TOKEN), age)
+                    found[key] = Hit(tokens, age)
+            for key in reporting:
+                found[key] = Hit(tokens, 0.0, is_reported=True)
         return found
 
     def knows(self, pool: str, digest: int) -> bool:
@@ -95,7 +119,7 @@ class PrefixCaches:
         """Compare the cached tokens that an engine reports with the expected ones."""
         key = candidate.key
         known = self._capacities.get(key)
-        if known is None:
+        if known is None or expected.is_reported:
             return
         if cached_tokens:
             self._reporting.add(key)
@@ -109,14 +133,46 @@ class PrefixCaches:
             return
         self._capacities[key] = known + LEARNED_STEP * (target - known)
 
+    def report(self, report: PrefixReport, queues: Iterable[str]) -> None:
+        """Record what the engine of an endpoint of these queues reports."""
+        key, queues = report.key, tuple(queues)
+        if report.restart or report.cleared:
+            self._forget_reports(key)
+        if report.cleared:
+            self._age(key)
+        for digest in report.lost:
+            self._reported_by.get(key, set()).discard(digest)
+            self._lose(key, digest)
+            for queue in queues:
+                self._holders.get((queue, digest), {}).pop(key, None)
+        for digest in report.held:
+            if digest in self._reported or len(self._reported) < self._max_prefixes:
+                self._reported.setdefault(digest, set()).add(key)
+                self._reported_by.setdefault(key, set()).add(digest)
+
     def drop(self, candidate: Candidate) -> None:
         """Remove an endpoint that left the mesh."""
+        self._forget_reports(candidate.key)
         self._entered.pop(candidate.key, None)
         self._capacities.pop(candidate.key, None)
         self._reporting.discard(candidate.key)
 
     def empty(self, candidate: Candidate) -> None:
         """Clear an endpoint's cache, because its engine ended or sleeps."""
-        if candidate.key in self._entered:
-            # Moves earlier entries out of its room, but not those that follow.
-            self._entered[candidate.key] += 2.0 * self._capacities[candidate.key]
+        self._forget_reports(candidate.key)
+        self._age(candidate.key)
+
+    def _age(self, key: CandidateKey) -> None:
+        """Move all entries of an endpoint out of its room, but not those that follow."""
+        if key in self._entered:
+            self._entered[key] += 2.0 * self._capacities[key]
+
+    def _forget_reports(self, key: CandidateKey) -> None:
+        for digest in self._reported_by.pop(key, ()):
+            self._lose(key, digest)
+
+    def _lose(self, key: CandidateKey, digest: int) -> None:
+        reporting = self._reported.get(digest, set())
+        reporting.discard(key)
+        if not reporting:
+            self._reported.pop(digest, None)

@@ -22,6 +22,7 @@ from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.policy.progress import EngineUsage
 from runner_svc.runtimes.engine_figures import MetricsPage
+from runner_svc.runtimes.kv_events import can_follow, sets_flag
 from runner_svc.runtimes.metrics_page import MetricNames, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.placeholders import filled, placeholders_of
@@ -88,6 +89,9 @@ class ServerBackend(StartedServer[ServerModel]):
         # The command's CPU time says nothing about a load in another process, so only start_timeout_seconds limits it.
         stall_seconds = math.inf if model.external_listener else context.load_stall_seconds
         # The whole command line may contain placeholders, which each start fills with its port.
+        has_own_command = bool(model.command or context.command)
+        reports = self.preset.kv_events and not has_own_command if model.kv_events is None else model.kv_events
+        self.reports_blocks = reports and can_follow() and not sets_flag(self._command_line)
         super().__init__(model, replace(context, command=(), load_stall_seconds=stall_seconds))
         salts = self.preset.cache_salt if model.cache_salt is None else model.cache_salt
         self.cache_isolation = CacheIsolation.SALT if salts else CacheIsolation.NONE
@@ -107,6 +111,7 @@ class ServerBackend(StartedServer[ServerModel]):
         status, _ = await self._ask(http, route, FLUSH_SECONDS)
         if status != _OK:
             raise WeftError(Reason.BACKEND_ERROR, f"the server did not erase its cache (status {status})")
+        self.note_emptied_cache()
         return ErasedCache(entry_count=0)
 
     @override

@@ -87,6 +87,8 @@ class ServerPreset:
     """Route that empties its prefix cache."""
     cache_salt: bool = False
     """Whether requests may set `cache_salt`, which isolates the cached prefixes of tenants."""
+    kv_events: bool = False
+    """Whether it can publish the events of its prefix cache as SGLang does."""
     thinking_field: str = ""
     """Field of a delta with the model's thinking; empty: thinking is not separated."""
     parameters: EngineParameters
@@ -133,6 +135,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
         sleep_arguments=("--enable-memory-saver",),
         flush=Route(method="POST", path="/flush_cache"),
         cache_salt=True,
+        kv_events=True,
         thinking_field="reasoning_content",
         parameters=parameters.SGLANG,
         sources={
@@ -152,6 +155,7 @@ _TABLE: dict[PresetName, ServerPreset] = {
             "wake": f"{_SGLANG_ROUTES}: resume_memory_occupation",
             "flush": f"{_SGLANG_ROUTES}: flush_cache; refused with 400 while requests run",
             "cache_salt": f"{_SGLANG_PROTOCOL}: ChatCompletionRequest.cache_salt",
+            "kv_events": f"{_SGLANG_ARGUMENTS}/observability.py: kv_events_config; {_SGLANG_PROTOCOL}: session_id",
             "thinking_field": f"{_SGLANG_PROTOCOL}: DeltaMessage.reasoning_content; needs --reasoning-parser",
             "parameters": f"{_SGLANG_PROTOCOL}: ChatCompletionRequest",
         },

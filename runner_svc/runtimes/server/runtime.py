@@ -103,6 +103,10 @@ class ServerModel(StartedModelSettings):
     cache_salt: bool | None = None
     """Whether the program supports `cache_salt`, as vLLM does, so that tenants share no cached prefixes. Default: that
     of the preset, else false."""
+    kv_events: bool | None = None
+    """Whether the program reports which prefixes it has cached, instead of the router estimating it: weft adds SGLang's
+    `--kv-events-config` to its arguments. Needs `pipx inject weft pyzmq`. Default: that of the preset; no with
+    a `command`."""
     sleeps_in_place: bool = False
     """Whether an idle model hibernates by calling the preset's route that frees accelerator memory, but keeps its
     process; waking is faster than a start. A custom `command` needs the program's arguments for it, such as

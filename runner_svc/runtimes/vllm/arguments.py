@@ -11,6 +11,7 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import context_parameter, whole_parameter
 from runner_svc.policy.memory_estimate import MEBIBYTE, ModelShape
 from runner_svc.runtimes.flags import flags_of
+from runner_svc.runtimes.kv_events import sets_flag
 from runner_svc.runtimes.vllm.runtime import VllmModel, local_or_id
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
@@ -57,6 +58,12 @@ def operations_of(model: VllmModel) -> frozenset[Operation]:
             return frozenset({Operation.EMBEDDING, Operation.TOKENIZE})
         case "reranking":
             return frozenset({Operation.RERANK, Operation.TOKENIZE})
+
+
+def reports_blocks(model: VllmModel) -> bool:
+    """Whether vLLM is to report the blocks of its prefix cache."""
+    is_possible = model.kind == "generation" and model.prefix_caching is not False
+    return bool(model.kv_events) and is_possible and not sets_flag(model.extra_arguments)
 
 
 def load_parameters(model: VllmModel, trained_context_tokens: int = 0) -> tuple[LoadParameter, ...]:

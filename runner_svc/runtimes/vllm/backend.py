@@ -19,6 +19,7 @@ from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, OpenAiHt
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.memory_estimate import ModelShape
 from runner_svc.runtimes.engine_figures import MetricsPage
+from runner_svc.runtimes.kv_events import can_follow
 from runner_svc.runtimes.metrics_page import MAX_COUNT, VLLM, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server_calls import require_done
@@ -28,6 +29,7 @@ from runner_svc.runtimes.vllm.arguments import (
     device_count,
     load_parameters,
     operations_of,
+    reports_blocks,
     server_arguments,
     server_environment,
     sleeps_in_place,
@@ -131,6 +133,7 @@ class VllmBackend(StartedServer[VllmModel]):
         shape: ModelShape | None = None,
     ) -> None:
         """`shape`: the shape of the model's files; None: unknown."""
+        self.reports_blocks = reports_blocks(model) and can_follow()
         super().__init__(model, context)
         self.operations, self.start_timeout_seconds = operations_of(model), model.start_timeout_seconds
         self._shape = shape
@@ -232,6 +235,7 @@ class VllmBackend(StartedServer[VllmModel]):
                 raise WeftError(Reason.UNSUPPORTED_OPERATION, "this vLLM cannot empty its cache")
             with suppress(*JSON_FAULTS):
                 if status == 200 and (not body or msgspec.json.decode(body, type=_Reset).success):
+                    self.note_emptied_cache()
                     return ErasedCache(entry_count=0)
             if tries_left:
                 await asyncio.sleep(RESET_PAUSE_SECONDS)

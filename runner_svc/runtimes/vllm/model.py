@@ -155,6 +155,7 @@ def build(model: VllmModel, context: ModelContext) -> ModelEngine:
     check_adapters(model, context)
     model = with_environment(model, context)
     if not context.command:
+        model = replace(model, kv_events=model.kv_events is not False)
         context = replace(context, command=(str(context.environments.environment_program(ENVIRONMENT, PROGRAM)),))
     facts = ModelFacts() if model.folder is None else read_model_facts(model.folder)
     context = replace(context, trained_context_tokens=facts.context_tokens)

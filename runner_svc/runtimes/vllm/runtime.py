@@ -156,6 +156,9 @@ class VllmModel(SourcedModelSettings):
     does not reserve all free memory."""
     prefix_caching: Annotated[bool, PUBLIC] | None = None
     """Whether prefix caching is on. Default: vLLM decides; on for most models."""
+    kv_events: bool | None = None
+    """Whether vLLM reports which prefixes it has cached, instead of the router estimating it. Needs
+    `pipx inject weft pyzmq` and vLLM 0.32. Default: yes with `weft runtime install vllm`, no with `command`."""
     limit_mm_per_prompt: Annotated[Mapping[Modality, Annotated[int, Ge(0), Le(999)]], MaxLen(3)] = field(
         default_factory=dict
     )

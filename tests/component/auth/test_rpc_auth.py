@@ -245,6 +245,7 @@ def test_every_rpc_has_an_access_rule_and_defaults_to_services_only() -> None:
         "RouterSessionService/UnregisterRouter",
         "RunnerService/AddModel", "RunnerService/FlushCache", "RunnerService/Load", "RunnerService/PullModel",
         "RunnerService/RemoveModel", "RunnerService/Unload", "RunnerService/Wake",
+        "RunnerService/WatchPrefixes",
         "RunnerService/YieldMemory", "RunnerSessionService/CloseSession", "RunnerSessionService/Heartbeat",
         "RunnerSessionService/OpenSession", "RunnerSessionService/RetireSession",
         "StoredResponseService/DeleteResponse",

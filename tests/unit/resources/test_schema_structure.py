@@ -33,6 +33,8 @@ CHANGED = {
     # What a model takes, and what its engine says of its load, is new.
     "InstanceStatus.properties.engineLoad",
     "InstanceStatus.properties.abilities",
+    # Whether its engine reports what it has cached is new.
+    "InstanceStatus.properties.reportsPrefixes",
     # That a model cannot be served by its runner is new.
     "ModelStatus.properties.state.enum",
     "MemberStatus.properties.state.enum",

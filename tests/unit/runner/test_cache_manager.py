@@ -29,6 +29,7 @@ class Engine:
         self.cache_isolation = isolation
         self.process_id: int | None = 100
         self.kept_prompt_bytes = 0
+        self.prefix_reports = None
         self.slot_count = slots
         self.erased: list[list[int]] = []
         self.tokens = 10

@@ -3,7 +3,9 @@
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,6 +208,25 @@ def test_missing_program_error_shows_the_install_command() -> None:
     model, context = engine_settings(VllmModel, model="org/model")
     with pytest.raises(Exception, match="weft runtime install vllm"):
         RUNTIME.build(model, context)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reports"),
+    [
+        ({}, True),
+        ({"kv_events": False}, False),
+        ({"command": ("vllm",)}, False),
+        ({"command": ("vllm",), "kv_events": True}, True),
+    ],
+    ids=str,
+)
+def test_blocks_are_reported_by_the_installed_version_and_where_the_settings_say_so(
+    settings: dict[str, Any], reports: bool
+) -> None:
+    model, context = engine_settings(VllmModel, model="org/model", **settings)
+    installed = SimpleNamespace(environment_program=lambda *_: Path("vllm"))
+    backend = RUNTIME.build(model, replace(context, environments=installed)).make_backend()  # type: ignore[arg-type]
+    assert (backend.prefix_reports is not None) is reports
 
 
 def test_runner_api_variables_apply_to_unset_settings(tmp_path: Path) -> None:

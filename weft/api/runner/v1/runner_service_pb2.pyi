@@ -1168,3 +1168,57 @@ class GetRequestResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["output", b"output", "record", b"record"]) -> None: ...
 
 global___GetRequestResponse = GetRequestResponse
+
+@typing.final
+class WatchPrefixesRequest(google.protobuf.message.Message):
+    """WatchPrefixesRequest names a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model, by its name in the mesh."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+
+global___WatchPrefixesRequest = WatchPrefixesRequest
+
+@typing.final
+class WatchPrefixesResponse(google.protobuf.message.Message):
+    """WatchPrefixesResponse is a change of the prefixes that an engine has cached. Prefixes are identified by the digests of
+    placement requests, which include tenant and cache tag.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESTART_FIELD_NUMBER: builtins.int
+    CLEARED_FIELD_NUMBER: builtins.int
+    HELD_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    restart: builtins.bool
+    """Whether all prefixes of earlier messages are unknown again. True in the first message."""
+    cleared: builtins.bool
+    """Whether the engine has emptied its cache; only `held` is in it."""
+    @property
+    def held(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Prefixes that are now cached; at most 4,096."""
+
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Prefixes that are no longer cached; at most 4,096."""
+
+    def __init__(
+        self,
+        *,
+        restart: builtins.bool = ...,
+        cleared: builtins.bool = ...,
+        held: collections.abc.Iterable[builtins.int] | None = ...,
+        lost: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cleared", b"cleared", "held", b"held", "lost", b"lost", "restart", b"restart"]) -> None: ...
+
+global___WatchPrefixesResponse = WatchPrefixesResponse

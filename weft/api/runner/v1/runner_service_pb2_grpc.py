@@ -90,6 +90,11 @@ class RunnerServiceStub(object):
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsResponse.FromString,
                 _registered_method=True)
+        self.WatchPrefixes = channel.unary_stream(
+                '/weft.api.runner.v1.RunnerService/WatchPrefixes',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerServiceServicer(object):
@@ -204,6 +209,16 @@ class RunnerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchPrefixes(self, request, context):
+        """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them: those that it has now,
+        then the changes, for as long as the caller listens. Routers use it instead of estimates.
+
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -261,6 +276,11 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.TailLogs,
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsResponse.SerializeToString,
+            ),
+            'WatchPrefixes': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchPrefixes,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -561,6 +581,33 @@ class RunnerService(object):
             '/weft.api.runner.v1.RunnerService/TailLogs',
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsRequest.SerializeToString,
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/WatchPrefixes',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

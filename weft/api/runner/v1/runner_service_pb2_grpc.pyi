@@ -127,6 +127,16 @@ class RunnerServiceStub:
     ]
     """TailLogs streams an engine log: its last lines, then new ones for as long as the caller listens."""
 
+    WatchPrefixes: grpc.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.WatchPrefixesRequest,
+        weft.api.runner.v1.runner_service_pb2.WatchPrefixesResponse,
+    ]
+    """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them: those that it has now,
+    then the changes, for as long as the caller listens. Routers use it instead of estimates.
+
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer.
+    """
+
 class RunnerServiceAsyncStub:
     """RunnerService is the control plane of a runner."""
 
@@ -235,6 +245,16 @@ class RunnerServiceAsyncStub:
         weft.api.runner.v1.runner_service_pb2.TailLogsResponse,
     ]
     """TailLogs streams an engine log: its last lines, then new ones for as long as the caller listens."""
+
+    WatchPrefixes: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.WatchPrefixesRequest,
+        weft.api.runner.v1.runner_service_pb2.WatchPrefixesResponse,
+    ]
+    """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them: those that it has now,
+    then the changes, for as long as the caller listens. Routers use it instead of estimates.
+
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer.
+    """
 
 class RunnerServiceServicer(metaclass=abc.ABCMeta):
     """RunnerService is the control plane of a runner."""
@@ -366,5 +386,17 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.TailLogsResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.TailLogsResponse]]:
         """TailLogs streams an engine log: its last lines, then new ones for as long as the caller listens."""
+
+    @abc.abstractmethod
+    def WatchPrefixes(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.WatchPrefixesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.WatchPrefixesResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.WatchPrefixesResponse]]:
+        """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them: those that it has now,
+        then the changes, for as long as the caller listens. Routers use it instead of estimates.
+
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer.
+        """
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

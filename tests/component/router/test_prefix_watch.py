@@ -1,0 +1,146 @@
+"""The router follows engines that report their prefixes over real gRPC, and returns to estimates without them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from router_svc.policy.endpoints.prefix_affinity import PrefixReport
+from router_svc.prefix_watch import RETRY_SECONDS, PrefixWatch
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.api.runner.v1 import runner_service_pb2_grpc
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft_testing.fake_clock import FakeClock
+
+KEY = ("m", "r", "1")
+RESTART = PrefixReport(key=KEY, restart=True)
+
+
+class ReportingRunner(runner_service_pb2_grpc.RunnerServiceServicer):
+    """Sends what the test puts in; None ends the stream."""
+
+    def __init__(self) -> None:
+        self.changes: asyncio.Queue[pb.WatchPrefixesResponse | WeftError | None] = asyncio.Queue()
+        self.stream_count = 0
+
+    async def WatchPrefixes(  # noqa: N802 - the name of the rpc
+        self, request: pb.WatchPrefixesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.WatchPrefixesResponse]:
+        async with answering(context):
+            assert request.model == "m"
+            self.stream_count += 1
+            while (change := await self.changes.get()) is not None:
+                if isinstance(change, WeftError):
+                    raise change
+                yield change
+
+
+class Watching:
+    """A watch, its runner, and the reports that it passed on."""
+
+    def __init__(self, runner: ReportingRunner, address: str) -> None:
+        self.runner = runner
+        self.clock = FakeClock()
+        self.channels = ChannelPool()
+        self.reports: list[PrefixReport] = []
+        self.watch = PrefixWatch(self.channels, self.clock, self.reports.append)
+        self._runner = RunnerView(
+            name="r",
+            incarnation="1",
+            address=address,
+            host="h",
+            runtime="vllm",
+            active=True,
+            draining=False,
+            ticket_key=b"",
+            instances={},
+        )
+        self._model = ModelView(
+            name="m",
+            pool="m",
+            runner="r",
+            operations=frozenset({Operation.CHAT}),
+            remote=False,
+            active=True,
+            context_tokens=0,
+            created_at_seconds=0,
+        )
+
+    def show(self, *, reports: bool = True, phase: Any = InstanceState.PHASE_READY, **runner: Any) -> None:
+        state = InstanceState(model="m", phase=phase, reports_prefixes=reports)
+        view = FleetView(1, {"r": replace(self._runner, instances={"m": state}, **runner)}, {"m": self._model})
+        self.watch.update_view(view)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        for _ in range(2_000):
+            if holds():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("it did not happen within 10 s")
+
+
+@asynccontextmanager
+async def _watching(folder: Path) -> AsyncIterator[Watching]:
+    server, address = new_server(), f"unix:{folder}/runner.sock"
+    runner = ReportingRunner()  # type: ignore[abstract]  # nobody calls the other methods
+    runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(runner, server)
+    server.add_insecure_port(address)
+    await server.start()
+    watching = Watching(runner, address)
+    try:
+        yield watching
+    finally:
+        await watching.watch.stop()
+        await watching.channels.close()
+        await server.stop(None)
+
+
+async def test_reports_of_a_ready_engine_are_passed_on(tmp_path: Path) -> None:
+    async with _watching(tmp_path) as watching:
+        watching.show(reports=False)
+        watching.show(phase=InstanceState.PHASE_LOADING)
+        watching.show(active=False)
+        assert watching.watch._followed == {}
+        for _ in range(3):
+            watching.show()
+        watching.runner.changes.put_nowait(pb.WatchPrefixesResponse(restart=True, held=[1, 2**64 - 1]))
+        watching.runner.changes.put_nowait(pb.WatchPrefixesResponse(cleared=True, lost=[1]))
+        await watching.until(lambda: len(watching.reports) == 2)
+        assert watching.reports == [
+            PrefixReport(key=KEY, restart=True, held=(1, 2**64 - 1)),
+            PrefixReport(key=KEY, cleared=True, lost=(1,)),
+        ]
+        assert watching.runner.stream_count == 1
+
+
+async def test_broken_stream_means_estimates_until_it_is_opened_again(tmp_path: Path) -> None:
+    async with _watching(tmp_path) as watching:
+        watching.show()
+        for end in (WeftError(Reason.UNSUPPORTED_OPERATION, "no reports"), None):
+            watching.reports.clear()
+            watching.runner.changes.put_nowait(end)
+            await watching.until(lambda: watching.reports == [RESTART])
+            await watching.clock.wait_for_sleepers(1)
+            await watching.clock.advance(RETRY_SECONDS)
+        watching.runner.changes.put_nowait(pb.WatchPrefixesResponse(held=[5]))
+        await watching.until(lambda: watching.reports[-1].held == (5,))
+
+
+async def test_engine_that_reports_no_more_is_estimated(tmp_path: Path) -> None:
+    async with _watching(tmp_path) as watching:
+        watching.show()
+        watching.runner.changes.put_nowait(pb.WatchPrefixesResponse(held=[5]))
+        await watching.until(lambda: len(watching.reports) == 1)
+        watching.show(reports=False)
+        assert watching.reports[1:] == [RESTART]
+        watching.show(incarnation="2")
+        await watching.until(lambda: watching.runner.stream_count == 2)

@@ -1,0 +1,117 @@
+"""Prefixes that engines report as cached, next to estimated ones."""
+
+from typing import Any
+
+import pytest
+from index_harness import member
+
+from router_svc.policy.endpoints.candidates import Readiness
+from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
+from router_svc.policy.endpoints.engine_load import EngineLoad
+from router_svc.policy.endpoints.first_token import Busy, Speed, first_token
+from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit, PrefixCaches, PrefixReport
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import Settings
+
+A, B = member("a"), member("b")
+POOL = "p"
+
+
+def _report(caches: PrefixCaches, candidate: Any = A, **report: Any) -> None:
+    caches.report(PrefixReport(key=candidate.key, **report), [POOL])
+
+
+def _tokens(caches: PrefixCaches, *digests: int) -> dict[str, int]:
+    return {key[0]: hit.tokens for key, hit in caches.hits(POOL, digests).items()}
+
+
+def test_reported_prefix_is_a_hit_that_does_not_age() -> None:
+    caches = PrefixCaches(100)
+    _report(caches, restart=True, held=(1, 2))
+    caches.enter(POOL, (9,), A, 1e9)
+    assert caches.hits(POOL, (1, 2, 3)) == {A.key: Hit(512, 0.0, is_reported=True)}
+    assert _tokens(caches, 1, 7) == {"a": 256}
+    assert caches.hits("another pool", (1,))[A.key].tokens == 256
+
+
+def test_lost_prefix_is_no_hit_even_if_it_was_placed_there() -> None:
+    caches = PrefixCaches(100)
+    for candidate in (A, B):
+        caches.enter(POOL, (1, 2), candidate, 512)
+    _report(caches, held=(1, 2))
+    _report(caches, lost=(2,))
+    assert _tokens(caches, 1, 2) == {"a": 256, "b": 512}
+    _report(caches, lost=(1,))
+    assert _tokens(caches, 1, 2) == {"b": 512}
+
+
+def test_prompt_that_is_not_reported_yet_is_estimated() -> None:
+    caches = PrefixCaches(100)
+    _report(caches, held=(1,))
+    caches.enter(POOL, (1, 2, 3), A, 512)
+    assert caches.hits(POOL, (1, 2, 3))[A.key] == Hit(768, 0.0)
+
+
+def test_emptied_cache_has_no_hits() -> None:
+    caches = PrefixCaches(100)
+    caches.enter(POOL, (1, 2), A, 512)
+    _report(caches, held=(1, 2))
+    _report(caches, cleared=True, held=(5,))
+    assert _tokens(caches, 1, 2) == {}
+    assert _tokens(caches, 5) == {"a": 256}
+
+
+def test_restart_returns_to_the_estimates() -> None:
+    caches = PrefixCaches(100)
+    caches.enter(POOL, (1,), A, 256)
+    _report(caches, held=(1, 2))
+    _report(caches, restart=True)
+    assert caches.hits(POOL, (1, 2)) == {A.key: Hit(256, 0.0)}
+
+
+@pytest.mark.parametrize("end", ["drop", "empty"])
+def test_engine_that_ended_holds_nothing(end: str) -> None:
+    caches = PrefixCaches(100)
+    _report(caches, held=(1, 2))
+    _report(caches, B, held=(2,))
+    getattr(caches, end)(A)
+    assert _tokens(caches, 1) == {}
+    assert caches.hits(POOL, (2,)) == {B.key: Hit(256, 0.0, is_reported=True)}
+
+
+def test_flood_of_reports_is_bounded() -> None:
+    caches = PrefixCaches(4)
+    _report(caches, held=range(100))
+    _report(caches, B, held=range(100))
+    assert len(caches._reported) == 4
+    _report(caches, lost=range(100))
+    _report(caches, B, restart=True)
+    assert (caches._reported, caches._reported_by.get(B.key)) == ({}, None)
+
+
+def test_reported_hit_says_nothing_about_the_room_of_an_engine() -> None:
+    caches = PrefixCaches(100)
+    caches.enter(POOL, (1,), A, 256)
+    before = dict(caches._capacities)
+    caches.correct(A, Hit(4_096, 0.0, is_reported=True), 1)
+    assert caches._capacities == before
+
+
+@pytest.mark.parametrize(
+    ("hit", "words"),
+    [(Hit(512, 0.0, is_reported=True), "88 uncached (reported) of 600"), (NO_HIT, "600 uncached of 600")],
+)
+def test_explanation_says_whether_a_hit_is_reported(hit: Hit, words: str) -> None:
+    busy = Busy(requests=0, owed_tokens=0.0, load=EngineLoad())
+    assert words in first_token(A, busy, Speed(), 600, hit).explanation()
+
+
+def test_reports_of_another_incarnation_do_not_count() -> None:
+    view = ClusterView(Settings(), SchedulerLimits(), lambda _: False)
+    view.apply(MeshChange(candidates=(member("a", readiness=Readiness.READY),)), 0.0)
+    caches = view.index.selector.caches
+    for key in (("a", A.runner, "another"), ("gone", A.runner, A.incarnation)):
+        view.apply(MeshChange(prefixes=(PrefixReport(key=key, held=(1,)),)), 0.0)
+    assert caches.hits(POOL, (1,)) == {}
+    view.apply(MeshChange(prefixes=(PrefixReport(key=A.key, held=(1,)),)), 0.0)
+    assert caches.hits(POOL, (1,)) == {A.key: Hit(256, 0.0, is_reported=True)}
