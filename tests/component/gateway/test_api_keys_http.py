@@ -9,14 +9,15 @@ import pytest
 import structlog
 from gateway_script import RawResponse, RunningGateway, serving
 from google.protobuf.duration_pb2 import Duration
+from key_script import Keys, bearer
 
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.principal import key_text
 from weft.kernel.reasons import Reason
 
 PATH = "/api/v1/keys"
-PEPPER, SECRET, NEW_SECRET = b"p" * 32, "5" * 64, "7" * 64
+NEW_SECRET = "7" * 64
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOLDERS = {
     "viewer000000": ("keys:view",),
@@ -26,6 +27,7 @@ HOLDERS = {
     "admin0000000": ("*:*",),
     "user00000000": ("inference:create",),
 }
+KEYS = Keys(HOLDERS, "ops")
 
 
 def known(key_id: str = "abc000000000", *scopes: str) -> pb.Key:
@@ -62,28 +64,10 @@ class ScriptedKeys:
         return rotated
 
 
-class Ring:
-    """The keys of HOLDERS."""
-
-    is_ready = True
-    ring = KeyRing(
-        pepper=PEPPER,
-        keys={
-            key_id: KeyVerifier(
-                key_id=key_id,
-                tenant="ops",
-                access=parse_scopes(scopes, "scopes"),
-                digest=key_digest(PEPPER, SECRET),
-            )
-            for key_id, scopes in HOLDERS.items()
-        },
-    )
-
-
 async def ask(
     gateway: RunningGateway, holder: str, method: str, path: str = PATH, body: object = None
 ) -> tuple[RawResponse, Any]:
-    headers = {"Authorization": f"Bearer {key_text(holder, SECRET)}", "Content-Type": "application/json"}
+    headers = bearer(holder) | {"Content-Type": "application/json"}
     raw = b"" if body is None else json.dumps(body).encode()
     answer = await gateway.request(method, path, raw, headers)
     return answer, json.loads(answer.body) if answer.body else None
@@ -98,7 +82,7 @@ async def test_keys_cannot_be_created_over_http_if_auth_is_disabled(method: str,
 
 
 async def test_keys_are_listed_without_secrets() -> None:
-    async with serving(keys=Ring(), api_keys=ScriptedKeys()) as gateway:
+    async with serving(keys=KEYS, api_keys=ScriptedKeys()) as gateway:
         answer, found = await ask(gateway, "viewer000000", "GET")
     assert answer.status == 200
     assert found == {
@@ -121,7 +105,7 @@ async def test_new_key_is_returned_once_uncacheable_and_never_logged() -> None:
     keys = ScriptedKeys()
     wish = {"description": "notebook", "tenant": "team-a", "scopes": ["models:view"], "lifetimeSeconds": 3600}
     with structlog.testing.capture_logs() as lines:
-        async with serving(keys=Ring(), api_keys=keys) as gateway:
+        async with serving(keys=KEYS, api_keys=keys) as gateway:
             answer, found = await ask(gateway, "maker0000000", "POST", body=wish)
     assert answer.status == 201
     assert found["key"] == key_text("new000000000", NEW_SECRET)
@@ -138,7 +122,7 @@ async def test_new_key_is_returned_once_uncacheable_and_never_logged() -> None:
 
 async def test_key_is_revoked_and_rotated_with_and_without_a_grace_period() -> None:
     keys = ScriptedKeys()
-    async with serving(keys=Ring(), api_keys=keys) as gateway:
+    async with serving(keys=KEYS, api_keys=keys) as gateway:
         answer, found = await ask(gateway, "editor000000", "DELETE", f"{PATH}/abc000000000")
         assert (answer.status, found) == (204, None)
         for holder, body, grace in (("admin0000000", None, None), ("admin0000000", {"graceSeconds": 0}, 0)):
@@ -171,7 +155,7 @@ async def test_key_cannot_exceed_or_grant_more_than_its_own_scopes(
     holder: str, method: str, path: str, body: object, scope: str
 ) -> None:
     keys = ScriptedKeys(keys={"abc000000000": known(), "strong000000": known("strong000000", "models:*")})
-    async with serving(keys=Ring(), api_keys=keys) as gateway:
+    async with serving(keys=KEYS, api_keys=keys) as gateway:
         answer, found = await ask(gateway, holder, method, path, body)
     assert (answer.status, found["error"]["code"]) == (403, "permission_denied")
     assert scope in found["error"]["message"]
@@ -198,7 +182,7 @@ async def test_key_cannot_exceed_or_grant_more_than_its_own_scopes(
 )
 async def test_invalid_field_is_rejected_by_name(path: str, body: object, param: str) -> None:
     keys = ScriptedKeys()
-    async with serving(keys=Ring(), api_keys=keys) as gateway:
+    async with serving(keys=KEYS, api_keys=keys) as gateway:
         answer, found = await ask(gateway, "admin0000000", "POST", path, body)
     assert (answer.status, found["error"]["param"]) == (400, param)
     assert keys.asked == []

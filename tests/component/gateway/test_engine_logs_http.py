@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from admin_script import ScriptedEngineLogs, admin_ports, two_replicas
 from gateway_script import FixedFleet, RawResponse, model, serving
-from test_join_tokens_http import Ring
+from key_script import bearer
+from test_join_tokens_http import KEYS
 
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import key_text
 from weft.kernel.reasons import Reason
 
 FLEET = FixedFleet(replace(two_replicas(), models={**two_replicas().models, "solo": model("solo")}))
@@ -76,9 +76,9 @@ async def test_missing_runner_returns_an_error_status(follow: str) -> None:
 
 
 async def test_engine_logs_need_the_same_scope_as_their_rpc() -> None:
-    async with serving(fleet=FLEET, admin=admin_ports(), keys=Ring()) as gateway:
+    async with serving(fleet=FLEET, admin=admin_ports(), keys=KEYS) as gateway:
         found = {}
         for key in ("viewer000000", "user00000000"):
-            headers = {"Authorization": f"Bearer {key_text(key, '5' * 64)}"}
+            headers = bearer(key)
             found[key] = (await gateway.request("GET", "/v1/admin/models/qwen/logs", headers=headers)).status
     assert found == {"viewer000000": 200, "user00000000": 403}

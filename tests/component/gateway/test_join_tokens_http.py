@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 from gateway_script import RunningGateway, serving
+from key_script import Keys, bearer
 
 from weft.api.registry.v1 import join_token_service_pb2 as pb
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
 from weft_app.compose.invitation import JoinCommand
 
 PATH = "/v1/admin/join-tokens"
-PEPPER, SECRET = b"p" * 32, "5" * 64
 TOKEN = "wjt_3k9x0a7bq2mz_secret"
 HOLDERS = {
     "viewer000000": ("runners:view",),
@@ -23,6 +22,7 @@ HOLDERS = {
     "editor000000": ("runners:edit",),
     "user00000000": ("inference:create", "models:edit", "operations:create"),
 }
+KEYS = Keys(HOLDERS)
 
 
 @dataclass
@@ -50,21 +50,6 @@ class ScriptedTokens:
         return pb.RevokeJoinTokenResponse()
 
 
-class Ring:
-    """The keys of HOLDERS."""
-
-    is_ready = True
-    ring = KeyRing(
-        pepper=PEPPER,
-        keys={
-            key_id: KeyVerifier(
-                key_id=key_id, tenant="ann", access=parse_scopes(scopes, "s"), digest=key_digest(PEPPER, SECRET)
-            )
-            for key_id, scopes in HOLDERS.items()
-        },
-    )
-
-
 def _token() -> pb.JoinToken:
     token = pb.JoinToken(id="3k9x0a7bq2mz", description="Ann's laptop")
     token.create_time.FromDatetime(datetime(2026, 1, 1, tzinfo=UTC))
@@ -76,8 +61,7 @@ def joins(token: str) -> JoinCommand:
 
 
 async def ask(gateway: RunningGateway, method: str, path: str, body: Any = None, key: str = "") -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {key_text(key, SECRET)}"} if key else {}
-    answer = await gateway.request(method, path, b"" if body is None else json.dumps(body).encode(), headers)
+    answer = await gateway.request(method, path, b"" if body is None else json.dumps(body).encode(), bearer(key))
     return answer.status, json.loads(answer.body) if answer.body else None
 
 
@@ -143,7 +127,7 @@ async def test_invalid_field_is_reported(body: Any, field: str) -> None:
     ],
 )
 async def test_each_call_requires_its_own_scope(key: str, statuses: tuple[int, ...]) -> None:
-    async with serving(join_tokens=ScriptedTokens(), join_command=joins, keys=Ring()) as gateway:
+    async with serving(join_tokens=ScriptedTokens(), join_command=joins, keys=KEYS) as gateway:
         calls = (("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/3k9x0a7bq2mz"))
         found = [(await ask(gateway, method, path, key=key))[0] for method, path in calls]
     assert tuple(found) == statuses

@@ -10,6 +10,7 @@ from bad_inputs_stage import ENDPOINTS, Endpoint, nameless
 from file_script import MemoryBatches
 from gateway_script import FixedFleet, app_of, model
 from hypothesis import HealthCheck, given, settings
+from key_script import bearer
 from registry_script import ScriptedRegistry
 from response_script import MemoryResponses
 from schemathesis.core.failures import FailureGroup
@@ -20,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from starlette.responses import Response
-from test_api_keys_http import SECRET, Ring, ScriptedKeys
+from test_api_keys_http import KEYS, ScriptedKeys
 from test_gateway_requests import ScriptedRequests
 from test_join_tokens_http import ScriptedTokens, joins
 from test_usage_http import ScriptedUsage
@@ -29,7 +30,6 @@ from gateway.app import GatewayPorts
 from gateway.config import GatewayConfig
 from gateway.registry_client import RegistryService
 from gateway.routing import ApiRouter
-from weft.kernel.principal import key_text
 
 pytestmark = pytest.mark.slow("random requests to every endpoint")
 
@@ -46,7 +46,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-SENT = {"host": "localhost", "authorization": f"Bearer {key_text('admin0000000', SECRET)}"}
+SENT = {"host": "localhost", "authorization": bearer("admin0000000")["Authorization"]}
 NOT_TOLD = {("GET", "/docs"), ("GET", "/openapi.json")}
 
 
@@ -63,7 +63,7 @@ def app() -> Any:
         tasks=ForgetfulTasks(),
         files=forgetful_files(),
         batches=MemoryBatches(),
-        keys=Ring(),
+        keys=KEYS,
         api_keys=RegistryService(ScriptedKeys(), timeout_seconds=5.0),
         join_tokens=RegistryService(ScriptedTokens(), timeout_seconds=5.0),
         join_command=joins,

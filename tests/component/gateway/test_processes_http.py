@@ -6,39 +6,23 @@ from typing import Any
 import pytest
 from admin_script import ScriptedProcesses, admin_ports
 from gateway_script import RunningGateway, serving
+from key_script import Keys, bearer
 
 from weft.api.gateway.v1.discovery_pb2 import Discovery
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
 
 LEVEL, HEALTH, DISCOVERED = "/v1/admin/log-level", "/v1/admin/process-health", "/v1/admin/discovered"
-PEPPER, SECRET = b"p" * 32, "5" * 64
 HOLDERS = {
     "settings0000": ("settings:edit",),
     "watcher00000": ("telemetry:view",),
     "operator0000": ("operations:view",),
 }
-
-
-class Ring:
-    """The keys of HOLDERS."""
-
-    is_ready = True
-    ring = KeyRing(
-        pepper=PEPPER,
-        keys={
-            key_id: KeyVerifier(
-                key_id=key_id, tenant="ann", access=parse_scopes(scopes, "s"), digest=key_digest(PEPPER, SECRET)
-            )
-            for key_id, scopes in HOLDERS.items()
-        },
-    )
+KEYS = Keys(HOLDERS)
 
 
 async def ask(gateway: RunningGateway, method: str, path: str, body: Any = None, key: str = "") -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {key_text(key, SECRET)}"} if key else {}
-    answer = await gateway.request(method, path, b"" if body is None else json.dumps(body).encode(), headers)
+    answer = await gateway.request(method, path, b"" if body is None else json.dumps(body).encode(), bearer(key))
     return answer.status, json.loads(answer.body)
 
 
@@ -100,7 +84,7 @@ async def test_unknown_process_is_an_error() -> None:
 
 async def test_change_is_attributed_to_the_calling_key() -> None:
     processes = ScriptedProcesses()
-    async with serving(admin=admin_ports(processes=processes), keys=Ring()) as gateway:
+    async with serving(admin=admin_ports(processes=processes), keys=KEYS) as gateway:
         assert (await ask(gateway, "PUT", LEVEL, {"level": "debug"}, "settings0000"))[0] == 200
         assert (await ask(gateway, "PUT", LEVEL, {"level": "debug"}, "watcher00000"))[0] == 403
         assert (await ask(gateway, "GET", HEALTH, key="watcher00000"))[0] == 200
@@ -116,7 +100,7 @@ async def test_discovered_servers_are_listed_with_their_sources() -> None:
         file.file.source, file.file.size_bytes = file.source, 7
         return listed
 
-    async with serving(admin=admin_ports(discovery=found), keys=Ring()) as gateway:
+    async with serving(admin=admin_ports(discovery=found), keys=KEYS) as gateway:
         status, body = await ask(gateway, "GET", DISCOVERED, key="operator0000")
         refused = await ask(gateway, "GET", DISCOVERED, key="watcher00000")
     assert (status, refused[0]) == (200, 403)

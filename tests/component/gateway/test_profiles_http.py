@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 from gateway_script import RunningGateway, serving
+from key_script import Keys, bearer
 from registry_script import ScriptedRegistry, document
 
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
-
-PEPPER, SECRET = b"p" * 32, "5" * 64
 DAY = {
     "kind": "profile",
     "name": "day",
@@ -25,21 +23,7 @@ HOLDERS = {
     "onename00000": ("models/day:edit", "operations:create"),
     "viewer000000": ("models:view",),
 }
-
-
-class Ring:
-    """The keys of HOLDERS."""
-
-    is_ready = True
-    ring = KeyRing(
-        pepper=PEPPER,
-        keys={
-            key_id: KeyVerifier(
-                key_id=key_id, tenant="ann", access=parse_scopes(scopes, "s"), digest=key_digest(PEPPER, SECRET)
-            )
-            for key_id, scopes in HOLDERS.items()
-        },
-    )
+KEYS = Keys(HOLDERS)
 
 
 def with_day(**fields: object) -> ScriptedRegistry:
@@ -50,9 +34,7 @@ def with_day(**fields: object) -> ScriptedRegistry:
 async def ask(
     gateway: RunningGateway, method: str, path: str, body: object = None, key: str = ""
 ) -> tuple[int, dict[str, Any]]:
-    headers = {"Content-Type": "application/json"} | (
-        {"Authorization": f"Bearer {key_text(key, SECRET)}"} if key else {}
-    )
+    headers = {"Content-Type": "application/json"} | bearer(key)
     raw = b"" if body is None else json.dumps(body).encode()
     answer = await gateway.request(method, f"/api/v1/profiles{path}", raw, headers)
     return answer.status, json.loads(answer.body) if answer.body else {}
@@ -112,7 +94,7 @@ async def test_current_state_can_be_saved_as_a_profile() -> None:
 async def test_profile_scopes_apply_to_all_names_and_a_switch_needs_the_scopes_of_its_actions(
     key: str, statuses: list[int]
 ) -> None:
-    async with serving(registry=with_day(), keys=Ring()) as gateway:
+    async with serving(registry=with_day(), keys=KEYS) as gateway:
         asked: tuple[tuple[str, str, object], ...] = (
             ("GET", "/day", None),
             ("PUT", "/day", DAY),
@@ -125,7 +107,7 @@ async def test_profile_scopes_apply_to_all_names_and_a_switch_needs_the_scopes_o
 
 async def test_declaration_only_profile_needs_no_operation_scope() -> None:
     quiet = with_day(load=[], unloadOthers=False, models=[])
-    async with serving(registry=quiet, keys=Ring()) as gateway:
+    async with serving(registry=quiet, keys=KEYS) as gateway:
         assert (await ask(gateway, "POST", "/day/switch", key="editor000000"))[0] == 200
 
 

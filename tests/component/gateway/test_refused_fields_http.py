@@ -9,8 +9,9 @@ import grpc
 import pytest
 from admin_script import ScriptedEngineLogs, ScriptedInstances, ScriptedProcesses, ScriptedQueues
 from gateway_script import FixedFleet, model, serving
+from key_script import bearer
 from kit.refusing_services import RefusingServices, refusing_services
-from test_api_keys_http import SECRET, Ring
+from test_api_keys_http import KEYS
 
 from gateway.admin.operations import AdminPorts
 from gateway.operations import OperationsClient
@@ -21,7 +22,6 @@ from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
-from weft.kernel.principal import key_text
 
 CHAT = {"model": "zz-m", "messages": [{"role": "user", "content": "hi"}]}
 REQUESTS: tuple[tuple[str, str, Any], ...] = (
@@ -92,7 +92,7 @@ async def test_rejected_field_has_the_name_the_caller_used(
     refusing, address = services
     refusing.place, refusing.typed = 0, []
     raw = b"" if body is None else json.dumps(body).encode()
-    headers = {"Idempotency-Key": "zz-k", "Authorization": f"Bearer {key_text('admin0000000', SECRET)}"}
+    headers = {"Idempotency-Key": "zz-k"} | bearer("admin0000000")
     fleet = FixedFleet.of(model("zz-m"), model("zz-e"))
     async with grpc.aio.insecure_channel(address) as channel:
         operations = OperationsClient(channel, timeout_seconds=5.0)
@@ -107,7 +107,7 @@ async def test_rejected_field_has_the_name_the_caller_used(
                 processes=ScriptedProcesses(),
             ),
             requests=RequestClient(channel),
-            keys=Ring() if "/keys" in path else None,
+            keys=KEYS if "/keys" in path else None,
             api_keys=key_service_pb2_grpc.KeyServiceStub(channel),
             secrets=secret_service_pb2_grpc.SecretServiceStub(channel),
             join_tokens=join_token_service_pb2_grpc.JoinTokenServiceStub(channel),

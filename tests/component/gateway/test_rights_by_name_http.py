@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
+from key_script import Keys, bearer
 from registry_script import ScriptedRegistry
 
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.openapi import shown_path
 from gateway.routing import needs_of, routes_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 
-PEPPER, SECRET = b"p" * 32, "5" * 64
 HOLDERS = {
     "everything00": ("inference:create", "models:edit", "operations:create"),
     "tiny00000000": ("inference/tiny:create", "models/tiny:view"),
@@ -21,26 +20,12 @@ HOLDERS = {
     "seers0000000": ("models/team-*:edit", "secrets:create"),
     "nobody000000": ("telemetry:view",),
 }
+KEYS = Keys(HOLDERS)
 FLEET = FixedFleet.of(model("tiny", pool="pair"), model("small", pool="pair"), model("team-a"), model("shared"))
 
 
-class Ring:
-    """The keys of HOLDERS."""
-
-    is_ready = True
-    ring = KeyRing(
-        pepper=PEPPER,
-        keys={
-            key_id: KeyVerifier(
-                key_id=key_id, tenant="ann", access=parse_scopes(scopes, "s"), digest=key_digest(PEPPER, SECRET)
-            )
-            for key_id, scopes in HOLDERS.items()
-        },
-    )
-
-
 async def ask(gateway: RunningGateway, key: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {key_text(key, SECRET)}", "Content-Type": "application/json"}
+    headers = bearer(key) | {"Content-Type": "application/json"}
     answer = await gateway.request(method, path, b"" if body is None else json.dumps(body).encode(), headers)
     return answer.status, json.loads(answer.body) if answer.body else None
 
@@ -83,7 +68,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
 async def test_request_outside_the_keys_names_is_rejected_on_every_surface_without_dispatch(
     path: str, body: dict[str, Any], name: str, missing: str
 ) -> None:
-    async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
+    async with serving(ScriptedDispatcher(), keys=KEYS, fleet=FLEET) as gateway:
         found = await ask(gateway, "tiny00000000", "POST", path, {**body, "model": name})
         assert why(found) == f"the key lacks the scope inference/{missing}:create"
         assert gateway.dispatcher.contexts == []
@@ -91,8 +76,8 @@ async def test_request_outside_the_keys_names_is_rejected_on_every_surface_witho
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS)
 async def test_request_within_the_keys_names_is_dispatched_on_every_surface(path: str, body: dict[str, Any]) -> None:
-    async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
-        headers = {"Authorization": f"Bearer {key_text('tiny00000000', SECRET)}", "Content-Type": "application/json"}
+    async with serving(ScriptedDispatcher(), keys=KEYS, fleet=FLEET) as gateway:
+        headers = bearer("tiny00000000") | {"Content-Type": "application/json"}
         answer = await gateway.request("POST", path, json.dumps({**body, "model": "tiny"}).encode(), headers)
         assert answer.status != 403
         assert [context.model for context in gateway.dispatcher.contexts] == ["tiny"]
@@ -108,7 +93,7 @@ OLLAMA: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(("path", "body"), OLLAMA)
 async def test_ollama_requests_are_restricted_by_name_too(path: str, body: dict[str, Any]) -> None:
-    async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
+    async with serving(ScriptedDispatcher(), keys=KEYS, fleet=FLEET) as gateway:
         status, found = await ask(gateway, "tiny00000000", "POST", path, {**body, "model": "small", "stream": False})
         assert (status, "inference/small:create" in found["error"]) == (403, True)
         assert gateway.dispatcher.contexts == []
@@ -117,14 +102,14 @@ async def test_ollama_requests_are_restricted_by_name_too(path: str, body: dict[
 
 
 async def test_agent_is_authorized_by_its_own_name() -> None:
-    async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
+    async with serving(ScriptedDispatcher(), keys=KEYS, fleet=FLEET) as gateway:
         body = {"model": "agent/team-coder", "messages": MESSAGES}
         assert (await ask(gateway, "team00000000", "POST", "/v1/chat/completions", body))[0] == 200
         assert [context.model for context in gateway.dispatcher.contexts] == ["agent/team-coder"]
 
 
 async def test_model_lists_are_filtered_by_the_key() -> None:
-    async with serving(keys=Ring(), fleet=FLEET) as gateway:
+    async with serving(keys=KEYS, fleet=FLEET) as gateway:
         everyone = await ask(gateway, "everything00", "GET", "/v1/models")
         assert [entry["id"] for entry in everyone[1]["data"]] == ["pair", "shared", "team-a"]
         team = await ask(gateway, "team00000000", "GET", "/v1/models")
@@ -140,7 +125,7 @@ async def test_model_lists_are_filtered_by_the_key() -> None:
 
 
 async def test_ollama_lists_are_filtered_by_the_key() -> None:
-    async with serving(keys=Ring(), fleet=FLEET) as gateway:
+    async with serving(keys=KEYS, fleet=FLEET) as gateway:
         for key, names in (("everything00", ["pair", "shared", "team-a"]), ("team00000000", ["team-a"])):
             _, found = await ask(gateway, key, "GET", "/api/tags")
             assert [each["name"] for each in found["models"]] == names
@@ -155,7 +140,7 @@ async def test_ollama_lists_are_filtered_by_the_key() -> None:
 
 async def test_resources_are_listed_and_read_by_the_keys_names() -> None:
     registry = ScriptedRegistry()
-    async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
+    async with serving(registry=registry, keys=KEYS, fleet=FLEET) as gateway:
         for plural in ("models", "agents", "pools", "routes"):
             assert (await ask(gateway, "tiny00000000", "GET", f"/api/v1/{plural}"))[0] == 200
         assert [asked[4:] for asked in registry.asked] == [(("tiny",),)] * 4
@@ -194,7 +179,7 @@ def a_model(name: str, **fields: Any) -> dict[str, Any]:
 async def test_names_outside_the_key_cannot_be_declared_put_or_deleted(document: dict[str, Any], missing: str) -> None:
     registry = ScriptedRegistry()
     kind, name = ResourceKind(document["kind"]), document["name"]
-    async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
+    async with serving(registry=registry, keys=KEYS, fleet=FLEET) as gateway:
         documents = {"documents": [a_model("team-c"), document]}
         assert missing in why(await ask(gateway, "team00000000", "POST", "/api/v1/apply", documents))
         assert missing in why(await ask(gateway, "team00000000", "PUT", f"/api/v1/{kind.plural}/{name}", document))
@@ -213,7 +198,7 @@ async def test_team_declares_and_deletes_its_own_names_as_their_owner() -> None:
         {"kind": "agent", "name": "team-coder", "model": "shared"},
         {"kind": "route", "name": "team-way", "candidates": ["team-b", "shared"]},
     ]
-    async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
+    async with serving(registry=registry, keys=KEYS, fleet=FLEET) as gateway:
         found = await ask(gateway, "team00000000", "POST", "/api/v1/apply", {"documents": documents})
         assert found[0] == 200, found
         assert [(author.name, author.own_only) for author in registry.authors] == [("key:team00000000", True)]
@@ -226,7 +211,7 @@ async def test_secret_reference_needs_the_secret_scope(key: str) -> None:
     provider = {"url": "https://api.example.com/v1", "apiKeyRef": "secret/example-key"}
     document = a_model("team-b", provider=provider)
     calls = (("POST", "/api/v1/apply", {"documents": [document]}), ("PUT", "/api/v1/models/team-b", document))
-    async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
+    async with serving(registry=registry, keys=KEYS, fleet=FLEET) as gateway:
         for method, path, body in calls:
             found = await ask(gateway, key, method, path, body)
             assert why(found) == "the key lacks the scope secrets:create"

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import structlog
 from gateway_script import RawResponse, RunningGateway, serving
+from key_script import Keys, bearer
 
 from weft.api.registry.v1 import secret_service_pb2 as pb
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
 
 PATH = "/v1/admin/secrets"
-PEPPER, SECRET = b"p" * 32, "5" * 64
 VALUE = "sk-canary-0123456789"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOLDERS = {
@@ -25,6 +24,7 @@ HOLDERS = {
     "admin0000000": ("*:*",),
     "user00000000": ("inference:create", "models:edit"),
 }
+KEYS = Keys(HOLDERS, "ops")
 
 
 @dataclass
@@ -57,28 +57,10 @@ class ScriptedSecrets:
         return secret
 
 
-class Ring:
-    """The keys of HOLDERS."""
-
-    is_ready = True
-    ring = KeyRing(
-        pepper=PEPPER,
-        keys={
-            key_id: KeyVerifier(
-                key_id=key_id,
-                tenant="ops",
-                access=parse_scopes(scopes, "scopes"),
-                digest=key_digest(PEPPER, SECRET),
-            )
-            for key_id, scopes in HOLDERS.items()
-        },
-    )
-
-
 async def ask(
     gateway: RunningGateway, holder: str, method: str, path: str = PATH, body: object = None
 ) -> tuple[RawResponse, Any]:
-    headers = {"Authorization": f"Bearer {key_text(holder, SECRET)}", "Content-Type": "application/json"}
+    headers = bearer(holder) | {"Content-Type": "application/json"}
     raw = b"" if body is None else json.dumps(body).encode()
     answer = await gateway.request(method, path, raw, headers)
     return answer, json.loads(answer.body) if answer.body else None
@@ -94,7 +76,7 @@ CALLS: tuple[tuple[str, str, str, object, int], ...] = (
 
 @pytest.mark.parametrize(("scope", "method", "path", "body", "status"), CALLS)
 async def test_each_call_requires_its_scope(scope: str, method: str, path: str, body: object, status: int) -> None:
-    async with serving(keys=Ring(), secrets=ScriptedSecrets()) as gateway:
+    async with serving(keys=KEYS, secrets=ScriptedSecrets()) as gateway:
         for holder, scopes in HOLDERS.items():
             answer, said = await ask(gateway, holder, method, path, body)
             may = scope in scopes or scopes == ("*:*",) or (scope == "secrets:view" and "secrets" in scopes[0])
@@ -105,7 +87,7 @@ async def test_secret_lifecycle_never_exposes_its_value_in_responses_or_logs() -
     port = ScriptedSecrets()
     said = ""
     with structlog.testing.capture_logs() as logged:
-        async with serving(keys=Ring(), secrets=port) as gateway:
+        async with serving(keys=KEYS, secrets=port) as gateway:
             for _, method, path, body, status in CALLS:
                 answer, _ = await ask(gateway, "admin0000000", method, path, body)
                 assert answer.status == status
@@ -137,7 +119,7 @@ async def test_secret_lifecycle_never_exposes_its_value_in_responses_or_logs() -
 )
 async def test_invalid_body_is_rejected_without_being_quoted(body: dict[str, Any]) -> None:
     port = ScriptedSecrets()
-    async with serving(keys=Ring(), secrets=port) as gateway:
+    async with serving(keys=KEYS, secrets=port) as gateway:
         answer, error = await ask(gateway, "admin0000000", "POST", PATH, body)
     assert answer.status == 400, error
     assert VALUE not in answer.body.decode()

@@ -7,40 +7,18 @@ from typing import Any
 
 import pytest
 from gateway_script import RunningGateway, serving
+from key_script import Keys, bearer
 
 from weft.api.router.v1 import usage_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.documents.codec import document_of
 from weft.durable.usage import GROUPS, UsageClient, moment_of
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.timestamps import datetime_of
 from weft_app.cli.usage import csv_text, table_text
 
-PEPPER, SECRET = b"p" * 32, "5" * 64
-HOLDERS = {
-    "ann000000000": ("ann", ("inference:view",)),
-    "admin0000000": ("ops", ("telemetry:view",)),
-}
+KEYS = Keys({"ann000000000": ("inference:view",), "admin0000000": ("telemetry:view",)}, tenants={"admin0000000": "ops"})
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
-
-
-class Ring:
-    """The keys of HOLDERS."""
-
-    is_ready = True
-    ring = KeyRing(
-        pepper=PEPPER,
-        keys={
-            name: KeyVerifier(
-                key_id=name,
-                tenant=tenant,
-                access=parse_scopes(scopes, "scopes"),
-                digest=key_digest(PEPPER, SECRET),
-            )
-            for name, (tenant, scopes) in HOLDERS.items()
-        },
-    )
 
 
 @dataclass
@@ -66,13 +44,13 @@ def found() -> pb.ListUsageResponse:
 
 
 async def _get(gateway: RunningGateway, path: str, holder: str) -> tuple[int, Any]:
-    answer = await gateway.request("GET", path, b"", {"Authorization": f"Bearer {key_text(holder, SECRET)}"})
+    answer = await gateway.request("GET", path, b"", bearer(holder))
     return answer.status, json.loads(answer.body)
 
 
 async def test_tenant_sees_its_own_usage_and_an_admin_sees_all() -> None:
     source = ScriptedUsage()
-    async with serving(usage_source=source, keys=Ring()) as gateway:
+    async with serving(usage_source=source, keys=KEYS) as gateway:
         status, body = await _get(gateway, "/v1/usage?by=key,day&since=30d&model=tiny&limit=5", "ann000000000")
         assert (status, body["kind"], len(body["items"])) == (200, "UsageList", 2)
         assert source.asked[0].tenant == "ann"
@@ -88,7 +66,7 @@ async def test_tenant_sees_its_own_usage_and_an_admin_sees_all() -> None:
 
 @pytest.mark.parametrize("query", ["by=colour", "by=day,day", "since=soon", "until=2026-13-01", "limit=0", "order=asc"])
 async def test_invalid_parameter_is_reported(query: str) -> None:
-    async with serving(usage_source=ScriptedUsage(), keys=Ring()) as gateway:
+    async with serving(usage_source=ScriptedUsage(), keys=KEYS) as gateway:
         status, body = await _get(gateway, f"/v1/admin/usage?{query}", "admin0000000")
         assert (status, body["error"]["param"]) == (400, query.partition("=")[0])
 

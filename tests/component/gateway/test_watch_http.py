@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from gateway_script import serving
+from key_script import PEPPER, Keys, bearer
 from typing_extensions import override
 from watch_script import QUICK, WATCH, ScriptedSource, brief, thing, watching
 
@@ -17,43 +18,21 @@ from weft.kernel.principal import (
     VIEW_MODELS,
     Access,
     KeyRing,
-    KeyVerifier,
     Resource,
     Role,
-    key_digest,
-    key_text,
-    parse_scopes,
 )
 from weft.kernel.reasons import Reason
 
 VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
-PEPPER, SECRET = b"p" * 32, "7" * 64
 
 
-class Ring:
-    """A key per set of scopes."""
-
-    is_ready = True
-
-    def __init__(self) -> None:
-        scopes = {
-            "models000000": ("models:view",),
-            "team00000000": ("models/team-*:view",),
-            "asker0000000": ("inference:create",),
-        }
-        self.ring = KeyRing(
-            pepper=PEPPER,
-            keys={
-                key_id: KeyVerifier(
-                    key_id=key_id, tenant="ann", access=parse_scopes(given, "s"), digest=key_digest(PEPPER, SECRET)
-                )
-                for key_id, given in scopes.items()
-            },
-        )
-
-
-def bearer(key_id: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key_text(key_id, SECRET)}"}
+def keys() -> Keys:
+    scopes = {
+        "models000000": ("models:view",),
+        "team00000000": ("models/team-*:view",),
+        "asker0000000": ("inference:create",),
+    }
+    return Keys(scopes)
 
 
 def models(*steps: Change | Exception | asyncio.Event) -> ScriptedSource:
@@ -107,7 +86,7 @@ async def test_comments_are_sent_while_nothing_changes() -> None:
 
 
 async def test_kind_outside_the_keys_scopes_returns_403_by_name() -> None:
-    async with serving(watched=[models(), runners()], keys=Ring()) as gateway:
+    async with serving(watched=[models(), runners()], keys=keys()) as gateway:
         refused = await gateway.request("GET", f"{WATCH}?kinds=model,runner", headers=bearer("models000000"))
         keyless = await gateway.request("GET", f"{WATCH}?kinds=model")
         nothing = await gateway.request("GET", WATCH, headers=bearer("asker0000000"))
@@ -118,20 +97,20 @@ async def test_kind_outside_the_keys_scopes_returns_403_by_name() -> None:
 
 
 async def test_stream_ends_with_an_error_when_its_key_is_revoked() -> None:
-    keys, config = Ring(), replace(QUICK, key_check_seconds=0.01)
+    all_keys, config = keys(), replace(QUICK, key_check_seconds=0.01)
     async with (
-        serving(config=config, watched=[models(synced(), asyncio.Event())], keys=keys) as gateway,
+        serving(config=config, watched=[models(synced(), asyncio.Event())], keys=all_keys) as gateway,
         watching(gateway, "model", bearer("models000000")) as stream,
     ):
         assert brief(await stream.next()) == ("model", "synced")
-        keys.ring = KeyRing(pepper=PEPPER, keys={})
+        all_keys.ring = KeyRing(pepper=PEPPER, keys={})
         assert (await stream.next())["error"]["code"] == "invalid_api_key"
         await stream.reader.readuntil(b"\r\n0\r\n\r\n")
 
 
 async def test_default_kinds_are_those_the_key_can_see() -> None:
     sources = [models(synced()), runners(synced())]
-    async with serving(config=QUICK, watched=sources, keys=Ring()) as gateway:
+    async with serving(config=QUICK, watched=sources, keys=keys()) as gateway:
         async with watching(gateway, headers=bearer("models000000")) as stream:
             assert brief(await stream.next()) == ("model", "synced")
         async with watching(gateway, headers=bearer("team00000000")) as stream:
@@ -142,7 +121,7 @@ async def test_default_kinds_are_those_the_key_can_see() -> None:
 
 async def test_name_limited_scope_is_accepted_only_by_sources_that_filter_by_name() -> None:
     whole = ScriptedSource("figures", [[synced()]], access=VIEW_MODELS)
-    async with serving(config=QUICK, watched=[models(synced()), whole], keys=Ring()) as gateway:
+    async with serving(config=QUICK, watched=[models(synced()), whole], keys=keys()) as gateway:
         refused = await gateway.request("GET", f"{WATCH}?kinds=figures", headers=bearer("team00000000"))
         async with watching(gateway, "model", bearer("team00000000")) as stream:
             assert brief(await stream.next()) == ("model", "synced")

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterator
 from itertools import islice
 
 from gateway_script import serving
+from key_script import Keys, bearer
 from test_gateway_requests import ScriptedRequests, ended, figures_of, waiting
 from watch_script import QUICK, WATCH, brief, watching
 
@@ -14,41 +15,15 @@ from weft.api.router.v1 import request_pb2 as pb
 from weft.api.router.v1.figures_pb2 import Figures
 from weft.kernel.principal import (
     LOCAL,
-    KeyRing,
-    KeyVerifier,
-    key_digest,
-    key_text,
-    parse_scopes,
 )
 
-PEPPER, SECRET = b"p" * 32, "7" * 64
 CALLER = WatchCaller(principal=LOCAL, tenant="default")
 
 
-class Ring:
-    """A key of each of two tenants, and one that may see figures."""
-
-    is_ready = True
-
-    def __init__(self) -> None:
-        keys = {
-            "ann000000000": ("default", "inference:view"),
-            "bob000000000": ("b", "inference:view"),
-            "ops000000000": ("ops", "telemetry:view"),
-        }
-        self.ring = KeyRing(
-            pepper=PEPPER,
-            keys={
-                key_id: KeyVerifier(
-                    key_id=key_id, tenant=tenant, access=parse_scopes((scope,), "s"), digest=key_digest(PEPPER, SECRET)
-                )
-                for key_id, (tenant, scope) in keys.items()
-            },
-        )
-
-
-def bearer(key_id: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key_text(key_id, SECRET)}"}
+KEYS = Keys(
+    {"ann000000000": ("inference:view",), "bob000000000": ("inference:view",), "ops000000000": ("telemetry:view",)},
+    tenants={"ann000000000": "default", "bob000000000": "b", "ops000000000": "ops"},
+)
 
 
 def end_of(request_id: str, tenant: str = "default") -> pb.RequestRecord:
@@ -79,7 +54,7 @@ async def test_request_is_sent_in_list_format_and_again_on_change() -> None:
 
 async def test_requests_of_other_tenants_are_never_sent() -> None:
     requests = ScriptedRequests()
-    async with serving(config=QUICK, requests=requests, keys=Ring(), watched=[RequestsOfTenant(requests)]) as gateway:
+    async with serving(config=QUICK, requests=requests, keys=KEYS, watched=[RequestsOfTenant(requests)]) as gateway:
         other = {**bearer("bob000000000"), "X-Tenant-Id": "default"}
         assert (await gateway.request("GET", f"{WATCH}?kinds=request", headers=other)).status == 403
         async with watching(gateway, "request", bearer("bob000000000")) as stream:
@@ -93,7 +68,7 @@ async def test_requests_of_other_tenants_are_never_sent() -> None:
 async def test_each_key_watches_requests_of_its_own_tenant() -> None:
     requests = ScriptedRequests()
     async with (
-        serving(config=QUICK, requests=requests, keys=Ring(), watched=[RequestsOfTenant(requests)]) as gateway,
+        serving(config=QUICK, requests=requests, keys=KEYS, watched=[RequestsOfTenant(requests)]) as gateway,
         watching(gateway, "request", bearer("ann000000000")) as of_ann,
         watching(gateway, "request", bearer("bob000000000")) as of_bob,
     ):
@@ -104,7 +79,7 @@ async def test_each_key_watches_requests_of_its_own_tenant() -> None:
 async def test_requests_and_metrics_need_the_scopes_of_their_lists() -> None:
     requests = ScriptedRequests()
     sources = [RequestsOfTenant(requests), FiguresOfMesh(requests)]
-    async with serving(config=QUICK, requests=requests, keys=Ring(), watched=sources) as gateway:
+    async with serving(config=QUICK, requests=requests, keys=KEYS, watched=sources) as gateway:
         for key, kind, path in (
             ("ann000000000", "figures", "/v1/admin/figures"),
             ("ops000000000", "request", "/v1/requests"),

@@ -3,10 +3,11 @@
 import asyncio
 
 from gateway_script import serving
+from key_script import bearer
 from kit.resources import gone, put
 from kit.resources import snapshot as carrying
 from registry_script import ScriptedRegistry, event
-from test_watch_http import Ring, bearer
+from test_watch_http import keys
 from watch_script import QUICK, brief, watching
 
 from gateway.watch.resources import resource_sources
@@ -66,7 +67,7 @@ async def test_name_limited_key_gets_only_its_models_and_pools_with_those_member
     there = snapshot(model("team-a", "team-pool"), model("other", "team-pool"), model("secret"))
     registry = ScriptedRegistry(resources=[there, gate, changed(model("secret")), changed(model("team-b")), end])
     async with (
-        serving(config=QUICK, watched=resource_sources(registry), keys=Ring()) as gateway,
+        serving(config=QUICK, watched=resource_sources(registry), keys=keys()) as gateway,
         watching(gateway, "model,pool", bearer("team00000000")) as stream,
     ):
         first = await stream.snapshot("model", "pool")
