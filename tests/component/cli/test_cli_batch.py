@@ -226,14 +226,6 @@ def test_missing_file_is_a_usage_error(script: GatewayScript) -> None:
     assert "No such file" in done.stderr
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, 2), (404, 3), (409, 4), (503, 1), (500, 1)])
-def test_gateway_error_is_printed(script: GatewayScript, status: int, code: int) -> None:
-    script.states = [status]
-    done = script.run("get", ID)
-    assert done.exit_code == code
-    assert f"told {status}" in done.stderr
-
-
 def test_batches_are_listed_across_pages(script: GatewayScript) -> None:
     done = script.run("list", "-o", "name")
     assert done.stdout.split() == [f"batch-{number}" for number in range(5)]
@@ -278,12 +270,6 @@ def test_cancel_reports_lines_already_answered(script: GatewayScript) -> None:
     assert script.run("cancel", ID).stdout == f"{ID}: cancelling, 1/3 answered\n"
     found = CliRunner().invoke(app, ["cancel", ID], env={"WEFT_HOME": str(script.home)})
     assert found.stdout == f"{ID}: cancelling, 1/3 answered\n"
-
-
-def test_home_without_a_mesh_suggests_starting_one(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["batch", "list"], env={"WEFT_HOME": str(tmp_path)})
-    assert done.exit_code == 1
-    assert "weft up" in done.stderr
 
 
 def test_pipe_input_is_rejected(script: GatewayScript) -> None:

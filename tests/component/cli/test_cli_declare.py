@@ -6,14 +6,10 @@ from pathlib import Path
 import pytest
 from cli_harness import ScriptedMesh
 from cli_samples import some_model
-from jsonschema import Draft202012Validator
 from kit.resources import gone, put
 
-from gateway.resources.documents import APPLY_ANSWER
 from weft.api.registry.v1.registry_service_pb2 import Change
-from weft.documents.json_schema import SchemaSet
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -41,25 +37,6 @@ def test_empty_list_can_be_applied(mesh: ScriptedMesh) -> None:
     result = mesh.run("apply", "-f", "-", stdin=got)
     assert (result.exit_code, result.stdout) == (0, "")
     assert "nothing to apply" in result.stderr
-
-
-def test_apply_reports_an_outcome_per_document(mesh: ScriptedMesh, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text("kind: model\nname: new\n---\n" + AGENT.format(name="coder"))
-    dry = mesh.run("apply", "-f", str(file), "--dry-run")
-    assert dry.stdout == "model/new created (dry run)\nagent/coder configured (dry run)\n"
-    assert mesh.applied[-1].dry_run
-    assert mesh.run("apply", "-f", str(file)).stdout == "model/new created\nagent/coder configured\n"
-    again = mesh.run("apply", "-f", str(file), "-o", "json", "--adopt")
-    assert mesh.applied[-1].adopt
-    answer = json.loads(again.stdout)
-    published = SchemaSet()
-    reference = APPLY_ANSWER.add(published)
-    Draft202012Validator({**reference, "$defs": published.definitions}).validate(answer)
-    assert (answer["kind"], answer["dryRun"]) == ("ApplyAnswer", False), "as /api/v1/apply answers"
-    first = answer["results"][0]
-    assert (first["kind"], first["name"], first["outcome"]) == ("model", "new", "unchanged")
-    assert mesh.run("apply", "-f", str(file), "-o", "name").stdout == "model/new\nagent/coder\n"
 
 
 def test_folder_applies_all_its_files(mesh: ScriptedMesh, tmp_path: Path) -> None:
@@ -104,12 +81,6 @@ def test_rejection_names_the_file_position(mesh: ScriptedMesh) -> None:
     assert "document 1 (line 1): systemPrompt: is odd" in result.stderr, "as it is called in documents"
 
 
-def test_http_list_can_be_applied(mesh: ScriptedMesh) -> None:
-    page = json.dumps({**json.loads(mesh.run("get", "agents", "-o", "json").stdout), "nextPageToken": ""})
-    Draft202012Validator(schemas()["agent-list.json"]).validate(json.loads(page))
-    assert mesh.run("apply", "-f", "-", stdin=page).stdout == "agent/coder unchanged\n"
-
-
 @pytest.mark.parametrize(
     ("reason", "code", "diff_code"),
     [
@@ -125,17 +96,6 @@ def test_rejection_exits_with_the_code_of_its_reason(
     mesh.apply_error = WeftError(reason, "no")
     assert mesh.run("apply", "-f", "-", stdin=AGENT.format(name="a")).exit_code == code
     assert mesh.run("config", "diff", "-f", "-", stdin=AGENT.format(name="a")).exit_code == diff_code
-
-
-def test_diff_shows_the_changes_without_applying_them(mesh: ScriptedMesh) -> None:
-    result = mesh.run("config", "diff", "-f", "-", stdin=AGENT.format(name="coder"))
-    assert result.exit_code == 1
-    assert result.stdout.startswith("--- agent/coder (mesh)\n+++ agent/coder (standard input, document 1 (line 1))\n")
-    assert "-description: Writes code\n" in result.stdout
-    assert "-maxToolIterations: 4\n" in result.stdout
-    assert "-repetition: 'off'\n" in result.stdout
-    assert all(request.dry_run for request in mesh.applied)
-    assert "+kind: agent\n" in mesh.run("config", "diff", "-f", "-", stdin=AGENT.format(name="new")).stdout
 
 
 def test_delete_accepts_names_and_files_and_deletes_agents_first(mesh: ScriptedMesh, tmp_path: Path) -> None:

@@ -12,16 +12,13 @@ import grpc
 import pytest
 from cli_harness import ScriptedMesh
 from cli_samples import some_agent, some_event, some_model, some_route, some_runner
-from jsonschema import Draft202012Validator
 from kit.resources import gone, put
 from typer.testing import CliRunner
 
 from weft import __version__
-from weft.api.registry.v1 import alias_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change, WatchedRunner
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError
 from weft.kernel.names import resource_id
 from weft.kernel.reasons import Reason
@@ -30,8 +27,6 @@ from weft_app.cli.main import app
 from weft_app.cli.mesh_api import connect
 
 pytest_plugins = ("cli_mesh",)
-
-KINDS = ("models", "agents", "runners", "pools", "routes")
 
 
 def test_models_are_listed_in_one_table_across_pages(mesh: ScriptedMesh) -> None:
@@ -43,37 +38,6 @@ def test_models_are_listed_in_one_table_across_pages(mesh: ScriptedMesh) -> None
         ["qwen-2", "big", "runner", "active", "llama_server", "fast", "r1"],
         ["solo", "-", "runner", "active", "llama_server", "fast", "r1"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "titles", "row"),
-    [
-        ("agents", "NAME SOURCE STATUS MODEL DESCRIPTION", "coder runner active qwen Writes code"),
-        ("pools", "NAME MEMBERS ACTIVE NAMED", "big 2 2 yes"),
-        ("routes", "NAME STATUS CANDIDATES BUDGET DESCRIPTION", "summaries active qwen,big 60s Short ones"),
-        ("runners", "NAME STATUS LINK HOST RUNTIME MODELS SLOTS HEARTBEAT", "r1 active dial-out box llama_server"),
-    ],
-)
-def test_every_kind_has_its_own_table(mesh: ScriptedMesh, kind: str, titles: str, row: str) -> None:
-    lines = mesh.run("get", kind).stdout.splitlines()
-    assert lines[0].split() == titles.split()
-    assert " ".join(lines[1].split()).startswith(row)
-
-
-@pytest.mark.parametrize("words", [("model", "qwen"), ("models", "qwen"), ("llm", "qwen"), ("MODEL/qwen",)])
-def test_resource_can_be_addressed_in_several_ways(mesh: ScriptedMesh, words: tuple[str, ...]) -> None:
-    document = json.loads(mesh.run("get", *words, "-o", "json").stdout)
-    assert (document["kind"], document["name"]) == ("model", "qwen")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_json_output_matches_the_published_schemas(mesh: ScriptedMesh, kind: str) -> None:
-    found = json.loads(mesh.run("get", kind, "-o", "json").stdout)
-    singular = kind.removesuffix("s")
-    assert found["kind"] == f"{singular.capitalize()}List"
-    Draft202012Validator(schemas()[f"{singular}-list.json"]).validate(found)
-    one = json.loads(mesh.run("get", kind, found["items"][0]["name"], "-o", "json").stdout)
-    Draft202012Validator(schemas()[f"{singular}.json"]).validate(one)
 
 
 def test_accessible_kinds_are_shown_and_the_others_reported(mesh: ScriptedMesh) -> None:
@@ -164,19 +128,6 @@ def test_watch_of_several_kinds_uses_the_columns_of_each(mesh: ScriptedMesh) -> 
     assert deleted.split()[:3] == ["agent/coder", "-", "deleted"]
     assert sorted(line.split()[0] for line in slept) == ["model/solo", "pool/solo"]
     assert [line.split()[0] for line in lines[-2:]] == ["NAME", "route/summaries"]
-
-
-def test_name_output_is_kind_and_name(mesh: ScriptedMesh) -> None:
-    assert mesh.run("get", "agents", "-o", "name").stdout == "agent/coder\n"
-
-
-def test_wide_output_has_more_columns(mesh: ScriptedMesh) -> None:
-    line = mesh.run("get", "model", "qwen", "-o", "wide").stdout.splitlines()[1]
-    assert "ready" in line
-    assert "1/4" in line
-    header, row = mesh.run("get", "agents", "-o", "wide").stdout.splitlines()
-    assert header.index("TOOLS") == row.index("files.read")
-    assert header.index("SIGNALS") == row.index("NEEDS_HIGHER_REASONER")
 
 
 def test_wide_models_show_file_key_and_provider(mesh: ScriptedMesh) -> None:
@@ -352,14 +303,6 @@ def test_watch_in_json_prints_one_document_per_line(mesh: ScriptedMesh) -> None:
     assert deleted == {"kind": "agent", "name": "coder", "deleted": True}
 
 
-def test_watch_of_names_ignores_heartbeats(mesh: ScriptedMesh) -> None:
-    heartbeat = some_agent()
-    heartbeat.last_heartbeat_time.GetCurrentTime()
-    changes = [put(heartbeat), put(some_agent(description="Changed"))]
-    _, lines = _watch(mesh, "agents", "-o", "name", changes=changes)
-    assert lines == ["agent/coder", "agent/coder"]
-
-
 def test_watch_of_pools_follows_their_members(mesh: ScriptedMesh) -> None:
     _, lines = _watch(mesh, "pools", changes=[put(some_model("qwen", status="INACTIVE"))])
     assert lines[-1].split() == ["big", "2", "1", "yes"]
@@ -411,21 +354,6 @@ def test_describe_model_shows_conditions_process_and_events(mesh: ScriptedMesh) 
     assert not [line for line in out.splitlines() if line.rstrip().endswith(("Voices:", "Base model:", "Journal:"))]
 
 
-def test_describe_lists_resources_that_reference_it(mesh: ScriptedMesh) -> None:
-    mesh.state.declared[ResourceKind.ALIAS]["gpt"] = alias_pb2.Alias(
-        manifest=alias_pb2.AliasManifest(name="gpt", pattern="g*", target="qwen")
-    )
-    for target in ("model/qwen", "pool/big"):
-        out = " ".join(mesh.run("describe", target).stdout.split())
-        assert "Agents: NAME SOURCE STATUS MODEL DESCRIPTION coder runner active qwen" in out, out
-        assert "Routes: NAME STATUS CANDIDATES BUDGET DESCRIPTION summaries active qwen,big 60s" in out
-        assert ("Aliases: NAME PATTERN TARGET TENANT SOURCE gpt g* qwen" in out) is (target == "model/qwen")
-    solo = mesh.run("describe", "model/solo").stdout
-    assert not [title for title in ("Agents:", "Routes:", "Aliases:") if title in solo]
-    mesh.denies_routes = True
-    assert "Aliases:" in mesh.run("describe", "model/qwen").stdout
-
-
 def test_describe_hides_wake_recipes(mesh: ScriptedMesh) -> None:
     """Its headers may hold secrets."""
     model = some_model()
@@ -436,43 +364,11 @@ def test_describe_hides_wake_recipes(mesh: ScriptedMesh) -> None:
     assert ("mesh:http" in out, "hidden" in out) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        (
-            "agent/coder",
-            [
-                "temperature=0.2",
-                "model/qwen is active",
-                "You are terse.",
-                "files.read",
-                "NEEDS_HIGHER_REASONER",
-                "Repetition:",
-                "Parse text tool calls:",
-            ],
-        ),
-        ("runner/r1", ["dial-out", "4711", "Connected"]),
-        ("pool/big", ["2 of 2 members are active", "qwen-2"]),
-    ],
-)
-def test_every_kind_can_be_described(mesh: ScriptedMesh, target: str, words: list[str]) -> None:
-    result = mesh.run("describe", target)
-    assert result.exit_code == 0, result.output
-    assert not [word for word in words if word not in result.stdout]
-
-
 def test_unreachable_runner_does_not_fail_describe(mesh: ScriptedMesh) -> None:
     mesh.state.runners["r1"].address = "127.0.0.1:1"
     out = mesh.run("describe", "model", "qwen").stdout
     assert "its runner cannot be reached" in out
     assert "Conditions:" in out
-
-
-def test_events_are_filtered_and_match_their_schema(mesh: ScriptedMesh) -> None:
-    assert len(mesh.run("events").stdout.splitlines()) == 3
-    found = json.loads(mesh.run("events", "model", "solo", "-o", "json").stdout)
-    Draft202012Validator(schemas()["event-list.json"]).validate(found)
-    assert [event["resourceName"] for event in found["items"]] == ["solo"]
 
 
 def test_followed_events_have_no_duplicates(mesh: ScriptedMesh) -> None:
@@ -544,13 +440,6 @@ def test_ps_watch_in_json_prints_one_document_per_line(mesh: ScriptedMesh) -> No
         mesh, "-o", "json", changes=[Change(runner=WatchedRunner(runner=asleep)), Change(deleted_runner="r1")]
     )
     assert [json.loads(line)["state"] for line in lines] == ["ready", "hibernating", "gone"]
-
-
-def test_ps_of_a_mesh_without_models_suggests_how_to_add_one(mesh: ScriptedMesh) -> None:
-    mesh.state.runners.clear()
-    empty = mesh.run("ps")
-    assert (empty.exit_code, len(empty.stdout.splitlines())) == (0, 1)
-    assert "no runner has a model yet" in empty.stderr
 
 
 def test_version_shows_client_mesh_and_libraries(mesh: ScriptedMesh, tmp_path: Path) -> None:

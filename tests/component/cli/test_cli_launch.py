@@ -91,11 +91,6 @@ def test_every_tool_receives_url_key_and_model(name: str) -> None:
     assert (ACCESS.model in said) is (name != "openwebui")
 
 
-def test_opencode_settings_are_json() -> None:
-    config = json.loads(TOOLS["opencode"].environment(ACCESS)["OPENCODE_CONFIG_CONTENT"])
-    assert config["provider"]["weft"]["options"] == {"baseURL": "http://box:8080/v1", "apiKey": "weft_k"}
-
-
 def test_tools_are_listed_with_their_install_commands(tools: Path) -> None:
     del tools
     found: Any = json.loads(launch("-o", "json").stdout)
@@ -115,13 +110,6 @@ def test_unknown_tool_error_lists_the_supported_ones(tools: Path) -> None:
     said = launch("emacs")
     assert said.exit_code == 2
     assert all(name in said.stderr for name in TOOLS)
-
-
-def test_nothing_starts_without_a_mesh(tools: Path, tmp_path: Path) -> None:
-    del tools
-    said = launch("aider", "--model", "m", home=tmp_path / "none")
-    assert said.exit_code != 0
-    assert "weft up" in said.stderr
 
 
 def test_print_shows_shell_lines_and_starts_nothing(tools: Path, home: Path) -> None:

@@ -127,18 +127,6 @@ def slashed(mesh: ScriptedMesh, request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("words", ["get model/{}", "get model {}", "get {}"])
-def test_get_finds_a_model_with_a_slash_in_its_name(mesh: ScriptedMesh, slashed: str, words: str) -> None:
-    done = mesh.run(*words.format(slashed).split(), "-o", "name")
-    assert (done.exit_code, done.stdout) == (0, f"model/{slashed}\n"), done.stderr
-
-
-@pytest.mark.parametrize("words", ["describe model/{}", "describe model {}", "describe {}"])
-def test_describe_finds_a_model_with_a_slash_in_its_name(mesh: ScriptedMesh, slashed: str, words: str) -> None:
-    done = mesh.run(*words.format(slashed).split())
-    assert (done.exit_code, slashed in done.stdout) == (0, True), done.stderr
-
-
 @pytest.mark.parametrize("words", ["logs model/{}", "logs {}"])
 def test_logs_of_a_model_with_a_slash_in_its_name_are_those_of_its_engine(
     mesh: ScriptedMesh, slashed: str, words: str

@@ -151,38 +151,9 @@ def test_async_chat_prints_only_its_task_id(script: TaskScript) -> None:
     assert (spec.model, spec.chat.sampling.max_tokens, spec.options.priority) == ("qwen", 7, 0)
 
 
-def test_tasks_are_listed_with_why_they_wait(script: TaskScript) -> None:
-    ids = [f"task-{number}" for number in range(5)]
-    script.tasks = [task(task_id=each, waiting_for="no runner offers qwen") for each in ids]
-    done = script.run("get", "tasks", "--state", "pending", "--state", "running")
-    header, *rows = done.stdout.splitlines()
-    assert header.split() == ["TASK", "STATE", "MODEL", "ATTEMPT", "AGE", "WORKER", "WHY"]
-    assert [row.split()[0] for row in rows] == ids
-    assert all("no runner offers qwen" in row and " 1m " in row for row in rows)
-    assert [list(asked.states) for asked in script.listed] == [[PENDING, RUNNING]]
-
-
-@pytest.mark.parametrize("words", [("tasks",), ("task",), ("inference-tasks",)])
-def test_tasks_are_available_as_json(script: TaskScript, words: tuple[str, ...]) -> None:
-    document = json.loads(script.run("get", *words, "-o", "json").stdout)
-    assert document["kind"] == "TaskList"
-    assert document["items"][0]["id"] == ID
-    assert document["items"][0]["state"] == "pending"
-
-
 def test_single_task_is_one_document(script: TaskScript) -> None:
     assert json.loads(script.run("get", f"task/{ID}", "-o", "json").stdout)["kind"] == "task"
     assert script.run("get", "tasks", "-o", "name").stdout == f"task/{ID}\n"
-
-
-def test_unknown_state_error_lists_the_valid_ones(script: TaskScript) -> None:
-    done = script.run("get", "tasks", "--state", "asleep")
-    assert done.exit_code == 2
-    assert "pending, running, completed, failed, cancelled" in done.stderr
-
-
-def test_state_option_applies_only_to_tasks(script: TaskScript) -> None:
-    assert script.run("get", "models", "--state", "pending").exit_code == 2
 
 
 def test_describe_shows_every_attempt_with_its_reason(script: TaskScript) -> None:
@@ -296,17 +267,6 @@ def test_only_ended_tasks_can_be_deleted(script: TaskScript) -> None:
 )  # fmt: skip
 def test_usage_error_exits_with_code_2(script: TaskScript, arguments: tuple[str, ...]) -> None:
     assert script.run(*arguments).exit_code == 2
-
-
-def test_wait_with_zero_timeout_sees_an_ended_task(script: TaskScript) -> None:
-    script.tasks, script.news = [task(COMPLETED)], []
-    done = script.run("mesh", "wait", "task", ID, "--timeout", "0")
-    assert (done.exit_code, done.stdout) == (0, f"task/{ID}: completed\n")
-
-
-def test_delete_ignores_a_missing_task_on_request(script: TaskScript) -> None:
-    done = script.run("delete", "task", "task-none", "--ignore-not-found")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_logs_without_follow_stop_at_a_lost_attempt(script: TaskScript) -> None:

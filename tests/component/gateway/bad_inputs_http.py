@@ -48,10 +48,6 @@ def _path(path: str) -> Send:
     return lambda endpoint: head(f"{endpoint.method} {path} HTTP/1.1", {"Host": "localhost", "Connection": "close"})
 
 
-def _at(path: str) -> Send:
-    return lambda endpoint: request(endpoint, good_body(endpoint), path=path + endpoint.address)
-
-
 def _half_a_body(endpoint: Endpoint) -> bytes:
     return request(endpoint, good_body(endpoint))[:-5]
 

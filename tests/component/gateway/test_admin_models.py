@@ -73,12 +73,6 @@ async def test_model_document_has_definition_state_queue_replicas_capabilities_a
     assert found["constraints"]["quantizations"] == ["q4_k_m", "q8_0"]
 
 
-async def test_list_has_one_row_per_public_name() -> None:
-    found = await the_model("/v1/admin/models")
-    assert found["kind"] == "AdminModelList"
-    assert [one["name"] for one in found["items"]] == ["qwen"]
-
-
 async def test_list_includes_engines_of_unpublished_models() -> None:
     said = described()
     said["r1"]["left"] = runner_service_pb2.InstanceDescription(model="left", process_id=7, restart_count=1)
@@ -86,10 +80,6 @@ async def test_list_includes_engines_of_unpublished_models() -> None:
     (left,) = (await the_model("/v1/admin/models", instances=ScriptedInstances(said)))["unowned"]
     assert (left["model"], left["runner"], left["state"], left["processId"]) == ("left", "r1", "unowned", 7)
     assert "unowned" not in await the_model("/v1/admin/models")
-
-
-async def test_pool_member_is_found_by_its_own_name() -> None:
-    assert (await the_model("/v1/admin/models/qwen-2"))["name"] == "qwen"
 
 
 async def test_unreachable_router_omits_only_the_queue() -> None:
@@ -112,36 +102,6 @@ async def test_image_model_is_reported_as_such() -> None:
     found = await the_model(instances=ScriptedInstances(said))
     assert found["capabilities"]["modalities"] == ["text", "image"]
     assert found["capabilities"]["cacheIsolation"] == []
-
-
-async def test_unknown_model_returns_404() -> None:
-    async with serving(fleet=FixedFleet(two_replicas()), admin=admin_ports()) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/admin/models/nobody"), 404)
-    assert found["error"]["code"] == "model_not_found"
-
-
-async def test_memory_shows_hosts_and_model_usage() -> None:
-    operations = ScriptedOperations()
-    async with serving(fleet=FixedFleet(two_replicas()), admin=admin_ports(operations)) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/admin/gpu-memory?host=titan"))
-        elsewhere = body_of(await gateway.request("GET", "/v1/admin/gpu-memory?host=mars"), 404)
-    assert found["hosts"][0]["devices"][0]["freeBytes"] == 18 * GIB
-    assert "usedBytes" not in found["hosts"][0]["devices"][0], "unknown is not zero"
-    assert found["models"] == [
-        {
-            "model": "qwen",
-            "runner": "r1",
-            "host": "titan",
-            "state": "ready",
-            "memory": {
-                "leasedBytes": 5 * GIB,
-                "estimatedBytes": 4 * GIB,
-                "estimateSource": "header",
-                "deviceIndexes": [0],
-            },
-        }
-    ]
-    assert (elsewhere["error"]["code"], elsewhere["error"]["param"]) == ("not_found", "host")
 
 
 @pytest.mark.parametrize(
@@ -174,51 +134,6 @@ async def test_the_context_of_a_refused_load_by_source_has_the_name_in_the_body(
             assert refused["error"]["param"] == field
 
 
-async def test_load_is_accepted_as_an_operation() -> None:
-    operations = ScriptedOperations()
-    body = {
-        "contextTokens": 8192,
-        "quantization": "q8_0",
-        "memoryBudgetMb": 6000,
-        "keepAlive": "5m",
-        "pin": True,
-        "parameters": {"cache_type_k": "q8_0", "flash_attention": True, "gpu_layers": 10, "p_min": 0.5},
-        "evictModel": "llama",
-        "replicas": 2,
-        "authorization": "eyJ",
-    }
-    async with serving(admin=admin_ports(operations)) as gateway:
-        raw = await gateway.request(
-            "POST",
-            "/v1/admin/models/tiny/load",
-            json.dumps(body).encode(),
-            {"Idempotency-Key": "mine-1", "X-Tenant-ID": "acme"},
-        )
-    found = body_of(raw, 202)
-    assert raw.headers["location"] == "/v1/admin/operations/op-1"
-    assert (found["name"], found["state"], found["action"]["type"]) == ("operations/op-1", "pending", "load")
-    assert found["action"]["settings"]["contextTokens"] == 8192
-    (wanted,) = operations.created
-    load = wanted.action.load_model
-    assert (wanted.request_id, wanted.requested_by, wanted.authorization) == ("mine-1", "http:acme", "eyJ")
-    assert (load.model, load.evict_model, load.replicas, load.options.quantization) == ("tiny", "llama", 2, "q8_0")
-    assert load.options.memory_budget_bytes == 6000 * 1024**2
-    assert (load.options.keep_alive.seconds, load.options.pin) == (300, True)
-    parameters = load.options.parameters
-    assert (parameters["context_tokens"].integer, parameters["gpu_layers"].integer) == (8192, 10)
-    assert (parameters["cache_type_k"].word, parameters["flash_attention"].flag) == ("q8_0", True)
-    assert parameters["p_min"].number == 0.5
-
-
-async def test_unload_needs_no_body_and_each_call_creates_an_operation() -> None:
-    operations = ScriptedOperations()
-    async with serving(admin=admin_ports(operations)) as gateway:
-        for _ in range(2):
-            body_of(await gateway.request("POST", "/v1/admin/models/tiny/unload"), 202)
-    assert [one.action.unload_model.model for one in operations.created] == ["tiny", "tiny"]
-    assert operations.created[0].request_id != operations.created[1].request_id
-
-
 async def test_flush_passes_its_scope() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
@@ -233,56 +148,11 @@ async def test_flush_passes_its_scope() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("models/tiny/load", {"contextTokens": 15}, "contextTokens"),
-        ("models/tiny/load", {"contextTokens": "8192"}, "contextTokens"),
-        ("models/tiny/load", {"ctx": 8192}, "ctx"),
-        ("models/tiny/load", {"keepAlive": "soon"}, "keepAlive"),
-        ("models/tiny/load", {"memoryBudgetMb": 0}, "memoryBudgetMb"),
-        ("models/tiny/load", {"replicas": 0}, "replicas"),
-        ("models/tiny/load", {"evictModel": "../x"}, "evictModel"),
-        ("models/tiny/load", {"parameters": {"x": None}}, "parameters.x"),
-        ("models/tiny/load", {"parameters": {"big": 2**63}}, "parameters.big"),
-        ("models/tiny/load", {"parameters": {"context_tokens": 1}, "contextTokens": 16}, "parameters.context_tokens"),
-        ("models/tiny/unload", {"model": "x"}, "model"),
-        ("models/tiny/load", {"authorization": "x" * 16_385}, "authorization"),
-        ("cache/flush", {}, "scope"),
-        ("cache/flush", {"scope": "everything"}, "scope"),
-        ("cache/flush", {"scope": "tenant"}, "tenant"),
-        ("cache/flush", {"scope": "tag", "tag": "x" * 65}, "tag"),
-    ],
-)
-async def test_invalid_value_is_rejected_and_error_names_the_field(path: str, body: dict[str, Any], param: str) -> None:
-    operations = ScriptedOperations()
-    async with serving(admin=admin_ports(operations)) as gateway:
-        found = body_of(await gateway.request("POST", f"/v1/admin/{path}", json.dumps(body).encode()), 400)
-    assert (found["error"]["code"], found["error"]["param"]) == ("invalid_argument", param)
-    assert operations.created == []
-
-
 @pytest.mark.parametrize("key", ["a b", "a:b", "x" * 129])
 async def test_unsafe_idempotency_key_is_rejected(key: str) -> None:
     async with serving(admin=admin_ports()) as gateway:
         raw = await gateway.request("POST", "/v1/admin/models/tiny/unload", headers={"Idempotency-Key": key})
     assert body_of(raw, 400)["error"]["param"] == "Idempotency-Key"
-
-
-@pytest.mark.parametrize(
-    ("failure", "status", "code"),
-    [
-        (WeftError(Reason.OPERATION_REFUSED, "refused"), 403, "operation_refused"),
-        (WeftError(Reason.MODEL_NOT_FOUND, "no such model"), 404, "model_not_found"),
-        (FieldError("action.load_model.model", "must be a name"), 400, "invalid_argument"),
-        (WeftError(Reason.ALREADY_EXISTS, "used for something else"), 409, "already_exists"),
-        (WeftError(Reason.SERVICE_UNAVAILABLE, "gone"), 503, "service_unavailable"),
-    ],
-)
-async def test_registry_errors_are_passed_through(failure: WeftError, status: int, code: str) -> None:
-    async with serving(admin=admin_ports(ScriptedOperations(failure=failure))) as gateway:
-        found = body_of(await gateway.request("POST", "/v1/admin/models/tiny/unload"), status)
-    assert found["error"]["code"] == code
 
 
 async def test_member_capabilities_are_shown_as_reported_by_their_runner() -> None:

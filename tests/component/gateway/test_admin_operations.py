@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
-import pytest
 from admin_script import ScriptedOperations, admin_ports
-from gateway_script import RawResponse, head, serving
+from gateway_script import RawResponse, serving
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -16,45 +15,12 @@ def body_of(response: RawResponse, status: int = 200) -> Any:
     return json.loads(response.body)
 
 
-async def test_operations_are_listed_in_pages() -> None:
-    operations = ScriptedOperations()
-    async with serving(admin=admin_ports(operations)) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/admin/operations?pageSize=5&pageToken=1&unfinished=1"))
-    assert (found["kind"], found["nextPageToken"], found["items"][0]["name"]) == (
-        "OperationList",
-        "2",
-        "operations/op-1",
-    )
-    assert operations.asked == [("list", 5, "1", True)]
-
-
-async def test_get_returns_one_operation() -> None:
-    operations = ScriptedOperations()
-    async with serving(admin=admin_ports(operations)) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/admin/operations/op-1"))
-    assert (found["state"], found["progress"], found["action"]) == (
-        "running",
-        0.5,
-        {"type": "unload", "model": "tiny"},
-    )
-    assert operations.asked == [("get", "operations/op-1")]
-
-
 async def test_watch_streams_every_change_and_ends_with_the_operation() -> None:
     async with serving(admin=admin_ports()) as gateway:
         raw = await gateway.request("GET", "/v1/admin/operations/op-1?watch=1")
     assert raw.headers["content-type"].startswith("text/event-stream")
     states = [json.loads(line[6:])["state"] for line in raw.body.decode().splitlines() if line.startswith("data: ")]
     assert states == ["running", "succeeded"]
-
-
-async def test_finished_watch_is_a_complete_chunked_response() -> None:
-    async with serving(admin=admin_ports()) as gateway, gateway.connection() as (reader, writer):
-        host = f"127.0.0.1:{gateway.service.port}"
-        writer.write(head("GET /v1/admin/operations/op-1?watch=1 HTTP/1.1", {"Host": host, "Connection": "close"}))
-        raw = await reader.read()
-    assert b'"state":"succeeded"' in raw
-    assert raw.endswith(b"\r\n0\r\n\r\n"), "the last chunk is missing"
 
 
 async def test_cancel_is_attributed_to_the_caller() -> None:
@@ -78,40 +44,6 @@ async def test_audit_read_accepts_position_zero() -> None:
     async with serving(admin=admin_ports(operations)) as gateway:
         body_of(await gateway.request("GET", "/v1/admin/audit?after=0"))
     assert operations.asked == [("audit", 0, 0)]
-
-
-@pytest.mark.parametrize(
-    ("path", "param"),
-    [
-        ("operations?pageSize=1001", "pageSize"),
-        ("operations?unfinished=maybe", "unfinished"),
-        ("operations?state=running", "state"),
-        ("operations/op-1?watch=2", "watch"),
-        ("operations/a%20b", "name"),
-        ("operations/" + "x" * 129, "name"),
-        ("audit?after=-1", "after"),
-        ("audit?from=1", "from"),
-    ],
-)
-async def test_invalid_query_parameter_is_rejected_by_name(path: str, param: str) -> None:
-    operations = ScriptedOperations()
-    async with serving(admin=admin_ports(operations)) as gateway:
-        found = body_of(await gateway.request("GET", f"/v1/admin/{path}"), 400)
-    assert (found["error"]["code"], found["error"]["param"]) == ("invalid_argument", param)
-    assert operations.asked == []
-
-
-async def test_unknown_operation_returns_404() -> None:
-    failure = WeftError(Reason.NOT_FOUND, "there is no such operation")
-    async with serving(admin=admin_ports(ScriptedOperations(failure=failure))) as gateway:
-        plain = body_of(await gateway.request("GET", "/v1/admin/operations/op-9"), 404)
-        watched = body_of(await gateway.request("GET", "/v1/admin/operations/op-9?watch=1"), 404)
-    assert plain["error"]["code"] == watched["error"]["code"] == "not_found"
-
-
-async def test_path_does_not_exist_without_admin_ports() -> None:
-    async with serving() as gateway:
-        assert (await gateway.request("GET", "/v1/admin/operations")).status == 404
 
 
 async def test_lease_release_is_attributed_to_the_caller() -> None:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, model, serving
@@ -23,42 +22,6 @@ def fleet() -> FixedFleet:
         )
     }
     return FixedFleet(replace(FixedFleet.of(model("tiny"), model("small")).view, aliases=aliases))
-
-
-@pytest.mark.parametrize(
-    ("given", "tenant", "meant"),
-    [
-        ("claude-opus-4", "", ("tiny", "claude-opus-4")),
-        ("gpt-4o", "", ("tiny", "gpt-4o")),
-        ("gpt-4o", "team-a", ("small", "gpt-4o")),
-        ("small", "", ("small", "")),
-    ],
-)
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": MESSAGES}),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
-        ("/v1/messages/count_tokens", {"messages": MESSAGES}),
-        ("/v1/responses", {"input": "hi"}),
-        ("/v1/embeddings", {"input": "hi"}),
-        ("/v1/completions", {"prompt": "hi"}),
-        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
-        ("/v1/images/generations", {"prompt": "hi"}),
-        ("/v1/audio/speech", {"input": "hi", "voice": "a"}),
-        ("/api/chat", {"messages": MESSAGES, "stream": False}),
-        ("/api/generate", {"prompt": "hi", "stream": False}),
-        ("/api/embed", {"input": "hi"}),
-    ],
-)
-async def test_request_for_an_alias_is_dispatched_to_its_target(
-    path: str, body: dict[str, Any], given: str, tenant: str, meant: tuple[str, str]
-) -> None:
-    headers = {"x-tenant-id": tenant} if tenant else {}
-    async with serving(ScriptedDispatcher(), fleet=fleet()) as gateway:
-        await gateway.request("POST", path, json.dumps({**body, "model": given}).encode(), headers=headers)
-        found = [(context.model, context.asked_model) for context in gateway.dispatcher.contexts]
-        assert found == [meant]
 
 
 async def test_ollama_client_can_append_a_tag_to_an_alias() -> None:

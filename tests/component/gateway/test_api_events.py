@@ -8,7 +8,7 @@ from gateway_script import RawResponse, head, serving
 from registry_script import ScriptedRegistry, event
 
 from gateway.config import GatewayConfig
-from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, WatchEventsRequest
+from weft.api.registry.v1.registry_service_pb2 import WatchEventsRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -25,25 +25,6 @@ def error_of(response: RawResponse, status: int) -> dict[str, str]:
     assert response.status == status, response
     error: dict[str, str] = json.loads(response.body)["error"]
     return error
-
-
-async def test_events_are_listed_oldest_first() -> None:
-    registry = ScriptedRegistry()
-    async with serving(registry=registry) as gateway:
-        response = await gateway.request("GET", f"{EVENTS}?kind=models&name=tiny&limit=5")
-    answer = json.loads(response.body)
-    assert answer["kind"] == "EventList"
-    assert answer["items"][0] == {
-        "kind": "event",
-        "sequence": 1,
-        "time": "2026-11-20T08:00:01Z",
-        "resourceKind": "model",
-        "resourceName": "tiny",
-        "reason": "registered",
-        "message": "titan publishes it",
-    }
-    assert [item["sequence"] for item in answer["items"]] == [1, 2]
-    assert registry.asked == [("events", ListEventsRequest(kind="model", name="tiny", limit=5))]
 
 
 @pytest.mark.parametrize(
@@ -92,14 +73,6 @@ async def test_client_disconnect_ends_the_watch() -> None:
             writer.write(request_for(WATCH))
             await reader.readuntil(b"}\n\n")
         await registry.was_closed.wait()
-
-
-async def test_error_before_the_first_event_is_a_status() -> None:
-    failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached")
-    async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
-        response = await gateway.request("GET", WATCH)
-    assert error_of(response, 503)["code"] == "service_unavailable"
-    assert response.headers["retry-after"]
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,6 @@ from registry_script import ScriptedRegistry, model_row
 
 from gateway.config import GatewayConfig
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
-
-READS = (
-    "/api/v1/models",
-    "/api/v1/models/tiny",
-    "/api/v1/models/tiny/members",
-    "/api/v1/agents",
-    "/api/v1/agents/coder",
-    "/api/v1/runners",
-    "/api/v1/runners/titan",
-    "/api/v1/pools",
-    "/api/v1/pools/chat",
-    "/api/v1/routes",
-    "/api/v1/routes/summaries",
-    "/api/v1/events",
-)
 
 
 def body_of(response: RawResponse, status: int = 200) -> dict[str, object]:
@@ -42,44 +25,12 @@ def error_of(response: RawResponse, status: int) -> dict[str, object]:
     return error
 
 
-@pytest.mark.parametrize("path", READS)
-async def test_every_read_returns_json_with_a_kind(path: str) -> None:
-    async with serving() as gateway:
-        found = body_of(await gateway.request("GET", path))
-    assert found["kind"]
-
-
-async def test_get_returns_one_resource() -> None:
-    async with serving() as gateway:
-        model = body_of(await gateway.request("GET", "/api/v1/models/tiny"))
-        coder = body_of(await gateway.request("GET", "/api/v1/agents/coder"))
-    assert (model["kind"], model["name"], model["poolName"], model["runner"]) == ("model", "tiny", "chat", "titan")
-    assert (coder["model"], coder["systemPrompt"]) == ("tiny", "Be terse.")
-    assert coder["defaultParams"] == {"temperature": 0.2, "stop": [], "logit_bias": {}}
-
-
 async def test_model_with_other_letters_in_its_name_is_found_by_either_form() -> None:
     registry = ScriptedRegistry(documents=[model_row("xn--ber-goa/tiny")])
     async with serving(registry=registry) as gateway:
         for owner in ("%C3%BCber", "xn--ber-goa"):
             found = body_of(await gateway.request("GET", f"/api/v1/models/{owner}/tiny"))
             assert found["name"] == "xn--ber-goa/tiny"
-
-
-async def test_members_response_has_the_size_and_each_full_member() -> None:
-    async with serving() as gateway:
-        found = body_of(await gateway.request("GET", "/api/v1/models/tiny/members"))
-    members = found.pop("members")
-    assert found == {
-        "kind": "PoolMembers",
-        "poolName": "chat",
-        "explicit": True,
-        "explicitPoolName": "chat",
-        "size": 2,
-        "activeCount": 1,
-    }
-    assert isinstance(members, list)
-    assert [(member["kind"], member["name"]) for member in members] == [("model", "tiny"), ("model", "small")]
 
 
 async def test_list_is_read_in_pages() -> None:
@@ -97,17 +48,6 @@ async def test_list_is_read_in_pages() -> None:
                 break
     assert names == ["small", "tiny"]
     assert registry.asked[0] == ("list", ResourceKind.MODEL, 1, "")
-
-
-async def test_model_and_agent_lists_accept_a_selector() -> None:
-    registry = ScriptedRegistry()
-    async with serving(registry=registry) as gateway:
-        for plural in ("models", "agents"):
-            await gateway.request("GET", f"/api/v1/{plural}?labels=tier%3Dfast,team%3Da")
-        error = error_of(await gateway.request("GET", "/api/v1/routes?labels=a"), 400)
-    assert error["param"] == "labels", "routes have no labels"
-    kinds = (ResourceKind.MODEL, ResourceKind.AGENT)
-    assert registry.asked == [("list", kind, 0, "", "tier=fast,team=a") for kind in kinds]
 
 
 @pytest.mark.parametrize(
@@ -141,13 +81,6 @@ async def test_malformed_query_is_rejected(query: str) -> None:
         assert error_of(await gateway.request("GET", f"/api/v1/models?{query}"), 400)["code"] == "malformed_request"
 
 
-@pytest.mark.parametrize("path", [path for path in READS if path.count("/") > 3])
-async def test_single_reads_accept_no_query(path: str) -> None:
-    async with serving() as gateway:
-        error = error_of(await gateway.request("GET", f"{path}?watch=1"), 400)
-    assert error["param"] == "watch"
-
-
 @pytest.mark.parametrize(
     "name", ["-x", "a%20b", "..", "..%2f..%2fx", "agent/x", "%00", "a" * 129, "m%C3%B6%20del", "x%0d%0ax"]
 )
@@ -169,34 +102,6 @@ async def test_profile_is_not_saved_under_the_punycode_of_its_name() -> None:
     assert error_of(response, 400)["param"] == "name"
 
 
-@pytest.mark.parametrize("path", READS)
-@pytest.mark.parametrize(
-    ("failure", "status", "code"),
-    [
-        (WeftError(Reason.NOT_FOUND, "there is none"), 404, "not_found"),
-        (WeftError(Reason.MODEL_NOT_FOUND, "there is none"), 404, "model_not_found"),
-        (FieldError("pageToken", "is not one of mine"), 400, "invalid_argument"),
-        (WeftError(Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached"), 503, "service_unavailable"),
-        (WeftError(Reason.DEADLINE_EXCEEDED, "too late"), 504, "deadline_exceeded"),
-    ],
-)
-async def test_registry_error_has_its_status(path: str, failure: WeftError, status: int, code: str) -> None:
-    async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
-        error = error_of(await gateway.request("GET", path), status)
-    assert error["code"] == code
-
-
-@pytest.mark.parametrize("path", ["models/tiny", "agents/coder", "runners/titan"])
-async def test_delete_returns_204_without_a_body(path: str) -> None:
-    registry = ScriptedRegistry()
-    async with serving(registry=registry) as gateway:
-        response = await gateway.request("DELETE", f"/api/v1/{path}")
-    assert (response.status, response.body) == (204, b"")
-    assert response.headers["x-request-id"]
-    kind, name = path.split("s/")
-    assert registry.asked == [("delete", ResourceKind(kind), name)]
-
-
 async def test_forced_delete_is_passed_to_the_registry_and_other_flag_values_are_rejected() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
@@ -204,21 +109,6 @@ async def test_forced_delete_is_passed_to_the_registry_and_other_flag_values_are
         error = error_of(await gateway.request("DELETE", "/api/v1/models/tiny?force=maybe"), 400)
     assert error["param"] == "force"
     assert registry.asked == [("delete", ResourceKind.MODEL, "tiny", "force")]
-
-
-async def test_pool_cannot_be_deleted() -> None:
-    async with serving() as gateway:
-        error = error_of(await gateway.request("DELETE", "/api/v1/pools/chat"), 405)
-    assert error["code"] == "method_not_allowed"
-
-
-async def test_deleting_a_model_referenced_by_an_agent_returns_409() -> None:
-    failure = WeftError(Reason.RESOURCE_IN_USE, "agent coder points to model tiny; delete the agent first")
-    async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
-        response = await gateway.request("DELETE", "/api/v1/models/tiny")
-    error = error_of(response, 409)
-    assert (error["code"], error["message"]) == ("resource_in_use", failure.message)
-    assert response.headers["x-should-retry"] == "false"
 
 
 async def test_page_of_the_gateway_can_make_changes() -> None:

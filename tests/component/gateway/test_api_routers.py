@@ -43,10 +43,3 @@ async def test_router_list_is_empty_while_routers_are_unknown() -> None:
     async with serving() as gateway:
         response = await gateway.request("GET", ROUTERS)
     assert json.loads(response.body) == {"kind": "RouterList", "items": []}
-
-
-async def test_unknown_parameter_is_rejected_by_name() -> None:
-    async with serving() as gateway:
-        response = await gateway.request("GET", f"{ROUTERS}?nmae=r1")
-    assert response.status == 400
-    assert "nmae" in json.loads(response.body)["error"]["message"]

@@ -1,9 +1,7 @@
 """Background responses: created at once, readable at any time by every caller of their tenant."""
 
 import json
-from typing import Any
 
-import openai
 import pytest
 from background_script import (
     PATH,
@@ -24,7 +22,6 @@ from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 
 from gateway.config import GatewayConfig, KeepResponses
-from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import task_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -78,31 +75,6 @@ async def test_response_is_read_from_its_task_while_it_cannot_be_stored() -> Non
         store.save_failure = None
         assert await found(gateway, made["id"]) == made
         assert list(store.kept) == [made["id"]]
-
-
-async def test_failed_response_has_its_reason() -> None:
-    tasks = ScriptedTasks()
-    async with stage(tasks) as gateway:
-        made = await asked(gateway)
-        tasks.begin()
-        tasks.say(output([started(), delta("Hel")]))
-        tasks.fail(Reason.BACKEND_ERROR, "the engine is gone")
-        answer = await found(gateway, made["id"])
-        streamed = events_in((await followed(gateway, made["id"])).body)
-    assert answer["error"] == {"code": "backend_error", "message": "the engine is gone"}
-    assert (answer["status"], answer["output"][0]["content"][0]["text"]) == ("failed", "Hel")
-    assert [event["type"] for event in streamed[-2:]] == ["response.failed", "error"]
-    assert streamed[-2]["response"] == answer
-
-
-async def test_response_fails_with_queue_timeout_if_it_never_starts() -> None:
-    tasks = ScriptedTasks()
-    async with stage(tasks) as gateway:
-        made = await asked(gateway)
-        tasks.fail(Reason.QUEUE_TIMEOUT, "no runner came")
-        assert (await found(gateway, made["id"]))["error"]["code"] == "queue_timeout"
-        told = [event["type"] for event in events_in((await followed(gateway, made["id"])).body)]
-    assert told == ["response.created", "response.queued", "response.failed", "error"]
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -256,49 +228,6 @@ async def test_task_of_another_kind_is_not_a_response() -> None:
     assert len(tasks.kept) == 2
 
 
-async def test_background_response_has_durable_priority_by_default() -> None:
-    tasks = ScriptedTasks()
-    async with stage(tasks) as gateway:
-        await asked(gateway)
-        await asked(gateway, {"X-Priority": "high", "X-Client-Id": "me", "X-Session-Id": "s"})
-    first, second = (kept.new.spec.options for kept in tasks.kept.values())
-    assert first.priority == priority_pb2.PRIORITY_UNSPECIFIED
-    assert (second.priority, second.client_id, second.session) == (priority_pb2.PRIORITY_HIGH, "me", "s")
-
-
-async def test_same_submission_returns_the_same_response() -> None:
-    tasks = ScriptedTasks()
-    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    async with stage(tasks) as gateway:
-        first = await asked(gateway, {"Idempotency-Key": "k"})
-        second = await asked(gateway, {"Idempotency-Key": "k", "traceparent": trace})
-        other = await gateway.request("POST", PATH, asking(input="other"), {"Idempotency-Key": "k"})
-        third = await asked(gateway)
-    assert first == second
-    assert (other.status, json.loads(other.body)["error"]["code"]) == (409, "idempotency_conflict")
-    assert third["id"] != first["id"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"store": False}, "store"),
-        ({"durable": "wait"}, "durable"),
-        ({"background": "yes"}, "background"),
-        ({"input": None}, "input"),
-        ({"n": 2}, "n"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_unsupported_background_request_is_rejected_and_error_names_the_field(
-    fields: dict[str, Any], field: str, stream: bool
-) -> None:
-    tasks = ScriptedTasks()
-    async with stage(tasks) as gateway:
-        assert refusal(await gateway.request("POST", PATH, asking(stream=stream, **fields))) == (400, field)
-    assert tasks.kept == {}
-
-
 async def test_background_requires_tasks_and_a_response_store() -> None:
     never = GatewayConfig(port=0, keep_responses=KeepResponses.NEVER)
     async with serving(responses=MemoryResponses()) as gateway:
@@ -317,39 +246,9 @@ async def test_unpersisted_response_is_not_acknowledged(stream: bool) -> None:
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "service_unavailable")
 
 
-async def test_unused_fields_are_reported_as_warnings() -> None:
-    tasks = ScriptedTasks(at_once=hello_pieces())
-    async with stage(tasks) as gateway:
-        made = await made_whole(gateway, truncation="auto")
-    assert [warning["field"] for warning in made["warnings"]] == ["truncation"]
-
-
-async def test_truncated_answer_is_incomplete() -> None:
-    frames = [[started()], [delta("Hel")], [delta(finish="LENGTH"), *long_answer()[-1]]]
-    async with stage(ScriptedTasks(at_once=pieces(frames))) as gateway:
-        made = await made_whole(gateway)
-    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-
-
 async def test_invalid_answer_is_a_failed_response() -> None:
     async with stage(ScriptedTasks(at_once=pieces(long_answer()[:3] + long_answer()[-1:]))) as gateway:
         made = await made_whole(gateway)
         told = events_in((await followed(gateway, made["id"])).body)
     assert (made["status"], made["error"]["code"]) == ("failed", "backend_protocol_error")
     assert told[-2]["response"] == made
-
-
-async def test_client_polls_until_the_end() -> None:
-    tasks = ScriptedTasks()
-    async with stage(tasks) as gateway:
-        made = await gateway.sdk.responses.create(model="chat", input="hi", background=True)
-        assert (made.status, made.background) == ("queued", True)
-        tasks.begin()
-        for piece in pieces(long_answer()):
-            tasks.say(piece)
-        tasks.complete()
-        done = await gateway.sdk.responses.retrieve(made.id)
-        await gateway.sdk.responses.delete(made.id)
-        with pytest.raises(openai.NotFoundError):
-            await gateway.sdk.responses.retrieve(made.id)
-    assert [item.type for item in done.output] == ["reasoning", "message", "function_call"]

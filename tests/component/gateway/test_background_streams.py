@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import openai
 import pytest
 from background_script import (
     PATH,
@@ -18,9 +17,9 @@ from background_script import (
     refusal,
     stage,
 )
-from gateway_script import RawResponse, RunningGateway, delta, hello, queued, serving, started
+from gateway_script import RunningGateway
 from response_script import MemoryResponses
-from task_script import ScriptedTasks, output
+from task_script import ScriptedTasks
 
 from gateway.config import GatewayConfig
 from weft.kernel.errors import WeftError
@@ -87,92 +86,6 @@ async def test_stream_resumes_with_exactly_the_events_after_any_sequence_number(
     }
 
 
-async def test_live_and_replayed_streams_are_identical() -> None:
-    tasks = ScriptedTasks()
-    async with stage(tasks) as gateway:
-        async with gateway.connection() as (reader, writer):
-            writer.write(gateway.post(PATH, asking(stream=True)))
-            live = await reader.readuntil(b"\r\n\r\n")
-            tasks.begin()
-            for piece in pieces(long_answer()):
-                tasks.say(piece)
-                if piece.events[0].HasField("delta"):
-                    live += await reader.readuntil(b"}\n\n")
-            tasks.complete()
-            live += await reader.readuntil(b"0\r\n\r\n")
-        again = await followed(gateway, tasks.one.task.id.replace("task-", "resp_"))
-    assert events_in(RawResponse.parse(live).body) == events_in(again.body)
-
-
-async def test_client_resumes_after_a_disconnect() -> None:
-    tasks = ScriptedTasks(at_once=hello_pieces())
-    async with stage(tasks) as gateway:
-        made = await asked(gateway)
-        whole = [event async for event in await gateway.sdk.responses.retrieve(made["id"], stream=True)]
-        rest = await gateway.sdk.responses.retrieve(made["id"], stream=True, starting_after=5)
-        assert [event async for event in rest] == whole[6:]
-        async with gateway.sdk.responses.stream(response_id=made["id"], starting_after=5) as stream:
-            helped = [event async for event in stream]
-            done = await stream.get_final_response()
-    assert [event.sequence_number for event in helped] == [event.sequence_number for event in whole[6:]]
-    assert done.output_text == "Hello, world"
-
-
-async def test_attempt_lost_before_its_answer_only_emits_a_notice() -> None:
-    tasks = ScriptedTasks()
-    async with stage(tasks) as gateway:
-        made = await asked(gateway)
-        async with gateway.connection() as (reader, writer):
-            head = f"GET {PATH}/{made['id']}?stream=true HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode())
-            await tasks.was_watched.wait()
-            tasks.begin()
-            tasks.say(output([started()]))
-            seen = await reader.readuntil(BEGUN.encode() + b"\n")
-            tasks.lose()
-            tasks.begin()
-            for piece in hello_pieces():
-                tasks.say(piece)
-            tasks.complete()
-            seen += await reader.read()
-        numbers = await numbers_told(gateway, made["id"])
-        assert numbers[:3] == [0, 1, 1_000_000]
-        assert await numbers_told(gateway, made["id"], 2) == numbers[2:]
-        assert b'"sequence_number":2,' in seen
-        assert b'"sequence_number":1000000,' in seen
-        assert b"event: error" not in seen
-        assert b"event: response.completed" in seen
-
-
-async def test_content_of_a_lost_attempt_is_never_continued_by_another() -> None:
-    tasks = ScriptedTasks()
-    async with stage(tasks) as gateway:
-        made = await asked(gateway)
-        tasks.begin()
-        tasks.say(output([started(), delta("Hel")]))
-        async with gateway.connection() as (reader, writer):
-            head = f"GET {PATH}/{made['id']}?stream=true HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode())
-            seen = await reader.readuntil(b"Hel")
-            tasks.lose()
-            seen += await reader.read()
-        waiting = await followed(gateway, made["id"], 5)
-        tasks.begin()
-        for piece in hello_pieces():
-            tasks.say(piece)
-        tasks.complete()
-        late = await followed(gateway, made["id"], 5)
-        opening = await numbers_told(gateway, made["id"], 2)
-        anew = events_in((await followed(gateway, made["id"])).body)
-    last = json.loads(seen.rpartition(b"data: ")[2].partition(b"\n")[0])
-    assert (last["type"], last["sequence_number"], last["code"]) == ("error", 5, "worker_lost")
-    assert "starting_after" in last["message"]
-    assert b"response.failed" not in seen
-    assert refusal(waiting) == refusal(late) == (400, "starting_after")
-    assert opening[0] == 1_000_000
-    assert anew[-1]["response"]["output"][0]["content"][0]["text"] == "Hello, world"
-
-
 async def test_broken_stream_ends_with_an_error_and_the_response_continues() -> None:
     away = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
     tasks = ScriptedTasks(at_once=hello_pieces(), watch_failures=[away])
@@ -221,21 +134,6 @@ async def test_stream_ends_when_the_gateway_stops() -> None:
     assert tasks.cancelled == []
 
 
-async def test_cancelled_response_ends_its_stream_as_cancelled() -> None:
-    tasks = ScriptedTasks()
-    async with stage(tasks) as gateway:
-        made = await asked(gateway)
-        tasks.begin()
-        tasks.say(output([started(), delta("Hel")]))
-        await gateway.sdk.responses.cancel(made["id"])
-        told = events_in((await followed(gateway, made["id"])).body)
-        with pytest.raises(openai.APIError):
-            async for _ in await gateway.sdk.responses.retrieve(made["id"], stream=True):
-                pass
-    assert (told[-2]["type"], told[-2]["response"]["status"]) == ("response.failed", "cancelled")
-    assert told[-1]["code"] == "cancelled"
-
-
 async def test_reader_past_the_stored_events_receives_the_end() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
@@ -271,16 +169,3 @@ async def test_unavailable_stream_is_rejected_by_its_parameter(query: str, field
     async with stage(tasks) as gateway:
         made = await asked(gateway)
         assert refusal(await gateway.request("GET", f"{PATH}/{made['id']}?{query}")) == (400, field)
-
-
-@pytest.mark.parametrize("tasks", [None, ScriptedTasks()])
-async def test_only_background_responses_can_be_streamed_again(tasks: ScriptedTasks | None) -> None:
-    async with serving(responses=MemoryResponses(), tasks=tasks) as gateway:
-        kept = await gateway.sdk.responses.create(model="chat", input="hi")
-        assert refusal(await followed(gateway, kept.id)) == (400, "stream")
-        gateway.dispatcher.steps = [[queued()], *hello()]
-        streamed = await gateway.sdk.responses.create(model="chat", input="hi", stream=True)
-        first = await anext(aiter(streamed))
-        assert refusal(await followed(gateway, first.response.id)) == (400, "stream")  # type: ignore[union-attr]
-        if tasks is not None:
-            assert (await followed(gateway, "resp_" + "f" * 24)).status == 404

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from time import thread_time
 
-import openai
 import pytest
 from batch_stage import LATE, PATH, Stage, line, stage
 from file_script import EXPIRED, HELLO, NOW, MemoryBatches, MemoryFiles
@@ -92,19 +91,6 @@ async def test_cancelled_batch_keeps_its_finished_answers() -> None:
     assert done["completed_at"] is None
     assert [each["custom_id"] for each in at.lines_of(done["output_file_id"])] == ["a"]
     assert [each["error"]["code"] for each in at.lines_of(done["error_file_id"])] == ["batch_cancelled"]
-
-
-async def test_ended_batch_cannot_be_cancelled() -> None:
-    async with stage() as at:
-        made = await at.make(line("a"))
-        at.batches.end(made["id"], 0, outputs=HELLO)
-        at.batches.close(made["id"])
-        await at.until(made["id"], "completed")
-        with pytest.raises(openai.BadRequestError, match="completed and cannot be cancelled"):
-            await at.gateway.sdk.batches.cancel(made["id"])
-        failed = await at.make(b"{")
-        with pytest.raises(openai.BadRequestError):
-            await at.gateway.sdk.batches.cancel(failed["id"])
 
 
 async def test_another_tenant_gets_404() -> None:

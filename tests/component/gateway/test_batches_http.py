@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
-from batch_stage import BODY, CHAT, PATH, Stage, jsonl, line, stage
+from batch_stage import BODY, Stage, jsonl, line, stage
 from file_script import HELLO, NOW, MemoryBatches, MemoryFiles
 from gateway_script import serving
 
@@ -15,67 +15,7 @@ from weft.api.common.v1 import embedding_pb2
 from weft.api.router.v1 import batch_service_pb2, task_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import datetime_of
 from weft.kernel.units import Rate
-
-
-async def test_openai_client_runs_a_batch_file() -> None:
-    async with stage() as at:
-        sdk = at.gateway.sdk
-        source = await sdk.files.create(file=("in.jsonl", jsonl(line("one"), line("two"))), purpose="batch")
-        made = await sdk.batches.create(
-            input_file_id=source.id, endpoint=CHAT, completion_window="24h", metadata={"run": "7"}
-        )
-        assert (made.object, made.status, made.metadata) == ("batch", "in_progress", {"run": "7"})
-        assert made.request_counts is not None
-        assert made.request_counts.total == 2
-        at.batches.end(made.id, 0, outputs=HELLO)
-        at.batches.end(made.id, 1, outputs=HELLO)
-        at.batches.close(made.id)
-        await at.until(made.id, "completed")
-        done = await sdk.batches.retrieve(made.id)
-        assert (done.status, done.error_file_id) == ("completed", None)
-        assert done.output_file_id is not None
-        output = (await sdk.files.content(done.output_file_id)).text
-        first, second = (json.loads(each) for each in output.splitlines())
-        assert (first["custom_id"], second["custom_id"]) == ("one", "two")
-        assert first["id"] == f"batch_req_task-{made.id}-0"
-        assert first["error"] is None
-        assert (first["response"]["status_code"], first["response"]["request_id"]) == (200, f"task-{made.id}-0")
-        body = first["response"]["body"]
-        assert (body["object"], body["choices"][0]["message"]["content"]) == ("chat.completion", "Hello")
-        assert body["usage"]["total_tokens"] == 10
-        kept = await sdk.files.retrieve(done.output_file_id)
-        assert (kept.purpose, kept.filename) == ("batch_output", f"{made.id}_output.jsonl")
-        assert [batch.id async for batch in sdk.batches.list()] == [made.id]
-
-
-async def test_batch_document_has_exactly_the_documented_fields() -> None:
-    async with stage() as at:
-        made = await at.make(line())
-    expires_at = made.pop("expires_at")
-    assert made == {
-        "id": "batch-1",
-        "object": "batch",
-        "endpoint": CHAT,
-        "errors": None,
-        "input_file_id": "file-1",
-        "completion_window": "24h",
-        "status": "in_progress",
-        "output_file_id": None,
-        "error_file_id": None,
-        "created_at": int(NOW.timestamp()),
-        "in_progress_at": int(NOW.timestamp()),
-        "finalizing_at": None,
-        "completed_at": None,
-        "failed_at": None,
-        "expired_at": None,
-        "cancelling_at": None,
-        "cancelled_at": None,
-        "request_counts": {"total": 1, "completed": 0, "failed": 0},
-        "metadata": None,
-    }
-    assert isinstance(expires_at, int)
 
 
 async def test_lines_become_the_tasks_their_route_would_create() -> None:
@@ -124,14 +64,6 @@ async def test_other_surfaces_support_batches() -> None:
             done = await at.until(made["id"], "completed")
             (found,) = at.lines_of(done["output_file_id"])
             assert found["response"]["body"]["object"] == kind
-
-
-async def test_completion_window_can_be_changed() -> None:
-    async with stage() as at:
-        await at.make(line())
-        await at.make(line(), window_seconds=3600, output_expires_after={"anchor": "created_at", "seconds": 3600})
-        day, hour = (datetime_of(new.window_end_time) for new in at.batches.news)
-    assert 82_000 < (day - hour).total_seconds() <= 82_800
 
 
 @pytest.mark.parametrize(
@@ -296,9 +228,3 @@ async def test_concurrent_batch_creations_are_limited() -> None:
         assert (await making)["status"] == "in_progress"
     assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
     assert "max_creations" in answer["error"]["message"]
-
-
-async def test_path_does_not_exist_without_a_batch_store() -> None:
-    async with serving(files=MemoryFiles()) as gateway:
-        assert (await gateway.request("GET", PATH)).status == 404
-        assert (await gateway.request("POST", PATH, b"{}")).status == 404

@@ -1,19 +1,15 @@
 """`durable: "wait"`: a live request that runs as a durable task while its caller waits, in every API that has it."""
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delta, finished, hello, serving, started
-from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 
 from gateway.config import GatewayConfig
-from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL
-from weft.api.router.v1 import task_service_pb2
-from weft.kernel.errors import FieldError, WeftError
+from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 HI = [{"role": "user", "content": "hi"}]
@@ -61,38 +57,6 @@ async def test_durable_answer_equals_the_live_answer_and_includes_its_task_id(
         assert tasks.cancelled == []
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "last"),
-    [
-        ("/v1/chat/completions", CHAT, b"data: [DONE]"),
-        ("/v1/completions", {"model": "tiny", "prompt": "hi"}, b"data: [DONE]"),
-        ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": HI}, b"event: message_stop"),
-        ("/v1/responses", {"model": "tiny", "input": "hi", "store": False}, b"event: response.completed"),
-    ],
-)
-async def test_stream_is_forwarded_as_it_is_stored(path: str, body: dict[str, Any], last: bytes) -> None:
-    tasks = ScriptedTasks()
-    async with serving(tasks=tasks) as gateway:
-        asking = asyncio.create_task(ask(gateway, path, body, durable="wait", stream=True))
-        await tasks.was_watched.wait()
-        tasks.begin()
-        tasks.say(HELLO)
-        await asyncio.sleep(0)
-        tasks.say(output([delta(", world")], [delta(finish="STOP"), finished()]))
-        tasks.complete()
-        answer = await asking
-        assert (answer.status, answer.headers["x-weft-task-id"]) == (200, tasks.one.task.id)
-        assert b"queued position=0 reason=no runner has the model" in answer.body or path == "/v1/messages"
-        assert answer.body.index(b"Hello") < answer.body.index(b", world") < answer.body.index(last)
-
-
-async def test_task_uses_the_requested_priority() -> None:
-    tasks = ScriptedTasks(at_once=[ANSWER])
-    async with serving(tasks=tasks) as gateway:
-        assert (await ask(gateway, durable="wait", x_priority="low")).status == 200
-        assert tasks.one.new.spec.options.priority == PRIORITY_LOW
-
-
 @pytest.mark.parametrize(("when_left", "is_cancelled"), [(None, True), ("cancel", True), ("keep", False)])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_client_disconnect_cancels_its_task_unless_on_disconnect_is_keep(
@@ -121,16 +85,6 @@ async def test_embeddings_client_disconnect_cancels_its_task() -> None:
             await tasks.was_watched.wait()
         await tasks.was_cancelled.wait()
     assert tasks.cancelled == list(tasks.kept)
-
-
-async def test_caller_timeout_error_names_the_continuing_task() -> None:
-    tasks = ScriptedTasks()
-    config = GatewayConfig(port=0, request_timeout_seconds=0.05, deadline_slack_seconds=0.0)
-    async with serving(tasks=tasks, config=config) as gateway:
-        answer = await ask(gateway, durable="wait", on_disconnect="keep")
-        assert (answer.status, answer.headers["x-weft-task-id"]) == (504, tasks.one.task.id)
-        assert tasks.cancelled == []
-        assert not tasks.one.new.spec.HasField("pending_limit")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -183,17 +137,6 @@ async def test_same_idempotency_key_returns_the_same_task() -> None:
         assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, "Idempotency-Key")
 
 
-async def test_failed_task_is_a_status_that_names_the_task() -> None:
-    tasks = ScriptedTasks()
-    async with serving(tasks=tasks) as gateway:
-        asking = asyncio.create_task(ask(gateway, durable="wait", stream=True))
-        await tasks.was_watched.wait()
-        tasks.fail(Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
-        answer = await asking
-        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "context_length_exceeded")
-        assert answer.headers["x-weft-task-id"] == tasks.one.task.id
-
-
 async def test_failed_submission_returns_503_and_nothing_runs() -> None:
     tasks = ScriptedTasks(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "the disk is full", retry_after_seconds=3))
     async with serving(tasks=tasks) as gateway:
@@ -201,62 +144,6 @@ async def test_failed_submission_returns_503_and_nothing_runs() -> None:
         assert (answer.status, answer.headers["retry-after"]) == (503, "3")
         assert "x-weft-task-id" not in answer.headers
         assert gateway.dispatcher.contexts == []
-
-
-@pytest.mark.parametrize("with_started", [True, False])
-async def test_caller_without_output_yet_is_answered_by_the_next_attempt(with_started: bool) -> None:
-    class Read(ScriptedTasks):
-        was_read = asyncio.Event()
-
-        async def watch(
-            self, tenant: str, task_id: str, after_event: int = 0
-        ) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
-            async for item in super().watch(tenant, task_id, after_event):
-                yield item
-                if item.HasField("piece"):
-                    self.was_read.set()
-
-    tasks = Read()
-    async with serving(tasks=tasks) as gateway:
-        asking = asyncio.create_task(ask(gateway, durable="wait"))
-        await tasks.was_watched.wait()
-        tasks.begin()
-        tasks.say(HELLO)
-        await tasks.was_read.wait()
-        tasks.lose(Reason.WORKER_LOST, "the runner is gone")
-        tasks.begin()
-        first = [[started("other")]] if with_started else []
-        tasks.say(output(*first, [delta("Good evening")], [delta(finish="STOP"), finished()]))
-        tasks.complete()
-        answer = await asking
-        assert (answer.status, tasks.cancelled) == (200, [])
-        assert json.loads(answer.body)["choices"][0]["message"]["content"] == "Good evening"
-
-
-@pytest.mark.parametrize(
-    ("field", "param", "message"),
-    [
-        ("spec", None, "the request must be smaller"),
-        ("spec.origin", None, "the request must be smaller"),
-        ("spec.payload.messages", "messages", "messages: must be smaller"),
-        ("spec.model", "model", "model: must be smaller"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/v1/chat/completions", {"messages": HI, "durable": "wait"}),
-        ("/v1/responses", {"input": "hi", "background": True}),
-    ],
-)
-async def test_task_errors_use_the_request_field_names(
-    path: str, fields: dict[str, Any], field: str, param: str | None, message: str
-) -> None:
-    tasks = ScriptedTasks(failure=FieldError(field, "must be smaller", Reason.REQUEST_TOO_LARGE))
-    async with serving(tasks=tasks, responses=MemoryResponses()) as gateway:
-        answer = await ask(gateway, path, {"model": "tiny", **fields})
-        error = json.loads(answer.body)["error"]
-        assert (answer.status, error["param"], error["message"]) == (413, param, message)
 
 
 async def test_interrupted_answer_ends_with_an_error_and_no_more_text() -> None:
@@ -298,11 +185,3 @@ async def test_unsupported_field_is_rejected_by_name(path: str, fields: dict[str
         answer = await ask(gateway, path, CHAT, **fields)
         assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, param)
         assert (tasks.kept, gateway.dispatcher.contexts) == ({}, [])
-
-
-@pytest.mark.parametrize(("path", "body", "answer"), SURFACES)
-async def test_durable_is_rejected_if_tasks_are_unavailable(path: str, body: dict[str, Any], answer: Any) -> None:
-    assert answer.events
-    async with serving() as gateway:
-        refused = await ask(gateway, path, body, durable="wait")
-        assert (refused.status, json.loads(refused.body)["error"]["param"]) == (400, "durable")

@@ -46,28 +46,6 @@ async def test_followed_lines_are_sent_as_events() -> None:
     assert logs.asked == [("solo", 200, True)]
 
 
-async def test_pool_member_is_selected_by_name() -> None:
-    logs = ScriptedEngineLogs()
-    await get("/v1/admin/models/qwen/logs?member=qwen-2", logs)
-    await get("/v1/admin/models/qwen-2/logs", logs)
-    assert [name for name, _, _ in logs.asked] == ["qwen-2", "qwen-2"]
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "said"),
-    [
-        ("/v1/admin/models/qwen/logs?member=solo", 400, "must be one of qwen, qwen-2"),
-        ("/v1/admin/models/qwen/logs?lines=1001", 400, "lines"),
-        ("/v1/admin/models/qwen/logs?follow=maybe", 400, "follow"),
-        ("/v1/admin/models/qwen/logs?tail=1", 400, "unknown query parameter"),
-        ("/v1/admin/models/nobody/logs", 404, "nobody"),
-    ],
-)
-async def test_invalid_parameters_are_reported(path: str, status: int, said: str) -> None:
-    found = await get(path)
-    assert (found.status, said in found.body.decode()) == (status, True), found
-
-
 @pytest.mark.parametrize("follow", ["", "?follow=1"])
 async def test_missing_runner_returns_an_error_status(follow: str) -> None:
     gone = ScriptedEngineLogs(failure=WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner serves qwen now"))

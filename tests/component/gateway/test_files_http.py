@@ -43,40 +43,6 @@ def error_of(answer: RawResponse) -> tuple[int, str, str | None]:
     return answer.status, error["code"], error["param"]
 
 
-async def test_openai_client_uploads_reads_lists_and_deletes_a_file() -> None:
-    async with serving(files=MemoryFiles()) as gateway:
-        made = await gateway.sdk.files.create(file=("in.jsonl", LINES), purpose="batch")
-        assert (made.object, made.bytes, made.filename, made.purpose) == ("file", len(LINES), "in.jsonl", "batch")
-        assert (made.status, made.created_at, made.expires_at) == ("processed", 1767225601, 1769817600)
-        assert await gateway.sdk.files.retrieve(made.id) == made
-        content = await gateway.sdk.files.content(made.id)
-        assert content.read() == LINES
-        assert content.response.headers["content-type"] == "application/octet-stream"
-        assert [file.id async for file in gateway.sdk.files.list()] == [made.id]
-        gone = await gateway.sdk.files.delete(made.id)
-        assert (gone.id, gone.object, gone.deleted) == (made.id, "file", True)
-        with pytest.raises(openai.NotFoundError):
-            await gateway.sdk.files.retrieve(made.id)
-        with pytest.raises(openai.NotFoundError):
-            await gateway.sdk.files.content(made.id)
-
-
-async def test_file_document_has_exactly_the_documented_fields() -> None:
-    async with serving(files=MemoryFiles()) as gateway:
-        answer = json.loads((await send(gateway, GOOD)).body)
-    assert answer == {
-        "id": "file-1",
-        "object": "file",
-        "bytes": len(LINES),
-        "created_at": 1767225601,
-        "expires_at": 1769817600,
-        "filename": "in.jsonl",
-        "purpose": "batch",
-        "status": "processed",
-        "status_details": None,
-    }
-
-
 async def test_client_can_request_an_expiry_and_the_store_decides() -> None:
     async with serving(files=MemoryFiles()) as gateway:
         made = await gateway.sdk.files.create(
@@ -117,31 +83,6 @@ async def test_invalid_form_field_is_reported_and_nothing_is_stored(body: bytes,
     async with serving(files=files) as gateway:
         assert error_of(await send(gateway, body)) == (400, "invalid_argument", param)
     assert files.kept == {}
-
-
-@pytest.mark.parametrize("cut", range(1, len(GOOD), 7))
-async def test_truncated_form_is_rejected_at_any_position(cut: int) -> None:
-    files = MemoryFiles()
-    async with serving(files=files) as gateway:
-        answer = await send(gateway, GOOD[:cut])
-        # The line end after the last boundary is ignored.
-        assert answer.status == (200 if cut >= len(GOOD) - 2 else 400)
-    assert len(files.kept) == (cut >= len(GOOD) - 2)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
-async def test_form_parses_identically_in_chunks_of_any_size(size: int) -> None:
-    data = b"\r\n--edg\r\n--edge \r\n-\r\n--edgf" * 3
-    body = form(part(PURPOSE, b"batch"), part(FILE, data))
-    # "\\r\
-    # --edge " within the data is a boundary that is not at the end of its line, for every split of the bytes.
-    good = form(part(PURPOSE, b"batch"), part(FILE, data.replace(b"--edge ", b"--edgy ")))
-    files = MemoryFiles()
-    async with serving(files=files) as gateway:
-        refused = await gateway.exchange(chunked(body, size))
-        kept = await gateway.exchange(chunked(good, size))
-    assert (refused.status, kept.status) == (400, 200)
-    assert files.text("file-1").encode() == data.replace(b"--edge ", b"--edgy ")
 
 
 HEAD_END, LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
@@ -307,22 +248,6 @@ async def listed(gateway: RunningGateway, query: str) -> dict[str, Any]:
     return found
 
 
-async def test_files_are_listed_in_pages_in_both_orders() -> None:
-    async with serving(files=MemoryFiles()) as gateway:
-        for _ in range(5):
-            await send(gateway, GOOD)
-        newest = [file.id async for file in gateway.sdk.files.list(limit=2)]
-        oldest = [file.id async for file in gateway.sdk.files.list(limit=2, order="asc")]
-        page = await listed(gateway, "limit=2&after=file-4")
-        last = await listed(gateway, "limit=2&order=asc&after=file-3")
-        none = await listed(gateway, "purpose=batch_output")
-    assert newest == ["file-5", "file-4", "file-3", "file-2", "file-1"]
-    assert oldest == newest[::-1]
-    assert (page["first_id"], page["last_id"], page["has_more"]) == ("file-3", "file-2", True)
-    assert (last["first_id"], last["last_id"], last["has_more"]) == ("file-4", "file-5", False)
-    assert none["data"] == []
-
-
 @pytest.mark.parametrize(
     ("query", "status", "param"),
     [
@@ -373,9 +298,3 @@ async def test_file_name_is_escaped_in_the_header() -> None:
     assert made["filename"] == "a b\u00e9;x.jsonl"
     assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''a%20b%C3%A9%3Bx.jsonl"
     assert answer.body == LINES
-
-
-async def test_path_does_not_exist_without_a_file_store() -> None:
-    async with serving() as gateway:
-        assert (await send(gateway, GOOD)).status == 404
-        assert (await gateway.request("GET", PATH)).status == 404

@@ -70,35 +70,6 @@ async def test_agent_behavior_reaches_the_runner_on_every_attempt(tmp_path: Path
     assert asked == [("coder", BEHAVIOUR), ("coder", BEHAVIOUR), ("plain", None), ("", None)]
 
 
-async def test_unary_answer_has_warnings_and_signals() -> None:
-    async with serving(ScriptedDispatcher(answer_with_notices())) as gateway:
-        headers, body = await chat(gateway)
-    document = json.loads(body)
-    assert document["choices"][0]["message"]["content"] == "Hello"
-    assert document["signals"] == [{"name": "NEEDS_EXTERNAL_INFO", "arguments": {"query": "weather"}}]
-    assert [warning["field"] for warning in document["warnings"]] == ["mirostat"]
-    assert headers["x-weft-warnings"] == "1"
-
-
-async def test_stream_sends_notices_as_comments_and_on_request_in_chunks() -> None:
-    async with serving(ScriptedDispatcher(answer_with_notices())) as gateway:
-        _, plain = await chat(gateway, stream=True)
-        _, asked = await chat(gateway, stream=True, stream_options={"include_weft_events": True})
-    comments = [line for line in plain.split("\n\n") if line.startswith(":")]
-    assert comments[:4] == [
-        ": warning unsupported_parameter field=mirostat was not used",
-        ": tool files.read",
-        ": tool done",
-        ": signal NEEDS_EXTERNAL_INFO",
-    ]
-    assert '"weft"' not in plain
-    chunks = [json.loads(part[6:]) for part in asked.split("\n\n") if part.startswith("data: {")]
-    members = [next(iter(chunk["weft"])) for chunk in chunks if "weft" in chunk]
-    assert members == ["warning", "tool_call", "tool_result", "signal"]
-    assert all(chunk["choices"] == [] for chunk in chunks if "weft" in chunk)
-    assert asked.endswith("data: [DONE]\n\n")
-
-
 async def test_failure_after_a_tool_ran_is_the_last_event_of_a_started_stream() -> None:
     steps: list[Step] = [*answer_with_notices()[:3], WeftError(Reason.SERVER_DIED, "it died")]
     async with serving(ScriptedDispatcher(steps)) as gateway:

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import pytest
 from gateway_script import FixedFleet, agent, model, serving
 from mesh_script import AnsweringRunner, dispatching
-from openai import NotFoundError
 from openai.types.chat import ChatCompletionMessageParam
 from structlog.testing import capture_logs
 
@@ -36,26 +34,6 @@ def require_prepared(runner: AnsweringRunner, *, temperature: float) -> None:
         assert (request.chat.sampling.temperature, request.chat.sampling.max_tokens) == (temperature, 100)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path, stream: bool) -> None:
-    async with (
-        dispatching(tmp_path, fleet()) as (dispatcher, scheduler, runner),
-        serving(dispatcher, fleet=fleet()) as gateway,
-    ):
-        if stream:
-            async with gateway.sdk.chat.completions.stream(model="agent/coder", messages=MESSAGES) as events:
-                answer = await events.get_final_completion()
-        else:
-            answer = await gateway.sdk.chat.completions.create(model="agent/coder", messages=MESSAGES)  # type: ignore[assignment]
-        metrics = (await gateway.request("GET", "/metrics")).body.decode()
-    assert answer.choices[0].message.content == "Hello, world"
-    assert answer.model == "tiny"
-    assert [request.model for request in scheduler.placed] == ["tiny"]
-    assert len(runner.asked) == 1
-    require_prepared(runner, temperature=0.25)
-    assert 'model="agent/coder",reason="completed"' in metrics
-
-
 async def test_every_attempt_sends_the_same_payload_and_the_log_names_the_agent(tmp_path: Path) -> None:
     died = WeftError(Reason.SERVER_DIED, "it died")
     with capture_logs() as logs:
@@ -68,23 +46,3 @@ async def test_every_attempt_sends_the_same_payload_and_the_log_names_the_agent(
     require_prepared(runner, temperature=0.25)
     line = next(entry for entry in logs if entry["event"] == "request")
     assert (line["agent"], line["model"], line["attempts"]) == ("coder", "tiny", 2)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("agent/nobody", "there is no agent nobody; there are agent/coder, agent/stray"),
-        ("agent/stray", "agent stray answers with model nowhere, which is not known to the mesh"),
-    ],
-)
-async def test_unresolvable_agent_returns_404(tmp_path: Path, stream: bool, name: str, message: str) -> None:
-    async with (
-        dispatching(tmp_path, fleet()) as (dispatcher, scheduler, _),
-        serving(dispatcher, fleet=fleet()) as gateway,
-    ):
-        with pytest.raises(NotFoundError) as caught:
-            await gateway.sdk.chat.completions.create(model=name, messages=MESSAGES, stream=stream)
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    assert message in caught.value.message
-    assert scheduler.placed == []

@@ -15,7 +15,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": "tiny", "input": "hi"},
 }
 GENERATING = ("/v1/chat/completions", "/v1/completions")
-FACTS = ("x-cache-hit", "x-cache-tokens-reused", "x-queue-wait-ms", "x-gpu-time-ms")
 
 
 def _body(path: str, **fields: object) -> bytes:
@@ -30,26 +29,6 @@ async def test_cache_headers_and_field_reach_the_dispatcher(path: str) -> None:
         (context,) = gateway.dispatcher.contexts
     expected = Handling(cache_mode=CacheMode.NONE, cache_tag="session-abc123", keep_alive_seconds=300.0)
     assert context.handling == expected
-
-
-@pytest.mark.parametrize(("mode", "expected"), [("prefix", CacheMode.PREFIX), ("auto", CacheMode.AUTO)])
-async def test_each_cache_mode_is_accepted(mode: str, expected: CacheMode) -> None:
-    path = GENERATING[0]
-    async with serving(ScriptedDispatcher(hello())) as gateway:
-        await gateway.request("POST", path, _body(path), {"X-Cache-Mode": mode})
-        assert gateway.dispatcher.contexts[0].handling.cache_mode is expected
-
-
-@pytest.mark.parametrize(("given", "seconds"), [(300, 300.0), (-1, -1.0), (0, 0.0), ("90s", 90.0), (1.5, 1.5)])
-async def test_keep_alive_accepts_several_spellings_and_is_not_forwarded_as_a_parameter(
-    given: object, seconds: float
-) -> None:
-    path = GENERATING[0]
-    async with serving(ScriptedDispatcher(hello())) as gateway:
-        await gateway.request("POST", path, _body(path, keep_alive=given))
-        assert gateway.dispatcher.contexts[0].handling.keep_alive_seconds == seconds
-        payload: Any = gateway.dispatcher.payloads[0]
-        assert not payload.HasField("extra_parameters") or not payload.extra_parameters.fields
 
 
 @pytest.mark.parametrize(
@@ -119,20 +98,3 @@ async def test_invalid_keep_alive_returns_400_by_name(path: str, given: object) 
         assert gateway.dispatcher.contexts == []
     assert response.status == 400
     assert json.loads(response.body)["error"]["param"] == "keep_alive"
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_every_unary_answer_reports_the_cache_result(path: str) -> None:
-    async with serving(ScriptedDispatcher(hello(), vectors=[[0.5, 1.0]])) as gateway:
-        response = await gateway.request("POST", path, _body(path))
-    assert response.status == 200
-    assert [response.headers[name] for name in FACTS] == ["true", "5", "150", "450"]
-
-
-@pytest.mark.parametrize("path", GENERATING)
-async def test_stream_reports_the_cache_result_in_its_last_comment(path: str) -> None:
-    async with serving(ScriptedDispatcher(hello())) as gateway:
-        response = await gateway.request("POST", path, _body(path, stream=True))
-    comments = [line for line in response.body.decode().splitlines() if line.startswith(": ")]
-    for fact in ("x-cache-hit=true", "x-cache-tokens-reused=5", "x-queue-wait-ms=150", "x-gpu-time-ms=450"):
-        assert fact in comments[-1]

@@ -7,7 +7,6 @@ import pytest
 from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, serving, started
 
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.json_objects import plain_object
 from weft.kernel.request import Priority
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -64,13 +63,6 @@ async def test_sub_agent_session_includes_its_parent_session(headers: dict[str, 
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_default_priority_is_normal_without_client_or_session(path: str) -> None:
-    context = await _context(path, {}, x_priority=None, x_client_id=None, prompt_cache_key=None)
-    assert (context.priority, context.names_priority) == (Priority.NORMAL, False)
-    assert (context.client_id, context.session) == ("", "")
-
-
-@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
     ("headers", "fields", "param"),
     [
@@ -98,30 +90,6 @@ async def test_invalid_caller_fields_return_400_by_name(
     assert json.loads(response.body)["error"]["param"] == param
 
 
-@pytest.mark.parametrize("path", GENERATING)
-async def test_mesh_fields_are_not_forwarded_to_the_engine(path: str) -> None:
-    given = {"x_priority": "low", "x_client_id": "c", "x_task": "draft", "prompt_cache_key": "k", "mirostat": 2}
-    async with serving(ScriptedDispatcher(hello())) as gateway:
-        await gateway.request("POST", path, _body(path, **given))
-        payload: Any = gateway.dispatcher.payloads[0]
-    assert plain_object(payload.extra_parameters) == {"mirostat": 2}
-
-
-@pytest.mark.parametrize("path", GENERATING)
-async def test_unknown_extension_yields_a_warning(path: str) -> None:
-    fields = {"x_task": "draft", "x_nothing": None, "x_priority": "low"}
-    async with serving(ScriptedDispatcher(hello())) as gateway:
-        whole = await gateway.request("POST", path, _body(path, **fields))
-        streamed = await gateway.request("POST", path, _body(path, stream=True, **fields))
-    (warning,) = json.loads(whole.body)["warnings"]
-    assert (warning["code"], warning["field"]) == ("unsupported_parameter", "x_task")
-    assert whole.headers["x-weft-warnings"] == "1"
-    comments = [line for line in streamed.body.decode().splitlines() if line.startswith(": warning")]
-    assert len(comments) == 1
-    assert "field=x_task" in comments[0]
-    assert streamed.body.rstrip().endswith(b"data: [DONE]")
-
-
 async def test_warning_survives_single_frame_answers_and_retries() -> None:
     path = GENERATING[0]
     one_frame: list[Step] = [[started(), delta("Hi"), delta(finish="STOP"), finished()]]
@@ -130,11 +98,3 @@ async def test_warning_survives_single_frame_answers_and_retries() -> None:
         async with serving(ScriptedDispatcher(steps)) as gateway:
             answer = await gateway.request("POST", path, _body(path, x_task="draft"))
         assert [warning["field"] for warning in json.loads(answer.body)["warnings"]] == ["x_task"]
-
-
-async def test_route_and_auto_are_accepted_as_model_names() -> None:
-    for model in ("route/drafts", "auto"):
-        assert (await _context(GENERATING[0], {}, model=model)).model == model
-    async with serving() as gateway:
-        response = await gateway.request("POST", GENERATING[0], _body(GENERATING[0], model="route/"))
-    assert (response.status, json.loads(response.body)["error"]["param"]) == (400, "model")

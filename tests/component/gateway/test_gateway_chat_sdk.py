@@ -1,11 +1,7 @@
-import pytest
-from gateway_script import ScriptedDispatcher, Step, delta, finished, serving, usage
-from openai import InternalServerError
+from gateway_script import serving
 from openai.types.chat import ChatCompletionMessageParam
 
-from weft.api.common.v1 import chat_pb2, event_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.api.common.v1 import chat_pb2
 from weft.kernel.request import Operation, Priority
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say hello"}]
@@ -59,63 +55,3 @@ async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() ->
     assert payload.sampling.HasField("temperature")
     assert (payload.sampling.max_tokens, payload.sampling.top_k) == (12, 40)
     assert not payload.sampling.HasField("top_p")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs_include_bytes_and_alternatives(stream: bool) -> None:
-    token = event_pb2.TokenLogprob(token="Hi", logprob=-0.5, raw_bytes=b"Hi")
-    token.top.add(token="Yo", logprob=float("-inf"))
-    steps: list[Step] = [[delta("Hi", logprobs=[token])], [delta(finish="STOP"), finished()]]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        if stream:
-            async with gateway.sdk.chat.completions.stream(
-                model="chat", messages=MESSAGES, logprobs=True, top_logprobs=1
-            ) as events:
-                answer = await events.get_final_completion()
-        else:
-            answer = await gateway.sdk.chat.completions.create(  # type: ignore[assignment]
-                model="chat", messages=MESSAGES, logprobs=True, top_logprobs=1
-            )
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
-    assert (logprobs.content[0].token, logprobs.content[0].logprob, logprobs.content[0].bytes) == (
-        "Hi",
-        -0.5,
-        [72, 105],
-    )
-    assert [(top.token, top.logprob, top.bytes) for top in logprobs.content[0].top_logprobs] == [("Yo", -9999.0, None)]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_is_returned_as_reasoning_content_and_counted(stream: bool) -> None:
-    steps: list[Step] = [
-        [delta(reasoning="Think")],
-        [delta("Answer", finish="STOP"), usage(reasoning=2), finished()],
-    ]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        if stream:
-            chunks = await gateway.sdk.chat.completions.create(
-                model="chat", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-            )
-            seen = [chunk async for chunk in chunks]
-            reasoning = getattr(seen[1].choices[0].delta, "reasoning_content", None)
-            counted = seen[-1].usage
-        else:
-            answer = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES)
-            reasoning = getattr(answer.choices[0].message, "reasoning_content", None)
-            counted = answer.usage
-    assert reasoning == "Think"
-    assert counted is not None
-    assert counted.completion_tokens_details is not None
-    assert counted.completion_tokens_details.reasoning_tokens == 2
-
-
-async def test_full_queue_returns_503_with_a_short_retry_after() -> None:
-    rejection = WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=900)
-    async with serving(ScriptedDispatcher([rejection])) as gateway:
-        with pytest.raises(InternalServerError) as caught:
-            await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES)
-    assert caught.value.status_code == 503
-    assert caught.value.response.headers["retry-after"] == "60"
-    assert caught.value.response.headers["x-should-retry"] == "true"

@@ -35,21 +35,6 @@ async def require_still_serving(gateway: RunningGateway) -> None:
     assert (await gateway.request("POST", CHAT, GOOD)).status == 200
 
 
-async def test_invalid_field_is_the_param_of_the_error() -> None:
-    async with serving() as gateway:
-        body = b'{"model":"tiny","messages":[{"role":"user","content":"a"},{"role":"robot"}]}'
-        response = await gateway.request("POST", CHAT, body)
-    require_envelope(response, 400, "invalid_argument")
-    assert json.loads(response.body)["error"]["param"] == "messages[1].role"
-
-
-async def test_suspicious_text_inside_a_string_is_accepted() -> None:
-    content = 'NaN Infinity \\" \\\\' + "[{" * 500
-    body = b'{"model":"tiny","messages":[{"role":"user","content":"' + content.encode() + b'"}]}'
-    async with serving() as gateway:
-        assert (await gateway.request("POST", CHAT, body)).status == 200
-
-
 @pytest.mark.parametrize(
     ("method", "path", "meant"),
     [
@@ -127,14 +112,6 @@ async def test_size_limit_applies_to_the_decompressed_body(coding: str, compress
         response = await gateway.request("POST", CHAT, compress(long), {"Content-Encoding": coding})
         await require_still_serving(gateway)
     require_envelope(response, 413, "request_too_large")
-
-
-@pytest.mark.parametrize("coding", ["br", "deflate", "compress", "gzip, zstd", "gzip,gzip", "*"])
-async def test_unknown_content_encoding_returns_415_with_the_supported_ones(coding: str) -> None:
-    async with serving() as gateway:
-        response = await gateway.request("POST", CHAT, GOOD, {"Content-Encoding": coding})
-    assert "gzip or zstd" in require_envelope(response, 415, "malformed_request")
-    assert response.headers["accept-encoding"] == "gzip, zstd"
 
 
 async def test_compressed_form_is_decoded() -> None:
@@ -292,26 +269,6 @@ async def test_connection_over_the_limit_gets_503_until_another_closes() -> None
             refused = await gateway.exchange(b"")
             require_envelope(refused, 503, "queue_full")
         await require_still_serving(gateway)
-
-
-@pytest.mark.parametrize(
-    ("header", "value", "param"),
-    [
-        ("X-Priority", "system", "X-Priority"),
-        ("X-Priority", "HIGH", "X-Priority"),
-        ("X-Tenant-ID", "a b", "X-Tenant-ID"),
-        ("X-Tenant-ID", "x" * 65, "X-Tenant-ID"),
-        ("X-Tenant-ID", "", "X-Tenant-ID"),
-        ("X-Request-Timeout-Seconds", "0", "X-Request-Timeout-Seconds"),
-        ("X-Request-Timeout-Seconds", "nan", "X-Request-Timeout-Seconds"),
-        ("X-Request-Timeout-Seconds", "1e9", "X-Request-Timeout-Seconds"),
-    ],
-)
-async def test_invalid_header_returns_400_by_name(header: str, value: str, param: str) -> None:
-    async with serving() as gateway:
-        response = await gateway.request("POST", CHAT, GOOD, {header: value})
-    require_envelope(response, 400, "invalid_argument")
-    assert json.loads(response.body)["error"]["param"] == param
 
 
 @pytest.mark.parametrize("given", ["a b", "\xff", "x" * 200, "", "-rf"])

@@ -9,7 +9,7 @@ import pytest
 from gateway_script import RunningGateway, ScriptedDispatcher, finished, queued, serving, started
 from openai import APIError, APIStatusError
 
-from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason
@@ -47,18 +47,6 @@ def ended() -> event_pb2.InferenceEvent:
 
 def made(*images: event_pb2.InferenceEvent) -> ScriptedDispatcher:
     return ScriptedDispatcher(steps=[[started()], [worked(1)], list(images or [picture(seed=7)]), [ended()]])
-
-
-async def test_image_answer_has_seed_size_format_and_usage() -> None:
-    async with serving(made(picture(1, seed=8), picture(0, seed=7))) as gateway:
-        answer = await gateway.sdk.images.generate(model="tiny", prompt="a cat", n=2, quality="high")
-    assert answer.data is not None
-    assert [base64.b64decode(image.b64_json or "") for image in answer.data] == [PICTURE, PICTURE]
-    assert [image.seed for image in answer.data] == [7, 8]  # type: ignore[attr-defined]  # an extension
-    assert (answer.size, answer.output_format, answer.quality, answer.background) == ("3x2", "png", "high", None)
-    assert answer.usage is not None
-    assert (answer.usage.input_tokens, answer.usage.total_tokens) == (4, 4)
-    assert answer.usage.to_dict()["image_steps"] == 20
 
 
 async def test_every_image_field_reaches_the_mesh() -> None:
@@ -136,16 +124,6 @@ async def test_mid_stream_failure_is_an_event_and_an_earlier_one_a_status() -> N
     assert refused.value.code == "out_of_memory"
 
 
-async def test_attempt_without_content_leaves_nothing_in_the_answer() -> None:
-    warned = event_pb2.InferenceEvent(warning=warning_pb2.Warning(message="of the first"))
-    dispatcher = ScriptedDispatcher(steps=[[started()], [warned], [started()], [picture()], [ended()]])
-    async with serving(dispatcher) as gateway:
-        answer = await gateway.sdk.images.generate(model="tiny", prompt="a cat")
-    assert answer.data is not None
-    assert len(answer.data) == 1
-    assert "warnings" not in answer.to_dict()
-
-
 async def test_client_disconnect_cancels_image_generation() -> None:
     dispatcher = ScriptedDispatcher(steps=[[started()], [preview(0)], asyncio.Event()])
     async with serving(dispatcher) as gateway:
@@ -177,15 +155,6 @@ async def test_edit_accepts_a_form_with_files_and_all_fields() -> None:
     assert events == ["image_edit.completed"]
     assert [len(image.data) for image in payload.images] == [len(PICTURE), len(png(4, 4))]
     assert (payload.mask.data, payload.strength, payload.partial_images) == (PICTURE, 0.5, 1)
-
-
-async def test_edit_accepts_data_urls_as_json() -> None:
-    body = {"model": "tiny", "prompt": "a hat", "images": [{"image_url": DATA_URL}], "mask": {"image_url": DATA_URL}}
-    async with serving(made()) as gateway:
-        await gateway.sdk.post("/images/edits", cast_to=object, body=body)
-        (payload,) = gateway.dispatcher.payloads
-    assert [image.data for image in payload.images] == [PICTURE]
-    assert payload.mask.data == PICTURE
 
 
 def _json(**fields: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, finished, hello, queued, serving
+from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, finished, hello, serving
 from response_script import MemoryResponses
 
 from gateway.config import GatewayConfig
@@ -44,32 +44,6 @@ async def answer_of(gateway: RunningGateway, **fields: object) -> dict[str, Any]
     return answer
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_response_is_stored_until_deleted(stream: bool) -> None:
-    async with serving(responses=MemoryResponses()) as gateway:
-        if stream:
-            async with gateway.sdk.responses.stream(model="chat", input="hi") as events:
-                made: Any = await events.get_final_response()
-        else:
-            made = await gateway.sdk.responses.create(model="chat", input="hi")
-        found = await gateway.sdk.responses.retrieve(made.id)
-        for name in ("id", "status", "created_at", "completed_at", "model", "output_text", "usage", "tools", "text"):
-            assert getattr(found, name) == getattr(made, name)
-        assert (found.output_text, found.status, getattr(found, "store", None)) == ("Hello, world", "completed", True)
-        gone = await gateway.request("DELETE", f"{PATH}/{made.id}")
-        assert json.loads(gone.body) == {"id": made.id, "object": "response", "deleted": True}
-        with pytest.raises(openai.NotFoundError):
-            await gateway.sdk.responses.retrieve(made.id)
-
-
-async def test_response_with_store_false_is_not_stored() -> None:
-    store = MemoryResponses()
-    async with serving(responses=store) as gateway:
-        answer = await answer_of(gateway, store=False)
-    assert answer["store"] is False
-    assert store.kept == {}
-
-
 async def test_chain_contains_all_previous_inputs_and_outputs_without_instructions() -> None:
     async with serving(responses=MemoryResponses()) as gateway:
         first = await gateway.sdk.responses.create(model="chat", input="one", instructions="Be terse.")
@@ -78,21 +52,6 @@ async def test_chain_contains_all_previous_inputs_and_outputs_without_instructio
         texts = texts_of(payload_of(gateway))
     assert texts == ["one", "Hello, world", "two", "Hello, world", "three"]
     assert third.previous_response_id == second.id
-
-
-async def test_calls_are_answered_in_the_next_response_of_the_chain() -> None:
-    call = event_pb2.ToolCallDelta(index=0, id="call_1", name="weather", arguments_text="{}")
-    steps: list[Step] = [[delta(tool_calls=[call])], [delta(finish="TOOL_CALLS"), finished()]]
-    async with serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway:
-        first = await gateway.sdk.responses.create(model="chat", input="Weather?")
-        await gateway.sdk.responses.create(
-            model="chat",
-            previous_response_id=first.id,
-            input=[{"type": "function_call_output", "call_id": "call_1", "output": "sunny"}],
-        )
-        messages = payload_of(gateway).messages
-    assert [message.role for message in messages] == [chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL]
-    assert messages[1].tool_calls[0].id == messages[2].tool_call_id == "call_1"
 
 
 async def test_truncated_call_is_excluded_from_the_chain() -> None:
@@ -243,20 +202,6 @@ async def test_cancelled_response_that_cannot_be_stored_warns_in_both_answers() 
     for response in (answer, failed["response"]):
         assert (response["status"], response["store"]) == ("cancelled", False)
         assert [told["code"] for told in response["warnings"]] == ["not_stored"]
-
-
-async def test_queued_response_can_be_cancelled() -> None:
-    config = GatewayConfig(port=0, headers_within_seconds=0.02)
-    async with (
-        serving(ScriptedDispatcher([[queued()], asyncio.Event()]), config=config) as gateway,
-        gateway.connection() as (reader, writer),
-    ):
-        writer.write(gateway.post(PATH, body(stream=True)))
-        seen = await reader.readuntil(b": queued")
-        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
-        cancelled = await gateway.sdk.responses.cancel(response_id)
-        await gateway.dispatcher.was_closed.wait()
-    assert (cancelled.status, cancelled.output) == ("cancelled", [])
 
 
 async def test_ended_response_cannot_be_cancelled_or_streamed_again() -> None:

@@ -128,13 +128,6 @@ async def test_unsupported_transcription_option_is_reported(asked: dict[str, Any
     assert (refused.value.status_code, refused.value.param) == (501, field)
 
 
-async def test_speech_failure_before_the_first_byte_is_a_status() -> None:
-    async with serving(ScriptedDispatcher(spoken=[DIED])) as gateway:
-        with pytest.raises(APIStatusError) as failed:
-            await gateway.sdk.audio.speech.create(model="tiny", input="Hello", voice="alloy")
-    assert (failed.value.status_code, failed.value.code) == (502, "server_died")
-
-
 async def test_interrupted_speech_never_ends_cleanly() -> None:
     spoken: list[Any] = [SpeechPiece(b"some", "audio/mpeg"), DIED]
     async with serving(ScriptedDispatcher(spoken=spoken)) as gateway:

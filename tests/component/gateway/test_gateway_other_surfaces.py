@@ -1,83 +1,11 @@
 import json
 
 import pytest
-from gateway_script import FixedFleet, ScriptedDispatcher, Step, agent, delta, finished, model, serving, usage
+from gateway_script import FixedFleet, agent, model, serving
 from openai import NotFoundError
 
 from gateway.health import health_status
-from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2
 from weft.dispatch.fleet import FleetView
-
-POEM = [[delta("roses"), delta(" are")], [delta(" red", finish="LENGTH"), usage(), finished()]]
-
-
-async def test_text_completion_returns_one_text() -> None:
-    async with serving(ScriptedDispatcher(list(POEM))) as gateway:
-        answer = await gateway.sdk.completions.create(model="tiny", prompt="A poem:", max_tokens=3, suffix="!")
-        payload = gateway.dispatcher.payloads[0]
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("roses are red", "length")
-    assert answer.object == "text_completion"
-    assert answer.usage is not None
-    assert answer.usage.total_tokens == 10
-    assert isinstance(payload, completion_pb2.CompletionPayload)
-    assert (payload.prompts[0].text, payload.suffix, payload.sampling.max_tokens) == ("A poem:", "!", 3)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_legacy_logprobs_are_four_lists(stream: bool) -> None:
-    tokens = [event_pb2.TokenLogprob(token="ab", logprob=-1.0), event_pb2.TokenLogprob(token="c", logprob=-2.0)]
-    tokens[0].top.add(token="ab", logprob=-1.0)
-    steps: list[Step] = [[delta("abc", logprobs=tokens)], [delta(finish="STOP"), finished()]]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        if stream:
-            chunks = await gateway.sdk.completions.create(model="tiny", prompt="x", logprobs=1, stream=True)
-            logprobs = (await anext(aiter(chunks))).choices[0].logprobs
-            await chunks.close()
-        else:
-            answer = await gateway.sdk.completions.create(model="tiny", prompt="x", logprobs=1)
-            logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.tokens == ["ab", "c"]
-    assert logprobs.token_logprobs == [-1.0, -2.0]
-    assert logprobs.top_logprobs == [{"ab": -1.0}, {}]
-    assert logprobs.text_offset == [0, 2]
-
-
-async def test_each_prompt_times_n_yields_a_choice() -> None:
-    steps: list[Step] = [[delta(f"t{index}", index=index, finish="STOP") for index in range(4)], [finished()]]
-    async with serving(ScriptedDispatcher(steps)) as gateway:
-        answer = await gateway.sdk.completions.create(model="tiny", prompt=[[1, 2], [3]], n=2)
-        payload = gateway.dispatcher.payloads[0]
-    assert [choice.text for choice in answer.choices] == ["t0", "t1", "t2", "t3"]
-    assert isinstance(payload, completion_pb2.CompletionPayload)
-    assert [list(prompt.tokens.ids) for prompt in payload.prompts] == [[1, 2], [3]]
-
-
-@pytest.mark.parametrize("encoding", ["float", "base64"])
-async def test_embeddings_support_both_encodings(encoding: str) -> None:
-    async with serving(ScriptedDispatcher(vectors=[[0.5, -1.25], [2.0, 0.0]])) as gateway:
-        raw = await gateway.sdk.embeddings.with_raw_response.create(
-            model="tiny",
-            input=["one", "two"],
-            encoding_format=encoding,  # type: ignore[arg-type]
-            dimensions=2,
-        )
-        answer, payload = raw.parse(), gateway.dispatcher.payloads[0]
-    vectors = [entry.embedding for entry in answer.data]
-    if encoding == "base64":
-        assert json.loads(raw.text)["data"][0]["embedding"] == "AAAAPwAAoL8="
-    else:
-        assert vectors == [[0.5, -1.25], [2.0, 0.0]]
-    assert answer.usage.prompt_tokens == 7
-    assert raw.headers["x-queue-wait-ms"] == "150"
-    assert isinstance(payload, embedding_pb2.EmbeddingPayload)
-    assert ([entry.text for entry in payload.inputs], payload.dimensions) == (["one", "two"], 2)
-
-
-async def test_sdk_default_encoding_is_supported() -> None:
-    async with serving(ScriptedDispatcher(vectors=[[0.5, -1.25]])) as gateway:
-        answer = await gateway.sdk.embeddings.create(model="tiny", input="one")
-    assert answer.data[0].embedding == [0.5, -1.25]
 
 
 async def test_sleeping_models_and_agents_are_listed() -> None:

@@ -67,16 +67,3 @@ async def test_health_components_need_the_telemetry_scope() -> None:
     async with serving(health=monitor) as gateway:
         assert "components" in json.loads((await gateway.request("GET", "/health")).body)
     await monitor.stop()
-
-
-async def test_healthz_equals_livez() -> None:
-    async with serving() as gateway:
-        answers = [await gateway.request("GET", path) for path in ("/livez", "/healthz")]
-    assert [(answer.status, answer.body) for answer in answers] == [(200, answers[0].body)] * 2
-
-
-async def test_docs_redirects_to_the_openapi_document() -> None:
-    async with serving() as gateway:
-        answer = await gateway.request("GET", "/docs")
-    assert (answer.status, answer.headers["location"]) == (307, "/openapi.json")
-    assert b"OpenAPI document at /openapi.json" in answer.body

@@ -1,9 +1,7 @@
 import asyncio
-import signal
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, serving
@@ -14,12 +12,7 @@ from gateway.config import GatewayConfig
 from gateway.service import GatewayService, build
 from weft.client._home import is_served
 from weft.kernel.errors import WeftError
-from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server
-
-if TYPE_CHECKING:
-    from weft.kernel.service import Service
 
 
 def gateway_at(host: str, port: int) -> GatewayService:
@@ -28,10 +21,6 @@ def gateway_at(host: str, port: int) -> GatewayService:
 
 def scripted_ports() -> GatewayPorts:
     return GatewayPorts(dispatcher=ScriptedDispatcher(), fleet=FixedFleet.of(), registry=ScriptedRegistry())
-
-
-def as_service(service: "Service") -> "Service":
-    return service
 
 
 async def test_port_in_use_error_suggests_a_fix() -> None:
@@ -76,16 +65,6 @@ async def test_every_loopback_spelling_is_accepted(host: str) -> None:
     await service.stop(grace_seconds=0)
 
 
-async def test_gateway_service_has_no_grpc_services_and_installs_no_signal_handlers() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    service = as_service(gateway_at("127.0.0.1", 0))
-    service.register(new_server())
-    assert list(service.service_names) == []
-    await service.start()
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    await service.stop(grace_seconds=0)
-
-
 async def test_stop_is_safe_twice_and_before_start() -> None:
     service = gateway_at("127.0.0.1", 0)
     await service.stop(grace_seconds=0)
@@ -96,25 +75,9 @@ async def test_stop_is_safe_twice_and_before_start() -> None:
         await asyncio.open_connection("127.0.0.1", service.port)
 
 
-async def test_stopped_gateway_restarts_on_its_port() -> None:
-    service = gateway_at("127.0.0.1", 0)
-    await service.start()
-    again = gateway_at("127.0.0.1", service.port)
-    await service.stop(grace_seconds=0)
-    await again.start()
-    assert again.port == service.port
-    await again.stop(grace_seconds=0)
-
-
 async def test_idle_connection_does_not_delay_stop() -> None:
     async with serving() as gateway, gateway.connection() as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"}")
         await asyncio.wait_for(gateway.service.stop(grace_seconds=30), 1)
         assert await reader.read() == b""
-
-
-async def test_metrics_are_registered_on_the_shared_page() -> None:
-    metrics = MetricsPage()
-    build(GatewayConfig(), scripted_ports(), metrics=metrics)
-    assert "weft_gateway_requests" in {family.name for family in metrics.collect()}

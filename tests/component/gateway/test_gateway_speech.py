@@ -63,19 +63,6 @@ def _fleet() -> FixedFleet:
     return FixedFleet(FleetView(1, {"r1": runner}, models, {}))
 
 
-async def test_speech_is_returned_as_bytes_with_its_media_type() -> None:
-    async with serving(ScriptedDispatcher(spoken=list(SPOKEN))) as gateway:
-        answer = await gateway.sdk.audio.speech.create(
-            model="tiny", input="Hello", voice="en-gb", response_format="mp3", speed=2.0, instructions="softly"
-        )
-        (payload,) = gateway.dispatcher.payloads
-    assert answer.content == b"\xff\xfbonetwo"
-    assert answer.response.headers["content-type"] == "audio/mpeg"
-    assert payload == audio_pb2.SpeechPayload(
-        input="Hello", voice="en-gb", format="mp3", speed=2.0, instructions="softly"
-    )
-
-
 async def test_speech_events_have_base64_chunks_and_end_with_usage() -> None:
     async with serving(SpeakingDispatcher(spoken=list(SPOKEN))) as gateway:
         answer = await gateway.sdk.audio.speech.with_raw_response.create(

@@ -9,7 +9,6 @@ from gateway_script import (
     ScriptedDispatcher,
     Step,
     delta,
-    finished,
     hello,
     queued,
     serving,
@@ -40,30 +39,6 @@ async def test_stream_headers_disable_buffering() -> None:
     assert response.headers["x-request-id"].startswith("req-")
     assert "content-encoding" not in response.headers
     assert events_of(response.body)[-1] == "[DONE]"
-
-
-async def test_first_content_is_written_immediately_with_its_preamble() -> None:
-    gate = asyncio.Event()
-    steps: list[Step] = [[delta("He")], gate, [delta("llo", finish="STOP"), finished()]]
-    async with serving(ScriptedDispatcher(steps)) as gateway, gateway.connection() as (reader, writer):
-        writer.write(gateway.post(CHAT, STREAM))
-        seen = await asyncio.wait_for(reader.readuntil(b'"content":"He"}'), 0.5)
-        gate.set()
-        await reader.readuntil(b"data: [DONE]\n\n")
-    first, second = seen.split(b"data: ")[1:]
-    assert b'{"role":"assistant","content":""}' in first
-    assert b'"role"' not in second
-
-
-async def test_events_of_a_frame_are_one_write() -> None:
-    words = [delta(f"w{number} ") for number in range(50)]
-    steps: list[Step] = [[delta("first")], words, [delta(finish="STOP"), finished()]]
-    async with serving(ScriptedDispatcher(steps)) as gateway, gateway.connection() as (reader, writer):
-        writer.write(gateway.post(CHAT, STREAM))
-        raw = await reader.readuntil(b"0\r\n\r\n")
-    chunks = raw.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2]
-    contents = [chunk.count(b'"content":"w') for chunk in chunks]
-    assert 50 in contents
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from gateway_script import (
     hello,
     queued,
     serving,
-    started,
 )
 
 from gateway.config import GatewayConfig
@@ -42,19 +41,6 @@ async def test_waiting_stream_sends_comments_then_the_answer() -> None:
     assert b": loading progress=0.50 eta_seconds=12 stage=reading weights\n\n" in seen
     assert b": prefill 512/900 tokens\n\n" in seen
     assert seen.index(b": queued") < seen.index(b": loading") < seen.index(b": keepalive") < seen.index(b'"role"')
-
-
-async def test_preamble_is_sent_with_the_first_content() -> None:
-    gate = asyncio.Event()
-    async with (
-        serving(ScriptedDispatcher([[started()], gate, *hello()]), config=QUICK) as gateway,
-        gateway.connection() as (reader, writer),
-    ):
-        writer.write(gateway.post(CHAT, STREAM))
-        before = await reader.readuntil(b": keepalive\n\n")
-        gate.set()
-        await reader.readuntil(b"data: [DONE]\n\n")
-    assert b'"role"' not in before
 
 
 async def test_rejection_after_the_status_line_is_the_last_event() -> None:

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, agent, model, serving
-from registry_script import ScriptedRegistry
 
 from weft.api.registry.v1 import route_pb2
 from weft.dispatch.agents import named
-from weft.documents.resource_kinds import ResourceKind
 
 MODEL_ID, AGENT_ID, ROUTE_ID = (f"{kind}-0123456789abcdef01234567" for kind in ("model", "agent", "route"))
 UNKNOWN = "model-ffffffffffffffffffffffff"
@@ -59,45 +57,3 @@ async def test_request_by_id_is_dispatched_by_name(path: str, body: dict[str, An
     async with serving(ScriptedDispatcher(), fleet=fleet()) as gateway:
         await gateway.request("POST", path, json.dumps({**body, "model": given}).encode())
         assert [context.model for context in gateway.dispatcher.contexts] == [name]
-
-
-@pytest.mark.parametrize(
-    ("path", "shown"),
-    [
-        (f"/v1/models/{MODEL_ID}", "tiny"),
-        (f"/v1/models/agent/{AGENT_ID}", "agent/coder"),
-        (f"/v1/models/route/{ROUTE_ID}", "route/summaries"),
-    ],
-)
-async def test_openai_model_endpoint_accepts_an_id(path: str, shown: str) -> None:
-    async with serving(fleet=fleet()) as gateway:
-        answer = await gateway.request("GET", path)
-        assert (answer.status, json.loads(answer.body)["id"]) == (200, shown)
-        assert (await gateway.request("GET", f"/v1/models/{UNKNOWN}")).status == 404
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "asked"),
-    [
-        ("GET", f"/api/v1/models/{MODEL_ID}", ("get", ResourceKind.MODEL, "tiny")),
-        ("GET", f"/api/v1/models/{MODEL_ID}/members", ("members", "tiny")),
-        ("GET", f"/api/v1/agents/{AGENT_ID}", ("get", ResourceKind.AGENT, "coder")),
-        ("GET", f"/api/v1/routes/{ROUTE_ID}", ("get", ResourceKind.ROUTE, "summaries")),
-        ("DELETE", f"/api/v1/models/{MODEL_ID}", ("delete", ResourceKind.MODEL, "tiny")),
-        ("DELETE", f"/api/v1/agents/{AGENT_ID}", ("delete", ResourceKind.AGENT, "coder")),
-        ("DELETE", f"/api/v1/routes/{ROUTE_ID}", ("delete", ResourceKind.ROUTE, "summaries")),
-    ],
-)
-async def test_resource_is_read_and_deleted_by_id(method: str, path: str, asked: tuple[object, ...]) -> None:
-    registry = ScriptedRegistry()
-    async with serving(registry=registry, fleet=fleet()) as gateway:
-        assert (await gateway.request(method, path)).status in (200, 204)
-    assert registry.asked[0][: len(asked)] == asked
-
-
-async def test_events_can_be_filtered_by_id() -> None:
-    registry = ScriptedRegistry()
-    async with serving(registry=registry, fleet=fleet()) as gateway:
-        assert (await gateway.request("GET", f"/api/v1/events?kind=model&name={MODEL_ID}")).status == 200
-    wanted: Any = registry.asked[0][1]
-    assert wanted.name == "tiny"

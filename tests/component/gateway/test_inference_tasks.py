@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_script import RawResponse, RunningGateway, delta, finished, hello, serving, started, usage
+from gateway_script import RawResponse, RunningGateway, delta, finished, serving, started
 from task_script import ScriptedTasks, output
 from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
 
@@ -22,7 +22,6 @@ from weft.kernel.units import Rate
 PATH = "/api/v1/inference-tasks"
 HI = [{"role": "user", "content": "hi"}]
 CHAT = {"body": {"model": "tiny", "messages": HI}}
-ANSWER = output(*(frame for frame in hello() if isinstance(frame, list)))
 
 
 async def submit(gateway: RunningGateway, body: object = None, **headers: str) -> RawResponse:
@@ -126,99 +125,12 @@ async def test_request_the_live_route_rejects_is_rejected_here_with_its_field_pa
         assert tasks.kept == {}
 
 
-@pytest.mark.parametrize(
-    ("field", "param"),
-    [
-        ("spec", "body"),
-        ("spec.origin", "body"),
-        ("spec.payload.messages[0]", "body.messages[0]"),
-        ("spec.model", "body.model"),
-        ("spec.pending_limit", "pending_limit_seconds"),
-        ("spec.max_attempts", "max_attempts"),
-        ("elsewhere", "elsewhere"),
-    ],
-)
-async def test_task_store_errors_use_the_submitted_field_names(field: str, param: str) -> None:
-    # As received over gRPC: not a FieldError.
-    refusal = WeftError(Reason.REQUEST_TOO_LARGE, f"{field}: too much", metadata={"field": field})
-    async with serving(tasks=ScriptedTasks(failure=refusal)) as gateway:
-        answer = await submit(gateway)
-        assert error_of(answer) == (413, "request_too_large", param)
-        assert json.loads(answer.body)["error"]["message"] == f"{param}: too much"
-
-
-async def test_invalid_header_is_reported_by_its_name() -> None:
-    async with serving(tasks=ScriptedTasks()) as gateway:
-        assert error_of(await submit(gateway, X_Priority="urgent")) == (400, "invalid_argument", "X-Priority")
-
-
 async def test_submissions_count_as_requests_of_their_tenant() -> None:
     config = GatewayConfig(port=0, rate_limits=RateLimitConfig(default=Rate(1, 60)))
     async with serving(tasks=ScriptedTasks(), config=config) as gateway:
         assert error_of(await submit(gateway, {}))[0] == 400
         assert (await submit(gateway)).status == 202
         assert error_of(await submit(gateway))[:2] == (429, "rate_limit_exceeded")
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "body", "outputs", "expected"),
-    [
-        (
-            "/v1/chat/completions",
-            {"messages": HI},
-            [ANSWER],
-            lambda found: (
-                (found["object"], found["choices"][0]["message"]["content"], found["usage"]["total_tokens"])
-                == ("chat.completion", "Hello, world", 10)
-            ),
-        ),
-        (
-            "/v1/completions",
-            {"prompt": ["a", "b"]},
-            [
-                output([started()], [delta("A", finish="STOP")]),
-                output([delta("B", index=1, finish="STOP"), usage(), finished()]),
-            ],
-            lambda found: [choice["text"] for choice in found["choices"]] == ["A", "B"],
-        ),
-        (
-            "/v1/embeddings",
-            {"input": ["a", "b"], "encoding_format": "base64"},
-            [output([started()], [finished()], vectors=[[0.5], [0.25]])],
-            lambda found: [entry["embedding"] for entry in found["data"]] == ["AAAAPw==", "AACAPg=="],
-        ),
-    ],
-)
-async def test_completed_task_has_the_result_of_its_endpoint(
-    endpoint: str, body: dict[str, object], outputs: list[task_pb2.TaskOutput], expected: Any
-) -> None:
-    tasks = ScriptedTasks()
-    async with serving(tasks=tasks) as gateway:
-        answer = await submit(gateway, {"model": "tiny", "endpoint": endpoint, "body": body})
-        task_id = json.loads(answer.body)["id"]
-        assert (await get(gateway, f"/{task_id}")).get("result") is None
-        tasks.begin()
-        assert (await get(gateway, f"/{task_id}"))["state"] == "running"
-        for piece in outputs:
-            tasks.say(piece)
-        tasks.complete()
-        found = await get(gateway, f"/{task_id}")
-        assert expected(found["result"]), found
-        assert (found["state"], found["error"]) == ("completed", None)
-        assert found["attempts"] == [
-            {"attempt": 1, "claimed_at": "2026-03-01T12:00:01.000Z", "ended_at": None, "error": None}
-        ]
-        assert found["result"] == (await get(gateway, f"/{task_id}"))["result"]
-
-
-async def test_chat_warnings_are_included_in_the_task_result() -> None:
-    tasks = ScriptedTasks(at_once=[ANSWER])
-    async with serving(tasks=tasks) as gateway:
-        body = {"model": "tiny", "messages": HI, "store": True}
-        task_id = json.loads((await submit(gateway, {"body": body})).body)["id"]
-        kept = (await get(gateway, f"/{task_id}"))["result"]["warnings"]
-        live = await gateway.request("POST", "/v1/chat/completions", json.dumps(body).encode())
-        assert kept == json.loads(live.body)["warnings"] != []
 
 
 async def test_task_submitted_elsewhere_is_rendered_by_its_operation() -> None:
@@ -244,18 +156,6 @@ async def test_unrenderable_answer_is_an_error_next_to_the_state_and_an_outage_i
         assert error_of(answer)[:2] == (503, "service_unavailable")
 
 
-async def test_failed_task_has_its_reason_and_attempts() -> None:
-    tasks = ScriptedTasks()
-    async with serving(tasks=tasks) as gateway:
-        task_id = json.loads((await submit(gateway)).body)["id"]
-        tasks.begin()
-        tasks.lose(Reason.SERVER_DIED, "the engine died")
-        tasks.fail(Reason.QUEUE_TIMEOUT, "it waited for an hour")
-        found = await get(gateway, f"/{task_id}")
-        assert found["error"] == {"code": "queue_timeout", "message": "it waited for an hour"}
-        assert found["attempts"][0]["error"] == {"code": "server_died", "message": "the engine died"}
-
-
 async def test_tasks_are_listed_newest_first_by_state_and_model_in_pages() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
@@ -277,26 +177,6 @@ async def test_list_includes_the_notice_of_the_task_store() -> None:
         assert "notice" not in await get(gateway)
         tasks.notice = "acknowledged work is missing"
         assert (await get(gateway))["notice"] == "acknowledged work is missing"
-
-
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
-        ("?state=gone", "state"),
-        ("?state=", "state"),
-        ("?limit=0", "limit"),
-        ("?limit=1001", "limit"),
-        ("?page_token=x", "page_token"),
-        ("?order=up", "order"),
-        ("/task-1/events?after=-1", "after"),
-        ("/task-1/events?after=9223372036854775808", "after"),
-        ("/task-1/events?after=1e3", "after"),
-        ("/a%20b", "id"),
-    ],
-)
-async def test_invalid_parameter_is_reported(query: str, param: str) -> None:
-    async with serving(tasks=ScriptedTasks()) as gateway:
-        assert error_of(await gateway.request("GET", PATH + query)) == (400, "invalid_argument", param)
 
 
 async def test_every_call_on_a_task_of_another_tenant_returns_404() -> None:
@@ -393,9 +273,3 @@ async def test_rate_limited_tenant_triggers_no_fetch() -> None:
         body = {"body": {"model": "tiny", "messages": [{"role": "user", "content": content}]}}
         assert error_of(await submit(gateway, body))[:2] == (429, "rate_limit_exceeded")
         assert media.asked == []
-
-
-async def test_paths_do_not_exist_without_tasks() -> None:
-    async with serving() as gateway:
-        assert error_of(await submit(gateway))[0] == 404
-        assert error_of(await gateway.request("GET", PATH))[0] == 404

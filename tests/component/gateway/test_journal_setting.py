@@ -49,14 +49,6 @@ async def test_every_text_surface_journals_and_answers_as_before(
     assert journaled.headers["x-weft-task-id"] == tasks.one.task.id
 
 
-async def test_requests_for_other_models_are_unchanged() -> None:
-    tasks = ScriptedTasks(at_once=[ANSWER])
-    async with serving(ScriptedDispatcher(hello()), tasks=tasks, fleet=fleet(KEEP)) as gateway:
-        plain = await ask(gateway, "/v1/chat/completions", {**CHAT, "model": "small"})
-        assert (plain.status, "x-weft-task-id" in plain.headers, len(gateway.dispatcher.contexts)) == (200, False, 1)
-    assert tasks.kept == {}
-
-
 @pytest.mark.parametrize(
     ("journal", "said", "is_cancelled"),
     [(WAIT, None, True), (KEEP, None, False), (WAIT, "keep", False), (KEEP, "cancel", True)],

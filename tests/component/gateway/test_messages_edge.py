@@ -6,7 +6,6 @@ from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, que
 from messages_script import (
     CLAUDE_CODE_HEADERS,
     MESSAGES_PATH,
-    WEATHER,
     CountingDispatcher,
     body,
     call,
@@ -19,7 +18,6 @@ from gateway.config import GatewayConfig
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
 
 QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
@@ -63,20 +61,6 @@ async def test_claude_code_request_is_fully_forwarded() -> None:
     assert not payload.HasField("thinking")
 
 
-async def test_every_event_is_named_and_typed_and_none_follows_the_end() -> None:
-    async with serving() as gateway:
-        response = await gateway.request("POST", MESSAGES_PATH, body(stream=True))
-    events = events_of(response)
-    assert all(name == data["type"] for name, data in events)
-    assert response.body.endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
-    assert b"[DONE]" not in response.body
-    assert b"\n: x-queue-wait-ms=150 " in response.body
-    start = events[0][1]["message"]
-    assert (start["role"], start["content"], start["stop_reason"], start["model"]) == ("assistant", [], None, "tiny")
-    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert response.headers["request-id"] == response.headers["x-request-id"]
-
-
 async def test_waiting_stream_sends_pings_then_the_answer() -> None:
     gate = asyncio.Event()
     steps: list[Step] = [[queued()], gate, *hello()]
@@ -99,43 +83,6 @@ async def test_failure_while_waiting_is_the_last_event() -> None:
         seen += await reader.readuntil(b"0\r\n\r\n")
     assert b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"waited too long"' in seen
     assert b"message_stop" not in seen
-
-
-async def test_mesh_extensions_and_headers_work_as_in_chat() -> None:
-    raw = body(allow_remote=True, keep_alive="5m", x_client_id="me", prompt_cache_key="s1", x_unheard=1)
-    async with serving() as gateway:
-        response = await gateway.request("POST", MESSAGES_PATH, raw, {"X-Priority": "low", "X-Tenant-ID": "acme"})
-        context = gateway.dispatcher.contexts[0]
-    assert (context.allow_remote, context.client_id, context.session) == (True, "me", "s1")
-    assert (context.priority, context.tenant, context.handling.keep_alive_seconds) == (Priority.LOW, "acme", 300)
-    assert [warning["field"] for warning in json.loads(response.body)["warnings"]] == ["x_unheard"]
-    assert response.headers["x-weft-warnings"] == "1"
-
-
-async def test_unknown_tool_yields_a_warning_and_a_forced_one_is_rejected() -> None:
-    search = {"type": "web_search_20250305", "name": "web_search"}
-    async with serving() as gateway:
-        dropped = await gateway.request("POST", MESSAGES_PATH, body(tools=[WEATHER, search]))
-        forced = body(tools=[search], tool_choice={"type": "tool", "name": "web_search"})
-        refused = await gateway.request("POST", MESSAGES_PATH, forced)
-    assert [warning["field"] for warning in json.loads(dropped.body)["warnings"]] == ["tools[1]"]
-    assert refused.status == 400
-    error = json.loads(refused.body)["error"]
-    assert (error["type"], error["param"]) == ("invalid_request_error", "tool_choice.name")
-    assert error["message"].startswith("tool_choice.name: ")
-
-
-@pytest.mark.parametrize("path", [COUNT_PATH, f"{COUNT_PATH}?beta=true"])
-async def test_tokens_are_counted_by_the_model(path: str) -> None:
-    dispatcher = CountingDispatcher()
-    request = {key: value for key, value in claude_code_request().items() if key not in {"max_tokens", "stream"}}
-    async with serving(dispatcher) as gateway:
-        response = await gateway.request("POST", path, json.dumps(request).encode(), CLAUDE_CODE_HEADERS)
-    assert (response.status, json.loads(response.body)) == (200, {"input_tokens": 42})
-    ((context, payload),) = dispatcher.asked
-    assert (context.model, context.operation) == ("tiny", Operation.TOKENIZE)
-    assert len(payload.chat.messages) == 7
-    assert len(payload.chat.tools) == 12
 
 
 async def test_model_without_token_counting_returns_an_error() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from gateway_script import FixedFleet
-from kit.resources import carried, manifest_in, page
+from kit.resources import carried, page
 
 from gateway.registry_client import RegistryClient
 from weft.api.registry.v1 import (
@@ -27,20 +27,10 @@ from weft.api.registry.v1 import (
     settings_service_pb2,
     settings_service_pb2_grpc,
 )
-from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, WatchEventsRequest
-from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft.dispatch.fleet import FleetView, RunnerView
-from weft.documents.codec import document_of
+from weft.api.registry.v1.registry_service_pb2 import WatchEventsRequest
+from weft.dispatch.fleet import FleetView
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import (
-    Document,
-    ModelDocument,
-    PoolDocument,
-    applied_document,
-    plain,
-)
-from weft.documents.yaml_documents import parse_document
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering, new_server, open_channel
 
@@ -163,87 +153,6 @@ async def connected(
         await server.stop(grace=0.5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "document", "name"),
-    [
-        (ResourceKind.MODEL, ModelDocument, "tiny"),
-        (ResourceKind.AGENT, Document, "coder"),
-        (ResourceKind.RUNNER, Document, "titan"),
-        (ResourceKind.POOL, PoolDocument, "chat"),
-        (ResourceKind.ROUTE, Document, "summaries"),
-    ],
-)
-async def test_each_kind_is_listed_and_fetched(tmp_path: Path, kind: ResourceKind, document: type, name: str) -> None:
-    async with connected(tmp_path) as (client, servicer):
-        page = await client.list_page(kind, 5, "after")
-        one = await client.get(kind, name)
-    assert [type(entry) for entry in page.documents] == [document]
-    assert (page.documents[0].name, one.name, type(one)) == (name, name, document)
-    assert page.next_page_token == ("more" if kind is ResourceKind.MODEL else "")
-    assert (servicer.asked[0].page_size, servicer.asked[0].page_token) == (5, "after")
-    assert servicer.asked[1].name == name
-
-
-async def test_model_includes_its_runtime_state(tmp_path: Path) -> None:
-    instance = InstanceState(
-        model="tiny",
-        phase=InstanceState.PHASE_LOADING,
-        slots_total=2,
-        slots_used=0,
-        load_progress=0.5,
-        detail="reads weights",
-        context_tokens=512,
-    )
-    titan = RunnerView(
-        name="titan",
-        incarnation="1",
-        address="a",
-        host="h",
-        runtime="llama_server",
-        active=True,
-        draining=False,
-        ticket_key=b"",
-        instances={"tiny": instance},
-    )
-    async with connected(tmp_path, view=FleetView(1, {"titan": titan})) as (client, _):
-        listed = (await client.list_page(ResourceKind.MODEL, 0, "")).documents[0]
-        found = await client.get(ResourceKind.MODEL, "tiny")
-        _, (member, *_) = await client.members("tiny")
-    assert listed == found == member
-    assert isinstance(found, ModelDocument)
-    told = plain(found)["status"]["instance"]
-    assert (told["phase"], told["loadProgress"], told["detail"], told["contextTokens"]) == (
-        "loading",
-        0.5,
-        "reads weights",
-        512,
-    )
-
-
-async def test_members_events_and_delete_are_supported(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (client, servicer):
-        pool, _ = await client.members("tiny")
-        events = await client.list_events(ListEventsRequest(kind="agent", name="coder", limit=5))
-        await client.delete(ResourceKind.RUNNER, "titan", force=False)
-    assert (pool.name, pool.explicit, pool.size, pool.active_count) == ("chat", True, 1, 1)
-    told = [document_of(entry) for entry in events.events]
-    assert [(entry["sequence"], entry["resourceKind"], entry["reason"]) for entry in told] == [
-        (1, "agent", "woke"),
-        (2, "agent", "woke"),
-    ]
-    assert (servicer.asked[1].kind, servicer.asked[1].limit) == ("agent", 5)
-    assert (servicer.asked[2].kind, servicer.asked[2].name) == ("runner", "titan")
-
-
-async def test_settings_are_read_and_updated(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (client, servicer):
-        assert (await client.settings()).allow_cloud_fallback
-        wanted = settings_pb2.MeshSettings(allow_cloud_fallback=False)
-        assert not (await client.update_settings(wanted)).allow_cloud_fallback
-    # False is a value, not its absence.
-    assert servicer.asked[1].HasField("allow_cloud_fallback")
-
-
 async def test_watch_yields_events_until_it_ends_with_a_reason(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, _):
         for wanted, reason in (
@@ -257,27 +166,6 @@ async def test_watch_yields_events_until_it_ends_with_a_reason(tmp_path: Path) -
             assert caught.value.reason is reason
 
 
-def _applied(request: declaration_service_pb2.ApplyRequest) -> declaration_service_pb2.ApplyResponse:
-    result = declaration_service_pb2.ApplyResult(
-        kind="agent",
-        name="coder",
-        outcome=declaration_service_pb2.ApplyResult.OUTCOME_CREATED,
-        after=request.declarations[0],
-    )
-    return declaration_service_pb2.ApplyResponse(results=[result])
-
-
-async def test_apply_sends_declarations_and_returns_outcomes(tmp_path: Path) -> None:
-    wanted = parse_document({"kind": "agent", "name": "coder", "model": "tiny", "defaultParams": {"temperature": 0}})
-    async with connected(tmp_path, {"Apply": _applied}) as (client, servicer):
-        results = await client.apply([wanted], dry_run=True, adopt=True)
-    assert (servicer.asked[0].dry_run, servicer.asked[0].adopt) == (True, True)
-    assert manifest_in(servicer.asked[0].declarations[0]).default_params.HasField("temperature")
-    told = applied_document(results[0])
-    assert (told["kind"], told["name"], told["outcome"]) == ("agent", "coder", "created")
-    assert ("before" in told, told["after"]) == (False, plain(wanted))
-
-
 async def test_apply_without_an_outcome_is_an_internal_error(tmp_path: Path) -> None:
     def silent(_: Any) -> declaration_service_pb2.ApplyResponse:
         return declaration_service_pb2.ApplyResponse(results=[declaration_service_pb2.ApplyResult(name="x")])
@@ -286,26 +174,6 @@ async def test_apply_without_an_outcome_is_an_internal_error(tmp_path: Path) -> 
         with pytest.raises(WeftError) as caught:
             await client.apply([], dry_run=False, adopt=False)
     assert caught.value.reason is Reason.INTERNAL
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("page_token", "pageToken"),
-        ("declarations[2].model.manifest.pool_name", "documents[2].poolName"),
-        ("declarations[0].model.runner", "documents[0].runner"),
-        ("declarations[0].agent.name", "documents[0].name"),
-        ("declarations[0].agent", "documents[0]"),
-        ("declarations[0].agent.default_params.max_tokens", "documents[0].defaultParams.max_tokens"),
-        ("declarations", "declarations"),
-        ("name", "name"),
-    ],
-)
-async def test_field_error_uses_the_callers_field_name(tmp_path: Path, theirs: str, ours: str) -> None:
-    async with connected(tmp_path, {"GetResource": invalid_field(theirs, "is wrong")}) as (client, _):
-        with pytest.raises(FieldError) as caught:
-            await client.get(ResourceKind.MODEL, "x")
-    assert (caught.value.field, caught.value.message) == (ours, f"{ours}: is wrong")
 
 
 async def test_conflict_with_an_owner_of_another_kind_is_reported(tmp_path: Path) -> None:

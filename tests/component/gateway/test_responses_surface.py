@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from background_script import hello_pieces, long_answer, pieces
+from background_script import long_answer, pieces
 from gateway_script import serving
 from response_script import MemoryResponses
 from task_script import ScriptedTasks
@@ -25,16 +25,6 @@ async def result_of(tasks: ScriptedTasks, **fields: object) -> dict[str, Any]:
     assert elsewhere.status == 404
     result: dict[str, Any] = json.loads(answer.body)["result"]
     return result
-
-
-async def test_task_result_is_the_response() -> None:
-    tasks = ScriptedTasks(at_once=hello_pieces())
-    result = await result_of(tasks, instructions="Be terse.", truncation="auto", stream=True)
-    assert (result["object"], result["status"], result["store"]) == ("response", "completed", False)
-    assert result["output"][0]["content"][0]["text"] == "Hello, world"
-    assert [warning["field"] for warning in result["warnings"]] == ["truncation"]
-    assert result["completed_at"] == result["created_at"] + 60
-    assert [message.content[0].text for message in tasks.one.new.spec.chat.messages] == ["Be terse.", "Say hello"]
 
 
 async def test_result_items_match_a_normal_response() -> None:

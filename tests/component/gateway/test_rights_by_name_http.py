@@ -223,18 +223,6 @@ async def test_secret_reference_needs_the_secret_scope(key: str) -> None:
             assert (await ask(gateway, "seers0000000", method, path, body))[0] in (200, 201)
 
 
-LIMITED = {
-    "inference:create": "inference/tiny:create",
-    "inference:view": "inference/tiny:view",
-    "inference:edit": "inference/tiny:edit",
-    "models:view": "models/tiny:view",
-    "models:edit": "models/tiny:edit",
-    "operations:view": "operations/tiny:view",
-    "operations:create": "operations/tiny:create",
-    "operations:edit": "operations/tiny:edit",
-}
-
-
 def test_endpoints_accepting_a_name_limited_scope_are_listed() -> None:
     routes = routes_of((*GATEWAY_ROUTERS, *RUNNER_ROUTERS))
     named = [route for route in routes if needs_of(route).by_name and needs_of(route).access is not None]

@@ -62,13 +62,6 @@ async def test_each_kind_is_sent_fully_then_synced_then_as_changes() -> None:
     ]
 
 
-async def test_repeated_kind_is_sent_once() -> None:
-    source = models(synced())
-    async with serving(config=QUICK, watched=[source]) as gateway, watching(gateway, "model,model") as stream:
-        assert brief(await stream.next()) == ("model", "synced")
-    assert len(source.callers) == 1
-
-
 @pytest.mark.parametrize("kinds", ["demon", "", "model,", "model, runner", "Model"])
 async def test_unknown_kind_is_rejected_with_the_available_kinds(kinds: str) -> None:
     async with serving(watched=[models(), runners()]) as gateway:

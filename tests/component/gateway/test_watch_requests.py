@@ -12,7 +12,6 @@ from watch_script import QUICK, WATCH, brief, watching
 from gateway.watch.source import Change, ChangeType, WatchCaller
 from gateway.watch.sources import FiguresOfMesh, RequestsOfTenant
 from weft.api.router.v1 import request_pb2 as pb
-from weft.api.router.v1.figures_pb2 import Figures
 from weft.kernel.principal import (
     LOCAL,
 )
@@ -143,12 +142,3 @@ async def test_metrics_are_reset_after_an_hour_of_steps() -> None:
         ChangeType.PUT,
         ChangeType.SYNCED,
     ]
-
-
-async def test_metrics_stream_that_ends_immediately_yields_no_changes() -> None:
-    class Gone(ScriptedRequests):
-        async def watch_figures(self) -> AsyncGenerator[Figures]:
-            for figures in list[Figures]():
-                yield figures
-
-    assert [change async for change in FiguresOfMesh(Gone()).changes(CALLER)] == []
