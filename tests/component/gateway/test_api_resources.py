@@ -33,6 +33,22 @@ async def test_model_with_other_letters_in_its_name_is_found_by_either_form() ->
             assert found["name"] == "xn--ber-goa/tiny"
 
 
+async def test_members_response_has_the_size_and_each_full_member() -> None:
+    async with serving() as gateway:
+        found = body_of(await gateway.request("GET", "/api/v1/models/tiny/members"))
+    members = found.pop("members")
+    assert found == {
+        "kind": "PoolMembers",
+        "poolName": "chat",
+        "explicit": True,
+        "explicitPoolName": "chat",
+        "size": 2,
+        "activeCount": 1,
+    }
+    assert isinstance(members, list)
+    assert [(member["kind"], member["name"]) for member in members] == [("model", "tiny"), ("model", "small")]
+
+
 async def test_list_is_read_in_pages() -> None:
     registry = ScriptedRegistry()
     names: list[str] = []

@@ -5,6 +5,7 @@ import json
 from gateway_script import RawResponse, serving
 from registry_script import ScriptedRegistry
 
+from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -23,6 +24,17 @@ def error_of(response: RawResponse, status: int) -> tuple[object, object]:
     error = body_of(response, status)["error"]
     assert isinstance(error, dict)
     return error["code"], error["param"]
+
+
+async def test_settings_are_read_and_updated() -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        assert body_of(await gateway.request("GET", PATH)) == {"allowCloudFallback": True}
+        for allowed in (False, True):
+            put = await gateway.request("PUT", PATH, json.dumps({"allowCloudFallback": allowed}).encode(), headers=JSON)
+            assert body_of(put) == {"allowCloudFallback": allowed}
+            assert body_of(await gateway.request("GET", PATH)) == {"allowCloudFallback": allowed}
+    assert ("update settings", MeshSettings(allow_cloud_fallback=False)) in registry.asked
 
 
 async def test_journal_setting_is_shown_once_set_and_kept_if_omitted() -> None:

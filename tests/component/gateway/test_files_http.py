@@ -248,6 +248,22 @@ async def listed(gateway: RunningGateway, query: str) -> dict[str, Any]:
     return found
 
 
+async def test_files_are_listed_in_pages_in_both_orders() -> None:
+    async with serving(files=MemoryFiles()) as gateway:
+        for _ in range(5):
+            await send(gateway, GOOD)
+        newest = [file.id async for file in gateway.sdk.files.list(limit=2)]
+        oldest = [file.id async for file in gateway.sdk.files.list(limit=2, order="asc")]
+        page = await listed(gateway, "limit=2&after=file-4")
+        last = await listed(gateway, "limit=2&order=asc&after=file-3")
+        none = await listed(gateway, "purpose=batch_output")
+    assert newest == ["file-5", "file-4", "file-3", "file-2", "file-1"]
+    assert oldest == newest[::-1]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("file-3", "file-2", True)
+    assert (last["first_id"], last["last_id"], last["has_more"]) == ("file-4", "file-5", False)
+    assert none["data"] == []
+
+
 @pytest.mark.parametrize(
     ("query", "status", "param"),
     [

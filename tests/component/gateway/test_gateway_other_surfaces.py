@@ -1,11 +1,17 @@
 import json
 
 import pytest
-from gateway_script import FixedFleet, agent, model, serving
+from gateway_script import FixedFleet, ScriptedDispatcher, agent, model, serving
 from openai import NotFoundError
 
 from gateway.health import health_status
 from weft.dispatch.fleet import FleetView
+
+
+async def test_sdk_default_encoding_is_supported() -> None:
+    async with serving(ScriptedDispatcher(vectors=[[0.5, -1.25]])) as gateway:
+        answer = await gateway.sdk.embeddings.create(model="tiny", input="one")
+    assert answer.data[0].embedding == [0.5, -1.25]
 
 
 async def test_sleeping_models_and_agents_are_listed() -> None:

@@ -70,6 +70,11 @@ async def test_invalid_source_is_rejected_and_error_names_the_field(body: dict[s
     assert stage.operations.asked == []
 
 
+async def test_name_that_is_no_source_returns_404() -> None:
+    async with adding("operations:*") as stage:
+        assert (await load(stage, {"modelId": "nothing"}))[0] == 404
+
+
 async def test_runner_without_dynamic_models_accepts_only_its_own_models() -> None:
     async with runner_api() as stage:
         assert (await stage.post("/v1/models/load", {"modelId": "acme/tiny"})).status == 404
