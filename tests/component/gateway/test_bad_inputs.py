@@ -99,46 +99,26 @@ GOOD_HEAD = b"HTTP/1.1 400 \r\ncontent-type: application/json\r\nx-request-id: r
 GOOD_ERROR = b'"message":"m","type":"t","param":null,"code":"c"'
 
 
+def answered(error: bytes = GOOD_ERROR, head: bytes = GOOD_HEAD, request_id: bytes = b"r-1") -> bytes:
+    return head + b'{"error":{' + error + b'},"request_id":"' + request_id + b'"}'
+
+
 @pytest.mark.parametrize(
     ("answer", "fault"),
     [
         (b"", "no answer"),
-        (GOOD_HEAD.replace(b"400", b"200") + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-1"}', "status 200"),
-        (GOOD_HEAD.replace(b"400", b"500") + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-1"}', "status 500"),
+        (answered(head=GOOD_HEAD.replace(b"400", b"200")), "status 200"),
+        (answered(head=GOOD_HEAD.replace(b"400", b"500")), "status 500"),
         (GOOD_HEAD + b'{"detail":[]}', "no envelope"),
         (GOOD_HEAD + b"<html>", "no envelope"),
-        (GOOD_HEAD + b'{"error":{"message":"m"},"request_id":"r-1"}', "envelope is of another surface"),
-        (
-            GOOD_HEAD + b'{"error":{' + GOOD_ERROR.replace(b'"m"', b'"n: Field required"') + b'},"request_id":"r-1"}',
-            "a library's words: 'Field required'",
-        ),
-        (GOOD_HEAD + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-2"}', "request id of the body"),
-        (GOOD_HEAD.replace(b"x-request-id: r-1\r\n", b"") + b'{"error":{' + GOOD_ERROR + b"}}", "no request id"),
-        (
-            GOOD_HEAD.replace(b"application/json", b"text/plain")
-            + b'{"error":{'
-            + GOOD_ERROR
-            + b'},"request_id":"r-1"}',
-            "not declared",
-        ),
-        (
-            GOOD_HEAD + b'{"error":{' + GOOD_ERROR.replace(b'"m"', b'"Traceback (most"') + b'},"request_id":"r-1"}',
-            "leaks",
-        ),
-        (
-            GOOD_HEAD
-            + b'{"error":{'
-            + GOOD_ERROR.replace(b'"m"', b'"no file /work/main/x"')
-            + b'},"request_id":"r-1"}',
-            "leaks",
-        ),
-        (
-            GOOD_HEAD
-            + b'{"error":{'
-            + GOOD_ERROR.replace(b'"m"', SECRET.encode().join([b'"', b'"']))
-            + b'},"request_id":"r-1"}',
-            "leaks",
-        ),
+        (answered(b'"message":"m"'), "envelope is of another surface"),
+        (answered(GOOD_ERROR.replace(b'"m"', b'"n: Field required"')), "a library's words: 'Field required'"),
+        (answered(request_id=b"r-2"), "request id of the body"),
+        (answered(head=GOOD_HEAD.replace(b"x-request-id: r-1\r\n", b"")), "no request id"),
+        (answered(head=GOOD_HEAD.replace(b"application/json", b"text/plain")), "not declared"),
+        (answered(GOOD_ERROR.replace(b'"m"', b'"Traceback (most"')), "leaks"),
+        (answered(GOOD_ERROR.replace(b'"m"', b'"no file /work/main/x"')), "leaks"),
+        (answered(GOOD_ERROR.replace(b'"m"', f'"{SECRET}"'.encode())), "leaks"),
     ],
 )
 def test_judge_detects_each_fault(answer: bytes, fault: str) -> None:
@@ -147,7 +127,7 @@ def test_judge_detects_each_fault(answer: bytes, fault: str) -> None:
 
 
 def test_judge_accepts_a_correct_error() -> None:
-    assert judge(GOOD_HEAD + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-1"}', CASES[0], ENDPOINTS[0]) == []
+    assert judge(answered(), CASES[0], ENDPOINTS[0]) == []
 
 
 @contextmanager

@@ -145,5 +145,5 @@ async def test_speech_streams_as_generated_and_a_disconnect_stops_it() -> None:
         async with speaking.create(model="tiny", input="Hello", voice="alloy") as answer:
             assert answer.headers["content-type"] == "audio/mpeg"
             assert await anext(aiter(answer.iter_bytes())) == b"some"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await gateway.dispatcher.was_closed.wait()

@@ -79,5 +79,5 @@ async def test_idle_connection_does_not_delay_stop() -> None:
     async with serving() as gateway, gateway.connection() as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"}")
-        await asyncio.wait_for(gateway.service.stop(grace_seconds=30), 1)
+        await asyncio.wait_for(gateway.service.stop(grace_seconds=60), 20)
         assert await reader.read() == b""

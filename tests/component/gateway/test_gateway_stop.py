@@ -35,26 +35,26 @@ async def test_stop_lets_running_requests_finish() -> None:
     ):
         writer.write(gateway.post(CHAT, STREAM))
         await reader.readuntil(b'"Hel"}')
-        stopping = asyncio.create_task(gateway.service.stop(grace_seconds=5))
+        stopping = asyncio.create_task(gateway.service.stop(grace_seconds=60))
         # Idle connections are closed after the listeners.
         assert await idle_reader.read() == b""
         with pytest.raises(ConnectionRefusedError):
             await gateway.request("GET", "/health")
         gate.set()
         rest = await reader.read()
-        await asyncio.wait_for(stopping, 1)
+        await asyncio.wait_for(stopping, 20)
     assert b"data: [DONE]" in rest
 
 
 async def test_request_on_a_connection_idle_at_stop_is_answered() -> None:
     async with serving(ScriptedDispatcher(hello())) as gateway, gateway.connection() as (reader, writer):
         await gateway.request("GET", "/health")
-        stopping = asyncio.create_task(gateway.service.stop(grace_seconds=5))
+        stopping = asyncio.create_task(gateway.service.stop(grace_seconds=60))
         while await _accepts(gateway):  # noqa: ASYNC110 - what it looks at has no event
             await asyncio.sleep(0)
         writer.write(gateway.post(CHAT, STREAM))
         answer = await reader.read()
-        await asyncio.wait_for(stopping, 2)
+        await asyncio.wait_for(stopping, 20)
     assert b"data: [DONE]" in answer
 
 
@@ -76,7 +76,7 @@ async def test_requests_on_unaccepted_connections_at_stop_are_answered() -> None
                 caller.connect(("127.0.0.1", gateway.service.port))
                 caller.sendall(gateway.post("/v1/chat/completions", UNARY))
                 caller.setblocking(False)
-            await asyncio.wait_for(gateway.service.stop(grace_seconds=5), 5)
+            await asyncio.wait_for(gateway.service.stop(grace_seconds=60), 20)
             answers = [caller.recv(65_536) for caller in callers]
     assert {answer.split(b"\r\n", 1)[0].strip() for answer in answers} == {b"HTTP/1.1 200 OK"}
 
@@ -89,7 +89,7 @@ async def test_stop_ends_unfinished_requests_with_an_error(began: bool) -> None:
         writer.write(gateway.post(CHAT, STREAM))
         await gateway.dispatcher.was_asked.wait()
         seen = await reader.readuntil(b'"Hel"}') if began else b""
-        await asyncio.wait_for(gateway.service.stop(grace_seconds=0.05), 2)
+        await asyncio.wait_for(gateway.service.stop(grace_seconds=0.05), 20)
         seen += await reader.read()
         assert gateway.dispatcher.was_closed.is_set()
     if began:

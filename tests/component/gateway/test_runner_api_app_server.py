@@ -22,7 +22,7 @@ async def test_tcp_nodelay_is_set_so_split_answers_are_not_delayed() -> None:
         _, writer = await asyncio.open_connection(host, int(port))
         server = stage.service._server._server
         assert server is not None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not server.server_state.connections:  # noqa: ASYNC110 - uvicorn keeps a bare set
                 await asyncio.sleep(0.001)
         (connection,) = server.server_state.connections
