@@ -1,4 +1,3 @@
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,22 +5,16 @@ from typing import Any
 import pytest
 from gateway_script import (
     RunningGateway,
-    ScriptedDispatcher,
-    hello,
-    queued,
     serving,
 )
 
 from gateway.config import GatewayConfig, ResponseEnvelope
 from gateway.media import MediaAddress, MediaConfig
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft_testing.media_files import png
 
 PATH = "/v1/responses"
-QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
 
 
 def body(**fields: object) -> bytes:
@@ -68,41 +61,6 @@ async def test_engine_receives_the_bytes_of_a_url(stream: bool) -> None:
         image = payload_of(gateway).messages[0].content[0].image
     assert answer.status == 200
     assert (image.data, image.media_type, image.detail) == (png(1, 1), "image/png", "high")
-
-
-async def test_waiting_stream_sends_first_events_and_keepalives_then_the_answer() -> None:
-    gate = asyncio.Event()
-    async with (
-        serving(ScriptedDispatcher([[queued()], gate, *hello()]), config=QUICK) as gateway,
-        gateway.connection() as (reader, writer),
-    ):
-        writer.write(gateway.post(PATH, body(stream=True)))
-        seen = await reader.readuntil(b": keepalive\n\n")
-        gate.set()
-        seen += await reader.readuntil(b"event: response.completed")
-    assert b"200 OK" in seen
-    assert seen.count(b"event: response.created") == 1
-    assert (
-        seen.index(b"event: response.created")
-        < seen.index(b": queued position=3")
-        < seen.index(b": keepalive")
-        < seen.index(b"event: response.output_item.added")
-    )
-
-
-async def test_stream_that_fails_while_waiting_is_a_failed_response() -> None:
-    gate = asyncio.Event()
-    rejection = WeftError(Reason.QUEUE_TIMEOUT, "waited too long")
-    async with (
-        serving(ScriptedDispatcher([gate, rejection]), config=QUICK) as gateway,
-        gateway.connection() as (reader, writer),
-    ):
-        writer.write(gateway.post(PATH, body(stream=True)))
-        await reader.readuntil(b": keepalive\n\n")
-        gate.set()
-        seen = await reader.readuntil(b"0\r\n\r\n")
-    names = [line.removeprefix(b"event: ") for line in seen.split(b"\n") if line.startswith(b"event: ")]
-    assert names == [b"response.created", b"response.in_progress", b"response.failed", b"error"]
 
 
 async def test_request_envelope_overrides_the_gateway_default() -> None:

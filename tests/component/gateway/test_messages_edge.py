@@ -1,8 +1,7 @@
-import asyncio
 import json
 
 import pytest
-from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, queued, serving, usage
+from gateway_script import ScriptedDispatcher, Step, delta, finished, serving, usage
 from messages_script import (
     CLAUDE_CODE_HEADERS,
     MESSAGES_PATH,
@@ -14,14 +13,11 @@ from messages_script import (
     names_of,
 )
 
-from gateway.config import GatewayConfig
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
-PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 async def test_claude_code_request_is_fully_forwarded() -> None:
@@ -59,30 +55,6 @@ async def test_claude_code_request_is_fully_forwarded() -> None:
     assert payload.sampling.max_tokens == 32_000
     assert payload.reasoning_effort == chat_pb2.REASONING_EFFORT_HIGH
     assert not payload.HasField("thinking")
-
-
-async def test_waiting_stream_sends_pings_then_the_answer() -> None:
-    gate = asyncio.Event()
-    steps: list[Step] = [[queued()], gate, *hello()]
-    async with serving(ScriptedDispatcher(steps), config=QUICK) as gateway, gateway.connection() as (reader, writer):
-        writer.write(gateway.post(MESSAGES_PATH, body(stream=True)))
-        seen = await reader.readuntil(PING)
-        seen += await reader.readuntil(PING)
-        gate.set()
-        seen += await reader.readuntil(b'{"type":"message_stop"}\n\n')
-    assert seen.index(b": queued position=3") < seen.index(PING) < seen.index(b"message_start")
-
-
-async def test_failure_while_waiting_is_the_last_event() -> None:
-    gate = asyncio.Event()
-    steps: list[Step] = [[queued()], gate, WeftError(Reason.QUEUE_TIMEOUT, "waited too long")]
-    async with serving(ScriptedDispatcher(steps), config=QUICK) as gateway, gateway.connection() as (reader, writer):
-        writer.write(gateway.post(MESSAGES_PATH, body(stream=True)))
-        seen = await reader.readuntil(PING)
-        gate.set()
-        seen += await reader.readuntil(b"0\r\n\r\n")
-    assert b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"waited too long"' in seen
-    assert b"message_stop" not in seen
 
 
 async def test_model_without_token_counting_returns_an_error() -> None:

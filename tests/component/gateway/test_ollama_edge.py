@@ -44,7 +44,6 @@ JSON = "application/json; charset=utf-8"
 QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = [{"role": "user", "content": "Hi"}]
-PIECE = b'"message":{"role":"assistant","content":""},"done":false}\n'
 REFUSED = [
     ("POST", "/api/create", "weft apply"),
     ("POST", "/api/copy", "weft.yaml"),
@@ -139,19 +138,6 @@ async def test_warnings_and_signals_are_in_the_last_line() -> None:
     assert len(found) == 2
     assert [one["field"] for one in found[-1]["warnings"]] == ["options.num_gpu", "mirostat"]
     assert [one["name"] for one in found[-1]["signals"]] == ["escalate"]
-
-
-async def test_waiting_stream_sends_empty_chunks_then_the_answer() -> None:
-    gate = asyncio.Event()
-    steps: list[Step] = [[queued()], gate, *hello()]
-    async with serving(ScriptedDispatcher(steps), config=QUICK) as gateway, gateway.connection() as (reader, writer):
-        writer.write(gateway.post(CHAT, body()))
-        seen = await reader.readuntil(PIECE)
-        seen += await reader.readuntil(PIECE)
-        gate.set()
-        seen += await reader.readuntil(b'"done":true')
-    assert b"queued" not in seen
-    assert seen.index(PIECE) < seen.index(b"Hello")
 
 
 async def test_mid_stream_failure_is_an_error_in_the_last_line() -> None:
