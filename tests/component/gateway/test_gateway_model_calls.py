@@ -16,18 +16,6 @@ from weft.kernel.request import Operation
 
 DIED = WeftError(Reason.SERVER_DIED, "it died")
 RECORDING = ("a.mp3", b"sound", "application/octet-stream")
-SEGMENTS = [
-    audio_pb2.TranscriptionSegment(start_seconds=0.0, end_seconds=1.5, text=" One."),
-    audio_pb2.TranscriptionSegment(start_seconds=3661.25, end_seconds=3662.0, text=" Two."),
-]
-WORDS = [
-    [
-        event_pb2.InferenceEvent(
-            transcript=audio_pb2.TranscriptPart(text=segment.text, segment=segment, language="en", duration_seconds=2.0)
-        )
-    ]
-    for segment in SEGMENTS
-]
 NO_TIMES = [[event_pb2.InferenceEvent(transcript=audio_pb2.TranscriptPart(text="One. Two."))]]
 
 
@@ -82,36 +70,6 @@ async def test_invalid_rerank_scores_are_a_protocol_error(scores: list[rerank_pb
         with pytest.raises(APIStatusError) as failed:
             await _post(gateway, "/rerank", {"model": "tiny", "query": "a", "documents": ["b"]})
     assert (failed.value.status_code, failed.value.code) == (502, "backend_protocol_error")
-
-
-@pytest.mark.parametrize(
-    ("response_format", "media_type", "text"),
-    [
-        ("text", "text/plain; charset=utf-8", "One. Two.\n"),
-        (
-            "srt",
-            "text/plain; charset=utf-8",
-            "1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:01:01,250 --> 01:01:02,000\nTwo.\n",
-        ),
-        (
-            "vtt",
-            "text/vtt; charset=utf-8",
-            "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne.\n\n01:01:01.250 --> 01:01:02.000\nTwo.\n",
-        ),
-    ],
-)
-async def test_transcription_is_returned_in_the_requested_format(
-    response_format: Any, media_type: str, text: str
-) -> None:
-    async with serving(ScriptedDispatcher(steps=list(WORDS))) as gateway:
-        answer = await gateway.sdk.audio.transcriptions.with_raw_response.create(
-            model="tiny", file=RECORDING, response_format=response_format
-        )
-        (payload,) = gateway.dispatcher.payloads
-    assert (answer.headers["content-type"], answer.text) == (media_type, text)
-    assert isinstance(payload, audio_pb2.TranscriptionPayload)
-    assert (payload.audio.data, payload.audio.media_type) == (b"sound", "audio/mpeg")
-    assert payload.with_segments is (response_format != "text")
 
 
 @pytest.mark.parametrize(

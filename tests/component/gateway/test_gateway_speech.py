@@ -10,7 +10,7 @@ from gateway_script import FixedFleet, ScriptedDispatcher, model, sample_receipt
 from openai import APIStatusError
 from typing_extensions import override
 
-from weft.api.common.v1 import audio_pb2, receipt_pb2, warning_pb2
+from weft.api.common.v1 import receipt_pb2, warning_pb2
 from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.operations import SpeechPiece
@@ -101,28 +101,10 @@ async def test_failure_before_the_first_chunk_is_a_status(stream_format: Any, sp
     assert (failed.value.status_code, failed.value.code) == (502, code)
 
 
-async def test_request_without_a_voice_uses_the_model_default() -> None:
-    async with serving(ScriptedDispatcher(spoken=list(SPOKEN))) as gateway:
-        body = json.dumps({"model": "tiny", "input": "Hello"}).encode()
-        answer = await gateway.request("POST", "/v1/audio/speech", body)
-        assert answer.status == 200
-        assert gateway.dispatcher.payloads == [audio_pb2.SpeechPayload(input="Hello")]
-
-
 async def _voices(path: str) -> Any:
     async with serving(ScriptedDispatcher(), fleet=_fleet()) as gateway:
         answer = await gateway.request("GET", path)
         return answer.status, json.loads(answer.body)
-
-
-async def test_voices_of_all_speech_models_are_listed() -> None:
-    status, listed = await _voices("/v1/audio/voices")
-    assert status == 200
-    assert [(each["model"], each["id"], each["name"]) for each in listed["voices"]] == [
-        ("espeak", "en-gb", "en-gb"),
-        ("espeak", "de", "de"),
-        ("piper", "en_US-joe-medium", "en_US-joe-medium"),
-    ]
 
 
 async def test_voices_of_one_model_are_listed_and_an_unknown_model_is_rejected() -> None:
