@@ -42,17 +42,10 @@ def test_plain_request_sets_only_its_message() -> None:
     assert payload == {"messages": [{"role": "ROLE_USER", "content": [{"text": "hi"}]}]}
 
 
-@pytest.mark.parametrize(
-    "field",
-    """
-    max_tokens max_completion_tokens temperature top_p top_k min_p seed stop presence_penalty
-    frequency_penalty repeat_penalty logit_bias n stream stream_options user metadata logprobs
-    top_logprobs tools tool_choice parallel_tool_calls response_format reasoning_effort allow_remote
-    enable_thinking chat_template_kwargs unheard_of functions function_call modalities audio verbosity
-    prediction web_search_options store moderation service_tier safety_identifier prompt_cache_key
-    prompt_cache_options prompt_cache_retention
-    """.split(),
-)
+OPTIONAL = [field.alias or name for name, field in ChatRequest.model_fields.items() if not field.is_required()]
+
+
+@pytest.mark.parametrize("field", [*OPTIONAL, "unheard_of"])
 def test_null_means_absent_for_every_optional_field(field: str) -> None:
     assert payload_of(**{field: None}) == payload_of()
 
