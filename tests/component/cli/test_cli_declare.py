@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 from cli_harness import ScriptedMesh
 from cli_samples import some_model
+from jsonschema import Draft202012Validator
 from kit.resources import gone, put
 
+from gateway.resources.documents import APPLY_ANSWER
 from weft.api.registry.v1.registry_service_pb2 import Change
+from weft.documents.json_schema import SchemaSet
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -37,6 +40,25 @@ def test_empty_list_can_be_applied(mesh: ScriptedMesh) -> None:
     result = mesh.run("apply", "-f", "-", stdin=got)
     assert (result.exit_code, result.stdout) == (0, "")
     assert "nothing to apply" in result.stderr
+
+
+def test_apply_reports_an_outcome_per_document(mesh: ScriptedMesh, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("kind: model\nname: new\n---\n" + AGENT.format(name="coder"))
+    dry = mesh.run("apply", "-f", str(file), "--dry-run")
+    assert dry.stdout == "model/new created (dry run)\nagent/coder configured (dry run)\n"
+    assert mesh.applied[-1].dry_run
+    assert mesh.run("apply", "-f", str(file)).stdout == "model/new created\nagent/coder configured\n"
+    again = mesh.run("apply", "-f", str(file), "-o", "json", "--adopt")
+    assert mesh.applied[-1].adopt
+    answer = json.loads(again.stdout)
+    published = SchemaSet()
+    reference = APPLY_ANSWER.add(published)
+    Draft202012Validator({**reference, "$defs": published.definitions}).validate(answer)
+    assert (answer["kind"], answer["dryRun"]) == ("ApplyAnswer", False), "as /api/v1/apply answers"
+    first = answer["results"][0]
+    assert (first["kind"], first["name"], first["outcome"]) == ("model", "new", "unchanged")
+    assert mesh.run("apply", "-f", str(file), "-o", "name").stdout == "model/new\nagent/coder\n"
 
 
 def test_folder_applies_all_its_files(mesh: ScriptedMesh, tmp_path: Path) -> None:
