@@ -12,6 +12,8 @@ from weft.api.common.v1 import error_reason_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.documents.codec import document_of
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
 from weft.kernel.short_names import SHORT_NAMES
 from weft_app.cli.mesh_api import MeshApi
 from weft_app.cli.options import EXIT_NOT_FOUND
@@ -134,6 +136,12 @@ def test_interrupted_watch_exits_nonzero(registry: ScriptedRegistry) -> None:
     found = registry.run("load", "qwen")
     assert found.exit_code == 1
     assert "operations/op-1 continues" in found.stderr
+
+
+def test_registry_rejection_is_printed(registry: ScriptedRegistry) -> None:
+    registry.refusal = WeftError(Reason.OPERATION_REFUSED, "refused")
+    found = registry.run("load", "qwen")
+    assert (found.exit_code, found.stderr) == (1, "weft: refused\n")
 
 
 def test_token_is_read_from_a_file_or_standard_input(registry: ScriptedRegistry, tmp_path: Path) -> None:
@@ -338,6 +346,12 @@ def test_out_of_range_load_option_is_reported_without_a_traceback(
         found = registry.run(*command, *arguments)
         assert (found.exit_code, found.stderr[: len(f"weft: {named}")]) == (2, f"weft: {named}"), found.output
     assert registry.created == []
+
+
+def test_registry_rejection_names_the_option(registry: ScriptedRegistry) -> None:
+    registry.refusal = invalid_field("action.load_model.evict_model", "must not be what is to be loaded")
+    found = registry.run("load", "qwen", "--evict", "qwen")
+    assert (found.exit_code, found.stderr) == (2, "weft: --evict: must not be what is to be loaded\n")
 
 
 def test_load_waiting_for_memory_reports_it_once(registry: ScriptedRegistry) -> None:

@@ -263,6 +263,19 @@ def test_get_requests_lists_running_ones_oldest_first(mesh: Mesh) -> None:
     assert mesh.run("get", "request", "req-3", "-o", "name").stdout == "req-3\n", "one by name, also after its end"
 
 
+def test_get_requests_lists_ended_ones_by_outcome(mesh: Mesh) -> None:
+    mesh.arrive(1, "req-1")
+    mesh.log.note_end(ending(1, mesh.clock.monotonic(), Reason.UNSPECIFIED))
+    mesh.arrive(2, "req-2")
+    mesh.log.note_end(ending(2, mesh.clock.monotonic(), Reason.STALL_TIMEOUT))
+    mesh.arrive(3, "req-3")
+    header, *rows = mesh.run("get", "requests", "--state", "ended").stdout.splitlines()
+    assert header.split() == ["REQUEST", "TARGET", "OUTCOME", "TENANT", "PRIORITY", "TOKENS", "TOOK", "ENDED", "ERROR"]
+    assert [row.split()[:3] for row in rows] == [["req-2", "qwen", "stall_timeout"], ["req-1", "qwen", "completed"]]
+    assert mesh.run("get", "requests", "--state", "failed", "-o", "name").stdout == "req-2\n"
+    assert json.loads(mesh.run("get", "requests", "--state", "completed", "-o", "json").stdout)["total"] == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [

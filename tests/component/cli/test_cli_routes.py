@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from cli_harness import ScriptedMesh
+from cli_samples import some_route
+from kit.resources import gone, put
 
 pytest_plugins = ("cli_mesh",)
 
@@ -22,12 +24,30 @@ def test_routes_are_deleted_before_the_models_they_reference(mesh: ScriptedMesh,
     assert mesh.run("delete", "-f", str(file)).stdout == "route/summaries deleted\nmodel/qwen deleted\n"
 
 
+def test_route_watch_shows_each_changed_route(mesh: ScriptedMesh) -> None:
+    mesh.changes.put(put(some_route("new")))
+    mesh.changes.put(gone("route", "summaries"))
+    mesh.changes.put(gone("route", "never-there"))
+    lines = mesh.run("get", "routes", "-w").stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["summaries", "active"],
+        ["new", "active"],
+        ["summaries", "deleted"],
+    ]
+
+
 @pytest.mark.parametrize("name", ["summaries", "route/summaries"])
 def test_chat_with_a_route_sends_it_as_the_model(mesh: ScriptedMesh, name: str) -> None:
     answered = mesh.run("chat", name, "-v", "-m", "hello")
     assert answered.exit_code == 0, answered.stderr
     assert mesh.asked[-1].model == "route/summaries"
     assert "Route: summaries → qwen, big" in answered.stderr
+
+
+def test_chat_with_an_unknown_route_lists_the_existing_ones(mesh: ScriptedMesh) -> None:
+    refused = mesh.run("chat", "route/nothing", "-m", "hello")
+    assert refused.exit_code == 3
+    assert "there is no route nothing; there is route/summaries" in refused.stderr
 
 
 def test_mesh_settings_are_shown_and_set(mesh: ScriptedMesh) -> None:
