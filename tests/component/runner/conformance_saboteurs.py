@@ -1,15 +1,15 @@
 """Runners that break one promise each: a real runner, with one answer changed on the way to the checks."""
 
 import asyncio
+import functools
 import hashlib
 import hmac
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, NamedTuple
 
 from weft.api.common.v1 import event_pb2
 from weft.api.runner.v1 import permit_pb2, ticket_pb2
-from weft.api.runner.v1.runner_service_pb2 import CLAIM_STATE_BROKEN, EngineClaim
+from weft.api.runner.v1.runner_service_pb2 import CLAIM_STATE_BROKEN, EngineClaim, RequestRecord
 from weft.dispatch.frames import has_content
 from weft.dispatch.tickets import Action
 from weft.kernel.errors import WeftError
@@ -35,107 +35,103 @@ class HangsWhenFull(RunnerUnderTest):
         raise AssertionError
 
 
-class _Lenient(RunnerUnderTest):
-    """A ticket gate that admits invalid tickets."""
+def _changes(method: str, change: Callable[[Any, Any], Any]) -> type[RunnerUnderTest]:
+    """A runner whose method returns what `change(runner, returned)` makes of it."""
+    original = getattr(RunnerUnderTest, method)
 
-    def is_taken(self, ticket: ticket_pb2.Ticket) -> bool:
-        raise NotImplementedError
+    async def changed(self: RunnerUnderTest, *arguments: Any, **names: Any) -> Any:
+        return change(self, await original(self, *arguments, **names))
 
-    async def frames(
-        self, payload: Any, request_id: str = "", ticket: ticket_pb2.Ticket | None = None
-    ) -> AsyncGenerator[Events]:
-        kept = None if ticket is not None and self.is_taken(ticket) else ticket
-        async for frame in super().frames(payload, request_id, kept):
-            yield frame
+    return type("Changed", (RunnerUnderTest,), {method: changed})
 
 
-class TakesForged(_Lenient):
-    def is_taken(self, ticket: ticket_pb2.Ticket) -> bool:
-        return ticket.mac == FORGED
+def _sets(method: str, path: str, value: Any = None) -> type[RunnerUnderTest]:
+    """A runner with one field of a response changed."""
+    return _changes(method, lambda _runner, response: _set(response, path, value))
 
 
-class TakesForeign(_Lenient):
-    def is_taken(self, ticket: ticket_pb2.Ticket) -> bool:
-        return ticket_pb2.TicketClaims.FromString(ticket.claims).runner_incarnation == "another-life"
+def _set(message: Any, path: str, value: Any) -> Any:
+    """Sets a field; None clears it."""
+    *parents, field = path.split(".")
+    parent = functools.reduce(getattr, parents, message)
+    parent.ClearField(field)
+    if value is not None:
+        setattr(parent, field, value)
+    return message
 
 
-class TakesExpired(_Lenient):
-    def is_taken(self, ticket: ticket_pb2.Ticket) -> bool:
-        return ticket_pb2.TicketClaims.FromString(ticket.claims).request_id == "req-old"
+def _bends(bend: Callable[[Events], Any]) -> type[RunnerUnderTest]:
+    """A runner that changes the frames of every answer in place."""
+
+    class Bending(RunnerUnderTest):
+        async def frames(self, *arguments: Any, **names: Any) -> AsyncGenerator[Events]:
+            async for frame in RunnerUnderTest.frames(self, *arguments, **names):
+                bend(frame)
+                yield frame
+
+    return Bending
 
 
-class TakesTwice(_Lenient):
-    def is_taken(self, ticket: ticket_pb2.Ticket) -> bool:
-        return ticket_pb2.TicketClaims.FromString(ticket.claims).request_id == "req-once"
+def _bends_receipts(path: str, value: Any = None) -> type[RunnerUnderTest]:
+    return _bends(lambda frame: [_set(end.finished.receipt, path, value) for end in _ends(frame)])
 
 
-class _Bending(RunnerUnderTest):
-    """Changes the frames of every answer."""
-
-    def bend(self, frame: Events) -> list[Events]:
-        raise NotImplementedError
-
-    async def frames(self, *arguments: Any, **names: Any) -> AsyncGenerator[Events]:
-        async for frame in super().frames(*arguments, **names):
-            for bent in self.bend(frame):
-                yield bent
+def _ends(frame: Events) -> Events:
+    return [event for event in frame if event.HasField("finished")]
 
 
-def _receipt_of(frame: Events) -> Any:
-    return frame[-1].finished.receipt if frame and frame[-1].WhichOneof("event") == "finished" else None
+def _bends_reasons(reason: event_pb2.FinishReason.ValueType) -> type[RunnerUnderTest]:
+    finished = "delta.finish_reason"
+    return _bends(lambda frame: [_set(event, finished, reason) for event in frame if event.delta.finish_reason])
 
 
-class EndsTwice(_Bending):
-    def bend(self, frame: Events) -> list[Events]:
-        return [frame, [frame[-1]]] if _receipt_of(frame) is not None else [frame]
+def _crowd_first_content(frame: Events) -> None:
+    if has_content(frame):
+        frame.insert(-1, event_pb2.InferenceEvent(delta=event_pb2.Delta(text="more")))
 
 
-class DoesNotStart(_Bending):
-    def bend(self, frame: Events) -> list[Events]:
-        return [[event for event in frame if event.WhichOneof("event") != "started"]]
+def _drop_start(frame: Events) -> None:
+    frame[:] = [event for event in frame if not event.HasField("started")]
 
 
-class CrowdsFirstContent(_Bending):
-    def bend(self, frame: Events) -> list[Events]:
-        more = [event_pb2.InferenceEvent(delta=event_pb2.Delta(text="more"))] if has_content(frame) else []
-        return [[*frame[:-1], *more, frame[-1]]]
+def _admits_tickets(is_admitted: Callable[[ticket_pb2.Ticket, ticket_pb2.TicketClaims], bool]) -> type[RunnerUnderTest]:
+    """A ticket gate that admits some invalid tickets."""
+
+    class Lenient(RunnerUnderTest):
+        async def frames(
+            self, payload: Any, request_id: str = "", ticket: ticket_pb2.Ticket | None = None
+        ) -> AsyncGenerator[Events]:
+            if ticket is not None and is_admitted(ticket, ticket_pb2.TicketClaims.FromString(ticket.claims)):
+                ticket = None
+            async for frame in super().frames(payload, request_id, ticket):
+                yield frame
+
+    return Lenient
 
 
-class NeverFinishesItsChoice(_Bending):
-    def bend(self, frame: Events) -> list[Events]:
-        for event in frame:
-            if event.HasField("delta"):
-                event.delta.finish_reason = event_pb2.FINISH_REASON_UNSPECIFIED
-        return [frame]
+def _admits_permits(is_admitted: Callable[[bool, int, str], bool]) -> type[RunnerUnderTest]:
+    """A permit gate that admits permits by `is_admitted(is_signed, action, model)`."""
+
+    class Lenient(RunnerUnderTest):
+        async def unload_with(self, permit: permit_pb2.OperationPermit | None) -> None:
+            if permit is not None:
+                mac = hmac.digest(self.runner.ticket_key, b"weft-operation-permit-v1\0" + permit.claims, hashlib.sha256)
+                claims = permit_pb2.PermitClaims.FromString(permit.claims)
+                if is_admitted(permit.mac == mac, claims.action, claims.model):
+                    permit = self.permit(Action.UNLOAD, self.model)
+            await super().unload_with(permit)
+
+    return Lenient
 
 
-class SaysStopForLength(_Bending):
-    def bend(self, frame: Events) -> list[Events]:
-        for event in frame:
-            if event.delta.finish_reason:
-                event.delta.finish_reason = event_pb2.FINISH_REASON_STOP
-        return [frame]
+class NeedsNoPermit(RunnerUnderTest):
+    async def unload_with(self, permit: permit_pb2.OperationPermit | None) -> None:
+        await super().unload_with(permit or self.permit(Action.UNLOAD, self.model))
 
 
-class CountsNoPrompt(_Bending):
-    def bend(self, frame: Events) -> list[Events]:
-        if (receipt := _receipt_of(frame)) is not None:
-            receipt.usage.prompt_tokens = 7
-        return [frame]
-
-
-class ExceedsTheLimit(_Bending):
-    def bend(self, frame: Events) -> list[Events]:
-        if (receipt := _receipt_of(frame)) is not None:
-            receipt.usage.completion_tokens = 9
-        return [frame]
-
-
-class NamesNoHost(_Bending):
-    def bend(self, frame: Events) -> list[Events]:
-        if (receipt := _receipt_of(frame)) is not None:
-            receipt.host = ""
-        return [frame]
+class LoadsWithoutPermit(RunnerUnderTest):
+    async def load_with(self, permit: permit_pb2.OperationPermit | None, model: str = "") -> None:
+        await super().load_with(permit or self.permit(Action.LOAD, model or self.model), model)
 
 
 class TakesWorkWithoutPayload(RunnerUnderTest):
@@ -149,36 +145,30 @@ class LoadsWhatIsNotThere(RunnerUnderTest):
             await super().load()
 
 
-class CutsLongPrompts(RunnerUnderTest):
-    async def run(self, *arguments: Any, **names: Any) -> list[Events]:
-        try:
-            return await super().run(*arguments, **names)
-        except WeftError as error:
-            if error.reason is Reason.CONTEXT_LENGTH_EXCEEDED:
-                return []
-            raise
+def _hides(reason: Reason) -> type[RunnerUnderTest]:
+    """A runner that hides its refusals for this reason."""
+
+    class Hiding(RunnerUnderTest):
+        async def run(self, *arguments: Any, **names: Any) -> list[Events]:
+            try:
+                return await super().run(*arguments, **names)
+            except WeftError as error:
+                if error.reason is reason:
+                    return []
+                raise
+
+    return Hiding
 
 
-class QueuesInsteadOfRefusing(RunnerUnderTest):
-    async def run(self, *arguments: Any, **names: Any) -> list[Events]:
-        try:
-            return await super().run(*arguments, **names)
-        except WeftError as error:
-            if error.reason is Reason.NO_SLOT_AVAILABLE:
-                return []
-            raise
+def _swap_vectors(_runner: Any, response: Any) -> Any:
+    response.embeddings[0].index, response.embeddings[1].index = 1, 0
+    return response
 
 
-class FreesNoSlots(RunnerUnderTest):
-    async def slot_holders(self) -> frozenset[str]:
-        return frozenset(self.own_requests)
-
-
-class AnotherLife(RunnerUnderTest):
-    async def describe_runner(self, log_lines: int = 0) -> Any:
-        described = await super().describe_runner(log_lines)
-        described.runner.incarnation = "another-life"
-        return described
+def _empty_vectors(_runner: Any, response: Any) -> Any:
+    for vector in response.embeddings:
+        vector.ClearField("values")
+    return response
 
 
 class DoesNotServe(RunnerUnderTest):
@@ -186,65 +176,9 @@ class DoesNotServe(RunnerUnderTest):
         return False
 
 
-class ForgetsItsModel(RunnerUnderTest):
-    async def describe_runner(self, log_lines: int = 0) -> Any:
-        described = await super().describe_runner(log_lines)
-        described.runner.capability.ClearField("instances")
-        return described
-
-
 class TellsAllItsLog(RunnerUnderTest):
     async def log_tail(self, line_count: int) -> list[str]:
         return ["line"] * (line_count + 1)
-
-
-class MixesVectors(RunnerUnderTest):
-    async def embed(self, texts: list[str]) -> Any:
-        response = await super().embed(texts)
-        response.embeddings[0].index, response.embeddings[1].index = 1, 0
-        return response
-
-
-class GivesEmptyVectors(RunnerUnderTest):
-    async def embed(self, texts: list[str]) -> Any:
-        response = await super().embed(texts)
-        for vector in response.embeddings:
-            vector.ClearField("values")
-        return response
-
-
-class CountsNoInputs(RunnerUnderTest):
-    async def embed(self, texts: list[str]) -> Any:
-        response = await super().embed(texts)
-        response.receipt.usage.prompt_tokens = 0
-        return response
-
-
-class _BendingRecords(RunnerUnderTest):
-    """Changes the request records."""
-
-    def bend(self, found: Any) -> None:
-        raise NotImplementedError
-
-    async def find_request(self, request_id: str) -> Any:
-        found = await super().find_request(request_id)
-        self.bend(found)
-        return found
-
-
-class TellsNoOutput(_BendingRecords):
-    def bend(self, found: Any) -> None:
-        found.output = ""
-
-
-class TellsNoTimes(_BendingRecords):
-    def bend(self, found: Any) -> None:
-        found.record.ClearField("last_progress_time")
-
-
-class SaysThatAllIsWell(_BendingRecords):
-    def bend(self, found: Any) -> None:
-        found.record.state = found.record.STATE_GENERATING
 
 
 class KnowsEveryRequest(RunnerUnderTest):
@@ -263,66 +197,8 @@ class FailsToLoad(RunnerUnderTest):
         raise WeftError(Reason.WAKE_FAILED, f"cannot load {model}")
 
 
-class _LenientWithPermits(RunnerUnderTest):
-    """A permit gate that admits invalid permits."""
-
-    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
-        raise NotImplementedError
-
-    async def unload_with(self, permit: permit_pb2.OperationPermit | None) -> None:
-        taken = self.permit(Action.UNLOAD, self.model) if self.is_taken(permit) else permit
-        await super().unload_with(taken)
-
-
-class NeedsNoPermit(_LenientWithPermits):
-    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
-        return permit is None
-
-
-class LoadsWithoutPermit(RunnerUnderTest):
-    async def load_with(self, permit: permit_pb2.OperationPermit | None, model: str = "") -> None:
-        await super().load_with(permit or self.permit(Action.LOAD, model or self.model), model)
-
-
-class TakesForgedPermits(_LenientWithPermits):
-    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
-        return permit is not None and permit.mac != hmac_of(permit.claims, self.runner.ticket_key)
-
-
-class TakesAnyAction(_LenientWithPermits):
-    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
-        return permit is not None and permit_pb2.PermitClaims.FromString(permit.claims).action == Action.LOAD.value
-
-
-class TakesPermitsOfOthers(_LenientWithPermits):
-    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
-        return permit is not None and permit_pb2.PermitClaims.FromString(permit.claims).model != self.model
-
-
-class TakesPermitsTwice(_LenientWithPermits):
-    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
-        if permit is None:
-            return False
-        claims = permit_pb2.PermitClaims.FromString(permit.claims)
-        is_good = permit.mac == hmac_of(permit.claims, self.runner.ticket_key)
-        return is_good and (claims.action, claims.model) == (Action.UNLOAD.value, self.model)
-
-
-def hmac_of(claims: bytes, key: bytes) -> bytes:
-    return hmac.digest(key, b"weft-operation-permit-v1\0" + claims, hashlib.sha256)
-
-
-class IsMuteAfterALoad(RunnerUnderTest):
-    async def run(self, *arguments: Any, **names: Any) -> list[Events]:
-        await super().run(*arguments, **names)
-        return []
-
-
-class ClaimsTokensThatAreNotCounted(_Bending):
-    def bend(self, frame: Events) -> list[Events]:
-        if (receipt := _receipt_of(frame)) is not None:
-            receipt.usage.prompt_tokens = 0
-        return [frame]
+class ClaimsTokensThatAreNotCounted(RunnerUnderTest):
+    frames = _bends_receipts("usage.prompt_tokens").frames
 
     async def engine_claims(self) -> list[EngineClaim]:
         return [EngineClaim(name="usage_in_streams", claim="yes", source="its page")]
@@ -334,69 +210,91 @@ class ClaimsMetricsThatAreNotThere(RunnerUnderTest):
         return [missing, EngineClaim(name="sleep", claim="/sleep")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saboteur:
-    """A runner that breaks one promise, and the check that detects it."""
+FreesNoSlots = _changes("slot_holders", lambda runner, _holders: frozenset(runner.own_requests))
+NeverFinishesItsChoice = _bends_reasons(event_pb2.FINISH_REASON_UNSPECIFIED)
+SaysStopForLength = _bends_reasons(event_pb2.FINISH_REASON_STOP)
+TakesForged = _admits_tickets(lambda ticket, _claims: ticket.mac == FORGED)
+TakesForeign = _admits_tickets(lambda _ticket, claims: claims.runner_incarnation == "another-life")
+TakesExpired = _admits_tickets(lambda _ticket, claims: claims.request_id == "req-old")
+TakesTwice = _admits_tickets(lambda _ticket, claims: claims.request_id == "req-once")
+TakesForgedPermits = _admits_permits(lambda is_signed, _action, _model: not is_signed)
+TakesAnyAction = _admits_permits(lambda _is_signed, action, _model: action == Action.LOAD.value)
+TakesPermitsOfOthers = _admits_permits(lambda _is_signed, _action, model: model != "m")
+TakesPermitsTwice = _admits_permits(
+    lambda is_signed, action, model: is_signed and (action, model) == (Action.UNLOAD.value, "m")
+)
+
+
+class Saboteur(NamedTuple):
+    """A runner that breaks one promise, and the start of the finding of the check that detects it."""
 
     check: str
     kind: type[RunnerUnderTest]
     words: str
 
-    @property
-    def name(self) -> str:
-        return self.kind.__name__
-
 
 SABOTEURS = (
-    Saboteur(check="description", kind=AnotherLife, words="its incarnation is not the one that the mesh knows"),
-    Saboteur(check="description", kind=DoesNotServe, words="its health service says that it does not serve"),
-    Saboteur(check="description", kind=ForgetsItsModel, words="the runner reports no state of its model m"),
-    Saboteur(check="tickets", kind=TakesForged, words="expected TICKET_INVALID, but it succeeded"),
-    Saboteur(check="tickets", kind=TakesForeign, words="expected TICKET_INVALID, but it succeeded"),
-    Saboteur(check="tickets", kind=TakesExpired, words="expected TICKET_EXPIRED, but it succeeded"),
-    Saboteur(check="tickets", kind=TakesTwice, words="expected TICKET_INVALID, but it succeeded"),
-    Saboteur(check="typed-errors", kind=TakesWorkWithoutPayload, words="expected INVALID_ARGUMENT, but it succeeded"),
-    Saboteur(check="typed-errors", kind=LoadsWhatIsNotThere, words="expected MODEL_NOT_FOUND, but it succeeded"),
-    Saboteur(check="typed-errors", kind=CutsLongPrompts, words="expected CONTEXT_LENGTH_EXCEEDED, but it succeeded"),
-    Saboteur(check="event-order", kind=EndsTwice, words="the last event must be the only `finished`"),
-    Saboteur(check="event-order", kind=DoesNotStart, words="the first event was ['delta']"),
-    Saboteur(check="event-order", kind=CrowdsFirstContent, words="the first content came together with 1 more"),
-    Saboteur(check="event-order", kind=NeverFinishesItsChoice, words="0 finish reasons for one choice"),
-    Saboteur(check="usage-counts", kind=NeverFinishesItsChoice, words="an answer cut by its limit must end with"),
-    Saboteur(check="usage-counts", kind=SaysStopForLength, words="an answer cut by its limit must end with LENGTH"),
-    Saboteur(check="usage-counts", kind=CountsNoPrompt, words="prompts counted 7 and 7 tokens"),
-    Saboteur(check="usage-counts", kind=ExceedsTheLimit, words="9 tokens of answer, the limit was 8"),
-    Saboteur(check="usage-counts", kind=NamesNoHost, words="the receipt lacks request id, model or host"),
-    Saboteur(check="disconnect", kind=FreesNoSlots, words="the slot was still held"),
-    Saboteur(check="slots", kind=QueuesInsteadOfRefusing, words="expected NO_SLOT_AVAILABLE, but it succeeded"),
-    Saboteur(check="slots", kind=FreesNoSlots, words="slots were still held after all callers had left"),
-    Saboteur(check="embeddings", kind=MixesVectors, words="three inputs gave vectors [1, 0, 2]"),
-    Saboteur(check="embeddings", kind=GivesEmptyVectors, words="vectors of lengths [0]"),
-    Saboteur(check="embeddings", kind=CountsNoInputs, words="the receipt counts no tokens"),
-    Saboteur(check="health-in-prefill", kind=DoesNotServe, words="its health service said that it does not serve"),
-    Saboteur(check="request-record", kind=TellsNoOutput, words="its output so far is missing"),
-    Saboteur(check="request-record", kind=TellsNoTimes, words="its times are missing"),
-    Saboteur(check="request-record", kind=KnowsEveryRequest, words="expected NOT_FOUND, but it succeeded"),
-    Saboteur(check="request-record", kind=SaysThatAllIsWell, words="a request whose caller left is not told as"),
     Saboteur(
-        check="engine-claims",
-        kind=ClaimsTokensThatAreNotCounted,
-        words="usage_in_streams: claimed yes (its page), but a stream ended without token counts",
+        "description",
+        _sets("describe_runner", "runner.incarnation", "another-life"),
+        "its incarnation is not the one that the mesh knows",
+    ),
+    Saboteur("description", DoesNotServe, "its health service says that it does not serve"),
+    Saboteur(
+        "description",
+        _sets("describe_runner", "runner.capability.instances"),
+        "the runner reports no state of its model m",
+    ),
+    Saboteur("tickets", TakesForged, "expected TICKET_INVALID, but it succeeded"),
+    Saboteur("tickets", TakesForeign, "expected TICKET_INVALID, but it succeeded"),
+    Saboteur("tickets", TakesExpired, "expected TICKET_EXPIRED, but it succeeded"),
+    Saboteur("tickets", TakesTwice, "expected TICKET_INVALID, but it succeeded"),
+    Saboteur("typed-errors", TakesWorkWithoutPayload, "expected INVALID_ARGUMENT, but it succeeded"),
+    Saboteur("typed-errors", LoadsWhatIsNotThere, "expected MODEL_NOT_FOUND, but it succeeded"),
+    Saboteur(
+        "typed-errors", _hides(Reason.CONTEXT_LENGTH_EXCEEDED), "expected CONTEXT_LENGTH_EXCEEDED, but it succeeded"
     ),
     Saboteur(
-        check="engine-claims",
-        kind=ClaimsMetricsThatAreNotThere,
-        words="metrics_path: claimed /m (its page), but 404",
+        "event-order", _bends(lambda frame: frame.extend(_ends(frame))), "the last event must be the only `finished`"
     ),
-    Saboteur(check="logs", kind=TellsAllItsLog, words="21 lines came, 20 were asked for"),
-    Saboteur(check="permits", kind=NeedsNoPermit, words="expected PERMIT_INVALID, but it succeeded"),
-    Saboteur(check="permits", kind=LoadsWithoutPermit, words="expected PERMIT_INVALID, but it succeeded"),
-    Saboteur(check="permits", kind=TakesForgedPermits, words="expected PERMIT_INVALID, but it succeeded"),
-    Saboteur(check="permits", kind=TakesAnyAction, words="expected PERMIT_INVALID, but it succeeded"),
-    Saboteur(check="permits", kind=TakesPermitsOfOthers, words="expected PERMIT_INVALID, but it succeeded"),
-    Saboteur(check="permits", kind=TakesPermitsTwice, words="expected PERMIT_INVALID, but it succeeded"),
-    Saboteur(check="load-then-unload", kind=DoesNotUnload, words="after the unload the model is not asleep"),
-    Saboteur(check="load-then-unload", kind=FailsToLoad, words="WAKE_FAILED: cannot load"),
-    Saboteur(check="load-then-unload", kind=IsMuteAfterALoad, words="loaded again, it gave no text"),
-    Saboteur(check="teardown", kind=DoesNotUnload, words="processes of the engine are left"),
+    Saboteur("event-order", _bends(_drop_start), "the first event was ['delta']"),
+    Saboteur("event-order", _bends(_crowd_first_content), "the first content came together with 1 more"),
+    Saboteur("event-order", NeverFinishesItsChoice, "0 finish reasons for one choice"),
+    Saboteur("usage-counts", NeverFinishesItsChoice, "an answer cut by its limit must end with"),
+    Saboteur("usage-counts", SaysStopForLength, "an answer cut by its limit must end with LENGTH"),
+    Saboteur("usage-counts", _bends_receipts("usage.prompt_tokens", 7), "prompts counted 7 and 7 tokens"),
+    Saboteur("usage-counts", _bends_receipts("usage.completion_tokens", 9), "9 tokens of answer, the limit was 8"),
+    Saboteur("usage-counts", _bends_receipts("host"), "the receipt lacks request id, model or host"),
+    Saboteur("disconnect", FreesNoSlots, "the slot was still held"),
+    Saboteur("slots", _hides(Reason.NO_SLOT_AVAILABLE), "expected NO_SLOT_AVAILABLE, but it succeeded"),
+    Saboteur("slots", FreesNoSlots, "slots were still held after all callers had left"),
+    Saboteur("embeddings", _changes("embed", _swap_vectors), "three inputs gave vectors [1, 0, 2]"),
+    Saboteur("embeddings", _changes("embed", _empty_vectors), "vectors of lengths [0]"),
+    Saboteur("embeddings", _sets("embed", "receipt.usage.prompt_tokens"), "the receipt counts no tokens"),
+    Saboteur("health-in-prefill", DoesNotServe, "its health service said that it does not serve"),
+    Saboteur("request-record", _sets("find_request", "output"), "its output so far is missing"),
+    Saboteur("request-record", _sets("find_request", "record.last_progress_time"), "its times are missing"),
+    Saboteur("request-record", KnowsEveryRequest, "expected NOT_FOUND, but it succeeded"),
+    Saboteur(
+        "request-record",
+        _sets("find_request", "record.state", RequestRecord.STATE_GENERATING),
+        "a request whose caller left is not told as",
+    ),
+    Saboteur(
+        "engine-claims",
+        ClaimsTokensThatAreNotCounted,
+        "usage_in_streams: claimed yes (its page), but a stream ended without token counts",
+    ),
+    Saboteur("engine-claims", ClaimsMetricsThatAreNotThere, "metrics_path: claimed /m (its page), but 404"),
+    Saboteur("logs", TellsAllItsLog, "21 lines came, 20 were asked for"),
+    Saboteur("permits", NeedsNoPermit, "expected PERMIT_INVALID, but it succeeded"),
+    Saboteur("permits", LoadsWithoutPermit, "expected PERMIT_INVALID, but it succeeded"),
+    Saboteur("permits", TakesForgedPermits, "expected PERMIT_INVALID, but it succeeded"),
+    Saboteur("permits", TakesAnyAction, "expected PERMIT_INVALID, but it succeeded"),
+    Saboteur("permits", TakesPermitsOfOthers, "expected PERMIT_INVALID, but it succeeded"),
+    Saboteur("permits", TakesPermitsTwice, "expected PERMIT_INVALID, but it succeeded"),
+    Saboteur("load-then-unload", DoesNotUnload, "after the unload the model is not asleep"),
+    Saboteur("load-then-unload", FailsToLoad, "WAKE_FAILED: cannot load"),
+    Saboteur("load-then-unload", _changes("run", lambda _runner, _frames: []), "loaded again, it gave no text"),
+    Saboteur("teardown", DoesNotUnload, "processes of the engine are left"),
 )
