@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -316,14 +316,3 @@ async def events_of(call: Any) -> list[Any]:
     while (response := await call.read()) is not grpc.aio.EOF:
         events += response.events
     return events
-
-
-@asynccontextmanager
-async def ending(task: "asyncio.Task[Any]") -> AsyncIterator[None]:
-    """Cancel a task with the block."""
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-            await task

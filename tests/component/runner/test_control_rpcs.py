@@ -4,10 +4,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from kit.engines import fake_engine, fake_model
 from kit.own_children import own_children
-from runner_harness import ending, events_of, ready_runner, refusal, running_runner
+from runner_harness import events_of, ready_runner, refusal, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -73,12 +74,12 @@ async def test_out_of_range_line_count_is_reported(count: int, tmp_path: Path) -
 
 async def test_stop_ends_log_readers(tmp_path: Path) -> None:
     async with ready_runner(tmp_path, [fake_model()]) as runner:
-        following = runner.control.TailLogs(pb.TailLogsRequest(model="m", follow=True))
-        reading = asyncio.create_task(following.read())
-        async with ending(reading), asyncio.timeout(10.0):
-            await asyncio.sleep(0.1)
+        following: Any = runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=1, follow=True))
+        async with asyncio.timeout(10.0):
+            assert (await following.read()).lines
             await runner.service.stop(0.0)
-            await reading
+            while await following.read() is not grpc.aio.EOF:
+                pass
 
 
 async def test_request_limit_applies_across_all_models(tmp_path: Path) -> None:
@@ -94,13 +95,6 @@ async def test_request_limit_applies_across_all_models(tmp_path: Path) -> None:
         first.cancel()
         await runner.until_idle("a")
         assert await events_of(runner.generate(model="b", max_tokens=3))
-
-
-async def test_session_can_be_reopened_from_outside(tmp_path: Path) -> None:
-    async with ready_runner(tmp_path, [fake_model()]) as runner:
-        runner.service.reopen_session()
-        await runner.until_opened(2)
-        assert runner.registry.opened[1].session_id == "session-1"
 
 
 class StubbornBackend(LlamaServerBackend):
