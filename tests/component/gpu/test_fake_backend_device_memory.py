@@ -1,7 +1,6 @@
 """Engines that take memory of fake cards: a double booking is a death for want of memory."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from fake_cards_stage import GIB, Stage, needs_the_fake
 
 from runner_svc.policy.engine_failures import last_words
-from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend, split, visible_cards
+from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
 from weft_testing.fake_nvml import FOLDER_VARIABLE
 
 pytestmark = [pytest.mark.slow("starts many processes on fake cards"), needs_the_fake]
@@ -49,12 +48,6 @@ async def test_engine_without_visible_cards_uses_no_memory(stage: Stage, monkeyp
         assert stage.cards.held_bytes() == [0] * 3
 
 
-async def test_engine_without_the_flag_needs_no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    async with run_fake_backend() as engine:
-        assert engine.pid
-
-
 async def test_out_of_memory_engine_dies_with_a_message_the_runner_recognizes(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,22 +72,3 @@ async def test_only_as_many_concurrently_started_engines_survive_as_fit(
         assert sum(isinstance(one, FakeBackendProcess) for one in begun) == 2
         assert sum(isinstance(one, ChildProcessError) for one in begun) == 4
         assert stage.cards.held_bytes() == [6 * GIB, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("amount", "proportions", "parts"),
-    [(10, [1.0], [10]), (10, [1.0, 1.0, 1.0], [3, 4, 3]), (100, [3.0, 1.0], [75, 25]), (7, [0.0, 1.0], [0, 7])],
-)
-def test_split_preserves_the_total(amount: int, proportions: list[float], parts: list[int]) -> None:
-    assert split(amount, proportions) == parts
-    assert sum(parts) == amount
-
-
-def test_visible_cards_are_parsed_like_cuda() -> None:
-    assert visible_cards(2, {}) == [0, 1]
-    assert visible_cards(2, {"CUDA_VISIBLE_DEVICES": ""}) == []
-    assert visible_cards(4, {"CUDA_VISIBLE_DEVICES": "3,1"}) == [3, 1]
-
-
-def test_test_process_uses_no_card_memory(stage: Stage) -> None:
-    assert str(os.getpid()) not in {path.name.split(".")[0] for path in (stage.cards.folder / "held").iterdir()}

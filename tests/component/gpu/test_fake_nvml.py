@@ -2,17 +2,14 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_cards_stage import GIB, Stage, held, needs_the_fake, sleeper
 
-from weft.gpu.process import is_alive
 from weft.gpu.snapshot import Source
-from weft_testing.fake_nvml import SWITCHES, OutOfCardMemoryError
+from weft_testing.fake_nvml import OutOfCardMemoryError
 
 pytestmark = [pytest.mark.slow("starts processes on fake cards"), needs_the_fake]
 
@@ -117,26 +114,6 @@ def test_memory_of_live_processes_is_seen_and_of_dead_ones_is_free(stage: Stage)
         assert stage.cards.held_bytes() == [GIB, 2 * GIB], "the folder counts as the library does"
 
 
-def test_memory_of_a_reused_pid_is_ignored(stage: Stage) -> None:
-    with sleeper() as one:
-        stage.cards.write(f"held/{one.pid}.0", f"{GIB} {one.start_ticks - 1}")
-        assert _look(stage)["processes"] == []
-
-
-def test_process_with_graphics_and_compute_is_counted_once(stage: Stage) -> None:
-    stage.cards.switch("graphics", on=True)
-    with sleeper() as one:
-        stage.cards.hold(one, 0, GIB)
-        assert held(_look(stage)["processes"]) == {one.pid: [True, [[0, GIB]], False]}
-
-
-def test_memory_of_card_partitions_is_summed(stage: Stage) -> None:
-    with sleeper() as one:
-        stage.cards.hold(one, 0, GIB, part=1)
-        stage.cards.hold(one, 0, 2 * GIB, part=2)
-        assert held(_look(stage)["processes"]) == {one.pid: [True, [[0, 3 * GIB]], False]}
-
-
 def test_process_list_larger_than_the_initial_buffer_is_complete(stage: Stage) -> None:
     with sleeper() as one:
         for part in range(300):
@@ -167,11 +144,6 @@ def test_failing_driver_is_unknown_and_an_unloaded_one_means_no_devices(stage: S
     assert (seen["source"], seen["devices"]) == (Source.NVML, [])
 
 
-def test_card_without_memory_information_is_omitted(stage: Stage) -> None:
-    stage.cards.write("devices", "GPU-odd 0 Odd", f"GPU-even {GIB} Even")
-    assert [device[:3] for device in _look(stage)["devices"]] == [[1, "GPU-even", "Even"]]
-
-
 def test_hanging_driver_blocks_no_call_and_recovers_when_it_answers(stage: Stage) -> None:
     took, said = stage.ask(_HANG, stage.cards.folder / "hang")
     well, unknown = [Source.NVML, [[8 * GIB, 0], [16 * GIB, 0]]], [Source.UNKNOWN, [[8 * GIB, None], [16 * GIB, None]]]
@@ -198,15 +170,3 @@ def test_card_memory_is_never_allocated_twice(stage: Stage) -> None:
         assert stage.cards.held_bytes() == [5 * GIB, 0], "all or nothing"
         stage.cards.take(other.pid, [(0, 3 * GIB)])
         assert stage.cards.free_bytes() == [0, 16 * GIB]
-
-
-def test_every_switch_is_known_to_the_library() -> None:
-    source = Path(sys.modules["weft_testing.fake_nvml"].__file__ or "").with_name("fake_nvml.c").read_text()
-    assert all(f'is_there("{switch}")' in source for switch in SWITCHES)
-
-
-def test_sleeper_ends_with_its_block() -> None:
-    with sleeper() as one:
-        assert is_alive(one)
-    assert not is_alive(one)
-    assert subprocess.run(["/bin/kill", "-0", str(one.pid)], capture_output=True, check=False).returncode

@@ -141,6 +141,7 @@ async def test_malformed_method_name_cannot_end_a_link(mesh: Mesh) -> None:
         (("weft-runner", RUNNER), ("weft-runner", "other")),
         (("weft-runner", "other"), ("weft-runner", RUNNER)),
         (("weft-runner", ""),),
+        (),
     ],
 )
 async def test_call_must_name_its_runner_exactly_once(mesh: Mesh, metadata: Any) -> None:

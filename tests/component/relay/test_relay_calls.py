@@ -12,7 +12,6 @@ from relay_harness import (
     RUNNER,
     Laptop,
     Mesh,
-    counting,
     frame,
     prompt,
     running_laptop,
@@ -107,35 +106,6 @@ async def test_slow_reader_stalls_only_its_own_backend(mesh: Mesh, laptop: Lapto
     assert await soon(laptop.script.cancelled.get()) == "slow"
 
 
-@pytest.mark.slow("fifty readers")
-async def test_stalled_reader_does_not_block_fifty_others(mesh: Mesh, laptop: Laptop) -> None:
-    async def flood(request: Any, _context: Any) -> AsyncIterator[Any]:
-        number = 0
-        while request.completion.suffix == "slow" or number < 50:
-            number += 1
-            yield frame("x" * 5_000)
-
-    laptop.script.generate = flood
-    slow = mesh.stream("slow")
-    await soon(slow.read())
-    texts = await soon(asyncio.gather(*(_text(mesh.stream("quick")) for _ in range(50))))
-    assert {len(text) for text in texts} == {250_000}
-    assert not slow.done()
-    assert await soon(slow.read()) is not grpc.aio.EOF
-
-
-async def test_cancel_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
-    async def endless(_request: Any, _context: Any) -> AsyncIterator[Any]:
-        yield frame("begun")
-        await asyncio.Event().wait()
-
-    laptop.script.generate = endless
-    call = mesh.stream("endless")
-    await soon(call.read())
-    call.cancel()
-    assert await soon(laptop.script.cancelled.get()) == "endless"
-
-
 async def test_deadline_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
     left: list[float] = []
 
@@ -150,13 +120,6 @@ async def test_deadline_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
     assert error.reason is Reason.DEADLINE_EXCEEDED
     assert 0 < left[0] < 2.0
     assert await soon(laptop.script.cancelled.get()) == "endless"
-
-
-@pytest.mark.slow("a hundred streams")
-async def test_a_hundred_concurrent_streams_are_relayed(mesh: Mesh, laptop: Laptop) -> None:
-    laptop.script.generate = counting(50)
-    texts = await soon(asyncio.gather(*(_text(mesh.stream(str(number))) for number in range(100))))
-    assert set(texts) == {"".join(f"tok{number} " for number in range(50))}
 
 
 @pytest.mark.slow("a message of 20 MiB")
@@ -216,12 +179,6 @@ async def test_caller_key_does_not_reach_a_laptop(mesh: Mesh, laptop: Laptop) ->
     seen = laptop.script.metadata
     assert seen["traceparent"] == "00-ab"
     assert [name for name, value in seen.items() if "weft_of_a_gateway" in str(value)] == []
-
-
-@pytest.mark.usefixtures("laptop")
-async def test_call_without_a_runner_name_is_rejected(mesh: Mesh) -> None:
-    error = await _refused(mesh.generation.Generate(prompt()).read())
-    assert error.reason is Reason.INVALID_ARGUMENT
 
 
 async def test_runner_without_a_link_is_lost(mesh: Mesh) -> None:

@@ -27,7 +27,6 @@ from weft.api.router.v1 import relay_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
-from weft.link.frames import MAX_PART_BYTES
 from weft.link.link import MAX_LINK_MESSAGE_BYTES
 
 
@@ -289,24 +288,6 @@ async def test_hostile_name_is_rejected_without_calling_the_registry(mesh: Mesh,
         assert not mesh.registry.opened
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [pb.LinkFrame(call_id=1, part=pb.MessagePart(data=b"x" * (MAX_PART_BYTES + 1)))],
-        [pb.LinkFrame(call_id=1)],
-        [pb.LinkFrame(call_id=2, start=pb.CallStart(method=OPEN))],
-        [pb.LinkFrame(call_id=number, start=pb.CallStart(method=OPEN)) for number in range(1, 35, 2)],
-        [pb.LinkFrame(call_id=7, cancel=pb.CallCancel())],
-    ],
-    ids=["oversize part", "no kind", "router's id", "flood of calls", "unknown call"],
-)
-async def test_protocol_violation_ends_the_link(mesh: Mesh, frames: list[pb.LinkFrame]) -> None:
-    async with open_channel(mesh.target) as channel:
-        link = RawLink(channel)
-        await link.send(*frames)
-        assert (await end_of(link.call)).reason is Reason.MALFORMED_REQUEST
-
-
 async def test_oversized_frame_ends_the_link(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop, open_channel(mesh.target) as channel:
         await laptop.open()
@@ -325,14 +306,6 @@ async def test_unparseable_request_is_rejected(mesh: Mesh) -> None:
     async with open_channel(mesh.target) as channel:
         end = await RawLink(channel).ask(1, OPEN, Garbage())
         assert end.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-
-
-async def test_stopping_relay_reports_it(mesh: Mesh) -> None:
-    async with running_laptop(mesh) as laptop:
-        session = await laptop.open()
-        await mesh.relay.stop(0.0)
-        assert "shutting down" in (await laptop.until(LinkState.LOST)).detail
-        assert await soon(mesh.registry.closed.get()) == session
 
 
 async def test_bug_while_dialing_fails_instead_of_waiting_indefinitely() -> None:

@@ -116,18 +116,6 @@ async def test_hung_prefill_is_detected_even_if_bytes_flow_and_health_checks_pas
         assert "prefill_liveness_timeout_seconds" in await w.restart_reason()
 
 
-async def test_request_hangs_without_the_prefill_timeout() -> None:
-    """The control: nothing else than the watchdog ends such a request."""
-    profile = replace(PROFILE, prefill_liveness_seconds=None)
-    async with _watched(profile, prefill_seconds=60, prefill_idle=True, keepalive_comments=True) as w:
-        chat = asyncio.create_task(w.chat())
-        done, _ = await asyncio.wait({chat}, timeout=1.0)
-        assert not done
-        assert not w.watching.done()
-        chat.cancel()
-        await asyncio.gather(chat, return_exceptions=True)
-
-
 async def test_stalled_request_on_an_attached_server_fails_and_the_server_keeps_running() -> None:
     async with run_fake_backend(stall_after_tokens=3, keepalive_comments=True) as server:
         config = engine_settings(OpenAiHttpModel, url=server.base_url, upstream_model="fake", timeouts=PROFILE)
@@ -154,20 +142,6 @@ async def test_frozen_idle_engine_is_detected() -> None:
         assert "answered none of 3 probes" in await w.restart_reason()
 
 
-async def test_stalled_answer_fails_without_affecting_a_flowing_one_and_frees_the_engine() -> None:
-    async with _watched(tokens_per_second=50, answer_tokens=0) as w, w.control() as control:
-        flowing: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
-        other = asyncio.create_task(w.chat(flowing))
-        await flowing
-        await control.set_behaviour(stall_after_tokens=2)
-        assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
-        assert not other.done()
-        assert not w.watching.done()
-        await control.wait_for_state(lambda state: state.busy_slots == 1, seconds=2.0)
-        other.cancel()
-        await asyncio.gather(other, return_exceptions=True)
-
-
 async def test_slow_reader_is_not_mistaken_for_a_stalled_engine() -> None:
     async with _watched(tokens_per_second=50, answer_tokens=0) as w:
         with w.records.keep("r1") as record:
@@ -186,17 +160,6 @@ async def _real_engine(profile: TimeoutProfile = PROFILE) -> AsyncGenerator[Watc
     )
     async with _watching(LlamaServerBackend(*config), profile) as watched:
         yield watched
-
-
-@pytest.mark.real
-async def test_llama_cpp_frozen_mid_answer_is_detected() -> None:
-    async with _real_engine() as w:
-        flowing: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
-        chat = asyncio.create_task(w.chat(flowing))
-        await flowing
-        w.freeze()
-        assert await _reason(chat) is Reason.STALL_TIMEOUT
-        assert await w.restart_reason()
 
 
 @pytest.mark.real

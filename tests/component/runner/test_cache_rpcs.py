@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from kit.engines import fake_model
-from restart_stage import LONG
 from runner_harness import TICKET_KEY, RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.chat.settings import ChatSettings
@@ -145,20 +144,3 @@ async def test_keep_alive_zero_puts_the_model_to_sleep_after_the_request(tmp_pat
         options.keep_alive.seconds = 0
         await _cached(runner, "a", options)
         await runner.until(Phase.HIBERNATING)
-
-
-@pytest.mark.slow("a long answer")
-async def test_request_running_during_a_flush_continues_and_is_flushed_afterwards(tmp_path: Path) -> None:
-    async with ready_runner(tmp_path, [_model(**LONG)]) as runner:
-        long = _request(runner, "a")
-        long.chat.sampling.max_tokens = 300
-        flushed, last = False, None
-        async for response in runner.generation.Generate(long):
-            last = response.events[-1]
-            if last.HasField("delta") and not flushed:
-                await _flush(runner, "TENANT", tenant="a")
-                flushed = True
-        assert flushed
-        assert last is not None
-        assert last.HasField("finished")
-        assert await _cached(runner, "a") == 0

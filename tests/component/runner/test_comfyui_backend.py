@@ -88,14 +88,6 @@ async def test_image_is_generated_with_step_progress_and_its_files_and_history_a
         assert fake.origins == []
 
 
-async def test_same_seed_yields_the_same_image_and_another_seed_another_one(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (_, backend):
-        first, again = [collected_images(await answer(backend, HILL))[0].image.data for _ in range(2)]
-        other = image_pb2.ImagePayload(prompt="a hill", size="128x64", seed=12)
-        assert first == again
-        assert collected_images(await answer(backend, other))[0].image.data != first
-
-
 async def test_several_images_use_one_prompt_each_with_incremented_seeds_and_summed_steps(tmp_path: Path) -> None:
     async with serving(tmp_path) as (fake, backend):
         payload = image_pb2.ImagePayload(prompt="a hill", seed=5, count=3)

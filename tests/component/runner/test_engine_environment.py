@@ -7,7 +7,6 @@ import sys
 from runner_svc.backend.engine_process import ProcessBackend
 from runner_svc.policy.timeouts import StopGraces
 from weft.client._home import KEY_VARIABLE
-from weft.kernel.principal import KEY_VARIABLES
 from weft_app.cli.runner import TOKEN_VARIABLE
 from weft_app.compose.security import SERVICE_KEY_VARIABLE
 
@@ -33,7 +32,3 @@ async def test_engine_environment_excludes_mesh_keys() -> None:
         await engine.stop()
     assert "CUDA_VISIBLE_DEVICES" in names
     assert names & ours == set()
-
-
-def test_every_key_variable_is_known() -> None:
-    assert frozenset({SERVICE_KEY_VARIABLE, KEY_VARIABLE, TOKEN_VARIABLE}) == KEY_VARIABLES

@@ -30,16 +30,3 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_recorded_signatures_match_the_wheel(wheel: Path) -> None:
     assert text_of(recorded(wheel)) == RECORD.read_text(encoding="utf-8")
-
-
-def test_changed_function_arguments_are_detected(wheel: Path) -> None:
-    source = wheel / "exllamav3" / "generator" / "job.py"
-    text = source.read_text(encoding="utf-8")
-    assert "stop_on_loop" in text
-    changed = wheel.parent / "changed"
-    (changed / "exllamav3").mkdir(parents=True)
-    (metadata,) = wheel.glob("exllamav3-*.dist-info")
-    (changed / metadata.name).mkdir()
-    (changed / "exllamav3" / "job.py").write_text(text.replace("stop_on_loop", "stop_on_loops"), encoding="utf-8")
-    now = recorded(changed)["signatures"]["Job.__init__"]
-    assert now != json.loads(RECORD.read_text(encoding="utf-8"))["signatures"]["Job.__init__"]

@@ -73,11 +73,6 @@ async def test_remote_model_is_declared_chat_only_without_a_wake_plan(tmp_path: 
     assert (state.slots_total, state.context_tokens) == (2, 4096)
 
 
-async def test_unspecified_context_is_unknown(tmp_path: Path) -> None:
-    async with _stage(tmp_path) as (_, runner):
-        assert (await runner.until(Phase.READY)).context_tokens == 0
-
-
 async def test_key_never_appears_in_runner_output_logs_or_errors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

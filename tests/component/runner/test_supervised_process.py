@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -51,7 +50,6 @@ needs_cgroup = pytest.mark.skipif(not _writable_cgroup(), reason="no cgroup v2 t
 CONTAINMENTS = [pytest.param("cgroup", marks=needs_cgroup), "guardian"]
 EVERYWHERE = [*CONTAINMENTS, "portable"]
 ENVIRONMENT = dict(os.environ)
-LIVES = 50
 QUICK_STOP_SECONDS = QUICK.first_term_seconds + QUICK.second_term_seconds + SWEEP_SECONDS + 1.0
 """The graces that are used up, and what comes after."""
 
@@ -168,19 +166,6 @@ async def test_frozen_process_is_killed(how: str) -> None:
         async with asyncio.timeout(QUICK_STOP_SECONDS):
             await process.stop()
         assert not marked(mark)
-
-
-@pytest.mark.slow("starts many processes")
-@pytest.mark.parametrize("how", CONTAINMENTS)
-async def test_frozen_guardian_keeps_nothing_alive(how: str) -> None:
-    async with supervised(how) as (process, _, mark):
-        guardian = psutil.Process(process.pid).parent()
-        assert guardian is not None
-        guardian.suspend()
-        async with asyncio.timeout(QUICK_STOP_SECONDS + SWEEP_SECONDS):
-            await process.stop()
-        assert not marked(mark)
-        assert not is_alive(guardian)
 
 
 @pytest.mark.slow("starts many processes")
@@ -303,30 +288,6 @@ async def test_every_child_is_recorded_until_it_is_gone(tmp_path: Path) -> None:
         assert until(lambda: engine.environ().get(TAG_VARIABLE) == entry["tag"], 2.0)
         await process.stop()
         assert msgspec.json.decode(state.read_bytes())["entries"] == []
-
-
-@pytest.mark.nightly("fifty lives of a process")
-async def test_fifty_restarts_leak_no_process_descriptor_thread_or_cgroup() -> None:
-    processes = [_supervisor(how) for how in ("cgroup", "guardian")]  # the first is like the second where it must be
-    own = psutil.Process()
-    seen = set()
-
-    async def live(number: int) -> None:
-        process = processes[number % 2]
-        await process.start(["sh", "-c", "setsid sleep 100 & wait"], env=ENVIRONMENT)
-        seen.add(Path(process.containment).name)
-        if number % 4 < 2:
-            os.kill(process.pid or 0, signal.SIGKILL)
-            await process.wait()
-        await process.stop()
-
-    await live(0)
-    before = (own.num_fds(), threading.active_count())
-    for number in range(LIVES):
-        await live(number)
-    assert (own.num_fds(), threading.active_count()) == before
-    assert not seen & _cgroups()
-    assert not own_children()
 
 
 def _cgroups() -> set[str]:

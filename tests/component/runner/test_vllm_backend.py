@@ -24,7 +24,7 @@ from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.vllm import backend as module
 from runner_svc.runtimes.vllm.backend import VllmBackend
 from runner_svc.runtimes.vllm.runtime import VllmModel
-from weft.api.common.v1 import embedding_pb2, sampling_pb2
+from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame
@@ -274,14 +274,6 @@ async def test_sleeping_process_that_died_is_restarted() -> None:
         assert backend.process_id != process.pid
         assert await _frames(backend)
     assert own_children() == children
-
-
-async def test_model_of_one_kind_supports_only_its_operations() -> None:
-    async with _started(backend := _backend({}, kind="reranking")) as (facts, _):
-        assert facts.operations == {Operation.RERANK, Operation.TOKENIZE}
-        with pytest.raises(WeftError) as refused:
-            await backend.embed(embedding_pb2.EmbeddingPayload(), _call())
-        assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
 async def test_socket_folder_path_that_is_too_long_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

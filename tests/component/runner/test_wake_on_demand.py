@@ -176,15 +176,6 @@ async def test_server_url_and_key_are_never_revealed(tmp_path: Path, server: Oth
     assert "[hidden]" in upstream.message
 
 
-async def test_missing_key_error_names_its_variable(server: OtherServer) -> None:
-    config = engine_settings(
-        OpenAiHttpModel, url=server.url, upstream_model="m", api_key_env=KEY_VARIABLE, environment={}
-    )
-    with pytest.raises(WeftError) as failed:
-        await AttachedServer(*config).start()
-    assert KEY_VARIABLE in failed.value.message
-
-
 async def test_wrong_key_is_reported(tmp_path: Path, server: OtherServer) -> None:
     await server.begin("--api-key", "another-key")
     async with running_runner(tmp_path, [_attached(server, None, attach_retry_seconds=0.05)]) as runner:

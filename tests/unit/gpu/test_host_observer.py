@@ -228,13 +228,6 @@ async def test_declared_devices_are_reported_without_reading_the_library(reader:
     assert reader.count == 0
 
 
-def test_observer_works_without_an_event_loop(reader: ScriptedReader) -> None:
-    observer = HostObserver(reader=reader)
-    assert observer.look_blocking([ME]).processes[0].bytes_by_device == ((0, GIB),)
-    observer.look_blocking(fresh=True)
-    assert reader.count == 2
-
-
 def test_concurrent_observing_threads_all_get_a_result(reader: ScriptedReader) -> None:
     observer = HostObserver(reader=reader, poll_interval_seconds=0.0)
     sources: list[Source] = []

@@ -49,10 +49,6 @@ def test_process_identity_includes_its_start_time() -> None:
     assert not is_alive(ProcessId(mine.pid, mine.start_ticks + 1)), "the number, but another process"
 
 
-def test_unused_pid_is_not_a_process() -> None:
-    assert process_id_of(2**22 + 5) is None
-
-
 def test_zombie_process_is_gone() -> None:
     with _python("input()") as process:
         found = process_id_of(process.pid)

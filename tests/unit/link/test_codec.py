@@ -18,7 +18,6 @@ from weft.link.frames import (
     forwardable,
     metadata_of,
     new_status,
-    timeout_of,
 )
 from weft.link.link import Link
 from weft.link.multiplexer import LinkLimits
@@ -45,13 +44,6 @@ def test_frame_round_trips(frame: pb.LinkFrame, kind: str) -> None:
     (found,) = relay_service_pb2.AttachRequest.FromString(sent).frames
     assert check_frame(found) == kind
     assert found == frame
-
-
-def test_call_round_trips() -> None:
-    metadata = (("traceparent", "00-1"), ("x-bin", b"\xff\x00"))
-    found = pb.LinkFrame.FromString(start(2, "/p.S/M", metadata, 1.5).SerializeToString()).start
-    assert (found.method, metadata_of(found.metadata), timeout_of(found)) == ("/p.S/M", metadata, 1.5)
-    assert timeout_of(start(2, "/p.S/M").start) is None
 
 
 def test_oversized_status_message_is_truncated() -> None:

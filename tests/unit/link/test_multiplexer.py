@@ -84,12 +84,6 @@ def test_call_round_trips_over_the_link() -> None:
     assert pair.router.read(call) is None
 
 
-def test_ids_are_even_for_the_router_and_odd_for_the_runner() -> None:
-    pair = Pair()
-    assert [pair.router.begin(METHOD).call_id for _ in range(3)] == [2, 4, 6]
-    assert [pair.runner.begin(METHOD).call_id for _ in range(3)] == [1, 3, 5]
-
-
 def test_message_of_twenty_mebibytes_is_split_and_reassembled() -> None:
     pair = Pair()
     call, peer = pair.begun()

@@ -104,14 +104,6 @@ def test_tag_is_isolated_like_another_tenant() -> None:
     assert _turn(book, A_TAGGED).fresh
 
 
-def test_tenant_gets_its_own_slot_back_without_a_reset() -> None:
-    book = _shared_book(3)
-    first, other = _turn(book, A), _turn(book, B)
-    again = _turn(book, A)
-    assert (again.slot, again.fresh) == (first.slot, False)
-    assert other.slot != first.slot
-
-
 def test_tenant_takes_its_own_slot_during_an_unshared_turn_and_later_the_erased_one() -> None:
     book = _shared_book(2)
     mine = _turn(book, A, b"mine")
@@ -209,11 +201,6 @@ def test_slot_in_use_is_forgotten_when_freed() -> None:
     assert book.forget("a") == ()
     assert [state.slot for state in book.end(running, worked=True)] == [running.slot]
     assert _turn(book, A).fresh
-
-
-def test_engine_has_at_least_one_slot() -> None:
-    with pytest.raises(ValueError, match="1 to"):
-        CacheDirectory(0)
 
 
 @dataclass(frozen=True)

@@ -135,12 +135,6 @@ async def test_platform_prompt_is_rebuilt_before_each_turn() -> None:
     assert first.endswith("\n\n---\n\nBe brief.")
 
 
-async def test_platform_prompt_uses_the_machine_time_zone_by_default() -> None:
-    work = _work()
-    await events_of(work, request(platform_prompt=True))
-    assert "Now: Thursday, 2026-01-01" in system_texts(work.payloads[0])[0]
-
-
 async def test_platform_prompt_keeps_the_choice_count() -> None:
     work = _work()
     await events_of(work, request(_payload(choice_count=2), platform_prompt=True))

@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
 from runner_svc.policy.signals import BUILT_IN_SIGNALS, SignalDescription, pick_signals, reason_only, signal_catalogue
 from runner_svc.policy.text_calls import JsonExtent
-from runner_svc.policy.tool_budget import NextStep, ToolBudget, TurnFacts, next_step
+from runner_svc.policy.tool_budget import NextStep, TurnFacts, next_step
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -88,17 +87,6 @@ def test_argument_names_cannot_forge_a_prompt_section() -> None:
     assert len(next(line for line in lines if line.startswith("- search("))) < 120
 
 
-@pytest.mark.parametrize("signal", BUILT_IN_SIGNALS, ids=lambda signal: signal.name)
-def test_built_in_signals_have_a_schema_with_required_arguments(signal: SignalDescription) -> None:
-    jsonschema.Draft202012Validator.check_schema(dict(signal.parameters))
-    assert not jsonschema.Draft202012Validator(dict(signal.parameters)).is_valid({})
-    assert signal.description
-
-
-def test_only_needs_manager_decision_asks_for_a_decision() -> None:
-    assert [signal.name for signal in BUILT_IN_SIGNALS if signal.asks_for_decision] == ["NEEDS_MANAGER_DECISION"]
-
-
 def test_configured_signal_is_added_to_the_built_in_ones_and_overrides_them() -> None:
     own = SignalDescription(name="POLICY_RISK", description="Ours.", parameters=reason_only(), asks_for_decision=True)
     catalogue = signal_catalogue([own])
@@ -131,13 +119,6 @@ def test_next_step_follows_from_the_turn(changes: dict[str, Any], expected: Next
     nothing: dict[str, Any] = {"cut": False, "mesh_calls": 0, "caller_calls": 0, "signals": 0}
     facts = TurnFacts(**{**nothing, "has_answer": False, "has_gone_on": False, **changes})
     assert next_step(facts) is expected
-
-
-def test_budget_decreases_with_each_round() -> None:
-    budget = ToolBudget(2)
-    assert not budget.spend().exhausted
-    assert budget.spend().spend().exhausted
-    assert ToolBudget(0).exhausted
 
 
 @given(before=st.sampled_from(["", "  "]), data=st.data())

@@ -260,17 +260,6 @@ async def test_model_without_accelerator_memory_takes_no_lease_and_hides_devices
         assert (book.wishes, stage.backend.orders[0]) == ([], LoadOrder(shares=(), parameters={"context_tokens": 0}))
 
 
-async def test_load_has_no_timeout_while_it_makes_progress() -> None:
-    async with living(SteppedLedger(), start_asleep=True, max_wait_seconds=60.0) as stage:
-        stage.backend.loaded.clear()
-        load = asyncio.create_task(stage.instance.load())
-        await stage.settle()
-        await stage.clock.advance(6000.0)
-        assert not load.done()
-        stage.backend.loaded.set()
-        assert await load is False
-
-
 async def test_lease_lost_during_an_unload_ends_the_backend_without_waiting_for_requests_or_recipes() -> None:
     book = SteppedLedger()
     sleep = SleepSettings(after_seconds=1000.0, action=http_recipe(url="http://controller/sleep"))

@@ -159,17 +159,6 @@ async def test_insufficient_load_memory_fails_with_advice_and_is_retried_once_pe
         assert stage.state == (Phase.READY, "")
 
 
-async def test_load_does_not_wait_for_the_backoff_after_a_failure() -> None:
-    async with living(
-        load_error=WeftError(Reason.TEMPLATE_FAILED, "line 3: no such filter"), limits={"first_pause_seconds": 10.0}
-    ) as stage:
-        assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1)
-        await failure(stage.instance.wake())
-        stage.backend.load_error = None
-        await stage.instance.load()
-        assert stage.state == (Phase.READY, "")
-
-
 async def test_crash_loop_shows_and_keeps_its_reason_and_last_lines() -> None:
     async with living(load_error=WeftError(Reason.SERVER_DIED, "exit code 1"), limits={"max_deaths": 2}) as stage:
         assert stage.state == (Phase.CRASH_LOOP, "exit code 1; next start in 10 s; last output: start 2 | last words")

@@ -10,7 +10,7 @@ from runner_svc.openai_upstream.stream import DONE, StreamReader
 from runner_svc.policy.repetition import RepetitionLimits, TextureLimits
 from runner_svc.servicers.inference import AnswerWriter
 from weft.api.common.v1 import chat_pb2, event_pb2
-from weft.dispatch.frames import MAX_JOINED_CHARS, MAX_JOINED_TEXTS, Frame, apart, texts_of
+from weft.dispatch.frames import MAX_JOINED_CHARS, MAX_JOINED_TEXTS, Frame, apart
 from weft.dispatch.payload_description import TokenCounter
 
 
@@ -61,12 +61,6 @@ def test_consecutive_texts_of_one_choice_are_one_delta() -> None:
     assert [(event.delta.index, len(event.delta.piece_lengths)) for event in frame] == [(0, 2), (1, 2), (0, 0), (1, 0)]
     _, (alone,) = _frames("one text", joins=True)
     assert alone == event_pb2.InferenceEvent(delta=event_pb2.Delta(text="a line that comes again\n"))
-
-
-def test_first_content_is_sent_separately_and_immediately() -> None:
-    first, *rest = StreamReader(1, 1, joins_texts=True).read([_piece(content="a"), _piece(content="b"), TEXT])
-    assert [event.delta.text for event in first] == ["a"]
-    assert [texts_of(event.delta) for frame in rest for event in frame] == [["b", "a line that comes again\n"]]
 
 
 def test_non_streamed_answer_has_no_text_lengths() -> None:

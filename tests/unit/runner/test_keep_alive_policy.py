@@ -38,10 +38,6 @@ def test_model_without_a_category_uses_that_of_its_operations(operations: set[Op
     assert category_of(operations) == category
 
 
-def test_every_category_of_operations_has_a_time() -> None:
-    assert {category_of({operation}) for operation in Operation} <= CATEGORY_SECONDS.keys()
-
-
 def test_request_keep_alive_precedes_load_which_precedes_model() -> None:
     assert keep_alive((1.0, 2.0, 3.0), holds_devices=True) == 1.0
     assert keep_alive((None, 2.0, 3.0), holds_devices=True) == 2.0

@@ -85,15 +85,6 @@ def test_impossible_event_is_refused_by_name_and_every_other_has_a_transition(do
             step(state, _event(kind), 1.0, OURS)
 
 
-def test_normal_lifecycle_is_load_serve_drain_end() -> None:
-    phases = []
-    state = LifeState()
-    for event in (on.Begun(), on.Loaded(), on.DrainAsked(), on.EndAsked(), on.Ended()):
-        state = step(state, event, 0.0, OURS).state
-        phases.append(state.phase)
-    assert phases == [Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.STOPPING, Phase.IDLE]
-
-
 def test_drain_requested_during_a_load_starts_after_it() -> None:
     assert _after(*LOADING, on.DrainAsked(), on.Loaded()).phase is Phase.DRAINING
 
@@ -171,13 +162,6 @@ def test_load_wait_reason_is_reported_without_other_changes() -> None:
         assert transition.command is Command.NOTHING
         assert transition.state == replace(before, detail="needs 9 GiB")
         assert step(transition.state, on.Waits(), 1.0, OURS).state == before
-
-
-def test_lost_lease_is_a_counted_fault_and_the_model_is_reloaded() -> None:
-    state = _after(*SERVING, on.Faulted(Reason.LEASE_LOST, "lost"))
-    assert (state.doing, state.phase) == (Command.CLEAR, Phase.STOPPING)
-    again = step(state, on.Cleared(), 1.0, OURS)
-    assert (again.command, again.state.history.total) == (Command.LOAD, 1)
 
 
 @pytest.mark.parametrize("reason", [Reason.TEMPLATE_FAILED, Reason.INVALID_ARGUMENT])

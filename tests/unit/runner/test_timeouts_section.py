@@ -27,9 +27,3 @@ def _section(**fields: Any) -> RunnerSettings:
 def test_every_section_limit_is_a_profile_limit(name: str, seconds: float) -> None:
     profile = _section(**LIMITS).timeouts
     assert getattr(profile, name.replace("_timeout", "")) == seconds
-
-
-def test_only_limits_that_distinguish_a_stall_from_long_work_are_on_by_default() -> None:
-    profile = _section().timeouts
-    assert (profile.headers_seconds, profile.first_token_seconds, profile.absolute_seconds) == (None, None, None)
-    assert (profile.prefill_liveness_seconds, profile.idle_stream_seconds) == (120.0, 120.0)

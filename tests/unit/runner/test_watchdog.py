@@ -180,30 +180,6 @@ async def test_admitted_request_that_has_not_started_is_not_judged() -> None:
         assert not task.done()
 
 
-async def test_attached_server_loses_its_stalled_requests_and_is_never_restarted() -> None:
-    async with watchdog_stage() as k:
-        k.backend.process_id = k.backend.cpu_seconds = None
-        k.backend.answers = False
-        record, task = await k.request()
-        await k.seconds(50)
-        assert not task.done(), "prefill cannot be seen there"
-        record.note_token()
-        await k.seconds(7)
-        assert _failure(task).reason is Reason.STALL_TIMEOUT
-        await k.seconds(100)
-        assert not k.watching.done()
-        assert k.backend.probes == 0
-
-
-async def test_frozen_idle_engine_is_detected() -> None:
-    async with watchdog_stage() as k:
-        k.backend.answers = False
-        await k.seconds(20)
-        error = k.watching.result()
-        assert error.reason is Reason.STALL_TIMEOUT
-        assert "probes" in error.message
-
-
 async def test_responsive_idle_engine_is_not_restarted_and_its_processes_are_not_inspected() -> None:
     async with watchdog_stage() as k:
         await k.seconds(100)
@@ -222,17 +198,6 @@ async def test_hanging_probe_blocks_nothing() -> None:
         assert k.watching.done()
         assert k.backend.probes == 1
         assert not [task for task in asyncio.all_tasks() if task.get_name() == "probe-backend"]
-
-
-@pytest.mark.parametrize("state", [RequestState.PREFILL, RequestState.RUNNING_TOOL])
-async def test_absolute_limit_is_a_deadline(state: RequestState) -> None:
-    async with watchdog_stage(TimeoutProfile(absolute_seconds=8.0, probe_interval_seconds=1.0)) as k:
-        record, task = await k.request()
-        if state is RequestState.RUNNING_TOOL:
-            record.begin_tool()
-        await k.seconds(9)
-        assert _failure(task).reason is Reason.DEADLINE_EXCEEDED
-        assert not k.watching.done()
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
