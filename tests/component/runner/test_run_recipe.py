@@ -93,6 +93,11 @@ async def test_unreachable_controller_is_reported_without_its_address() -> None:
     assert await _failure(http_recipe(url=url)) == "the recipe's request could not connect"
 
 
+async def test_missing_variable_is_reported_by_its_name() -> None:
+    message = await _failure(http_recipe(url="http://127.0.0.1:1/wake", headers={"X": "${WEFT_WAKE_NOT_SET}"}))
+    assert message == "the environment variable WEFT_WAKE_NOT_SET is not set where the recipe runs"
+
+
 async def test_malformed_recipe_is_reported_without_quoting_it() -> None:
     async def answer(request: web.Request) -> web.Response:
         raise AssertionError(f"{request.path} was sent")
