@@ -112,9 +112,9 @@ def test_server_is_attached_remembered_and_detached(account: Path, config: Path)
             assert "openai_http" in weft(home, "get", "model", "box-model"), "not the runtime of its runner"
             assert "openai_http" in weft(home, "ps")
             assert "weft did not start this server" in weft(home, "logs", "box-model")
-            assert "attached already" in weft(home, "models", "attach", box.address, "--name", "twice", fails=True)
+            assert "already attached" in weft(home, "models", "attach", box.address, "--name", "twice", fails=True)
             other_spelling = f"http://localhost:{box.address.rpartition(':')[2]}/v1/"
-            assert "attached already, as box" in weft(home, "models", "attach", other_spelling, fails=True)
+            assert "already attached, as box" in weft(home, "models", "attach", other_spelling, fails=True)
         with running_mesh(home, *start):
             becomes(lambda: "box-model" in models(home))
             assert weft(home, "chat", "box-model", "-m", "hi").strip() == TEXT

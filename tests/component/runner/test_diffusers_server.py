@@ -228,7 +228,7 @@ async def test_unsupported_fields_are_rejected_by_name(model: Path) -> None:
             (_payload(images=[_picture(), _picture()]), "images: must be one"),
             (_payload(images=[_picture()], strength=0.1), "strength: of 4 steps, 0.1 leaves none"),
             (_payload(images=[_picture()], mask=_picture(32, 32)), "mask: must have the size of the image, 64x64"),
-            (_payload(extra={"clip_skip": 1}), "clip_skip: Stable Diffusion does not take it"),
+            (_payload(extra={"clip_skip": 1}), "clip_skip: Stable Diffusion does not support it"),
             (_payload("unsafe"), "prompt: the model's own safety checker withheld the image"),
             (_payload(images=[_picture(form="GIF89a")], **no_previews), "images[0]: cannot be read as one of PNG"),
             (_payload(images=[_picture(broken=True)]), "images[0]: cannot be read as one of PNG, JPEG, WEBP: broken"),
@@ -353,8 +353,8 @@ async def test_offloaded_components_follow_their_pipeline(model: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "files", "message"),
     [
-        ({"_class_name": "KandinskyPipeline"}, {}, "pipelines of the class KandinskyPipeline are not loaded"),
-        ({"_class_name": ["custom", "Mine"]}, {}, "names no class of a pipeline"),
+        ({"_class_name": "KandinskyPipeline"}, {}, "pipelines of the class KandinskyPipeline are not supported"),
+        ({"_class_name": ["custom", "Mine"]}, {}, "does not name a pipeline class"),
         ({"unet": ["my_unet", "MyUNet"]}, {}, "code that comes with a model is never run"),
         ({}, {"unet/my_unet.py": "import os"}, "unet/my_unet.py is a program"),
         (

@@ -156,7 +156,7 @@ async def test_endless_message_does_not_fill_memory() -> None:
 async def test_server_flooding_requests_without_reading_does_not_fill_memory() -> None:
     async with running("--bare") as box:
         outcome = await box.run("fake.asks", {})
-        assert "reads no answers" in outcome.content
+        assert "without reading the answers" in outcome.content
         assert len(asyncio.all_tasks()) < 50
         assert (await box.run("fake.echo", {"text": "back"})).content == "back"
 

@@ -52,7 +52,7 @@ async def test_translation_model_starts_and_gets_the_rendered_prompt(tmp_path: P
             counted = await backend.tokenize(tokenize_pb2.TokenizePayload(chat=translation), CALL)
             assert counted.ids == expected.ids
             assert prompt_tokens == expected.count
-            with pytest.raises(FieldError, match="is required: this model translates"):
+            with pytest.raises(FieldError, match="is required: the language to translate to"):
                 await anext(backend.generate(_chat(), CALL))
         finally:
             await backend.stop()
