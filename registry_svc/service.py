@@ -4,9 +4,9 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import grpc
+from typing_extensions import override
 
 from registry_svc.config import RegistryConfig
 from registry_svc.keys.api_keys import ApiKeys, KeyServicer, SqlKeyStore
@@ -45,39 +45,27 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.health import HealthCheck
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.service import BackgroundLoop
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.sql.address import address_of
 from weft.sql.ownership import OwnerBeats, Paired, write_check
 from weft.sql.standby import owner_watch_of
 from weft.sql.store import Store
 
-if TYPE_CHECKING:
-    import asyncio
-
-
 Sweep = Callable[[], Awaitable[None]]
 
 
-class Sweeper:
-    """Runs all `sweeps` every `interval_seconds` from `start` to `stop`."""
+class Sweeper(BackgroundLoop):
+    """Runs all `sweeps` every `interval_seconds`."""
+
+    loop_name = "registry-sweeper"
 
     def __init__(self, sweeps: Sequence[Sweep], clock: Clock, interval_seconds: float) -> None:
         self._sweeps = sweeps
         self._clock = clock
         self._interval_seconds = interval_seconds
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Starts the loop, which first sweeps after one interval."""
-        self._task = start_critical(self._run(), name="registry-sweeper")
-
-    async def stop(self) -> None:
-        """Stops the loop. Safe to call twice, or when never started."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await stop_tasks([task])
-
+    @override
     async def _run(self) -> None:
         while True:
             await self._clock.sleep(self._interval_seconds)
@@ -235,7 +223,7 @@ class RegistryService:
             await self._core.stop(grace_seconds=0.0)
             raise
         self._expiry.start()
-        self._sweeper.start()
+        await self._sweeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
         """See Service.stop. Watchers are ended immediately."""

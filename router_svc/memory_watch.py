@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import grpc
+from typing_extensions import override
 
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
@@ -19,7 +20,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import calling
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.service import BackgroundLoop
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
@@ -43,8 +44,10 @@ CONVERTED_PER_TURN = 200
 """Hosts processed before other tasks get the event loop."""
 
 
-class MemoryWatch:
-    """Calls `on_change` with the memory of all hosts by name when it changes. Life cycle: start, stop."""
+class MemoryWatch(BackgroundLoop):
+    """Calls `on_change` with the memory of all hosts by name when it changes."""
+
+    loop_name = "memory-watch"
 
     def __init__(
         self,
@@ -65,7 +68,6 @@ class MemoryWatch:
         self._hurry_until = clock.monotonic()
         self._hurried = asyncio.Event()
         self._is_away = False
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def hosts(self) -> Mapping[str, HostMemory]:
@@ -77,16 +79,10 @@ class MemoryWatch:
         """Age of `hosts`; None: never polled."""
         return None if self._seen_at is None else self._clock.monotonic() - self._seen_at
 
+    @override
     async def start(self) -> None:
-        """Start polling. Returns immediately."""
         self._hurry_until = self._clock.monotonic() + START_HURRY_SECONDS
-        self._task = start_critical(self._follow(), name="memory-watch")
-
-    async def stop(self) -> None:
-        """Stop polling; the last result stays readable."""
-        if self._task is not None:
-            await stop_tasks([self._task])
-            self._task = None
+        await super().start()
 
     def hurry(self) -> None:
         """Poll often for the next HURRY_SECONDS because a request waits for a load. Cheap to call."""
@@ -99,7 +95,8 @@ class MemoryWatch:
     def _is_hurried(self) -> bool:
         return self._clock.monotonic() < self._hurry_until
 
-    async def _follow(self) -> None:
+    @override
+    async def _run(self) -> None:
         while True:
             began = self._clock.monotonic()
             try:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
+from typing_extensions import override
+
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1.model_pb2 import MODEL_SKILL_TOOLS
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -13,7 +15,7 @@ from weft.api.runner.v1 import runner_service_pb2
 from weft.gpu.snapshot import DeviceSnapshot, DeviceUse
 from weft.kernel.clock import Clock
 from weft.kernel.log import get_logger
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.service import BackgroundLoop
 
 
 class RunnerStage(Enum):
@@ -144,14 +146,15 @@ DEVICES_TIMEOUT_SECONDS = 2.0
 log = get_logger("weft.gateway")
 
 
-class KeptDevices:
-    """The runner's devices, read in the background. Life cycle: start, stop."""
+class KeptDevices(BackgroundLoop):
+    """The runner's devices, read in the background."""
+
+    loop_name = "runner-devices"
 
     def __init__(self, runner: RunnerPort, clock: Clock) -> None:
         self._runner = runner
         self._clock = clock
         self._seen_at = 0.0
-        self._task: asyncio.Task[None] | None = None
         self.found: tuple[DeviceSnapshot, ...] | None = None
         """The devices at the last reading; None: unknown."""
 
@@ -160,16 +163,10 @@ class KeptDevices:
         """Whether the last reading is too old."""
         return self._clock.monotonic() - self._seen_at > STALE_SECONDS
 
+    @override
     async def start(self) -> None:
-        """Reads the devices once, then periodically."""
         await self._look()
-        self._task = start_critical(self._keep_looking(), name="runner-devices")
-
-    async def stop(self) -> None:
-        """Stops reading. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            await stop_tasks([task])
+        await super().start()
 
     async def _look(self) -> None:
         try:
@@ -179,7 +176,8 @@ class KeptDevices:
             self.found = None
         self._seen_at = self._clock.monotonic()
 
-    async def _keep_looking(self) -> None:
+    @override
+    async def _run(self) -> None:
         while True:
             await self._clock.sleep(TTL_SECONDS)
             try:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from typing_extensions import override
+
 from runner_svc.memory.lease_manager import LOOK_FOR_DEVICES_SECONDS, Observer
 from runner_svc.policy.device_shares import (
     DeviceSample,
@@ -24,7 +26,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.lease_pb2 import Lease
 from weft.gpu.snapshot import DeviceUse, HostSnapshot, ProcessId, Source
 from weft.kernel.clock import Clock
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.service import BackgroundLoop
 
 IDLE_SAMPLE_SECONDS = 5.0
 """Interval of samples while no engine is processing a request."""
@@ -135,8 +137,10 @@ class RequestMeter:
         return usage
 
 
-class DeviceSampler:
-    """Samples the devices for a meter in a loop. Life cycle: start, stop."""
+class DeviceSampler(BackgroundLoop):
+    """Samples the devices for a meter in a loop."""
+
+    loop_name = "device-samples"
 
     def __init__(
         self,
@@ -154,19 +158,9 @@ class DeviceSampler:
         self._interval_seconds = interval_seconds
         self._engine_of: dict[ProcessId, str] = {}
         """The engine of each process that holds device memory; empty: not of this runner."""
-        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Starts sampling."""
-        self._task = start_critical(self._loop(), name="device-samples")
-
-    async def stop(self) -> None:
-        """Stops sampling. Idempotent."""
-        if self._task is not None:
-            await stop_tasks([self._task])
-            self._task = None
-
-    async def _loop(self) -> None:
+    @override
+    async def _run(self) -> None:
         while True:
             snapshot = await self._observer.look(fresh=True)
             self._meter.note(self._samples(snapshot))

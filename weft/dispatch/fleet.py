@@ -1,6 +1,5 @@
 """The read model of the mesh: runners, models, agents, routes, aliases and workflows from the registry's Watch."""
 
-import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,14 +29,13 @@ from weft.api.registry.v1 import (
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.kernel.abilities import Abilities, reported_over, skills_of
 from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
 from weft.kernel.health import WELL, HealthCheck, Observation, degraded, down
 from weft.kernel.log import get_logger
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.reasons import Reason
 from weft.kernel.request import JournalMode, Operation, Skill, journal_in
 from weft.kernel.rpc import calling
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.stream_follower import StreamFollower
 from weft.kernel.timestamps import seconds_of
 
 if TYPE_CHECKING:
@@ -331,9 +329,6 @@ _FOLDINGS: Mapping[str, _Folding] = MappingProxyType(
 
 log = get_logger("weft.fleet")
 
-FIRST_RETRY_SECONDS = 0.1
-MAX_RETRY_SECONDS = 5.0
-
 FleetListener = Callable[[FleetView], None]
 
 
@@ -349,30 +344,23 @@ async def read_fleet(registry: grpc.aio.Channel) -> FleetView:
     return view
 
 
-class FleetWatcher:
-    """Follows the registry's Watch, passes each new FleetView to listeners, and reconnects until stopped."""
+class FleetWatcher(StreamFollower):
+    """Follows the registry's Watch and passes each new FleetView to listeners."""
+
+    loop_name = "fleet-watcher"
+    log = log
+    lost_words = "registry watch lost, serving from the last known state"
 
     def __init__(
         self, registry: grpc.aio.Channel, clock: Clock, *, include_ticket_keys: bool = False, service: str = ""
     ) -> None:
         """`service`: the name under which the registry lists this watcher; empty: not listed."""
+        super().__init__(clock)
         self._service = service
         self._stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
-        self._clock = clock
         self._include_ticket_keys = include_ticket_keys
         self._view = FleetView()
         self._listeners: list[FleetListener] = []
-        self._task: asyncio.Task[None] | None = None
-        self._first_snapshot = asyncio.Event()
-        self._is_following = False
-        """Whether the current watch has received its snapshot."""
-        self._lost_at = clock.monotonic()
-        """When the last watch was lost, or this object was created."""
-
-    @property
-    def lost_seconds(self) -> float:
-        """Time since the registry's watch was lost; 0 while it is connected."""
-        return 0.0 if self._is_following else self._clock.monotonic() - self._lost_at
 
     @property
     def view(self) -> FleetView:
@@ -383,42 +371,8 @@ class FleetWatcher:
         """Calls `listener` with every new view from the event loop."""
         self._listeners.append(listener)
 
-    async def start(self) -> None:
-        """Starts following. Returns immediately; `wait_ready` waits for the first snapshot."""
-        self._task = start_critical(self._follow(), name="fleet-watcher")
-
-    async def wait_ready(self) -> None:
-        """Waits for the first snapshot."""
-        await self._first_snapshot.wait()
-
-    async def stop(self) -> None:
-        """Stops following; the last view stays readable."""
-        if self._task is not None:
-            await stop_tasks([self._task])
-            self._task = None
-
+    @override
     async def _follow(self) -> None:
-        pause = FIRST_RETRY_SECONDS
-        while True:
-            try:
-                with calling(Reason.SERVICE_UNAVAILABLE):
-                    await self._follow_once()
-            except WeftError as error:
-                log.warning(
-                    "registry watch lost, serving from the last known state",
-                    reason=error.reason.name.lower(),
-                    why=error.message,
-                )
-            except Exception:
-                # If this task ended, the service would keep using an outdated view.
-                log.exception("registry watch failed unexpectedly, watching again")
-            # A snapshot resets the delay even if nothing in the mesh has changed.
-            pause = FIRST_RETRY_SECONDS if self._is_following else min(pause * 2, MAX_RETRY_SECONDS)
-            if self._is_following:
-                self._is_following, self._lost_at = False, self._clock.monotonic()
-            await self._clock.sleep(pause)
-
-    async def _follow_once(self) -> None:
         request = registry_service_pb2.WatchRequest(
             include_ticket_keys=self._include_ticket_keys,
             service=self._service,
@@ -427,8 +381,7 @@ class FleetWatcher:
         )
         async for response in self._stub.Watch(request):
             self._view = apply_watch(self._view, response)
-            self._first_snapshot.set()
-            self._is_following = True
+            self._note_received()
             for listener in self._listeners:
                 listener(self._view)
 

@@ -1,10 +1,11 @@
 """The life cycle of services, their health, and background tasks."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -44,6 +45,28 @@ class Service(Protocol):
     async def stop(self, grace_seconds: float) -> None:
         """Stops, after work in progress has had `grace_seconds`. Safe to call twice, or when never started."""
         ...
+
+
+class BackgroundLoop(ABC):
+    """A component that is one critical loop. Life cycle: start, stop."""
+
+    loop_name: ClassVar[str]
+    """The name of its task."""
+    _task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts the loop. Returns immediately."""
+        self._task = start_critical(self._run(), name=self.loop_name)
+
+    async def stop(self, grace_seconds: float = 0.0) -> None:  # noqa: ARG002 - as `Service.stop`
+        """Stops the loop. Safe to call twice, or when never started."""
+        task, self._task = self._task, None
+        if task is not None:
+            await stop_tasks([task])
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Runs until it is cancelled."""
 
 
 LIVENESS = ("", "liveness")

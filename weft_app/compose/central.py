@@ -4,7 +4,6 @@ It has the slots, tickets, receipts, retries and metrics of any runner with `run
 the keys of their providers come from the registry and change while it runs.
 """
 
-import random
 import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +13,6 @@ from typing_extensions import override
 
 import runner_svc.service
 from runner_svc.config import RunnerConfig
-from runner_svc.policy.backoff import retry_pause_seconds
 from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
 from runner_svc.service import RunnerService
 from runner_svc.settings import RunnerSettings
@@ -25,10 +23,10 @@ from weft.kernel.errors import WeftError
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.log import get_logger
 from weft.kernel.names import CENTRAL_RUNNER
-from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
-from weft.kernel.rpc import error_from_call, open_channel
-from weft.kernel.service import Service, start_critical, stop_tasks
+from weft.kernel.rpc import open_channel
+from weft.kernel.service import Service
+from weft.kernel.stream_follower import StreamFollower
 from weft.kernel.timestamps import seconds_of
 from weft_app.compose.home import WeftHome
 from weft_app.compose.metrics import metrics_services, runner_page
@@ -39,8 +37,6 @@ from weft_app.compose.serving import Announce, registry_address, serve_until_sto
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
-    import asyncio
-
     from runner_svc.instance.settings import ServedModel
     from weft.api.registry.v1.central_model_service_pb2_grpc import CentralModelServiceAsyncStub
 
@@ -49,50 +45,31 @@ log = get_logger("weft_app.compose")
 RUNTIME = "openai_remote"
 
 
-class CentralModelsFollower(Service):
-    """Serves on a runner the models that the registry declares. Life cycle: start, stop."""
+class CentralModelsFollower(StreamFollower, Service):
+    """Serves on a runner the models that the registry declares, which stay loaded after the end."""
+
+    loop_name = "central-models"
+    log = log
+    lost_words = "the registry does not send the central models, continuing with the last ones"
 
     def __init__(self, runner: RunnerService, registry: grpc.aio.Channel, clock: Clock, drain_seconds: float) -> None:
+        super().__init__(clock)
         self._runner = runner
         self._stub = cast(
             "CentralModelServiceAsyncStub", central_model_service_pb2_grpc.CentralModelServiceStub(registry)
         )
-        self._clock = clock
         self._drain_seconds = drain_seconds
         self._section = RunnerSettings(name=CENTRAL_RUNNER, runtime=RUNTIME, models=())
         self._keys: dict[str, str] = {}
         """API keys of providers by reference. Engines read them for every request."""
         self._served: dict[str, bytes] = {}
         """The serialized manifest of each served model, see `_served_bytes`."""
-        self._task: asyncio.Task[None] | None = None
 
     @override
-    async def start(self) -> None:
-        """Starts following the registry in a background task."""
-        self._task = start_critical(self._follow(), name="central-models")
-
-    @override
-    async def stop(self, grace_seconds: float) -> None:
-        """Stops following; the models stay loaded. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            await stop_tasks([task])
-
     async def _follow(self) -> None:
-        failures = 0
-        while True:
-            try:
-                async for state in self._stub.WatchCentralModels(pb.WatchCentralModelsRequest()):
-                    failures = 0
-                    await self.apply(state)
-            except grpc.aio.AioRpcError as error:
-                found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-                log.warning(
-                    "the registry does not send the central models, continuing with the last ones",
-                    reason=found.reason.name,
-                )
-            failures += 1
-            await self._clock.sleep(retry_pause_seconds(failures, random.random()))  # noqa: S311 - a pause
+        async for state in self._stub.WatchCentralModels(pb.WatchCentralModelsRequest()):
+            await self.apply(state)
+            self._note_received()
 
     async def apply(self, state: pb.WatchCentralModelsResponse) -> None:
         """Serves exactly these models."""

@@ -1,23 +1,18 @@
 """The delay of a process's event loop: how late its timers are."""
 
-from typing import TYPE_CHECKING
-
 from prometheus_client import Histogram
 from typing_extensions import override
 
 from weft.kernel.clock import Clock
 from weft.kernel.metrics import MetricsPage
-from weft.kernel.service import Service, start_restarting, stop_tasks
-
-if TYPE_CHECKING:
-    import asyncio
+from weft.kernel.service import BackgroundLoop, Service, start_restarting
 
 SAMPLE_SECONDS = 0.25
 DELAY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Buckets, from an idle loop to one that delays heartbeats."""
 
 
-class LoopDelay(Service):
+class LoopDelay(BackgroundLoop, Service):
     """Samples the delay of the event loop and expires idle label sets of the page."""
 
     def __init__(self, page: MetricsPage, clock: Clock, service: str) -> None:
@@ -32,7 +27,6 @@ class LoopDelay(Service):
             registry=page.registry,
         )
         self._delay = histogram.labels(service)
-        self._task: asyncio.Task[None] | None = None
         self._idle_noted = clock.monotonic()
 
     @override
@@ -41,12 +35,6 @@ class LoopDelay(Service):
         self._task = start_restarting(self._run, name="loop-delay", clock=self._clock)
 
     @override
-    async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Stops sampling. Idempotent."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await stop_tasks([task])
-
     async def _run(self) -> None:
         while True:
             due = self._clock.monotonic() + SAMPLE_SECONDS

@@ -24,7 +24,7 @@ async def test_gateway_opens_its_port_only_once_it_knows_the_api_keys(
 ) -> None:
     # A proxy that had not noticed its restart got 503 "has not loaded the API keys yet" for the first requests.
     monkeypatch.setattr(gateway, "REGISTRY_WAIT_SECONDS", LONG_SECONDS)
-    follow_once = KeyRingWatcher._follow_once
+    follow_once = KeyRingWatcher._follow
     opened_before_keys: list[bool] = []
 
     async def follow_late(self: KeyRingWatcher) -> None:
@@ -32,7 +32,7 @@ async def test_gateway_opens_its_port_only_once_it_knows_the_api_keys(
         opened_before_keys.append(announced.done())
         await follow_once(self)
 
-    monkeypatch.setattr(KeyRingWatcher, "_follow_once", follow_late)
+    monkeypatch.setattr(KeyRingWatcher, "_follow", follow_late)
     announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     home = WeftHome(tmp_path / "home")
     home.create()
