@@ -19,8 +19,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.field_rules import check_message
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.rpc import AnsweringServicer
+from weft.kernel.service import BackgroundLoop
 from weft.kernel.timestamps import datetime_of, duration_of, stamp_of
 from weft.sql.store import Store
 
@@ -34,11 +34,13 @@ FROZEN_AFTER_INTERVALS = 3
 """A round that is more than this many intervals late means that the registry was frozen."""
 
 
-class RouterSessions:
+class RouterSessions(BackgroundLoop):
     """Registers routers, records their heartbeats, and deletes those that are silent for the session lifetime.
 
     Sessions survive a restart of the registry, which starts a new lifetime. The core's `routers` has the known routers.
     """
+
+    loop_name = "registry-routers"
 
     def __init__(self, core: RegistryCore, database: Store) -> None:
         self._core = core
@@ -51,8 +53,8 @@ class RouterSessions:
         self._replaced: dict[str, deque[str]] = {}
         """Replaced incarnations of each router. Not stored, so a restart forgets them."""
         self._has_routers = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
+    @override
     async def start(self) -> None:
         """Loads the routers, none of which leads until it reports so again. Raises SERVICE_UNAVAILABLE."""
         rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM routers"))
@@ -67,13 +69,12 @@ class RouterSessions:
             for row in sorted(rows, key=lambda row: str(row.name))
         }
         self.extend_grace()
-        self._task = start_critical(self._run(), name="registry-routers")
+        await super().start()
 
-    async def stop(self) -> None:
+    @override
+    async def stop(self, grace_seconds: float = 0.0) -> None:
         """Stops expiry; the routers stay stored. Safe to call twice, or when never started."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await stop_tasks([task])
+        await super().stop(grace_seconds)
         self._core.routers = {}
 
     async def register(self, request: pb.RegisterRouterRequest) -> None:
@@ -194,6 +195,7 @@ class RouterSessions:
         if self._last_heartbeats:
             self._has_routers.set()
 
+    @override
     async def _run(self) -> None:
         while True:
             # A mesh without separate routers, such as a single `weft up`, has nothing to wake up for.
@@ -209,7 +211,7 @@ class RouterSessions:
             await safely(lambda: self._core.writer.run(self.sweep))
 
 
-class RouterSessionServicer(router_session_service_pb2_grpc.RouterSessionServiceServicer):
+class RouterSessionServicer(AnsweringServicer, router_session_service_pb2_grpc.RouterSessionServiceServicer):
     """See RouterSessionService in the contract."""
 
     def __init__(self, sessions: RouterSessions) -> None:
@@ -217,25 +219,22 @@ class RouterSessionServicer(router_session_service_pb2_grpc.RouterSessionService
 
     @override
     async def RegisterRouter(self, request: pb.RegisterRouterRequest, context: Context) -> pb.RegisterRouterResponse:
-        async with answering(context):
-            check_message(request)
-            await self._sessions.register(request)
-            return pb.RegisterRouterResponse(
-                beat_interval=duration_of(self._sessions.interval_seconds),
-                session_lifetime=duration_of(self._sessions.lifetime_seconds),
-            )
+        check_message(request)
+        await self._sessions.register(request)
+        return pb.RegisterRouterResponse(
+            beat_interval=duration_of(self._sessions.interval_seconds),
+            session_lifetime=duration_of(self._sessions.lifetime_seconds),
+        )
 
     @override
     async def BeatRouter(self, request: pb.BeatRouterRequest, context: Context) -> pb.BeatRouterResponse:
-        async with answering(context):
-            check_message(request)
-            await self._sessions.beat(request)
-            return pb.BeatRouterResponse()
+        check_message(request)
+        await self._sessions.beat(request)
+        return pb.BeatRouterResponse()
 
     @override
     async def UnregisterRouter(
         self, request: pb.UnregisterRouterRequest, context: Context
     ) -> pb.UnregisterRouterResponse:
-        async with answering(context):
-            await self._sessions.unregister(request.name, request.incarnation)
-            return pb.UnregisterRouterResponse()
+        await self._sessions.unregister(request.name, request.incarnation)
+        return pb.UnregisterRouterResponse()

@@ -38,7 +38,7 @@ from weft.kernel.names import (
 from weft.kernel.placement_request import PlacementRequest, PoolQueue, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import CALLER_BANDS, PREFIX_ENDS, Operation, Priority, Skill
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import carried_traceparent
 from weft.kernel.timestamps import optional_seconds
@@ -152,7 +152,7 @@ MAX_AGE_SECONDS = 7 * 86_400.0
 PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
 
 
-class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
+class PlacementServicer(AnsweringServicer, placement_service_pb2_grpc.PlacementServiceServicer):
     """Implements PlacementService; translation only."""
 
     def __init__(self, placement: RouterPort, journal: JournalPolicy | None = None) -> None:
@@ -163,24 +163,23 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
     # grpc.aio also accepts a coroutine that reads and writes through the context; the stub only has iterators.
     @override
     async def Place(self, _requests: object, context: PlaceContext) -> None:  # type: ignore[override]
-        async with answering(context):
-            first = await context.read()
-            if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
-                raise invalid_field("open", "must be the first message of a placement")
-            wanted = _request_from_proto(first.open, carried_traceparent(context.invocation_metadata()))
-            self._require_unjournaled(wanted)
-            async with self._placement.place(wanted) as place:
-                reading = asyncio.create_task(self._read_reports(context, place))
-                writing = asyncio.create_task(self._write_decisions(context, place))
-                try:
-                    done, _ = await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        task.result()
-                finally:
-                    ended = [task for task in (reading, writing) if task.done()]
-                    await stop_tasks({reading, writing}.difference(ended))
-                    # Retrieve their exceptions, which asyncio would otherwise report after the caller disconnected.
-                    await asyncio.gather(*ended, return_exceptions=True)
+        first = await context.read()
+        if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
+            raise invalid_field("open", "must be the first message of a placement")
+        wanted = _request_from_proto(first.open, carried_traceparent(context.invocation_metadata()))
+        self._require_unjournaled(wanted)
+        async with self._placement.place(wanted) as place:
+            reading = asyncio.create_task(self._read_reports(context, place))
+            writing = asyncio.create_task(self._write_decisions(context, place))
+            try:
+                done, _ = await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                ended = [task for task in (reading, writing) if task.done()]
+                await stop_tasks({reading, writing}.difference(ended))
+                # Retrieve their exceptions, which asyncio would otherwise report after the caller disconnected.
+                await asyncio.gather(*ended, return_exceptions=True)
 
     @override
     async def ReportEnd(
@@ -188,12 +187,10 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         request: pb.ReportEndRequest,
         context: grpc.aio.ServicerContext[pb.ReportEndRequest, pb.ReportEndResponse],
     ) -> pb.ReportEndResponse:
-        async with answering(context):
-            if not request.finished.HasField("receipt"):
-                raise invalid_field("finished.receipt", "must be set")
-            ended = _request_from_proto(request.open, carried_traceparent(context.invocation_metadata()))
-            return pb.ReportEndResponse(recorded=await self._placement.report_end(ended, request.finished.receipt))
-        raise AssertionError("abort raises")
+        if not request.finished.HasField("receipt"):
+            raise invalid_field("finished.receipt", "must be set")
+        ended = _request_from_proto(request.open, carried_traceparent(context.invocation_metadata()))
+        return pb.ReportEndResponse(recorded=await self._placement.report_end(ended, request.finished.receipt))
 
     @override
     async def ListQueues(
@@ -201,9 +198,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         request: pb.ListQueuesRequest,
         context: grpc.aio.ServicerContext[pb.ListQueuesRequest, pb.ListQueuesResponse],
     ) -> pb.ListQueuesResponse:
-        async with answering(context):
-            return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
-        raise AssertionError("abort raises")
+        return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
 
     def _require_unjournaled(self, wanted: PlacementRequest) -> None:
         """Raise SERVICE_UNAVAILABLE for a request that must be journaled, as tasks are placed inside the router.

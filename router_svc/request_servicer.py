@@ -34,7 +34,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answers
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import set_seconds
 
@@ -125,7 +125,7 @@ class JournaledTasks(Protocol):
         ...
 
 
-class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
+class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestServiceServicer):
     """Implements RequestService over the log, the clients and the scheduling loop of this process."""
 
     def __init__(
@@ -159,7 +159,6 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         self._history = history
 
     @override
-    @answers
     async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
         request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
         tenant = _tenant_of(request.tenant)
@@ -184,7 +183,6 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         return ended
 
     @override
-    @answers
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
         if request.limit < 0:
             raise invalid_field("limit", "must not be negative")
@@ -213,7 +211,6 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
     # Coroutines that write end their watch when the call is cancelled; generators would wait for the garbage collector.
     # grpc.aio accepts both, but the generated types only have the latter.
     @override
-    @answers
     async def WatchRequests(  # type: ignore[override]
         self, request: pb.WatchRequestsRequest, context: Context
     ) -> None:
@@ -253,12 +250,10 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
             yield _records_of(entries[at : at + RECORDS_PER_RESPONSE])
 
     @override
-    @answers
     async def GetFigures(self, request: pb.GetFiguresRequest, context: Context) -> pb.GetFiguresResponse:
         return pb.GetFiguresResponse(figures=self._figures.figures())
 
     @override
-    @answers
     async def WatchFigures(  # type: ignore[override]  # see WatchRequests
         self, request: pb.WatchFiguresRequest, context: Context
     ) -> None:
@@ -284,7 +279,6 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
             )
 
     @override
-    @answers
     async def CancelRequest(self, request: pb.CancelRequestRequest, context: Context) -> pb.CancelRequestResponse:
         request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
         if len(request.requested_by) > MAX_CANCELLER_CHARS:
@@ -351,12 +345,10 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         return record
 
     @override
-    @answers
     async def ListClients(self, request: pb.ListClientsRequest, context: Context) -> pb.ListClientsResponse:
         return pb.ListClientsResponse(clients=self._clients.records())
 
     @override
-    @answers
     async def ListLimitUses(self, request: pb.ListLimitUsesRequest, context: Context) -> pb.ListLimitUsesResponse:
         return pb.ListLimitUsesResponse(uses=self._clients.limit_uses(_tenant_of(request.tenant)))
 

@@ -47,7 +47,7 @@ from weft.kernel.principal import (
     parse_scopes,
 )
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import optional_stamp, seconds_of, stamp_of
 from weft.sql.connections import Row, Tx
@@ -508,7 +508,7 @@ def to_grace(request: pb.RotateKeyRequest) -> timedelta | None:
     return timedelta(seconds=seconds)
 
 
-class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
+class KeyServicer(AnsweringServicer, key_service_pb2_grpc.KeyServiceServicer):
     """See KeyService in the contract."""
 
     def __init__(self, keys: ApiKeys) -> None:
@@ -516,32 +516,28 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
 
     @override
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
-        async with answering(context):
-            check_message(request)
-            parse_scopes(request.scopes, "scopes")
-            key, text = await self._keys.create(request, caller())
-            return pb.CreateKeyResponse(key=key_message(key), text=text)
+        check_message(request)
+        parse_scopes(request.scopes, "scopes")
+        key, text = await self._keys.create(request, caller())
+        return pb.CreateKeyResponse(key=key_message(key), text=text)
 
     @override
     async def ListKeys(self, request: pb.ListKeysRequest, context: Context) -> pb.ListKeysResponse:
         del request
-        async with answering(context):
-            return pb.ListKeysResponse(keys=[key_message(key) for key in self._keys.newest_first()])
+        return pb.ListKeysResponse(keys=[key_message(key) for key in self._keys.newest_first()])
 
     @override
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Context) -> pb.RevokeKeyResponse:
-        async with answering(context):
-            check_message(request)
-            await self._keys.revoke(request.id, caller())
-            return pb.RevokeKeyResponse()
+        check_message(request)
+        await self._keys.revoke(request.id, caller())
+        return pb.RevokeKeyResponse()
 
     @override
     async def RotateKey(self, request: pb.RotateKeyRequest, context: Context) -> pb.RotateKeyResponse:
-        async with answering(context):
-            check_message(request)
-            key, text = await self._keys.rotate(request.id, to_grace(request), caller())
-            until = optional_stamp(key.previous_expires_at or key.rotated_at)
-            return pb.RotateKeyResponse(key=key_message(key), text=text, old_expire_time=until)
+        check_message(request)
+        key, text = await self._keys.rotate(request.id, to_grace(request), caller())
+        until = optional_stamp(key.previous_expires_at or key.rotated_at)
+        return pb.RotateKeyResponse(key=key_message(key), text=text, old_expire_time=until)
 
     # See RegistryServicer.Watch for why it is a coroutine.
     @override
@@ -549,9 +545,8 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         self, request: pb.WatchKeysRequest, context: Context
     ) -> None:
         del request
-        async with answering(context):
-            pepper, keys, watcher = self._keys.watch()
-            with watcher:
-                await context.write(await snapshot_message(pepper, keys))
-                async for change in watcher:
-                    await context.write(change)
+        pepper, keys, watcher = self._keys.watch()
+        with watcher:
+            await context.write(await snapshot_message(pepper, keys))
+            async for change in watcher:
+                await context.write(change)

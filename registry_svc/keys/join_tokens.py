@@ -22,7 +22,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.field_rules import check_message
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.timestamps import optional_stamp, seconds_of, stamp_of
 
 log = get_logger("weft.registry")
@@ -160,7 +160,7 @@ def token_message(token: JoinToken) -> token_pb.JoinToken:
     )
 
 
-class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
+class JoinTokenServicer(AnsweringServicer, join_token_service_pb2_grpc.JoinTokenServiceServicer):
     """See JoinTokenService in the contract."""
 
     def __init__(self, tokens: JoinTokens) -> None:
@@ -170,32 +170,28 @@ class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
     async def CreateJoinToken(
         self, request: token_pb.CreateJoinTokenRequest, context: Context
     ) -> token_pb.CreateJoinTokenResponse:
-        async with answering(context):
-            check_message(request)
-            token, text = await self._tokens.create(request)
-            return token_pb.CreateJoinTokenResponse(join_token=token_message(token), token=text)
+        check_message(request)
+        token, text = await self._tokens.create(request)
+        return token_pb.CreateJoinTokenResponse(join_token=token_message(token), token=text)
 
     @override
     async def ListJoinTokens(
         self, request: token_pb.ListJoinTokensRequest, context: Context
     ) -> token_pb.ListJoinTokensResponse:
         del request
-        async with answering(context):
-            tokens = [token_message(token) for token in self._tokens.newest_first()]
-            return token_pb.ListJoinTokensResponse(join_tokens=tokens)
+        tokens = [token_message(token) for token in self._tokens.newest_first()]
+        return token_pb.ListJoinTokensResponse(join_tokens=tokens)
 
     @override
     async def RevokeJoinToken(
         self, request: token_pb.RevokeJoinTokenRequest, context: Context
     ) -> token_pb.RevokeJoinTokenResponse:
-        async with answering(context):
-            check_message(request)
-            await self._tokens.revoke(request.id)
-            return token_pb.RevokeJoinTokenResponse()
+        check_message(request)
+        await self._tokens.revoke(request.id)
+        return token_pb.RevokeJoinTokenResponse()
 
     @override
     async def CheckJoinToken(
         self, request: token_pb.CheckJoinTokenRequest, context: Context
     ) -> token_pb.CheckJoinTokenResponse:
-        async with answering(context):
-            return token_pb.CheckJoinTokenResponse(join_token=token_message(self._tokens.check(request.token)))
+        return token_pb.CheckJoinTokenResponse(join_token=token_message(self._tokens.check(request.token)))

@@ -16,7 +16,7 @@ from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.kernel.clock import Clock
 from weft.kernel.field_rules import check_message
 from weft.kernel.principal import MESH_ACCESS
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer, answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 
@@ -29,7 +29,7 @@ async def no_record(_grant: Grant, _actor: str) -> None:
     """Does nothing: there is no audit log."""
 
 
-class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
+class LeaseServicer(AnsweringServicer, lease_service_pb2_grpc.LeaseServiceServicer):
     """See LeaseService in the contract."""
 
     def __init__(self, ledger: Ledger, mesh_clock: Clock | None = None, record: RecordRelease = no_record) -> None:
@@ -43,61 +43,55 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
     async def AcquireLease(  # type: ignore[override]
         self, request: pb.AcquireLeaseRequest, context: Context
     ) -> None:
-        async with answering(context):
-            check_acquire(request)
-            _require_right(request.holder)
-            async with aclosing(self._ledger.acquire(request)) as responses:
-                async for response in responses:
-                    await context.write(response)
+        check_acquire(request)
+        _require_right(request.holder)
+        async with aclosing(self._ledger.acquire(request)) as responses:
+            async for response in responses:
+                await context.write(response)
 
     @override
     async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
-        async with answering(context):
-            check_renewal(request)
-            _require_right(request.holder)
-            return await self._ledger.renew(request)
+        check_renewal(request)
+        _require_right(request.holder)
+        return await self._ledger.renew(request)
 
     @override
     async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, context: Context) -> pb.ReleaseLeaseResponse:
-        async with answering(context):
-            check_holder(request)
-            _require_right(request.holder)
-            holder = holder_from(request.holder)
-            await self._ledger.release(holder, request.session_id, request.lease_id, request.fencing_number)
-            return pb.ReleaseLeaseResponse()
+        check_holder(request)
+        _require_right(request.holder)
+        holder = holder_from(request.holder)
+        await self._ledger.release(holder, request.session_id, request.lease_id, request.fencing_number)
+        return pb.ReleaseLeaseResponse()
 
     @override
     async def ReleaseProgramLease(
         self, request: pb.ReleaseProgramLeaseRequest, context: Context
     ) -> pb.ReleaseProgramLeaseResponse:
-        async with answering(context):
-            check_message(request)
-            actor = to_actor(request.requested_by)
-            lease = self._ledger.require_releasable(request.lease_id)
-            if lease.state is not LeaseState.RELEASING:
-                await self._record(lease.grant, actor)
-            released = await self._ledger.release_program_lease(request.lease_id)
-            return pb.ReleaseProgramLeaseResponse(lease=released)
+        check_message(request)
+        actor = to_actor(request.requested_by)
+        lease = self._ledger.require_releasable(request.lease_id)
+        if lease.state is not LeaseState.RELEASING:
+            await self._record(lease.grant, actor)
+        released = await self._ledger.release_program_lease(request.lease_id)
+        return pb.ReleaseProgramLeaseResponse(lease=released)
 
     @override
     async def ReleaseEarlierLives(
         self, request: pb.ReleaseEarlierLivesRequest, context: Context
     ) -> pb.ReleaseEarlierLivesResponse:
-        async with answering(context):
-            check_holder(request)
-            holder = holder_from(request.holder)
-            released_count = await self._ledger.release_earlier_lives(holder, request.session_id)
-            return pb.ReleaseEarlierLivesResponse(released_count=released_count)
+        check_holder(request)
+        holder = holder_from(request.holder)
+        released_count = await self._ledger.release_earlier_lives(holder, request.session_id)
+        return pb.ReleaseEarlierLivesResponse(released_count=released_count)
 
     @override
     async def ListHostMemory(self, request: pb.ListHostMemoryRequest, context: Context) -> pb.ListHostMemoryResponse:
-        async with answering(context):
-            check_message(request)
-            hosts = self._ledger.hosts(request.host)
-            return pb.ListHostMemoryResponse(
-                hosts=hosts,
-                mesh_time=None if self._mesh_clock is None else stamp_of(self._mesh_clock.utc_now()),
-            )
+        check_message(request)
+        hosts = self._ledger.hosts(request.host)
+        return pb.ListHostMemoryResponse(
+            hosts=hosts,
+            mesh_time=None if self._mesh_clock is None else stamp_of(self._mesh_clock.utc_now()),
+        )
 
     @override
     async def WatchHostMemory(  # type: ignore[override]

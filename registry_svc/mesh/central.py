@@ -14,7 +14,7 @@ from weft.documents.kinds.model import secret_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -48,7 +48,7 @@ def users_of(secret: str, core: RegistryCore) -> Sequence[str]:
     return sorted(name for name, manifest in central.items() if secret_of(manifest) == secret)
 
 
-class CentralModelServicer(central_model_service_pb2_grpc.CentralModelServiceServicer):
+class CentralModelServicer(AnsweringServicer, central_model_service_pb2_grpc.CentralModelServiceServicer):
     """See CentralModelService in the contract: the declared models with a provider, and the providers' keys."""
 
     def __init__(self, core: RegistryCore, bell: Bell, key_of: KeyOf) -> None:
@@ -63,18 +63,17 @@ class CentralModelServicer(central_model_service_pb2_grpc.CentralModelServiceSer
         self, request: pb.WatchCentralModelsRequest, context: Context
     ) -> None:
         del request
-        async with answering(context):
-            _require_private(context)
-            last: pb.WatchCentralModelsResponse | None = None
-            while True:
-                rung = self._bell.next()
-                self._core.require_open()
-                central = sorted(self._core.mesh.central_models.items())
-                state = pb.WatchCentralModelsResponse(models=[self._with_key(manifest) for _, manifest in central])
-                if state != last:
-                    await context.write(state)
-                    last = state
-                await rung.wait()
+        _require_private(context)
+        last: pb.WatchCentralModelsResponse | None = None
+        while True:
+            rung = self._bell.next()
+            self._core.require_open()
+            central = sorted(self._core.mesh.central_models.items())
+            state = pb.WatchCentralModelsResponse(models=[self._with_key(manifest) for _, manifest in central])
+            if state != last:
+                await context.write(state)
+                last = state
+            await rung.wait()
 
     def _with_key(self, manifest: Any) -> pb.CentralModel:
         secret = secret_of(manifest)

@@ -61,7 +61,7 @@ from weft.kernel.principal import (
     Resource,
     Role,
 )
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import duration_of, stamp_of
 from weft.kernel.unknown_names import unknown_name
@@ -215,7 +215,7 @@ def _may_see(name: str) -> bool:
 _ALSO_WATCHED = (Access(Resource.RUNNERS, Role.VIEW), Access(Resource.SETTINGS, Role.VIEW))
 
 
-class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
+class RegistryServicer(AnsweringServicer, registry_service_pb2_grpc.RegistryServiceServicer):
     """See RegistryService in the contract."""
 
     def __init__(self, core: RegistryCore, watching: WatchingProcesses) -> None:
@@ -225,35 +225,32 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
 
     @override
     async def ListResources(self, request: ListResourcesRequest, context: Context) -> pb.ListResourcesResponse:
-        async with answering(context):
-            kind = to_kind(request.kind, "kind")
-            if request.labels and not KINDS[kind].has_labels:
-                raise invalid_field("labels", f"{kind.plural} have no labels")
-            if KINDS[kind].by_name:
-                caller().require_some(view_of(kind))
-            else:
-                caller().require(view_of(kind))
-            found, token = self._catalogue.page(kind, request)
-            resources = [packed(kind, each) for each in found]
-            return pb.ListResourcesResponse(resources=resources, next_page_token=token)
+        kind = to_kind(request.kind, "kind")
+        if request.labels and not KINDS[kind].has_labels:
+            raise invalid_field("labels", f"{kind.plural} have no labels")
+        if KINDS[kind].by_name:
+            caller().require_some(view_of(kind))
+        else:
+            caller().require(view_of(kind))
+        found, token = self._catalogue.page(kind, request)
+        resources = [packed(kind, each) for each in found]
+        return pb.ListResourcesResponse(resources=resources, next_page_token=token)
 
     @override
     async def GetResource(self, request: pb.GetResourceRequest, context: Context) -> pb.GetResourceResponse:
-        async with answering(context):
-            kind, name = to_kind(request.kind, "kind"), self._name_of(request.name)
-            if KINDS[kind].by_name:
-                caller().require_name(view_of(kind), name)
-            else:
-                caller().require(view_of(kind))
-            found = packed(kind, self._catalogue.get(kind, name))
-            return pb.GetResourceResponse(resource=found)
+        kind, name = to_kind(request.kind, "kind"), self._name_of(request.name)
+        if KINDS[kind].by_name:
+            caller().require_name(view_of(kind), name)
+        else:
+            caller().require(view_of(kind))
+        found = packed(kind, self._catalogue.get(kind, name))
+        return pb.GetResourceResponse(resource=found)
 
     @override
     async def GetModelMembers(self, request: pb.GetModelMembersRequest, context: Context) -> pb.GetModelMembersResponse:
-        async with answering(context):
-            name = self._name_of(request.name)
-            caller().require_name(VIEW_MODELS, name)
-            return pb.GetModelMembersResponse(pool=self._catalogue.pool_of(name))
+        name = self._name_of(request.name)
+        caller().require_name(VIEW_MODELS, name)
+        return pb.GetModelMembersResponse(pool=self._catalogue.pool_of(name))
 
     # A coroutine closes its watcher as soon as the call is cancelled; a generator would wait for the garbage collector.
     # grpc.aio supports both, the generated types only the latter.
@@ -261,41 +258,38 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     async def Watch(  # type: ignore[override]
         self, request: pb.WatchRequest, context: Context
     ) -> None:
-        async with answering(context):
-            # The watch includes runners and settings, so access to models is not enough.
-            for access in _ALSO_WATCHED:
-                caller().require(access)
-            if request.include_ticket_keys:
-                caller().require(MESH_ACCESS)
-            snapshot, watcher = self._catalogue.watch()
-            with watcher, self._watching.watching(request):
-                await context.write(await snapshot.message(with_keys=request.include_ticket_keys))
-                async for response in watcher:
-                    await context.write(change_message(response, with_keys=request.include_ticket_keys))
+        # The watch includes runners and settings, so access to models is not enough.
+        for access in _ALSO_WATCHED:
+            caller().require(access)
+        if request.include_ticket_keys:
+            caller().require(MESH_ACCESS)
+        snapshot, watcher = self._catalogue.watch()
+        with watcher, self._watching.watching(request):
+            await context.write(await snapshot.message(with_keys=request.include_ticket_keys))
+            async for response in watcher:
+                await context.write(change_message(response, with_keys=request.include_ticket_keys))
 
     @override
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
-        async with answering(context):
-            kind, name = events_of(request)
-            events = self._catalogue.events(kind, self._name_of(name), event_limit(request))
-            return pb.ListEventsResponse(events=events)
+        kind, name = events_of(request)
+        events = self._catalogue.events(kind, self._name_of(name), event_limit(request))
+        return pb.ListEventsResponse(events=events)
 
     @override
     async def WatchEvents(  # type: ignore[override]  # see Watch
         self, request: pb.WatchEventsRequest, context: Context
     ) -> None:
-        async with answering(context):
-            kind, name = events_of(request)
-            name = self._name_of(name)
-            with self._catalogue.watch_events() as watcher:
-                # Once a caller has the headers, it misses no event.
-                await context.send_initial_metadata(())
-                async for event in watcher:
-                    if concerns(event, kind, name):
-                        await context.write(pb.WatchEventsResponse(event=event))
+        kind, name = events_of(request)
+        name = self._name_of(name)
+        with self._catalogue.watch_events() as watcher:
+            # Once a caller has the headers, it misses no event.
+            await context.send_initial_metadata(())
+            async for event in watcher:
+                if concerns(event, kind, name):
+                    await context.write(pb.WatchEventsResponse(event=event))
 
 
-class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
+class RunnerSessionServicer(AnsweringServicer, runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
     """See RunnerSessionService in the contract."""
 
     def __init__(self, roster: SessionManager, retirements: Retirements, core: RegistryCore) -> None:
@@ -309,42 +303,38 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
     async def OpenSession(
         self, request: session_pb.OpenSessionRequest, context: Context
     ) -> session_pb.OpenSessionResponse:
-        async with answering(context):
-            session, config = await self._roster.open_session(valid_opening(request, self._config)), self._config
-            # A dial-out runner may have any clock, since the operator does not control its machine.
-            max_offset = None if request.runner.dial_out else duration_of(config.max_clock_offset_seconds)
-            return session_pb.OpenSessionResponse(
-                session_id=session.id,
-                ticket_key=session.ticket_key,
-                heartbeat_interval=duration_of(config.heartbeat_interval_seconds),
-                report_interval=duration_of(config.report_interval_seconds),
-                mesh_time=stamp_of(self._mesh_clock.utc_now()),
-                registry_time=stamp_of(self._clock.utc_now()),
-                max_clock_offset=max_offset,
-            )
+        session, config = await self._roster.open_session(valid_opening(request, self._config)), self._config
+        # A dial-out runner may have any clock, since the operator does not control its machine.
+        max_offset = None if request.runner.dial_out else duration_of(config.max_clock_offset_seconds)
+        return session_pb.OpenSessionResponse(
+            session_id=session.id,
+            ticket_key=session.ticket_key,
+            heartbeat_interval=duration_of(config.heartbeat_interval_seconds),
+            report_interval=duration_of(config.report_interval_seconds),
+            mesh_time=stamp_of(self._mesh_clock.utc_now()),
+            registry_time=stamp_of(self._clock.utc_now()),
+            max_clock_offset=max_offset,
+        )
 
     @override
     async def Heartbeat(self, request: session_pb.HeartbeatRequest, context: Context) -> session_pb.HeartbeatResponse:
-        async with answering(context):
-            await self._roster.heartbeat(valid_heartbeat(request, self._config))
-            return session_pb.HeartbeatResponse(
-                mesh_time=stamp_of(self._mesh_clock.utc_now()), registry_time=stamp_of(self._clock.utc_now())
-            )
+        await self._roster.heartbeat(valid_heartbeat(request, self._config))
+        return session_pb.HeartbeatResponse(
+            mesh_time=stamp_of(self._mesh_clock.utc_now()), registry_time=stamp_of(self._clock.utc_now())
+        )
 
     @override
     async def CloseSession(
         self, request: session_pb.CloseSessionRequest, context: Context
     ) -> session_pb.CloseSessionResponse:
-        async with answering(context):
-            await self._roster.close_session(request.session_id, request.incarnation)
-            return session_pb.CloseSessionResponse()
+        await self._roster.close_session(request.session_id, request.incarnation)
+        return session_pb.CloseSessionResponse()
 
     @override
     async def RetireSession(
         self, request: session_pb.RetireSessionRequest, context: Context
     ) -> session_pb.RetireSessionResponse:
-        async with answering(context):
-            return await self._retirements.retire(request.session_id, process_ended=request.process_ended)
+        return await self._retirements.retire(request.session_id, process_ended=request.process_ended)
 
 
 def author_of(request: declaration_pb.ApplyRequest) -> Author:
@@ -355,7 +345,7 @@ def author_of(request: declaration_pb.ApplyRequest) -> Author:
     return Author(name=known.name, own_only=not known.may(EDIT_MODELS))
 
 
-class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceServicer):
+class DeclarationServicer(AnsweringServicer, declaration_service_pb2_grpc.DeclarationServiceServicer):
     """See DeclarationService in the contract."""
 
     def __init__(self, declarations: Declarations, core: RegistryCore) -> None:
@@ -364,32 +354,30 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
 
     @override
     async def Apply(self, request: declaration_pb.ApplyRequest, context: Context) -> declaration_pb.ApplyResponse:
-        async with answering(context):
-            batch = valid_batch(request, self._core.config)
-            self._declarations.name_targets(batch.documents)
-            if names_secret(batch.documents):
-                # Otherwise any caller who may declare models could send any secret anywhere.
-                caller().require(USE_SECRETS)
-            require_declarable(caller(), batch.documents)
-            results = await self._declarations.apply(batch, author_of(request))
-            return declaration_pb.ApplyResponse(results=results)
+        batch = valid_batch(request, self._core.config)
+        self._declarations.name_targets(batch.documents)
+        if names_secret(batch.documents):
+            # Otherwise any caller who may declare models could send any secret anywhere.
+            caller().require(USE_SECRETS)
+        require_declarable(caller(), batch.documents)
+        results = await self._declarations.apply(batch, author_of(request))
+        return declaration_pb.ApplyResponse(results=results)
 
     @override
     async def Delete(self, request: declaration_pb.DeleteRequest, context: Context) -> declaration_pb.DeleteResponse:
-        async with answering(context):
-            kind = to_kind(request.kind, "kind")
-            name = self._core.name_of(require_name_of_model(request.name, "name"))
-            if kind in DECLARED_KINDS and KINDS[kind].resource is not Resource.MODELS:
-                caller().require(Access(KINDS[kind].resource, Role.EDIT))
-            elif kind in DECLARED_KINDS and KINDS[kind].by_name:
-                caller().require_name(EDIT_MODELS, name)
-            else:
-                caller().require(EDIT_MODELS)
-            await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
-            return declaration_pb.DeleteResponse()
+        kind = to_kind(request.kind, "kind")
+        name = self._core.name_of(require_name_of_model(request.name, "name"))
+        if kind in DECLARED_KINDS and KINDS[kind].resource is not Resource.MODELS:
+            caller().require(Access(KINDS[kind].resource, Role.EDIT))
+        elif kind in DECLARED_KINDS and KINDS[kind].by_name:
+            caller().require_name(EDIT_MODELS, name)
+        else:
+            caller().require(EDIT_MODELS)
+        await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
+        return declaration_pb.DeleteResponse()
 
 
-class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
+class SettingsServicer(AnsweringServicer, settings_service_pb2_grpc.SettingsServiceServicer):
     """See SettingsService in the contract."""
 
     def __init__(self, settings: SettingsManager) -> None:
@@ -400,16 +388,14 @@ class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
         self, request: settings_pb.GetSettingsRequest, context: Context
     ) -> settings_pb.GetSettingsResponse:
         del request
-        async with answering(context):
-            return settings_pb.GetSettingsResponse(settings=self._settings.current())
+        return settings_pb.GetSettingsResponse(settings=self._settings.current())
 
     @override
     async def UpdateSettings(
         self, request: settings_pb.UpdateSettingsRequest, context: Context
     ) -> settings_pb.UpdateSettingsResponse:
-        async with answering(context):
-            wanted = request.allow_cloud_fallback if request.HasField("allow_cloud_fallback") else None
-            if request.journal not in JournalMode.values():
-                raise invalid_field("journal", "must be a known mode")
-            changed = await self._settings.update(wanted, request.journal)
-            return settings_pb.UpdateSettingsResponse(settings=changed)
+        wanted = request.allow_cloud_fallback if request.HasField("allow_cloud_fallback") else None
+        if request.journal not in JournalMode.values():
+            raise invalid_field("journal", "must be a known mode")
+        changed = await self._settings.update(wanted, request.journal)
+        return settings_pb.UpdateSettingsResponse(settings=changed)

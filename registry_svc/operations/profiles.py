@@ -40,7 +40,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import new_id, require_name
 from weft.kernel.principal import OPERATE, USE_SECRETS
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 from weft.kernel.unknown_names import MODEL, unknown_name
@@ -325,7 +325,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 MAX_DESCRIPTION_CHARS = 1_024
 
 
-class ProfileServicer(profile_service_pb2_grpc.ProfileServiceServicer):
+class ProfileServicer(AnsweringServicer, profile_service_pb2_grpc.ProfileServiceServicer):
     """See ProfileService in the contract."""
 
     def __init__(self, profiles: Profiles) -> None:
@@ -333,21 +333,19 @@ class ProfileServicer(profile_service_pb2_grpc.ProfileServiceServicer):
 
     @override
     async def SaveProfile(self, request: pb.SaveProfileRequest, context: Context) -> pb.SaveProfileResponse:
-        async with answering(context):
-            require_name(request.name, "name")
-            request.description = cleaned_multiline(request.description, "description", MAX_DESCRIPTION_CHARS)
-            known = caller()
-            author = Author(name=request.requested_by if known.names_tenants else known.name)
-            return pb.SaveProfileResponse(result=await self._profiles.save(request, author))
+        require_name(request.name, "name")
+        request.description = cleaned_multiline(request.description, "description", MAX_DESCRIPTION_CHARS)
+        known = caller()
+        author = Author(name=request.requested_by if known.names_tenants else known.name)
+        return pb.SaveProfileResponse(result=await self._profiles.save(request, author))
 
     @override
     async def SwitchProfile(self, request: pb.SwitchProfileRequest, context: Context) -> pb.SwitchProfileResponse:
-        async with answering(context):
-            require_name(request.name, "name")
-            profile, known = self._profiles.get(request.name), caller()
-            manifest = profile.manifest
-            if manifest.load or manifest.unload or manifest.unload_others:
-                known.require(OPERATE)
-            if names_secret(documents_of(manifest)):
-                known.require(USE_SECRETS)
-            return await self._profiles.switch(request, to_actor(request.requested_by))
+        require_name(request.name, "name")
+        profile, known = self._profiles.get(request.name), caller()
+        manifest = profile.manifest
+        if manifest.load or manifest.unload or manifest.unload_others:
+            known.require(OPERATE)
+        if names_secret(documents_of(manifest)):
+            known.require(USE_SECRETS)
+        return await self._profiles.switch(request, to_actor(request.requested_by))

@@ -25,7 +25,7 @@ from weft.kernel.names import (
     require_request_id,
     require_token,
 )
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import carried_traceparent
 
@@ -84,7 +84,7 @@ def _name_models(action: operation_pb2.OperationAction, name_of: Callable[[str],
             setattr(work, field, name_of(getattr(work, field)))
 
 
-class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
+class OperationServicer(AnsweringServicer, operation_service_pb2_grpc.OperationServiceServicer):
     """See OperationService in the contract."""
 
     def __init__(self, operations: Operations, name_of: Callable[[str], str] = str) -> None:
@@ -94,101 +94,89 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
 
     @override
     async def CreateOperation(self, request: pb.CreateOperationRequest, context: Context) -> pb.CreateOperationResponse:
-        async with answering(context):
-            wanted = valid_creation(request)
-            _name_models(wanted.action, self._name_of)
-            for needed in needed_access(wanted.action):
-                caller().require(needed)
-            require_operable(caller(), wanted.action)
-            traceparent = carried_traceparent(context.invocation_metadata())
-            operation, existed = await self._operations.create(wanted, traceparent)
-            return pb.CreateOperationResponse(operation=operation, existed=existed)
+        wanted = valid_creation(request)
+        _name_models(wanted.action, self._name_of)
+        for needed in needed_access(wanted.action):
+            caller().require(needed)
+        require_operable(caller(), wanted.action)
+        traceparent = carried_traceparent(context.invocation_metadata())
+        operation, existed = await self._operations.create(wanted, traceparent)
+        return pb.CreateOperationResponse(operation=operation, existed=existed)
 
     @override
     async def GetOperation(self, request: pb.GetOperationRequest, context: Context) -> pb.GetOperationResponse:
-        async with answering(context):
-            operation = await self._operations.get(require_operation_name(request.name))
-            return pb.GetOperationResponse(operation=operation)
+        operation = await self._operations.get(require_operation_name(request.name))
+        return pb.GetOperationResponse(operation=operation)
 
     @override
     async def ListOperations(self, request: pb.ListOperationsRequest, context: Context) -> pb.ListOperationsResponse:
-        async with answering(context):
-            before, size = to_page(request)
-            found = await self._operations.page(
-                before_number=before, size=size + 1, unfinished_only=request.unfinished_only
-            )
-            return pb.ListOperationsResponse(
-                operations=found[:size],
-                next_page_token=page_token(str(found[size - 1].number)) if len(found) > size else "",
-            )
+        before, size = to_page(request)
+        found = await self._operations.page(
+            before_number=before, size=size + 1, unfinished_only=request.unfinished_only
+        )
+        return pb.ListOperationsResponse(
+            operations=found[:size],
+            next_page_token=page_token(str(found[size - 1].number)) if len(found) > size else "",
+        )
 
     # A coroutine closes its watcher as soon as the call is cancelled, see RegistryServicer.Watch.
     @override
     async def WatchOperation(  # type: ignore[override]
         self, request: pb.WatchOperationRequest, context: Context
     ) -> None:
-        async with answering(context):
-            followed = await self._operations.watch(require_operation_name(request.name))
-            if isinstance(followed, operation_pb2.Operation):
-                await context.write(pb.WatchOperationResponse(operation=followed))
-                return
-            with followed:
-                async for operation in followed:
-                    await context.write(pb.WatchOperationResponse(operation=operation))
+        followed = await self._operations.watch(require_operation_name(request.name))
+        if isinstance(followed, operation_pb2.Operation):
+            await context.write(pb.WatchOperationResponse(operation=followed))
+            return
+        with followed:
+            async for operation in followed:
+                await context.write(pb.WatchOperationResponse(operation=operation))
 
     @override
     async def WatchOperations(  # type: ignore[override]  # see WatchOperation
         self, request: pb.WatchOperationsRequest, context: Context
     ) -> None:
-        async with answering(context):
-            past_count = page_size_of(request.past_count)
-            with self._operations.watch_all() as watcher:
-                for operation in await self._operations.present(past_count):
-                    await context.write(pb.WatchOperationsResponse(operation=operation))
-                await context.write(pb.WatchOperationsResponse(synced=True))
-                async for operation in watcher:
-                    await context.write(pb.WatchOperationsResponse(operation=operation))
+        past_count = page_size_of(request.past_count)
+        with self._operations.watch_all() as watcher:
+            for operation in await self._operations.present(past_count):
+                await context.write(pb.WatchOperationsResponse(operation=operation))
+            await context.write(pb.WatchOperationsResponse(synced=True))
+            async for operation in watcher:
+                await context.write(pb.WatchOperationsResponse(operation=operation))
 
     @override
     async def CancelOperation(self, request: pb.CancelOperationRequest, context: Context) -> pb.CancelOperationResponse:
-        async with answering(context):
-            name = require_operation_name(request.name)
-            cancelled = await self._operations.cancel(name, to_actor(request.requested_by))
-            return pb.CancelOperationResponse(operation=cancelled)
+        name = require_operation_name(request.name)
+        cancelled = await self._operations.cancel(name, to_actor(request.requested_by))
+        return pb.CancelOperationResponse(operation=cancelled)
 
     @override
     async def GetGovernance(self, request: pb.GetGovernanceRequest, context: Context) -> pb.GetGovernanceResponse:
         del request
-        async with answering(context):
-            return self._operations.rules()
+        return self._operations.rules()
 
     @override
     async def RecordCancellation(
         self, request: pb.RecordCancellationRequest, context: Context
     ) -> pb.RecordCancellationResponse:
-        async with answering(context):
-            await self._operations.record_cancellation(
-                require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
-                require_token(request.tenant, "tenant", MAX_TENANT_CHARS),
-                to_actor(request.cancelled_by),
-            )
-            return pb.RecordCancellationResponse()
+        await self._operations.record_cancellation(
+            require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
+            require_token(request.tenant, "tenant", MAX_TENANT_CHARS),
+            to_actor(request.cancelled_by),
+        )
+        return pb.RecordCancellationResponse()
 
     @override
     async def RecordLogLevel(self, request: pb.RecordLogLevelRequest, context: Context) -> pb.RecordLogLevelResponse:
-        async with answering(context):
-            until = (
-                request.end_time.ToDatetime(UTC).isoformat(timespec="seconds") if request.HasField("end_time") else ""
-            )
-            process, level = to_actor(request.process), require_token(request.level, "level", MAX_REQUEST_ID_CHARS)
-            await self._operations.record_log_level(process, level, until, to_actor(request.changed_by))
-            return pb.RecordLogLevelResponse()
+        until = request.end_time.ToDatetime(UTC).isoformat(timespec="seconds") if request.HasField("end_time") else ""
+        process, level = to_actor(request.process), require_token(request.level, "level", MAX_REQUEST_ID_CHARS)
+        await self._operations.record_log_level(process, level, until, to_actor(request.changed_by))
+        return pb.RecordLogLevelResponse()
 
     @override
     async def ListAuditEntries(
         self, request: pb.ListAuditEntriesRequest, context: Context
     ) -> pb.ListAuditEntriesResponse:
-        async with answering(context):
-            after = require_count(request.after_sequence, "after_sequence")
-            entries, head = await self._operations.audit_page(after, page_size_of(request.page_size))
-            return pb.ListAuditEntriesResponse(entries=entries, head=head)
+        after = require_count(request.after_sequence, "after_sequence")
+        entries, head = await self._operations.audit_page(after, page_size_of(request.page_size))
+        return pb.ListAuditEntriesResponse(entries=entries, head=head)

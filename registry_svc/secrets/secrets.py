@@ -22,7 +22,7 @@ from weft.kernel.field_rules import check_message
 from weft.kernel.log import get_logger
 from weft.kernel.principal import Principal
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 from weft.kernel.unknown_names import SECRET, unknown_name
@@ -254,7 +254,7 @@ class Secrets:
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class SecretServicer(secret_service_pb2_grpc.SecretServiceServicer):
+class SecretServicer(AnsweringServicer, secret_service_pb2_grpc.SecretServiceServicer):
     """See SecretService in the contract."""
 
     def __init__(self, secrets: Secrets) -> None:
@@ -262,25 +262,21 @@ class SecretServicer(secret_service_pb2_grpc.SecretServiceServicer):
 
     @override
     async def CreateSecret(self, request: pb.CreateSecretRequest, context: Context) -> pb.CreateSecretResponse:
-        async with answering(context):
-            check_message(request)
-            return pb.CreateSecretResponse(secret=await self._secrets.create(request, caller()))
+        check_message(request)
+        return pb.CreateSecretResponse(secret=await self._secrets.create(request, caller()))
 
     @override
     async def ListSecrets(self, request: pb.ListSecretsRequest, context: Context) -> pb.ListSecretsResponse:
         del request
-        async with answering(context):
-            return pb.ListSecretsResponse(secrets=self._secrets.all())
+        return pb.ListSecretsResponse(secrets=self._secrets.all())
 
     @override
     async def UpdateSecret(self, request: pb.UpdateSecretRequest, context: Context) -> pb.UpdateSecretResponse:
-        async with answering(context):
-            check_message(request)
-            return pb.UpdateSecretResponse(secret=await self._secrets.update(request, caller()))
+        check_message(request)
+        return pb.UpdateSecretResponse(secret=await self._secrets.update(request, caller()))
 
     @override
     async def DeleteSecret(self, request: pb.DeleteSecretRequest, context: Context) -> pb.DeleteSecretResponse:
-        async with answering(context):
-            check_message(request)
-            await self._secrets.delete(request, caller())
-            return pb.DeleteSecretResponse()
+        check_message(request)
+        await self._secrets.delete(request, caller())
+        return pb.DeleteSecretResponse()

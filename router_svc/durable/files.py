@@ -42,7 +42,7 @@ from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id
 from weft.kernel.principal import MESH_ACCESS
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, answers
+from weft.kernel.rpc import AnsweringServicer, answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
@@ -131,7 +131,7 @@ class Shelf:
             )
 
 
-class FileServicer(file_service_pb2_grpc.FileServiceServicer):
+class FileServicer(AnsweringServicer, file_service_pb2_grpc.FileServiceServicer):
     """FileService of a router, with tenant quotas; tasks in this process also use the other methods."""
 
     def __init__(
@@ -160,7 +160,6 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         return self._results
 
     @override
-    @answers
     async def UploadFile(
         self, request_iterator: AsyncIterator[file_pb.UploadFileRequest], context: Context
     ) -> file_pb.UploadFileResponse:
@@ -181,13 +180,11 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         return file_pb.UploadFileResponse(file=file)
 
     @override
-    @answers
     async def GetFile(self, request: file_pb.GetFileRequest, context: Context) -> file_pb.GetFileResponse:
         file = await self.get(tenant_in(context), id_in(request.id))
         return file_pb.GetFileResponse(file=file)
 
     @override
-    @answers
     async def ListFiles(self, request: file_pb.ListFilesRequest, context: Context) -> file_pb.ListFilesResponse:
         tenant, purpose, limit = tenant_in(context), request.purpose, request.limit or DEFAULT_LISTED
         if not 1 <= limit <= MAX_LISTED:
@@ -214,7 +211,6 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
                 yield file_pb.ReadFileResponse(data=data)
 
     @override
-    @answers
     async def DeleteFile(self, request: file_pb.DeleteFileRequest, context: Context) -> file_pb.DeleteFileResponse:
         """Hides a file immediately, and deletes its chunks in several transactions."""
         if not await self._delete(tenant_in(context), id_in(request.id)):

@@ -20,7 +20,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answers
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.timestamps import datetime_of, stamp_of
 from weft.sql.connections import Tx
 
@@ -41,7 +41,7 @@ class Usage:
     """Bytes."""
 
 
-class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServiceServicer):
+class StoredResponseServicer(AnsweringServicer, stored_response_service_pb2_grpc.StoredResponseServiceServicer):
     """StoredResponseService of a router, with its quotas."""
 
     def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
@@ -52,7 +52,6 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         self._total_bytes = 0
 
     @override
-    @answers
     async def SaveResponse(self, request: pb.SaveResponseRequest, context: Context) -> pb.SaveResponseResponse:
         response = _checked(request.response)
         size = len(response.body) + len(response.items)
@@ -62,7 +61,6 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         return pb.SaveResponseResponse()
 
     @override
-    @answers
     async def GetResponse(self, request: pb.GetResponseRequest, context: Context) -> pb.GetResponseResponse:
         return pb.GetResponseResponse(response=await self._get(*_named(request)))
 
@@ -82,7 +80,6 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         )
 
     @override
-    @answers
     async def ListChain(self, request: pb.ListChainRequest, context: Context) -> pb.ListChainResponse:
         """Returns a conversation, oldest first. Raises INVALID_ARGUMENT above `max_chain_bytes`."""
         tenant, response_id = _named(request)
@@ -96,7 +93,6 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         return pb.ListChainResponse(responses=[await self._get(tenant, step) for step, _ in reversed(steps)])
 
     @override
-    @answers
     async def DeleteResponse(self, request: pb.DeleteResponseRequest, context: Context) -> pb.DeleteResponseResponse:
         tenant, response_id = _named(request)
         remove = "DELETE FROM responses WHERE id = :id AND tenant = :tenant RETURNING size"

@@ -22,7 +22,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.rpc import answers
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
@@ -65,7 +65,7 @@ def ignore_usage(_added: Mapping[UsageKey, UsageSums]) -> None:
     """ObserveUsage of a router without metrics."""
 
 
-class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
+class UsageServicer(AnsweringServicer, usage_service_pb2_grpc.UsageServiceServicer):
     """UsageService over a router's database, including usage of earlier leaders."""
 
     def __init__(
@@ -98,7 +98,6 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
         await self._database.change("DELETE FROM usage_hours WHERE hour < :oldest", oldest=oldest)
 
     @override
-    @answers
     async def ListUsage(self, request: pb.ListUsageRequest, context: Context) -> pb.ListUsageResponse:
         wanted = _checked(request)
         await self.flush()

@@ -28,7 +28,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import AnsweringServicer, answering
 from weft.kernel.timestamps import duration_of
 
 MAX_LOG_LINES = 1000
@@ -36,7 +36,7 @@ MAX_LOG_LINES = 1000
 T = TypeVar("T")
 
 
-class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
+class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceServicer):
     """See RunnerService."""
 
     def __init__(
@@ -61,55 +61,48 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     async def Describe(
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeResponse]
     ) -> pb.DescribeResponse:
-        async with answering(context):
-            _require_line_count("log_line_count", request.log_line_count)
-            described = self._report.describe(request.log_line_count)
-            if request.checks_engine:
-                for description in described.instances:
-                    claims = await self._instance(description.model).backend.engine_claims()
-                    description.engine_claims.extend(claims)
-            if request.source:
-                self._permitted(request.permit, Action.ADD, request.source)
-                for known in await asyncio.to_thread(self._adding().load_parameters, request.source):
-                    described.source_engines.add(load_parameters=map(parameter_message, known))
-            return described
-        raise AssertionError("abort raises")
+        _require_line_count("log_line_count", request.log_line_count)
+        described = self._report.describe(request.log_line_count)
+        if request.checks_engine:
+            for description in described.instances:
+                claims = await self._instance(description.model).backend.engine_claims()
+                description.engine_claims.extend(claims)
+        if request.source:
+            self._permitted(request.permit, Action.ADD, request.source)
+            for known in await asyncio.to_thread(self._adding().load_parameters, request.source):
+                described.source_engines.add(load_parameters=map(parameter_message, known))
+        return described
 
     @override
     async def Wake(
         self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[pb.WakeRequest, pb.WakeResponse]
     ) -> pb.WakeResponse:
-        async with answering(context):
-            await self._instance(request.model).wake(_priority_of(request.priority or Priority.NORMAL.wire))
-            return pb.WakeResponse()
-        raise AssertionError("abort raises")
+        await self._instance(request.model).wake(_priority_of(request.priority or Priority.NORMAL.wire))
+        return pb.WakeResponse()
 
     async def Load(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
         self, request: pb.LoadRequest, context: grpc.aio.ServicerContext[pb.LoadRequest, pb.LoadResponse]
     ) -> None:
         """Loads a model. Writes instead of yielding: gRPC would cancel a dropped generator, and the load, later."""
-        async with answering(context):
-            self._permitted(request.permit, Action.LOAD, request.model)
-            instance = self._instance(request.model)
-            spec = await self._load_spec(instance, request.options)
-            async with aclosing(follow_load(instance, spec, self._clock, self._report.redact)) as responses:
-                async for response in responses:
-                    await context.write(response)
+        self._permitted(request.permit, Action.LOAD, request.model)
+        instance = self._instance(request.model)
+        spec = await self._load_spec(instance, request.options)
+        async with aclosing(follow_load(instance, spec, self._clock, self._report.redact)) as responses:
+            async for response in responses:
+                await context.write(response)
 
     @override
     async def Unload(
         self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext[pb.UnloadRequest, pb.UnloadResponse]
     ) -> pb.UnloadResponse:
-        async with answering(context):
-            self._permitted(request.permit, Action.UNLOAD, request.model)
-            instance = self._instance(request.model)
-            held = instance.memory.held_bytes
-            had_process = instance.backend.process_id is not None
-            await instance.unload()
-            return pb.UnloadResponse(
-                memory_freed_bytes=held, cache_flushed=had_process and instance.backend.process_id is None
-            )
-        raise AssertionError("abort raises")
+        self._permitted(request.permit, Action.UNLOAD, request.model)
+        instance = self._instance(request.model)
+        held = instance.memory.held_bytes
+        had_process = instance.backend.process_id is not None
+        await instance.unload()
+        return pb.UnloadResponse(
+            memory_freed_bytes=held, cache_flushed=had_process and instance.backend.process_id is None
+        )
 
     async def PullModel(  # type: ignore[override]  # noqa: N802 - as Load
         self,
@@ -117,16 +110,15 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         context: grpc.aio.ServicerContext[pb.PullModelRequest, pb.PullModelResponse],
     ) -> None:
         """Pulls a model's files."""
-        async with answering(context):
-            self._permitted(request.permit, Action.PULL, request.source)
-            added, form = self._adding(), form_of(request.form)
-            following = follow_pull(lambda show: added.pull(request.source, form, show))
-            async with aclosing(following) as steps:
-                async for step in steps:
-                    if isinstance(step, model_store_pb2.StoredModel):
-                        await context.write(pb.PullModelResponse(model=step))
-                    else:
-                        await context.write(pb.PullModelResponse(progress=step))
+        self._permitted(request.permit, Action.PULL, request.source)
+        added, form = self._adding(), form_of(request.form)
+        following = follow_pull(lambda show: added.pull(request.source, form, show))
+        async with aclosing(following) as steps:
+            async for step in steps:
+                if isinstance(step, model_store_pb2.StoredModel):
+                    await context.write(pb.PullModelResponse(model=step))
+                else:
+                    await context.write(pb.PullModelResponse(progress=step))
 
     async def AddModel(  # type: ignore[override]  # noqa: N802 - as Load
         self,
@@ -134,16 +126,15 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         context: grpc.aio.ServicerContext[pb.AddModelRequest, pb.AddModelResponse],
     ) -> None:
         """Serves a model by its source."""
-        async with answering(context):
-            self._permitted(request.permit, Action.ADD, request.source)
-            added = self._adding()
-            following = follow_pull(lambda show: added.add(request.source, request.name, request.options, show))
-            async with aclosing(following) as steps:
-                async for step in steps:
-                    if isinstance(step, added_model_pb2.AddedModel):
-                        await context.write(pb.AddModelResponse(model=shown(step)))
-                    else:
-                        await context.write(pb.AddModelResponse(progress=step))
+        self._permitted(request.permit, Action.ADD, request.source)
+        added = self._adding()
+        following = follow_pull(lambda show: added.add(request.source, request.name, request.options, show))
+        async with aclosing(following) as steps:
+            async for step in steps:
+                if isinstance(step, added_model_pb2.AddedModel):
+                    await context.write(pb.AddModelResponse(model=shown(step)))
+                else:
+                    await context.write(pb.AddModelResponse(progress=step))
 
     @override
     async def RemoveModel(
@@ -151,11 +142,9 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         request: pb.RemoveModelRequest,
         context: grpc.aio.ServicerContext[pb.RemoveModelRequest, pb.RemoveModelResponse],
     ) -> pb.RemoveModelResponse:
-        async with answering(context):
-            self._permitted(request.permit, Action.REMOVE, request.model)
-            model, freed = await self._adding().remove(request.model)
-            return pb.RemoveModelResponse(memory_freed_bytes=freed, model=model)
-        raise AssertionError("abort raises")
+        self._permitted(request.permit, Action.REMOVE, request.model)
+        model, freed = await self._adding().remove(request.model)
+        return pb.RemoveModelResponse(memory_freed_bytes=freed, model=model)
 
     @override
     async def YieldMemory(
@@ -163,14 +152,12 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         request: pb.YieldMemoryRequest,
         context: grpc.aio.ServicerContext[pb.YieldMemoryRequest, pb.YieldMemoryResponse],
     ) -> pb.YieldMemoryResponse:
-        async with answering(context):
-            self._permitted(request.permit, Action.YIELD, request.model)
-            priority = _priority_of(request.priority)
-            wanted_by = "".join(filter(str.isprintable, request.wanted_by[:MAX_NAME_CHARS]))
-            instance = self._instance(request.model)
-            await instance.yield_memory(request.lease_id, priority, wanted_by)
-            return pb.YieldMemoryResponse()
-        raise AssertionError("abort raises")
+        self._permitted(request.permit, Action.YIELD, request.model)
+        priority = _priority_of(request.priority)
+        wanted_by = "".join(filter(str.isprintable, request.wanted_by[:MAX_NAME_CHARS]))
+        instance = self._instance(request.model)
+        await instance.yield_memory(request.lease_id, priority, wanted_by)
+        return pb.YieldMemoryResponse()
 
     @override
     async def FlushCache(
@@ -178,10 +165,8 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         request: pb.FlushCacheRequest,
         context: grpc.aio.ServicerContext[pb.FlushCacheRequest, pb.FlushCacheResponse],
     ) -> pb.FlushCacheResponse:
-        async with answering(context):
-            self._permitted(request.permit, Action.FLUSH, request.model)
-            return await self._cache.flush(request)
-        raise AssertionError("abort raises")
+        self._permitted(request.permit, Action.FLUSH, request.model)
+        return await self._cache.flush(request)
 
     @override
     async def GetRequest(
@@ -189,17 +174,15 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         request: pb.GetRequestRequest,
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
-        async with answering(context):
-            found = [instance.records.find(request.request_id) for instance in self._instances.values()]
-            # A request that failed over to another model of this runner has a record at each; the newest one is
-            # returned.
-            record = max(filter(None, found), key=lambda record: record.started, default=None)
-            if record is None:
-                raise WeftError(
-                    Reason.NOT_FOUND, f"this runner has no record of the request {request.request_id[:MAX_NAME_CHARS]}"
-                )
-            return pb.GetRequestResponse(record=request_record_message(record), output=record.output)
-        raise AssertionError("abort raises")
+        found = [instance.records.find(request.request_id) for instance in self._instances.values()]
+        # A request that failed over to another model of this runner has a record at each; the newest one is
+        # returned.
+        record = max(filter(None, found), key=lambda record: record.started, default=None)
+        if record is None:
+            raise WeftError(
+                Reason.NOT_FOUND, f"this runner has no record of the request {request.request_id[:MAX_NAME_CHARS]}"
+            )
+        return pb.GetRequestResponse(record=request_record_message(record), output=record.output)
 
     @override
     async def TailLogs(

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -349,8 +350,18 @@ class answering:  # noqa: N801 - reads as a statement: `async with answering(con
         await self._context.abort(status.code, status.details, trailing_metadata=trailer)
 
 
-def answers(method: Callable[RpcT, Awaitable[AnswerT]]) -> Callable[RpcT, Coroutine[Any, Any, AnswerT]]:
-    """Wraps a unary rpc in `answering`; its last argument is the context."""
+class AnsweringServicer:
+    """Base of servicers: the body of each rpc runs in `answering`. Rpcs that are generators do so themselves."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, method in list(vars(cls).items()):
+            if name[0].isupper() and iscoroutinefunction(method):
+                setattr(cls, name, _answering(method))
+
+
+def _answering(method: Callable[RpcT, Awaitable[AnswerT]]) -> Callable[RpcT, Coroutine[Any, Any, AnswerT]]:
+    """Wraps an rpc; its last argument is the context."""
 
     @wraps(method)
     async def rpc(*args: RpcT.args, **kwargs: RpcT.kwargs) -> AnswerT:

@@ -11,7 +11,7 @@ from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1 import configuration_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.rpc import answers
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.service import Service, start_task, stop_tasks
 
 log = get_logger("weft_app.compose")
@@ -20,7 +20,7 @@ Reload = Callable[[bool], Awaitable[pb.ReloadConfigurationResponse]]
 """Reloads the configuration. With True it only returns what would change."""
 
 
-class ConfigurationService(Service, configuration_service_pb2_grpc.ConfigurationServiceServicer):
+class ConfigurationService(AnsweringServicer, Service, configuration_service_pb2_grpc.ConfigurationServiceServicer):
     """Runs one reload at a time, to its end even if the caller disconnects."""
 
     service_names = (pb.DESCRIPTOR.services_by_name["ConfigurationService"].full_name,)
@@ -71,7 +71,6 @@ class ConfigurationService(Service, configuration_service_pb2_grpc.Configuration
         if not answer.done():
             answer.set_result(response)
 
-    @answers
     async def ReloadConfiguration(  # noqa: N802 - the name of the rpc
         self,
         request: pb.ReloadConfigurationRequest,

@@ -21,7 +21,7 @@ from weft.kernel.health import HealthSource
 from weft.kernel.log import get_logger
 from weft.kernel.log_level import CurrentLevel, LogLevel
 from weft.kernel.log_threshold import threshold_in_use
-from weft.kernel.rpc import answers
+from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
 
@@ -99,7 +99,7 @@ class _GenericHandlers:
         """Does nothing."""
 
 
-class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
+class ProcessService(AnsweringServicer, Service, process_service_pb2_grpc.ProcessServiceServicer):
     """Reports the health of a process and changes its log level."""
 
     service_names = (pb.DESCRIPTOR.services_by_name["ProcessService"].full_name,)
@@ -140,7 +140,6 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
         await self._schemas.stop()
         await self._level.stop()
 
-    @answers
     async def GetHealth(  # noqa: N802 - the name of the rpc
         self,
         request: pb.GetHealthRequest,  # noqa: ARG002
@@ -164,7 +163,6 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
             added.since_time.FromJsonString(each["since"])
         return response
 
-    @answers
     async def SetLogLevel(  # noqa: N802 - the name of the rpc
         self,
         request: pb.SetLogLevelRequest,

@@ -55,7 +55,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
 from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, answers
+from weft.kernel.rpc import AnsweringServicer, answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import start_restarting, stop_tasks
 from weft.kernel.timestamps import datetime_of, stamp_of
@@ -272,7 +272,7 @@ MAX_PROBLEMS = 1_000
 """Maximum remembered failed attempts; the oldest is dropped first."""
 
 
-class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
+class BatchServicer(AnsweringServicer, batch_service_pb2_grpc.BatchServiceServicer):
     """BatchService of a router."""
 
     def __init__(  # noqa: PLR0913 - what a router provides
@@ -317,7 +317,6 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         self._settling = start_restarting(self._settle_ended, name="batch-settler", clock=self._clock)
 
     @override
-    @answers
     async def CreateBatch(
         self, request_iterator: AsyncIterator[batch_pb.CreateBatchRequest], context: Context
     ) -> batch_pb.CreateBatchResponse:
@@ -354,7 +353,6 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         return batch
 
     @override
-    @answers
     async def GetBatch(self, request: batch_pb.GetBatchRequest, context: Context) -> batch_pb.GetBatchResponse:
         return batch_pb.GetBatchResponse(batch=await self._get(tenant_in(context), id_in(request.id)))
 
@@ -366,7 +364,6 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         return (await self._with_counts([found]))[0]
 
     @override
-    @answers
     async def ListBatches(self, request: batch_pb.ListBatchesRequest, context: Context) -> batch_pb.ListBatchesResponse:
         tenant, limit = tenant_in(context), request.limit or DEFAULT_LISTED
         if not 1 <= limit <= MAX_LISTED:
@@ -377,7 +374,6 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         return batch_pb.ListBatchesResponse(batches=await self._with_counts(found[:limit]), has_more=len(found) > limit)
 
     @override
-    @answers
     async def CancelBatch(self, request: batch_pb.CancelBatchRequest, context: Context) -> batch_pb.CancelBatchResponse:
         """Cancels a batch; unchanged if all items have ended."""
         tenant, batch_id = tenant_in(context), id_in(request.id)
@@ -440,7 +436,6 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         return None
 
     @override
-    @answers
     async def FinishBatch(self, request: batch_pb.FinishBatchRequest, context: Context) -> batch_pb.FinishBatchResponse:
         tenant, batch_id = tenant_in(context), id_in(request.id)
         try:

@@ -45,7 +45,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, answers
+from weft.kernel.rpc import AnsweringServicer, answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
 
@@ -201,7 +201,7 @@ _OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND, Re
 """Reasons that refuse only new tasks; a resubmission is answered with the stored task."""
 
 
-class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
+class TaskServicer(AnsweringServicer, task_service_pb2_grpc.TaskServiceServicer):
     """TaskService of the router that runs the tasks, with monotonic reads."""
 
     def __init__(
@@ -221,7 +221,6 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         )
 
     @override
-    @answers
     async def SubmitTask(self, request: pb.SubmitTaskRequest, context: Context) -> pb.SubmitTaskResponse:
         metadata, known, spec = metadata_of(context), caller(), request.spec
         tenant = tenant_of(metadata)
@@ -297,7 +296,6 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         return submitted
 
     @override
-    @answers
     async def GetTask(self, request: pb.GetTaskRequest, context: Context) -> pb.GetTaskResponse:
         """Returns a task with details. Raises SERVICE_UNAVAILABLE if the task changes during every read."""
         tenant, task_id = tenant_in(context), id_in(request.id)
@@ -314,7 +312,6 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         )
 
     @override
-    @answers
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         return await self._page(tenant_in(context), request)
 
@@ -337,7 +334,6 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         return [task for task in found if tenant in ("", task.tenant)]
 
     @override
-    @answers
     async def CancelTask(self, request: pb.CancelTaskRequest, context: Context) -> pb.CancelTaskResponse:
         return pb.CancelTaskResponse(task=await self.cancel(tenant_in(context), id_in(request.id)))
 
@@ -360,7 +356,6 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
         return task
 
     @override
-    @answers
     async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:
         tenant, task_id = tenant_in(context), id_in(request.id)
         with self._shown.reading():
