@@ -7,9 +7,8 @@ from runner_svc.backend.port import Backend
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from weft.api.runner.v1 import load_pb2 as pb
-from weft.documents.load_values import load_value, value_message
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.load_parameters import LoadValue, check_parameters
+from weft.kernel.load_parameters import LoadValue, check_parameters, load_value, value_message
 from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.timestamps import duration_of, seconds_of
 from weft.kernel.units import FOREVER, MAX_DURATION_SECONDS
@@ -28,7 +27,7 @@ def load_spec_from(
     given = {name: _value_from(value, name) for name, value in options.parameters.items()}
     checked = check_parameters(given, backend.load_parameters, "options.parameters")
     backend.check_load(checked, "options.parameters")  # checked now: an invalid load must not end the current one
-    changed = {name: value for name, value in checked.items() if value != known[name].default}
+    changed = {name: value for name, value in checked.items() if value != load_value(known[name].default)}
     if not 0 <= options.memory_budget_bytes <= MAX_BUDGET_BYTES:
         raise invalid_field("options.memory_budget_bytes", f"must be 0 to {MAX_BUDGET_BYTES}")
     return LoadSpec(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weft.kernel.load_parameters import LoadParameter, LoadValue
+from weft.kernel.load_parameters import LoadParameter, LoadValue, load_parameter
 
 MIN_CONTEXT_TOKENS = 16
 MAX_CONTEXT_TOKENS = 16_777_216
@@ -11,9 +11,9 @@ MAX_CONTEXT_TOKENS = 16_777_216
 
 def context_parameter(configured: int, trained: int) -> LoadParameter:
     """Returns the parameter for the context of one slot; its maximum is the larger of trained and configured."""
-    return LoadParameter(
-        name="context_tokens",
-        description="Context of one slot, prompt and answer together.",
+    return load_parameter(
+        "context_tokens",
+        "Context of one slot, prompt and answer together.",
         integer=True,
         minimum=MIN_CONTEXT_TOKENS,
         maximum=max(trained, configured) if trained else MAX_CONTEXT_TOKENS,
@@ -25,14 +25,12 @@ def whole_parameter(
     name: str, description: str, minimum: int, maximum: int, default: LoadValue | None = None
 ) -> LoadParameter:
     """Returns an integer load parameter."""
-    return LoadParameter(
-        name=name, description=description, integer=True, minimum=minimum, maximum=maximum, default=default
-    )
+    return load_parameter(name, description, integer=True, minimum=minimum, maximum=maximum, default=default)
 
 
 def word_parameter(name: str, description: str, words: Sequence[str]) -> LoadParameter:
     """Returns a load parameter with a list of allowed values."""
-    return LoadParameter(name=name, description=description, words=tuple(words))
+    return load_parameter(name, description, words=words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

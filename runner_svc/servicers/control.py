@@ -22,7 +22,6 @@ from runner_svc.waiting import end_tasks
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2, permit_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action, PermitGate
-from weft.documents.load_values import parameter_message
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
@@ -70,7 +69,7 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         if request.source:
             self._permitted(request.permit, Action.ADD, request.source)
             for known in await asyncio.to_thread(self._adding().load_parameters, request.source):
-                described.source_engines.add(load_parameters=map(parameter_message, known))
+                described.source_engines.add(load_parameters=known)
         return described
 
     @override

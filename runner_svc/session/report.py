@@ -22,7 +22,6 @@ from weft import __version__
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, wake_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.documents.load_values import parameter_message
 from weft.kernel.abilities import abilities_message
 from weft.kernel.names import is_token
 from weft.kernel.timestamps import duration_of, optional_duration, optional_stamp
@@ -268,7 +267,7 @@ def instance_description(
         last_ready_time=optional_stamp(instance.restart_log.last_ready_at),
         containment=instance.backend.containment,
         timeouts=_timeouts(instance.config.timeouts),
-        load_parameters=map(parameter_message, instance.backend.load_parameters),
+        load_parameters=instance.backend.load_parameters,
         quantizations=sorted(instance.config.quantizations),
         load_options=options_message(instance.plan, instance.idle_timer.load_seconds, pin=instance.memory.pinned),
         cache_isolation=instance.backend.cache_isolation.value,  # type: ignore[arg-type]  # same numbers

@@ -1,64 +1,12 @@
-"""Load parameters and their values as messages, and the check of a load before an operation is created."""
+"""The check of a load before an operation is created."""
 
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from weft.api.runner.v1 import load_pb2
-from weft.api.runner.v1 import load_pb2 as pb
 from weft.api.runner.v1.runner_service_pb2 import InstanceDescription
 from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.load_parameters import LoadParameter, LoadValue, check_parameters
-
-
-def load_value(message: pb.LoadValue) -> LoadValue | None:
-    """Returns the value of a message; None: it is unset."""
-    match message.WhichOneof("kind"):
-        case "integer":
-            return message.integer
-        case "number":
-            return message.number
-        case "word":
-            return message.word
-        case "flag":
-            return message.flag
-    return None
-
-
-def value_message(value: LoadValue) -> pb.LoadValue:
-    """Returns a value as a message."""
-    if isinstance(value, bool):
-        return pb.LoadValue(flag=value)
-    if isinstance(value, int):
-        return pb.LoadValue(integer=value)
-    return pb.LoadValue(number=value) if isinstance(value, float) else pb.LoadValue(word=value)
-
-
-def load_parameter(message: pb.LoadParameter) -> LoadParameter:
-    """Returns a parameter."""
-    return LoadParameter(
-        name=message.name,
-        description=message.description,
-        words=tuple(message.words),
-        minimum=message.minimum if message.HasField("minimum") else None,
-        maximum=message.maximum if message.HasField("maximum") else None,
-        integer=message.integer,
-        flag=message.flag,
-        default=load_value(message.default),
-    )
-
-
-def parameter_message(parameter: LoadParameter) -> pb.LoadParameter:
-    """Returns a parameter as a message."""
-    return pb.LoadParameter(
-        name=parameter.name,
-        description=parameter.description,
-        words=parameter.words,
-        minimum=parameter.minimum,
-        maximum=parameter.maximum,
-        integer=parameter.integer,
-        flag=parameter.flag,
-        default=None if parameter.default is None else value_message(parameter.default),
-    )
+from weft.kernel.load_parameters import check_parameters, load_value
 
 
 def require_loadable(
@@ -77,7 +25,7 @@ def require_loadable(
     refusal: FieldError | None = None
     for member in members:
         try:
-            check_parameters(given, [load_parameter(one) for one in member.load_parameters], field)
+            check_parameters(given, member.load_parameters, field)
             _check_quantization(options.quantization, member.quantizations, own_quantizations.get(member.model, ""))
         except FieldError as error:
             refusal = refusal or error

@@ -20,9 +20,8 @@ from weft.documents.computed import (
     MIN_CONTEXT_TOKENS,
 )
 from weft.documents.document_base import DocumentPart
-from weft.documents.load_values import value_message
 from weft.kernel.errors import invalid_field
-from weft.kernel.load_parameters import LoadValue
+from weft.kernel.load_parameters import LoadValue, value_message
 from weft.kernel.units import keep_alive_seconds
 
 MAX_TAG_CHARS = 64

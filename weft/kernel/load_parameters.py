@@ -2,29 +2,36 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+from weft.api.runner.v1 import load_pb2 as pb
 from weft.kernel.errors import invalid_field
 
+LoadParameter: TypeAlias = pb.LoadParameter
 LoadValue = int | float | str | bool
 MAX_PARAMETERS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadParameter:
-    """A load parameter with its allowed values: a word, a number, an integer or a flag."""
+def load_parameter(name: str, description: str, *, default: LoadValue | None = None, **allowed: Any) -> LoadParameter:
+    """Returns a parameter; `allowed` are fields of the message. `default`: the configured value."""
+    configured = None if default is None else value_message(default)
+    return LoadParameter(name=name, description=description, default=configured, **allowed)
 
-    name: str
-    description: str
-    words: tuple[str, ...] = ()
-    """Allowed words; empty: not a word."""
-    minimum: float | None = None
-    maximum: float | None = None
-    """Inclusive range of a number."""
-    integer: bool = False
-    flag: bool = False
-    default: LoadValue | None = None
-    """The configured value; None: the engine's default."""
+
+def load_value(message: pb.LoadValue) -> LoadValue | None:
+    """Returns the value of a message; None: it is unset."""
+    kind = message.WhichOneof("kind")
+    value: LoadValue | None = None if kind is None else getattr(message, kind)
+    return value
+
+
+def value_message(value: LoadValue) -> pb.LoadValue:
+    """Returns a value as a message."""
+    if isinstance(value, bool):
+        return pb.LoadValue(flag=value)
+    if isinstance(value, int):
+        return pb.LoadValue(integer=value)
+    return pb.LoadValue(number=value) if isinstance(value, float) else pb.LoadValue(word=value)
 
 
 def check_parameters(
@@ -57,7 +64,8 @@ def _checked(value: LoadValue, parameter: LoadParameter, field: str) -> LoadValu
         raise invalid_field(field, "must be a number")
     if parameter.integer and value != int(value):
         raise invalid_field(field, "must be a whole number")
-    low, high = parameter.minimum, parameter.maximum
+    low = parameter.minimum if parameter.HasField("minimum") else None
+    high = parameter.maximum if parameter.HasField("maximum") else None
     if (low is not None and value < low) or (high is not None and value > high):
         raise invalid_field(field, f"must be {_range(low, high)}")
     return int(value) if parameter.integer else value

@@ -13,7 +13,7 @@ from runner_svc.policy.memory_estimate import MEBIBYTE, ModelShape
 from runner_svc.runtimes.flags import flags_of
 from runner_svc.runtimes.kv_events import sets_flag
 from runner_svc.runtimes.vllm.runtime import VllmModel, local_or_id
-from weft.kernel.load_parameters import LoadParameter, LoadValue
+from weft.kernel.load_parameters import LoadParameter, LoadValue, load_parameter, load_value
 from weft.kernel.request import Operation
 
 MAX_SLOTS = 1024
@@ -95,13 +95,14 @@ def load_parameters(model: VllmModel, trained_context_tokens: int = 0) -> tuple[
 def _words(name: str, description: str, known: Sequence[str], configured: LoadValue | None) -> LoadParameter:
     """Returns a parameter that may be a known word or the configured one."""
     words = tuple(known) if configured is None else tuple(dict.fromkeys((*known, str(configured))))
-    return LoadParameter(name=name, description=description, words=words, default=configured)
+    return load_parameter(name, description, words=words, default=configured)
 
 
 def configured_parameters(model: VllmModel) -> dict[str, LoadValue]:
     """Returns the load parameters in a model's settings, by name."""
-    found = {each.name: each.default for each in load_parameters(model) if each.default is not None}
-    return {**found, "context_tokens": model.slot_context_tokens}
+    found = {each.name: load_value(each.default) for each in load_parameters(model)}
+    known = {name: value for name, value in found.items() if value is not None}
+    return {**known, "context_tokens": model.slot_context_tokens}
 
 
 def server_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | None = None) -> list[str]:

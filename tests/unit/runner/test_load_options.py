@@ -16,16 +16,16 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.kernel.errors import FieldError
-from weft.kernel.load_parameters import LoadParameter
+from weft.kernel.load_parameters import load_parameter
 
 VARIANTS = {"q8_0": Path("/models/q8.gguf")}
 
 
 class _Backend(StepBackend):
     load_parameters = (
-        LoadParameter(name="context_tokens", description="", integer=True, minimum=16, maximum=8192, default=2048),
-        LoadParameter(name="attention", description="", words=("on", "off")),
-        LoadParameter(name="mlock", description="", flag=True, default=False),
+        load_parameter("context_tokens", "", integer=True, minimum=16, maximum=8192, default=2048),
+        load_parameter("attention", "", words=("on", "off")),
+        load_parameter("mlock", "", flag=True, default=False),
     )
 
 
