@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Le, MaxLen
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.backoff import RestartLimits
+from runner_svc.policy.signals import SignalSettings
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.settings import (
@@ -96,20 +97,6 @@ class AgentSettings:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.pool is None):
             raise ValueError("an agent needs either model or pool")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalSettings:
-    """A custom control signal, in addition to the built-in ones."""
-
-    name: Annotated[str, Pattern(r"^[A-Z][A-Z0-9_]{0,63}$"), PUBLIC]
-    """Name of the signal in capitals, such as `NEEDS_LEGAL_REVIEW`."""
-    description: Annotated[str, MinLen(1), MaxLen(1024), PUBLIC]
-    """When the model should raise the signal; the model reads this text."""
-    parameters: Annotated[Mapping[str, Any], MaxLen(16)] = field(default_factory=dict)
-    """JSON schema of the signal's arguments. Default: one string, `reason`."""
-    asks_for_decision: bool = False
-    """Whether the signal asks for a decision, which ends the answers of agents that have `stop_on_decision_request`."""
 
 
 def _name_of_installed(name: str) -> str:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from runner_svc.chat.settings import ChatSettings
-from runner_svc.policy.signals import SignalDescription, pick_signals
+from runner_svc.policy.signals import SignalSettings, pick_signals
 from runner_svc.tools.port import ToolDescription
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, json_value_pb2
@@ -34,7 +34,7 @@ class Offer:
 
     tools: Mapping[str, ToolDescription]
     """Mesh tools by wire name."""
-    signals: Mapping[str, SignalDescription]
+    signals: Mapping[str, SignalSettings]
     caller: frozenset[str]
     iterations: int
     """Maximum number of tool rounds."""

@@ -9,7 +9,7 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.chat.offer import Offer
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
-from runner_svc.policy.signals import SignalDescription
+from runner_svc.policy.signals import SignalSettings
 from runner_svc.request_records import RequestRecord
 from runner_svc.tools.port import ToolDescription
 from runner_svc.tools.tool_box import ToolBox
@@ -83,5 +83,5 @@ class ChatSetup:
         return self.clock.utc_now().astimezone(self.settings.zone)
 
 
-def _facts(name: str, function: ToolDescription | SignalDescription) -> FunctionFacts:
+def _facts(name: str, function: ToolDescription | SignalSettings) -> FunctionFacts:
     return FunctionFacts(name=name, description=function.description, parameters=function.parameters)

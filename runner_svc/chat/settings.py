@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Literal
 
-from runner_svc.policy.signals import SignalDescription, signal_catalogue
+from runner_svc.policy.signals import SignalSettings, signal_catalogue
 
 if TYPE_CHECKING:
     from weft.api.common.v1 import sampling_pb2
@@ -23,7 +23,7 @@ class ChatSettings:
     """Maximum answer length if neither the request nor its agent sets one; None: the rest of the context."""
     default_params: "sampling_pb2.SamplingParams | None" = None
     """Sampling parameters that neither the request nor its agent sets; None: the engine's defaults."""
-    signals: Mapping[str, SignalDescription] = field(default_factory=signal_catalogue, repr=False)
+    signals: Mapping[str, SignalSettings] = field(default_factory=signal_catalogue, repr=False)
     """Signals that an agent may list, by name. Read-only."""
     max_tool_iterations: int = 8
     """Maximum number of further turns with tool results."""

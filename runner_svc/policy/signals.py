@@ -4,11 +4,14 @@ A signal is offered as a function, and a call of it is the message. The model ge
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from annotated_types import MaxLen, MinLen
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.settings import PUBLIC, Pattern
 
 MAX_SIGNAL_TEXT_CHARS = 2000
 """Maximum length of a text argument of a built-in signal."""
@@ -17,17 +20,17 @@ MAX_OPTIONS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignalDescription:
-    """A signal as offered to a model."""
+class SignalSettings:
+    """A custom control signal, in addition to the built-in ones."""
 
-    name: str
-    """In capitals; also the function's name."""
-    description: str
-    """When to raise it."""
-    parameters: Mapping[str, Any]
-    """JSON schema of its arguments, an object. Read-only."""
+    name: Annotated[str, Pattern(r"^[A-Z][A-Z0-9_]{0,63}$"), PUBLIC]
+    """Name of the signal in capitals, such as `NEEDS_LEGAL_REVIEW`."""
+    description: Annotated[str, MinLen(1), MaxLen(1024), PUBLIC]
+    """When the model should raise the signal; the model reads this text."""
+    parameters: Annotated[Mapping[str, Any], MaxLen(16)] = field(default_factory=dict)
+    """JSON schema of the signal's arguments. Default: one string, `reason`."""
     asks_for_decision: bool = False
-    """Whether the answer stops until a decision is made."""
+    """Whether the signal asks for a decision, which ends the answers of agents that have `stop_on_decision_request`."""
 
 
 def _text(description: str) -> dict[str, Any]:
@@ -43,8 +46,8 @@ def reason_only() -> dict[str, Any]:
     return _object(["reason"], reason=_text("Why, in one or two sentences."))
 
 
-BUILT_IN_SIGNALS: tuple[SignalDescription, ...] = (
-    SignalDescription(
+BUILT_IN_SIGNALS: tuple[SignalSettings, ...] = (
+    SignalSettings(
         name="LOW_CONFIDENCE",
         description="Raise this when your answer may well be wrong. Then go on and answer as well as you can.",
         parameters=_object(
@@ -53,7 +56,7 @@ BUILT_IN_SIGNALS: tuple[SignalDescription, ...] = (
             confidence={"type": "number", "description": "From 0 (a guess) to 1.", "minimum": 0, "maximum": 1},
         ),
     ),
-    SignalDescription(
+    SignalSettings(
         name="NEEDS_EXTERNAL_INFO",
         description="Raise this when you lack information that you cannot get yourself. Then answer what you can.",
         parameters=_object(
@@ -62,12 +65,12 @@ BUILT_IN_SIGNALS: tuple[SignalDescription, ...] = (
             needed=_text("What is missing, precisely enough for somebody to fetch it."),
         ),
     ),
-    SignalDescription(
+    SignalSettings(
         name="NEEDS_HIGHER_REASONER",
         description="Raise this when the task is beyond you and a stronger model should take it over.",
         parameters=_object(["reason"], reason=_text("What makes it too hard.")),
     ),
-    SignalDescription(
+    SignalSettings(
         name="NEEDS_MANAGER_DECISION",
         description="Raise this when you cannot go on before somebody in charge has chosen between options.",
         parameters=_object(
@@ -84,7 +87,7 @@ BUILT_IN_SIGNALS: tuple[SignalDescription, ...] = (
         ),
         asks_for_decision=True,
     ),
-    SignalDescription(
+    SignalSettings(
         name="POLICY_RISK",
         description="Raise this when doing what is asked may break a law, a policy or somebody's trust.",
         parameters=_object(["reason"], reason=_text("What the risk is.")),
@@ -93,12 +96,12 @@ BUILT_IN_SIGNALS: tuple[SignalDescription, ...] = (
 """The built-in signals, which every agent may list."""
 
 
-def signal_catalogue(configured: Iterable[SignalDescription] = ()) -> dict[str, SignalDescription]:
+def signal_catalogue(configured: Iterable[SignalSettings] = ()) -> dict[str, SignalSettings]:
     """Returns the built-in and the configured signals; configured ones override built-in ones of the same name."""
     return {signal.name: signal for signal in (*BUILT_IN_SIGNALS, *configured)}
 
 
-def pick_signals(catalogue: Mapping[str, SignalDescription], names: Iterable[str]) -> tuple[SignalDescription, ...]:
+def pick_signals(catalogue: Mapping[str, SignalSettings], names: Iterable[str]) -> tuple[SignalSettings, ...]:
     """Returns the signals of these names, without duplicates. Raises TOOL_UNAVAILABLE for an unknown one.
 
     That is the agent's fault, not the caller's, and another runner may know the signal.

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import HibernationSettings, NoteFetch, ServedAdapter, ServedModel, SleepSettings
 from runner_svc.policy.keep_alive import category_of
-from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
+from runner_svc.policy.signals import SignalSettings, reason_only, signal_catalogue
 from runner_svc.runtimes import settings
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, engine_environment
 from runner_svc.runtimes.settings import (
@@ -19,7 +19,7 @@ from runner_svc.runtimes.settings import (
     StartedModelSettings,
     WakeSettings,
 )
-from runner_svc.settings import RunnerSettings, SignalSettings
+from runner_svc.settings import RunnerSettings
 from runner_svc.tools.schemas import object_schema
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import wake_pb2
@@ -199,8 +199,8 @@ def _is_offered(section: RunnerSettings, name: str) -> bool:
     )
 
 
-def _signals(sections: tuple[SignalSettings, ...], where: str) -> list[SignalDescription]:
-    signals: dict[str, SignalDescription] = {}
+def _signals(sections: tuple[SignalSettings, ...], where: str) -> list[SignalSettings]:
+    signals: dict[str, SignalSettings] = {}
     for signal in sections:
         if signal.name in signals:
             raise invalid_field(f"{where}.{signal.name}", "two signals of one runner cannot share a name")
@@ -208,12 +208,7 @@ def _signals(sections: tuple[SignalSettings, ...], where: str) -> list[SignalDes
             parameters = object_schema(signal.parameters) if signal.parameters else reason_only()
         except ValueError as error:
             raise invalid_field(f"{where}.{signal.name}.parameters", str(error)) from None
-        signals[signal.name] = SignalDescription(
-            name=signal.name,
-            description=signal.description,
-            parameters=parameters,
-            asks_for_decision=signal.asks_for_decision,
-        )
+        signals[signal.name] = replace(signal, parameters=parameters)
     return list(signals.values())
 
 

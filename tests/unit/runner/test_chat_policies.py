@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
-from runner_svc.policy.signals import BUILT_IN_SIGNALS, SignalDescription, pick_signals, reason_only, signal_catalogue
+from runner_svc.policy.signals import BUILT_IN_SIGNALS, SignalSettings, pick_signals, reason_only, signal_catalogue
 from runner_svc.policy.text_calls import JsonExtent
 from runner_svc.policy.tool_budget import NextStep, TurnFacts, next_step
 from weft.kernel.errors import WeftError
@@ -88,7 +88,7 @@ def test_argument_names_cannot_forge_a_prompt_section() -> None:
 
 
 def test_configured_signal_is_added_to_the_built_in_ones_and_overrides_them() -> None:
-    own = SignalDescription(name="POLICY_RISK", description="Ours.", parameters=reason_only(), asks_for_decision=True)
+    own = SignalSettings(name="POLICY_RISK", description="Ours.", parameters=reason_only(), asks_for_decision=True)
     catalogue = signal_catalogue([own])
     assert catalogue["POLICY_RISK"] is own
     assert len(catalogue) == len(BUILT_IN_SIGNALS)

@@ -24,7 +24,7 @@ from chat_stage import (
 )
 
 from runner_svc.chat.offer import MAX_SENT_DEPTH, json_object
-from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
+from runner_svc.policy.signals import SignalSettings, reason_only, signal_catalogue
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.kernel.errors import WeftError
@@ -150,7 +150,7 @@ async def test_signal_truncated_by_the_token_limit_is_not_an_error() -> None:
 
 
 async def test_signals_of_any_length_are_emitted_and_stored_ones_are_bounded() -> None:
-    own = SignalDescription(name="NOTE", description="x", parameters={"type": "object"})
+    own = SignalSettings(name="NOTE", description="x", parameters={"type": "object"})
     long = json.dumps({"text": "x" * 100_000})
     pieces = [piece for index in range(3) for piece in call("NOTE", long, index, f"call_{index}")]
     work = ScriptedWork([text("Hm."), *pieces, *end(TOOL_CALLS)])
@@ -161,7 +161,7 @@ async def test_signals_of_any_length_are_emitted_and_stored_ones_are_bounded() -
 
 
 async def test_configured_signal_can_ask_for_a_decision() -> None:
-    own = SignalDescription(name="NEEDS_LEGAL", description="x", parameters=reason_only(), asks_for_decision=True)
+    own = SignalSettings(name="NEEDS_LEGAL", description="x", parameters=reason_only(), asks_for_decision=True)
     work = ScriptedWork([*call("NEEDS_LEGAL", UNSURE), text("On."), *end()])
     chat = setup(signals=signal_catalogue([own]))
     events = await events_of(work, request(signals=["NEEDS_LEGAL"]), chat)
