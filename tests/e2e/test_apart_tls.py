@@ -1,6 +1,5 @@
 """Services as processes that listen beyond loopback, over TLS with certificates on both ends."""
 
-import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from mesh_process import POOL, eventually, fake_runner, running_mesh, write_config
-from tls_mesh import HOST, TlsMesh, weft
+from tls_mesh import HOST, TlsMesh
 
 from weft_testing.certificates import Authority
 
@@ -50,19 +49,6 @@ async def test_services_beyond_loopback_serve_chats_over_tls_and_reload_certific
             mesh.issue(service)
         for _ in range(5):
             assert (await ask(mesh, http))["usage"]["completion_tokens"] == 3
-
-
-@pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_cli_needs_the_certificate_to_reach_a_tls_mesh(mesh: TlsMesh) -> None:
-    url = {"WEFT_URL": mesh.addresses["gateway"]}
-    code, _, error = await weft("get", "runners", "-o", "json", **url)
-    assert code == 1
-    assert "certificate" in error
-
-    code, out, error = await weft("get", "runners", "-o", "json", **url, **mesh.environment("operator"))
-    assert code == 0, error
-    (runner,) = json.loads(out)["items"]
-    assert runner["status"]["address"] == mesh.addresses["runner"]
 
 
 async def test_mesh_on_all_addresses_requires_keys_over_https_and_rejects_plaintext(tmp_path: Path) -> None:

@@ -95,30 +95,6 @@ async def test_cli_cancels_a_request_in_mid_answer(mesh: MeshProcess, stream: bo
     assert (record["receipt"]["outcome"], record["receipt"]["cancelledBy"]) == ("cancelled", "local")
 
 
-async def test_http_cancel_of_a_queued_request_does_not_affect_the_running_one(mesh: MeshProcess) -> None:
-    async with aiohttp.ClientSession(mesh.url) as http:
-        first = asyncio.create_task(_ask(http, "req-first"))
-        await _reach(http, "req-first", "running")
-        second = asyncio.create_task(_ask(http, "req-second"))
-        await _reach(http, "req-second", "queued")
-        async with http.post("/v1/requests/req-second/cancel") as answer:
-            assert answer.status == 200
-            record = await answer.json()
-        status, told = await second
-        assert isinstance(told, dict)
-        assert (status, told["error"]["code"]) == (499, "cancelled")
-        assert record["cancelledBy"] in told["error"]["message"]
-        assert not first.done()
-        async with http.post("/v1/requests/req-first/cancel") as answer:
-            assert (await answer.json())["reason"] == "cancelled"
-        await first
-        async with http.post("/v1/requests/req-first/cancel") as again:
-            assert (again.status, (await again.json())["state"]) == (200, "ended")
-        async with http.post("/v1/requests/nobody/cancel") as unknown:
-            assert unknown.status == 404
-            assert "weft get requests" in (await unknown.json())["error"]["message"]
-
-
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.nightly("kills a runner too"))])
 async def test_remote_gateway_cancels_a_request_even_if_its_runner_is_killed(tmp_path: Path, kills: bool) -> None:
     config = write_config(tmp_path, fake_runner("a", slots=1, **ENDLESS))

@@ -4,13 +4,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
 import pytest
-import yaml
 from mesh_process import MeshProcess, eventually, run_weft
 
 from weft_testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
@@ -66,10 +64,6 @@ async def _is_served(mesh: MeshProcess) -> bool:
     return (await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True)))[0] == 200
 
 
-async def _document(mesh: MeshProcess) -> Any:
-    return yaml.safe_load(await _weft(mesh, "get", "model", MODEL, "-o", "yaml"))
-
-
 async def test_model_is_served_without_a_config_section_and_requests_carry_the_secret(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
@@ -83,37 +77,6 @@ async def test_model_is_served_without_a_config_section_and_requests_carry_the_s
     assert listed[MODEL] is True
     (secret,) = json.loads(await _weft(mesh, "get", "secrets", "-o", "json"))["items"]
     assert (secret["name"], secret["usedBy"]) == (SECRET, [MODEL])
-
-
-CLERK = f"kind: agent\nname: clerk\nmodel: {MODEL}\nsystemPrompt: You count.\n"
-
-
-async def test_each_batch_item_is_sent_with_its_own_permit(mesh: MeshProcess, provider: CountingProvider) -> None:
-    bodies = [_chat(), _chat(allow_remote=True), _chat(model="agent/clerk"), _chat(allow_remote=False)]
-    await _weft(mesh, "apply", "-f", "-", stdin=CLERK)
-    line = {"method": "POST", "url": "/v1/chat/completions"}
-    lines = [json.dumps({**line, "custom_id": f"line-{number}", "body": body}) for number, body in enumerate(bodies)]
-    form = aiohttp.FormData({"purpose": "batch"})
-    form.add_field("file", "\n".join(lines), filename="in.jsonl")
-    asked = len(provider.requests)
-    async with aiohttp.ClientSession(mesh.url) as http:
-        async with http.post("/v1/files", data=form) as response:
-            file = (await response.json())["id"]
-        given = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        async with http.post("/v1/batches", json=given) as response:
-            batch = (await response.json())["id"]
-
-        async def done() -> Any:
-            async with http.get(f"/v1/batches/{batch}") as response:
-                found = await response.json()
-            return found if found["status"] in ("completed", "failed") else None
-
-        ended = await eventually(done, SECONDS, "the batch did not end")
-        assert (ended["request_counts"]["completed"], ended["request_counts"]["total"]) == (1, len(bodies)), ended
-        async with http.get(f"/v1/files/{ended['error_file_id']}/content") as response:
-            refused = [json.loads(each) for each in (await response.text()).splitlines()]
-    assert sorted(each["custom_id"] for each in refused) == ["line-0", "line-2", "line-3"]
-    assert len(provider.requests) == asked + 1
 
 
 async def _under_load(mesh: MeshProcess, change: Callable[[], Awaitable[object]]) -> list[int]:
@@ -147,34 +110,6 @@ async def test_rotating_a_secret_under_load_fails_no_request_and_restarts_nothin
     assert {process.pid for process in mesh.family()} == before
 
 
-async def test_updating_the_model_fails_no_request_and_deleting_it_stops_serving(
-    mesh: MeshProcess, provider: CountingProvider, tmp_path: Path
-) -> None:
-    document = await _document(mesh)
-    document["provider"] |= {"upstreamModel": "another", "slots": 8}
-    changed = tmp_path / "changed.yaml"
-    changed.write_text(yaml.safe_dump(document))
-    assert await _weft(mesh, "apply", "-f", str(changed)) == f"model/{MODEL} configured\n"
-    await eventually(lambda: _names(mesh, provider, "another"), SECONDS, "the change was not served")
-
-    document["provider"]["upstreamModel"] = "a-third"
-    changed.write_text(yaml.safe_dump(document))
-    assert set(await _under_load(mesh, lambda: _weft(mesh, "apply", "-f", str(changed)))) == {200}
-    assert [body["model"] for body in provider.bodies][-1] == "a-third"
-    assert await _weft(mesh, "apply", "-f", str(changed)) == f"model/{MODEL} unchanged\n"
-
-    await _weft(mesh, "delete", "model", MODEL)
-    sent = provider.byte_count
-    status, body, _ = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
-    assert (status, body["error"]["code"]) == (404, "model_not_found")
-    assert provider.byte_count == sent
-
-
-async def _names(mesh: MeshProcess, provider: CountingProvider, upstream: str) -> bool:
-    await _is_served(mesh)
-    return bool(provider.bodies[-1]["model"] == upstream)
-
-
 async def test_rejected_keys_and_missing_secrets_are_operator_errors(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
@@ -197,22 +132,6 @@ async def test_rejected_keys_and_missing_secrets_are_operator_errors(
 async def _failed(mesh: MeshProcess) -> Any:
     found = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
     return found if found[0] != 200 else None
-
-
-async def test_doctor_lists_the_provider_and_secret_without_sending_a_request(
-    mesh: MeshProcess, provider: CountingProvider
-) -> None:
-    async def findings() -> dict[str, Any]:
-        _, out, _ = await run_weft("doctor", "-o", "json", home=mesh.home)
-        return next(each for each in json.loads(out)["items"] if each["check"] == "central models")
-
-    asked = len(provider.requests)
-    found = await findings()
-    assert (found["verdict"], found["detail"].startswith(f"{MODEL}: ")) == ("ok", True)
-    await _weft(mesh, "delete", "secret", SECRET, "--force")
-    found = await findings()
-    assert (found["verdict"], found["detail"]) == ("failed", f"{MODEL}: there is no secret/{SECRET}")
-    assert len(provider.requests) == asked
 
 
 @pytest.mark.usefixtures("provider")

@@ -242,45 +242,6 @@ async def test_link_supports_every_runner_operation(plain_mesh: MeshProcess, tmp
             tail.cancel()
 
 
-async def test_http_api_has_everything_a_page_shows_of_a_joined_runner(plain_mesh: MeshProcess, tmp_path: Path) -> None:
-    runner = fake_runner("desk", answer_tokens=3)
-    runner["models"][0]["name"] = "llama-desk"
-    config = write_config(tmp_path, runner)
-    admin = f"{plain_mesh.url}/v1/admin"
-    async with aiohttp.ClientSession(raise_for_status=True) as http:
-        async with http.post(f"{admin}/join-tokens", json={"description": "Ann's desk"}) as answer:
-            made = await answer.json()
-        facts = relay_facts(plain_mesh.home)
-        assert made["command"] == f"weft runner join {facts['url']} --token {made['token']}", "as the command line says"
-        assert made["thisMachineOnly"]
-        arguments = ("--config", str(config), "--publish", "llama-desk")
-        with running_join(tmp_path / "desk", facts["url"], made["token"], *arguments) as desk:
-            await desk.until("joined as desk")
-            await _ready(plain_mesh, "llama-desk")
-            async with http.get(f"{admin}/models/llama-desk/logs") as answer:
-                log = await answer.json()
-            assert (log["model"], log["runner"]) == ("llama-desk", "desk")
-            assert "listening on <local>" in "".join(log["lines"])
-            async with http.get(f"{admin}/models/llama-desk/logs?follow=1&lines=10") as answer:
-                assert json.loads((await answer.content.readline()).removeprefix(b"data: "))["lines"]
-            async with http.get(f"{admin}/process-health?process=runner/desk") as answer:
-                health = await answer.json()
-            assert "engines" in {each["name"] for each in health["components"]}, "it is the runner's own health"
-            assert (health["live"], health["logLevel"]) == (True, "info")
-            body = {"process": "runner/desk", "level": "debug", "seconds": 60}
-            async with http.put(f"{admin}/log-level", json=body) as answer:
-                level = await answer.json()
-            assert (level["previousLevel"], level["level"]) == ("info", "debug")
-            async with http.get(f"{admin}/audit") as answer:
-                entries = [each for each in (await answer.json())["items"] if each["event"] == "log_level.changed"]
-            written = json.loads(entries[-1]["detail"])
-            assert (written["process"], written["level"]) == ("runner/desk", "debug")
-        async with http.delete(f"{admin}/join-tokens/{made['id']}") as answer:
-            assert answer.status == 204
-        async with http.get(f"{admin}/discovered") as answer:
-            assert (await answer.json())["kind"] == "Discovery"
-
-
 async def test_runner_joins_with_a_pinned_certificate(tmp_path: Path) -> None:
     config = write_config(tmp_path, relay={"listen": "0.0.0.0:0"})
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:

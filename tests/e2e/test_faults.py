@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, r
 
 from weft.api.registry.v1 import runner_pb2
 from weft.client import Reason, WeftError, connect_async
-from weft_testing.media_files import png
 
 QUICK_PINGS = warm("kit.quick_pings")
 
@@ -110,31 +108,6 @@ async def test_backend_killed_before_its_first_token_is_invisible_to_the_client(
     assert line["runner"] != victim
 
 
-@pytest.mark.parametrize("status", [400, 415, 422, 500])
-async def test_images_for_a_text_only_pool_are_a_client_error_and_eject_no_replica(
-    pair: MeshProcess, status: int
-) -> None:
-    """Found by trying: they were a 502 on every replica, one of them was ejected, and an innocent request waited."""
-    await _configure(pair, "a", "b", text_only_status=status)
-    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(png(2, 2)).decode()}"}}
-    with_image = [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, picture]}]
-    async with aiohttp.ClientSession() as http:
-        for number in range(12):
-            for stream in (False, True):
-                request_id = f"image-{status}-{number}-{stream}"
-                answered, answer = await _ask(
-                    http, pair, {"X-Request-Id": request_id}, messages=with_image, stream=stream
-                )
-                assert (answered, answer["error"]["code"]) == (400, "backend_rejected")
-                assert "image input is not supported" in answer["error"]["message"]
-                line = pair.request_line(request_id)
-                assert (line["outcome"], line["attempts"]) == ("failed", 1)
-    async with connect_async(pair.grpc) as client:
-        for _ in range(4):
-            kinds = [event.WhichOneof("event") async for event in client.chat(POOL, "hi", timeout=20.0)]
-            assert kinds[0] == "started", "nobody had to wait"
-
-
 async def test_looping_answer_is_stopped_with_usage_on_every_surface(single: MeshProcess) -> None:
     """Found by trying: it ran to the end of the context, and one that was ended had no usage."""
     # Slow enough that it is ended in mid-answer: at full speed the whole answer may be there before it is read.
@@ -225,17 +198,6 @@ async def test_only_backend_restarts_and_serves_again_after_it_dies(single: Mesh
     assert after.last_restart_reason == "signal SIGKILL"
     async with aiohttp.ClientSession() as http:
         assert (await _ask(http, single))[0] == 200
-
-
-async def test_client_disconnect_frees_the_backend_within_a_second(single: MeshProcess) -> None:
-    await _configure(single, "a", answer_tokens=0, tokens_per_second=20)
-    async with aiohttp.ClientSession() as http, await single.backend("a") as backend:
-        before = (await backend.state()).requests_cancelled
-        response = await http.post(f"{single.url}/v1/chat/completions", json=_body(stream=True, max_tokens=1000))
-        await response.content.readline()
-        response.close()
-        state = await backend.wait_for_state(lambda state: state.requests_cancelled > before, seconds=1.0)
-        assert state.busy_slots == 0
 
 
 async def test_grpc_cancel_and_deadline_reach_the_backend(single: MeshProcess) -> None:

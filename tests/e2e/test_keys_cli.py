@@ -1,10 +1,7 @@
 """`weft keys` against a registry that runs as a process of its own."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from kit.home_gateway import home_gateway
 from registry_process import key_ring, serving_registry, stop_in_order, weft
 
 from weft.kernel.errors import WeftError
@@ -20,7 +16,6 @@ from weft.kernel.principal import Access, Principal, Resource, Role, authenticat
 from weft_app.cli.keys import KeyRole, scopes_of
 
 KEY = re.compile(r"weft_[a-z0-9]{12}_[0-9a-f]{64}")
-MAX_COMPLETIONS = 20
 
 
 @pytest.fixture(scope="module")
@@ -123,58 +118,3 @@ async def test_rotated_key_has_two_valid_secrets_temporarily_and_a_revoked_key_h
     refused = weft(home, "keys", "rotate", key_id)
     assert (refused.exit_code, refused.stdout) == (3, "")
     assert "no valid key with this id" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "word"),
-    [
-        (("create", "--scope", "models:write"), 2, "--scope: "),
-        (("create", "--tenant", "a b"), 2, "--tenant: "),
-        (("create", "--expires", "soon"), 2, "--expires: "),
-        (("create", "--expires", "1s"), 2, "--expires: "),
-        (("create", "--description", "x" * 129), 2, "--description: "),
-        (("create", "--role", "king"), 2, "--role"),
-        (("rotate", "nobody000000", "--grace", "31d"), 2, "--grace: "),
-        (("rotate", "nobody000000", "--grace", "now"), 2, "--grace: "),
-        (("revoke", "nobody000000"), 3, "no key with this id"),
-        (("revoke", "a b"), 2, "ID: "),
-    ],
-)
-def test_invalid_values_are_rejected_and_error_names_the_option(
-    home: Path, arguments: tuple[str, ...], exit_code: int, word: str
-) -> None:
-    before = weft(home, "keys", "list", "-o", "name").stdout
-    done = weft(home, "keys", *arguments)
-    assert (done.exit_code, done.stdout) == (exit_code, "")
-    assert word in done.stderr
-    assert weft(home, "keys", "list", "-o", "name").stdout == before
-
-
-def offered(home: Path, line: str) -> list[str]:
-    """What bash would be offered for `line`, whose last word is being typed."""
-    variables = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
-    done = subprocess.run(
-        [sys.executable, "-c", "from weft_app.cli.main import app; app(prog_name='weft')"],
-        env={**os.environ, "WEFT_HOME": str(home), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-def offered_in_time(home: Path, line: str) -> list[str]:
-    """What bash is offered first: a completion offers nothing if the mesh answers later than after 0.25 s."""
-    return next((found for _ in range(MAX_COMPLETIONS) if (found := offered(home, line))), [])
-
-
-def test_completion_offers_ids_of_unrevoked_keys(home: Path, tmp_path: Path) -> None:
-    kept, gone = created(home)["id"], created(home)["id"]
-    weft(home, "keys", "revoke", gone)
-    with home_gateway(home, f"unix:{home}/run/registry.sock"):
-        found = offered_in_time(home, "weft keys revoke ")
-        assert kept in found
-        assert gone not in found
-        assert offered_in_time(home, f"weft keys rotate {kept[:8]}") == [kept]
-    assert offered(tmp_path, "weft keys revoke ") == []

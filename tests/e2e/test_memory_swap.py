@@ -1,6 +1,5 @@
 """Two models and room for one: what a user sees who asks for either, and what is left when something is killed."""
 
-import asyncio
 import json
 import os
 import signal
@@ -78,24 +77,6 @@ async def test_request_evicts_the_idle_model_if_memory_is_full(mesh: MeshProcess
         assert states == {model: "ready", other: "hibernating"}
 
 
-async def test_pinned_model_is_not_evicted_and_the_waiting_load_names_it(mesh: MeshProcess) -> None:
-    code, _, error = await run_weft("load", "first", "--pin", home=mesh.home)
-    assert code == 0, error
-    loading = asyncio.create_task(run_weft("load", "second", "--watch", home=mesh.home))
-    await asyncio.sleep(1.0)
-    _, listed, _ = await run_weft("mesh", "operation", "list", "--unfinished", "-o", "json", home=mesh.home)
-    (operation,) = json.loads(listed)["items"]
-    assert operation["action"]["model"] == "second"
-    assert "first" in operation["detail"], operation
-    assert (await run_weft("mesh", "operation", "cancel", operation["name"], home=mesh.home))[0] == 0
-    code, _, shown = await loading
-    assert code == 1
-    assert "waiting for memory" in shown
-    assert "cancelled" in shown
-    assert [lease["purpose"] for lease in await leases(mesh)] == ["first"]
-    assert (await processes(mesh))["second"]["state"] == "hibernating"
-
-
 async def test_model_loads_once_with_overridden_settings(mesh: MeshProcess) -> None:
     assert (await processes(mesh))["first"]["contextTokens"] == 2048
     code, out, error = await run_weft("load", "first", "--ctx", "512", "--set", "slots=1", home=mesh.home)
@@ -127,22 +108,6 @@ async def test_model_that_can_never_fit_is_rejected_with_figures_and_reported_at
         assert await leases(mesh) == []
 
 
-async def test_operations_are_audited_and_the_audit_chain_is_intact(mesh: MeshProcess) -> None:
-    async def counted() -> tuple[int, int]:
-        _, out, _ = await run_weft("mesh", "audit", "list", "-o", "json", home=mesh.home)
-        events = [entry["event"] for entry in json.loads(out)["items"]]
-        return events.count("operation.accepted"), events.count("operation.succeeded")
-
-    before = await counted()
-    assert (await run_weft("load", "second", "--request-id", "once", home=mesh.home))[0] == 0
-    assert (await run_weft("load", "second", "--request-id", "once", home=mesh.home))[0] == 0
-    code, _, error = await run_weft("unload", "second", "--request-id", "once", home=mesh.home)
-    assert (code, "request_id" in error) == (4, True)
-    assert (await run_weft("unload", "second", home=mesh.home))[0] == 0
-    assert await counted() == (before[0] + 2, before[1] + 2)
-    assert (await run_weft("mesh", "audit", "verify", home=mesh.home))[0] == 0
-
-
 async def test_killed_runner_frees_its_memory_and_reloads_its_model(mesh: MeshProcess) -> None:
     (before,) = await leases(mesh)
     os.kill(mesh.facts["pids"]["runners"]["box"], signal.SIGKILL)
@@ -153,24 +118,3 @@ async def test_killed_runner_frees_its_memory_and_reloads_its_model(mesh: MeshPr
 
     await eventually(has_a_new_lease, 20.0, "the memory does not come back")
     assert (await ask(mesh, "second"))[0] == 200
-
-
-async def test_loaded_model_needs_force_to_be_deleted_and_frees_its_memory(
-    mesh: MeshProcess,
-) -> None:
-    code, out, error = await run_weft("delete", "model", "first", home=mesh.home)
-    assert (code, out) == (4, "")
-    for word in ("box", "weft unload first", "weft.yaml", "--force"):
-        assert word in error
-    async with aiohttp.ClientSession() as http, http.delete(f"{mesh.url}/api/v1/models/first") as response:
-        assert response.status == 409
-    assert (await processes(mesh))["first"]["state"] == "ready"
-    code, out, error = await run_weft("delete", "model", "first", "--force", home=mesh.home)
-    assert (code, out) == (0, "model/first deleted\n"), error
-    assert "model/first is published again when box restarts (weft mesh restart)" in error
-    assert [lease["state"] for lease in await leases(mesh)] in ([], ["releasing"])
-    status, answer = await ask(mesh, "second")
-    assert status == 200, answer
-    assert (await ask(mesh, "first"))[0] == 404
-    code, _, error = await run_weft("unload", "first", home=mesh.home)
-    assert (code, "there is no model or pool first;" in error) == (3, True), error

@@ -327,22 +327,6 @@ async def test_publisher_that_disconnects_is_lost_and_its_started_answer_ends(ed
         assert (status, body["error"]["code"]) == (404, "session_unknown")
 
 
-async def test_two_publishers_of_a_pool_share_its_requests(edge: Edge) -> None:
-    async with (
-        edge.publishing("p-one", model("m-one", pool="shared")) as one,
-        edge.publishing("p-two", model("m-two", pool="shared")) as two,
-    ):
-        await edge.until_ready("p-one")
-        await edge.until_ready("p-two")
-        asked = [asyncio.create_task(edge.whole("shared")) for _ in range(2)]
-        # Each has one slot, so that each gets one.
-        first, second = await one.next_task(), await two.next_task()
-        await one.say(first, "from one")
-        await two.say(second, "from two")
-        answers = {(await each)[1]["choices"][0]["message"]["content"] for each in asked}
-        assert answers == {"from one", "from two"}
-
-
 async def test_request_fails_over_if_a_publisher_is_killed_before_its_answer(edge: Edge) -> None:
     with publisher_process(edge.url, edge.token, "victim", "m-victim", "--pool", "backed", "--pause", "60") as process:
         await edge.until_ready("victim")

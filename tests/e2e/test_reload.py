@@ -282,17 +282,6 @@ async def test_invalid_file_reports_all_errors_and_changes_nothing(mesh: Reloada
     await _until(is_back)
 
 
-async def test_empty_or_missing_file_changes_nothing(mesh: Reloadable) -> None:
-    path = mesh.folder / "weft.yaml"
-    path.write_text("")
-    code, _, error = await mesh.weft("mesh", "reload")
-    assert (code, "is empty" in error) == (2, True), error
-    path.unlink()
-    code, _, error = await mesh.weft("mesh", "reload")
-    assert code == 2, error
-    assert await mesh.names() == ["other", "steady"]
-
-
 async def test_limits_apply_immediately_and_a_changed_port_is_reported_as_pending(mesh: Reloadable) -> None:
     assert await mesh.ask("steady", "limited") == 200
     limits = {"rate_limits": {"tenants": {"limited": ["1req/hour"]}}}

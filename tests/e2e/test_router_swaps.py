@@ -1,20 +1,15 @@
 """More models than a device holds, and who waits for which: what callers see of the router's turns."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from mesh_process import (
-    WEFT,
     MeshProcess,
     eventually,
     fake_runner,
     running_mesh,
-    user_environment,
     write_config,
 )
 
@@ -23,8 +18,6 @@ from weft.client import connect_async
 MODEL_MB = 2000
 BUDGET = {"declared": [{"name": "budget", "memory_mb": 3000}]}
 TOKENS_PER_SECOND = 20.0
-SLOW_MACHINE_SECONDS = 12.0
-"""What a drain and a load may take on a machine that is busy with other tests."""
 UNTIL_THE_BOOK_IS_READ = 1.5
 """Right after a start the router knows nothing of this host's memory, and the ledger alone decides. It looks twice a
 second."""
@@ -90,64 +83,3 @@ async def test_request_queues_for_memory_held_by_a_busy_model(tmp_path: Path) ->
             assert await loaded_models(mesh) == {"second"}
             assert (await ask(http, mesh, "first", 3))[0] == 200, "who gave way comes back when it is asked for"
             assert await loaded_models(mesh) == {"first"}
-
-
-@pytest.mark.nightly("a storm of requests")
-async def test_three_models_sharing_room_for_one_take_turns(tmp_path: Path) -> None:
-    names = ("a", "b", "c")
-    with running_mesh(tmp_path / "home", "--config", str(models_for_one_place(tmp_path, *names))) as mesh:
-        async with aiohttp.ClientSession() as http:
-            answers = await asyncio.gather(*(ask(http, mesh, name, 5) for _ in range(6) for name in names))
-        assert [status for status, _ in answers] == [200] * 18
-        loads = len(mesh.log_lines("woke"))
-        assert loads <= 6, "requests for the same model are served together, in whichever order they came"
-
-
-@pytest.mark.nightly("memory that another program takes")
-async def test_load_blocked_by_another_program_delays_only_its_model_and_recovers(
-    tmp_path: Path,
-) -> None:
-    """The router's book is moments old, and a load is begun for which the ledger has nothing left."""
-    runner = fake_runner("box", pool="", tokens_per_second=TOKENS_PER_SECOND, answer_tokens=0)
-    runner["models"] = [
-        {"name": name, "path": __file__, "slots": 2, "memory_mb": megabytes, "start_asleep": True}
-        for name, megabytes in (("large", MODEL_MB), ("small", 400))
-    ]
-    config = write_config(tmp_path, runner, accelerators=BUDGET)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        await asyncio.sleep(UNTIL_THE_BOOK_IS_READ)
-        async with training_program(mesh) as program, aiohttp.ClientSession() as http:
-            words: list[str] = []
-            waits = asyncio.create_task(words_of_waiting(mesh, "large", 3, words))
-            await asyncio.sleep(1.0)
-            async with asyncio.timeout(SLOW_MACHINE_SECONDS):
-                assert (await ask(http, mesh, "small", 3))[0] == 200
-
-            async def names_the_program() -> bool:
-                return any(word.endswith("(a program)") for word in words)
-
-            await eventually(names_the_program, SLOW_MACHINE_SECONDS, "nobody says who holds the memory")
-            program.terminate()
-            _, receipt = await waits
-        assert receipt.usage.completion_tokens == 3
-        assert await loaded_models(mesh) == {"large", "small"}
-
-
-@asynccontextmanager
-async def training_program(mesh: MeshProcess) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A program that has just got as much memory as a model takes."""
-    program = await asyncio.create_subprocess_exec(
-        *WEFT,
-        *("mesh", "lease", "acquire", "--memory", f"{MODEL_MB}MiB", "--purpose", "training", "--", "sleep", "120"),
-        env={**user_environment(), "WEFT_HOME": str(mesh.home)},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert program.stderr is not None
-    try:
-        assert b"holds" in await program.stderr.readline()
-        yield program
-    finally:
-        if program.returncode is None:
-            with suppress(ProcessLookupError):
-                program.terminate()
-        await program.wait()

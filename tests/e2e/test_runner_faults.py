@@ -4,13 +4,10 @@ import asyncio
 import json
 import os
 import signal
-import socket
-import struct
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import grpc
@@ -163,24 +160,6 @@ async def test_draining_runner_finishes_its_request_and_accepts_no_other(pair: M
     heard = await streaming
     assert heard[-1] == "[DONE]"
     assert sum('"content"' in json.dumps(event) and "tok" in json.dumps(event) for event in heard) >= 1
-
-
-async def test_client_connection_reset_frees_the_backend(pair: MeshProcess) -> None:
-    await _configure(pair, **LONG)
-    place = urlsplit(pair.url)
-    body = json.dumps(_body(stream=True, max_tokens=1000)).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    writer.write(head.encode() + body)
-    await reader.readuntil(b"tok0")
-    busy = await _busy_runner(pair)
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
-    async with await pair.backend(busy) as backend:
-        await backend.wait_for_state(lambda state: state.busy_slots == 0, seconds=2.0)
 
 
 @pytest.mark.nightly("a storm of clients that vanish")

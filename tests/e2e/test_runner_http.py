@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import Apart
-from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
 
 from weft.api.operations.v1 import operation_pb2
 from weft.signing.tokens import make_op_token
@@ -88,37 +88,6 @@ def one_runner(
     finally:
         codes = mesh.end_all()
     assert set(codes) == {0}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneRunner]:
-    with one_runner(tmp_path_factory.mktemp("runner")) as runner:
-        yield runner
-
-
-async def test_runner_http_reports_capabilities_and_answers(shared: OneRunner) -> None:
-    runner = shared
-    told = await runner.until_serving()
-    assert (told["runnerId"], told["runnerType"].split("-")[0]) == ("a", "llama_server")
-    assert told["models"]["loaded"][0]["id"] == "m-a"
-    assert told["models"]["loaded"][0]["contextLength"] == 2048
-    assert (told["resources"]["gpuIds"], told["health"]) == ([], "healthy")
-    status, answer, headers = await runner.chat(X_Tenant_ID="community-x", X_Priority="high")
-    assert (status, answer["choices"][0]["message"]["content"]) == (200, "tok0 tok1 tok2 tok3")
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert headers["x-cache-hit"] == "false"
-    for name in ("x-cache-tokens-reused", "x-queue-wait-ms"):
-        assert headers[name].isdigit()
-    assert "x-gpu-time-ms" not in headers, "no accelerator has computed it"
-    status, health, _ = await runner.ask("GET", "/health")
-    assert (status, health["status"], health["modelsLoaded"]) == (200, "healthy", 1)
-    _, metrics, _ = await runner.ask("GET", "/metrics")
-    line = 'weft_runner_requests_total{model="m-a",status="success",tenant="community-x"} 1.0'
-    assert line in metrics
-    status, models, _ = await runner.ask("GET", "/v1/models")
-    assert {model["id"] for model in models["data"]} == {"pool"}
-    status, answer, _ = await runner.chat(model="m-b")
-    assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_runner_requests_and_their_operations_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,47 +170,7 @@ async def test_up_passes_the_port_through_and_the_mesh_shares_slots_with_it(
         assert int(headers["x-queue-wait-ms"]) > 500
 
 
-async def ended_task(runner: OneRunner, task: str) -> dict[str, Any]:
-    """What came of a task, once something has."""
-
-    async def over() -> Any:
-        status, body, _ = await runner.ask("GET", f"/v1/models/load/{task}")
-        assert status == 200
-        return body if body["status"] in ("completed", "failed") else None
-
-    return dict(await eventually(over, SECONDS, "the task does not end"))
-
-
 def op_token(key: bytes, signers: Sequence[str] = ("admin1", "admin2")) -> dict[str, Any]:
     """The envelope of an operation token for an unload of the model."""
     action = operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="m-a"))
     return make_op_token(action, signers=signers, issued_at=int(time.time()), key=key)
-
-
-async def test_reserved_memory_shows_in_capabilities_loads_and_unloads(tmp_path: Path) -> None:
-    models = [{"name": "m-a", "path": __file__, "slots": 1, "memory_mb": 1000}]
-    accelerators = {"declared": [{"name": "a budget", "memory_mb": 4096}]}
-    with one_runner(tmp_path, models=models, accelerators=accelerators) as runner:
-        told = await runner.until_serving()
-        assert told["models"]["loaded"][0]["gpuMemoryMB"] == 1000
-        resources = told["resources"]
-        assert (resources["gpuIds"], resources["gpuMemoryTotalMB"]) == ([0], 4096)
-        # Of a declared device nobody can say what is in use.
-        assert (resources["gpuMemoryUsedMB"], resources["gpuMemoryFreeMB"]) == (None, None)
-        status, unloaded, _ = await runner.ask("POST", "/v1/models/unload", {"modelId": "m-a"})
-        assert (status, unloaded["gpuMemoryFreedMB"]) == (200, 1000)
-        _, accepted, _ = await runner.ask("POST", "/v1/models/load", {"modelId": "m-a", "gpuMemoryBudgetMB": 10})
-        failed = await ended_task(runner, accepted["taskId"])
-        assert (failed["status"], failed["code"]) == ("failed", "insufficient_memory")
-        _, accepted, _ = await runner.ask("POST", "/v1/models/load", {"modelId": "m-a", "gpuMemoryBudgetMB": 1000})
-        done = await ended_task(runner, accepted["taskId"])
-        assert (done["status"], done["gpuMemoryUsedMB"]) == ("completed", 1000)
-
-
-async def test_runner_join_validates_the_visible_devices_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4f3c")
-    join = ("runner", "join", "https://127.0.0.1:9", "--token", "wjt_a_b", "--publish", "m-a")
-    config = write_config(tmp_path, fake_runner("a"))
-    code, _, said = await run_weft(*join, "--config", str(config), home=tmp_path / "home")
-    assert code != 0
-    assert "CUDA_VISIBLE_DEVICES: must hold numbers" in said

@@ -68,11 +68,3 @@ def test_mistake_prints_one_line_with_its_exit_code(home: Path, arguments: list[
     assert done.exit_code == code, done.output
     assert words in done.output
     assert VALUE not in done.output
-
-
-def test_name_in_use_is_a_conflict_that_suggests_the_rotate_command(home: Path, tmp_path: Path) -> None:
-    assert weft(home, "keys", "secret", "create", "taken", "--from-file", _file(tmp_path)).exit_code == 0
-    done = weft(home, "keys", "secret", "create", "taken", "--from-file", _file(tmp_path))
-    assert (done.exit_code, "weft keys secret rotate taken" in done.output) == (4, True)
-    assert weft(home, "delete", "secret/taken").stdout == "secret/taken deleted\n"
-    assert weft(home, "delete", "secret/taken", "--ignore-not-found").exit_code == 0

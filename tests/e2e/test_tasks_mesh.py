@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, fake_runner, run_weft, running_mesh, write_config
 from openai import AsyncOpenAI
 
 SLOW = 20.0
@@ -84,18 +84,6 @@ async def test_queued_task_waits_for_its_model_over_a_restart_and_a_running_one_
     assert [each.get("error", {}).get("reason") for each in json.loads(shown)["attempts"]] == ["shutting_down", None]
 
 
-async def test_cancelled_task_stops_on_its_engine(shared: MeshProcess) -> None:
-    _, out, _ = await run_weft("chat", ENDLESS, "--async", "-m", "Count", home=shared.home)
-    task_id = out.strip()
-    async with await shared.backend("c") as backend:
-        await backend.wait_for_state(lambda state: state.active_requests == 1)
-        code, out, err = await run_weft("cancel", f"task/{task_id}", home=shared.home)
-        assert (code, out) == (0, f"task/{task_id} cancelled\n"), err
-        await backend.wait_for_state(lambda state: state.active_requests == 0)
-    code, _, err = await run_weft("mesh", "wait", "task", task_id, home=shared.home)
-    assert code == 1
-
-
 async def test_openai_client_batch_completes_in_order(shared: MeshProcess, tmp_path: Path) -> None:
     async with client_of(shared) as client, asyncio.timeout(60):
         with batch_file(tmp_path, *({"max_tokens": 4 + number} for number in range(12))).open("rb") as lines:
@@ -117,25 +105,3 @@ async def test_openai_client_batch_completes_in_order(shared: MeshProcess, tmp_p
         assert answer["response"]["status_code"] == 200
         assert answer["response"]["body"]["object"] == "chat.completion"
         assert answer["response"]["body"]["choices"][0]["message"]["content"]
-
-
-async def test_tasks_queue_at_the_tenant_limit_and_none_fails(shared: MeshProcess) -> None:
-    async with aiohttp.ClientSession(shared.url, headers={"X-Tenant-ID": "slow"}) as http:
-        body = {"model": POOL, "body": {"messages": [{"role": "user", "content": "Hello"}]}}
-        began, tasks = asyncio.get_running_loop().time(), []
-        for _ in range(6):
-            async with http.post("/api/v1/inference-tasks", json=body) as response:
-                assert response.status == 202
-                tasks.append((await response.json())["id"])
-
-        async def ended() -> list[tuple[str, int]]:
-            found = []
-            for task in tasks:
-                async with http.get(f"/api/v1/inference-tasks/{task}") as response:
-                    shown = await response.json()
-                    found.append((shown["state"], len(shown["attempts"])))
-            return found if {state for state, _ in found} == {"completed"} else []
-
-        found = await eventually(ended, 60.0, "the tasks are not completed")
-        assert found == [("completed", 1)] * 6, "a refusal for the limit is no attempt"
-        assert asyncio.get_running_loop().time() - began > 2, "two in any second"

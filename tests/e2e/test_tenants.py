@@ -98,21 +98,3 @@ async def test_limit_is_shown_enforced_and_changed_without_a_restart(mesh: MeshP
 
     await eventually(is_free, 20, "the limit outlives its document")
     assert "x-ratelimit-limit-requests" not in (await ask(mesh, "team"))[1]
-
-
-async def test_config_tenant_is_effective_until_a_document_overrides_it(mesh: MeshProcess) -> None:
-    status, headers, _ = await ask(mesh, "filed")
-    assert (status, told(headers, "requests")) == (200, (3, 2))
-    async with aiohttp.ClientSession() as http:
-        async with http.get(f"{mesh.url}/api/v1/tenants/filed") as response:
-            found = await response.json()
-        assert (found["status"]["source"], found["weight"]) == ("configured", 2.0)
-        assert [(each["window"], each["requests"]) for each in found["limits"]] == [("month", 3)]
-        document = {"kind": "tenant", "name": "filed", "limits": [{"window": "month", "requests": 9}]}
-        async with http.put(f"{mesh.url}/api/v1/tenants/filed", json=document) as response:
-            assert response.status == 201, await response.text()
-        await until_limited(mesh, "filed", 9)
-        status, headers, _ = await ask(mesh, "filed")
-        assert (status, told(headers, "requests")) == (200, (9, 7)), "what the file's window counted stays"
-        async with http.delete(f"{mesh.url}/api/v1/tenants/filed") as response:
-            assert response.status == 204
