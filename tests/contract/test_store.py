@@ -326,10 +326,6 @@ class TestEveryDatabase(StoreSuite):
     """On the plugin's `store`, once per kind of database that is kept."""
 
 
-async def test_closing_an_unopened_store_is_safe(database_url: str) -> None:
-    await SqlStore(database_url).close()
-
-
 @pytest.mark.parametrize(
     "url",
     [

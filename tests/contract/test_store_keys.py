@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -49,10 +48,6 @@ def keys(store: SqlStore) -> SqlKeyStore:
     return SqlKeyStore(store)
 
 
-async def test_empty_store_contains_nothing(keys: SqlKeyStore) -> None:
-    assert await keys.load() == StoredKeys()
-
-
 async def test_keys_round_trip_in_order(keys: SqlKeyStore) -> None:
     await keys.save([key("b"), plain("a")])
     await keys.save([key("0")])
@@ -64,16 +59,6 @@ async def test_saving_again_replaces_the_key(keys: SqlKeyStore) -> None:
     await keys.save([plain("a"), plain("b")])
     await keys.save([key("a")])
     assert (await keys.load()).keys == (key("a"), plain("b"))
-
-
-async def test_next_owner_reads_committed_keys(store: SqlStore, database_url: str) -> None:
-    await SqlKeyStore(store).save([key("a")])
-    await SqlKeyStore(store).save_pepper_mark(MARK)
-    await store.close()
-    again = SqlStore(database_url)
-    await again.open()
-    assert await SqlKeyStore(again).load() == StoredKeys(keys=(key("a"),), pepper_mark=MARK)
-    await again.close()
 
 
 async def test_deleted_keys_are_gone_and_others_remain(keys: SqlKeyStore) -> None:
@@ -122,10 +107,3 @@ async def test_database_failure_is_reported_and_keeps_the_stored_keys(store: Sql
         await keys.save_pepper_mark(MARK, [key("a")])
     await store.run(lambda tx: tx.execute("ALTER TABLE hidden RENAME TO key_pepper"))
     assert await keys.load() == StoredKeys(keys=(plain("a"),))
-
-
-async def test_closed_database_is_reported(tmp_path: Path) -> None:
-    keys = SqlKeyStore(SqlStore(f"sqlite:///{tmp_path}/registry.db"))
-    with pytest.raises(WeftError) as refusal:
-        await keys.load()
-    assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE

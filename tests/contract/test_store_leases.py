@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -46,10 +45,6 @@ def leases(store: SqlStore) -> LeaseStore:
     return LeaseStore(store)
 
 
-async def test_empty_store_contains_nothing(leases: LeaseStore) -> None:
-    assert await leases.load() == StoredLedger()
-
-
 async def test_grants_round_trip_in_order(leases: LeaseStore) -> None:
     runners = Holder(kind=HolderKind.RUNNER, name="r1", incarnation="life-1")
     last = replace(grant(2**40), holder=runners, pinned=False, processes=(), priority=Priority.HIGH)
@@ -58,15 +53,6 @@ async def test_grants_round_trip_in_order(leases: LeaseStore) -> None:
     await leases.grant(last)
     stored = StoredLedger(grants=(grant(9), grant(10, lease_id="a-lease"), last), last_fencing_number=2**40)
     assert await leases.load() == stored
-
-
-async def test_next_owner_reads_committed_leases(store: SqlStore, database_url: str) -> None:
-    await LeaseStore(store).grant(grant(1))
-    await store.close()
-    again = SqlStore(database_url)
-    await again.open()
-    assert await LeaseStore(again).load() == StoredLedger(grants=(grant(1),), last_fencing_number=1)
-    await again.close()
 
 
 async def test_fencing_tokens_outlive_their_leases(leases: LeaseStore) -> None:
@@ -113,13 +99,6 @@ async def test_more_leases_than_one_statement_allows_are_saved_together(leases: 
     assert (await leases.load()).grants[0].releasing
     await leases.remove(many)
     assert (await leases.load()).grants == ()
-
-
-async def test_closed_database_is_reported(tmp_path: Path) -> None:
-    store = LeaseStore(SqlStore(f"sqlite:///{tmp_path}/registry.db"))
-    with pytest.raises(WeftError) as refusal:
-        await store.load()
-    assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE
 
 
 async def test_database_failure_is_reported_and_keeps_the_stored_leases(store: SqlStore) -> None:

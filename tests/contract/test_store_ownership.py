@@ -50,14 +50,6 @@ async def test_one_of_two_concurrent_opens_wins(database_url: str) -> None:
         await each.close()
 
 
-async def test_store_can_be_reopened_repeatedly(store: SqlStore) -> None:
-    for _ in range(5):
-        await store.close()
-        await store.open()
-    await store.save_session(stored())
-    assert (await store.load()).sessions == (stored(),)
-
-
 async def test_concurrent_writes_are_serialized(store: SqlStore) -> None:
     sessions = [stored(f"s{number}", f"r{number}", (f"m{number}",)) for number in range(10)]
     await asyncio.gather(*(store.save_session(each) for each in sessions))

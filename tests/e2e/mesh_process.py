@@ -119,6 +119,18 @@ class MeshProcess:
         lines = (self.home / "logs" / "host.log").read_text().splitlines()
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
+    async def busy(self, *runners: str) -> str:
+        """Returns the first of these runners whose backend processes a request, as soon as there is one."""
+
+        async def found() -> str | None:
+            for name in runners:
+                if (await self.describe(name)).active_request_ids:
+                    return name
+            return None
+
+        name: str = await eventually(found, 5.0, "no runner processes the request")
+        return name
+
     async def reset(self, *runners: str) -> None:
         """Give the fakes behind these runners their normal behaviour back."""
         for runner in runners:

@@ -61,19 +61,6 @@ def _body(**changes: Any) -> dict[str, Any]:
     return {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, **changes}
 
 
-async def _busy_runner(mesh: MeshProcess) -> str:
-    """The runner whose backend is processing a request."""
-
-    async def busy() -> str | None:
-        for name in ("a", "b"):
-            if (await mesh.describe(name)).active_request_ids:
-                return name
-        return None
-
-    found: str = await eventually(busy, 5.0, "no runner works on the request")
-    return found
-
-
 async def _configure(mesh: MeshProcess, *runners: str, **switches: Any) -> None:
     for name in runners:
         async with await mesh.backend(name) as backend:
@@ -98,7 +85,7 @@ async def test_backend_killed_before_its_first_token_is_invisible_to_the_client(
     await _configure(pair, "a", "b", prefill_seconds=1.0)
     async with aiohttp.ClientSession(headers={"X-Request-Id": "killed-early"}) as http:
         asking = asyncio.create_task(_ask(http, pair))
-        victim = await _busy_runner(pair)
+        victim = await pair.busy("a", "b")
         os.kill((await pair.describe(victim)).process_id, signal.SIGKILL)
         status, answer = await asking
     assert status == 200
@@ -170,7 +157,7 @@ async def test_backend_killed_after_some_tokens_yields_an_error_event_without_a_
     async with aiohttp.ClientSession(headers={"X-Request-Id": "killed-late"}) as http:
         heard: Heard = []
         streaming = asyncio.create_task(_stream(http, pair, heard))
-        victim = await _busy_runner(pair)
+        victim = await pair.busy("a", "b")
         await eventually(lambda: _text(heard).count("tok") >= 3, 10.0, "the answer does not begin")
         pid = (await pair.describe(victim)).process_id
         killed = time.monotonic()

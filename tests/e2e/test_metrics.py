@@ -2,21 +2,17 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from apart_mesh import running_apart
-from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from mesh_process import eventually, fake_runner, running_mesh, write_config
 from prometheus_client.parser import text_string_to_metric_families
 from reference_pages.metrics import defined_metrics, metrics_of
 
 RUNNER_API = Path(__file__).parents[2] / "gateway" / "runner_api" / "metrics.py"
-TRACE = "ab" * 16
-OPENMETRICS = {"accept": "application/openmetrics-text; version=1.0.0"}
 
 
 def documented() -> set[str]:
@@ -30,25 +26,17 @@ def exposed(page: str) -> set[str]:
     return {name.removesuffix("_total") for name in names if name.startswith(("weft_", "gen_ai_"))}
 
 
-@dataclass(frozen=True, slots=True)
-class Scraped:
-    """A mesh that has answered a request, and its page."""
-
-    mesh: MeshProcess
-    page: str
-
-
-async def _page(url: str, headers: dict[str, str] | None = None) -> str:
-    async with aiohttp.ClientSession() as http, http.get(url, headers=headers) as answer:
+async def _page(url: str) -> str:
+    async with aiohttp.ClientSession() as http, http.get(url) as answer:
         assert answer.status == 200
         return await answer.text()
 
 
-async def _chat(url: str, **headers: str) -> int:
+async def _chat(url: str) -> int:
     body: dict[str, Any] = {"model": "m-a", "messages": [{"role": "user", "content": "a secret"}]}
     async with (
         aiohttp.ClientSession() as http,
-        http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer,
+        http.post(f"{url}/v1/chat/completions", json=body) as answer,
     ):
         return answer.status
 
@@ -64,44 +52,34 @@ def _values(page: str, name: str) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page of a mesh that has answered a request."""
     folder = tmp_path_factory.mktemp("metrics")
     config = write_config(folder, fake_runner("a", answer_tokens=5, tokens_per_second=500))
     with running_mesh(folder / "home", "--config", str(config)) as mesh:
-        assert asyncio.run(_chat(mesh.url, traceparent=f"00-{TRACE}-{'cd' * 8}-01")) == 200
-        yield Scraped(mesh, asyncio.run(_page(f"{mesh.url}/metrics")))
+        assert asyncio.run(_chat(mesh.url)) == 200
+        yield asyncio.run(_page(f"{mesh.url}/metrics"))
 
 
-def test_reference_lists_exactly_the_metrics_of_a_mesh(scraped: Scraped) -> None:
+def test_reference_lists_exactly_the_metrics_of_a_mesh(scraped: str) -> None:
     of_runner_apis = {each.name for each in metrics_of(RUNNER_API.read_text("utf-8"))}
-    found = exposed(scraped.page)
+    found = exposed(scraped)
     assert len(found) > 60
     assert found - documented() == set(), "these are on the page of a mesh, and not in the reference"
     assert documented() - found == of_runner_apis, "these are in the reference, and not on the page of a mesh"
 
 
-def test_mesh_metrics_page_has_the_request_with_runner_and_engine(scraped: Scraped) -> None:
-    [labels] = _values(scraped.page, "gen_ai_server_request_duration_seconds_count")
+def test_mesh_metrics_page_has_the_request_with_runner_and_engine(scraped: str) -> None:
+    [labels] = _values(scraped, "gen_ai_server_request_duration_seconds_count")
     assert "gen_ai_request_model=m-a" in labels
-    assert _values(scraped.page, "weft_runner_slots") == {"model=m-a,runner=a": 4.0}
-    assert _values(scraped.page, "weft_failed_runner_scrapes_total") == {"runner=a": 0.0}
-    assert set(_values(scraped.page, "weft_event_loop_delay_seconds_count")) == {
+    assert _values(scraped, "weft_runner_slots") == {"model=m-a,runner=a": 4.0}
+    assert _values(scraped, "weft_failed_runner_scrapes_total") == {"runner=a": 0.0}
+    assert set(_values(scraped, "weft_event_loop_delay_seconds_count")) == {
         "service=mesh",
         "runner=a,service=runner",
     }
-    assert _values(scraped.page, "llamacpp:requests_processing").keys() == {"model=m-a,runner=a"}
-    assert "a secret" not in scraped.page
-
-
-def test_sampled_request_exports_its_trace_id_if_openmetrics_is_accepted(scraped: Scraped) -> None:
-    page = asyncio.run(_page(f"{scraped.mesh.url}/metrics", OPENMETRICS))
-    exemplars = {
-        family.name: sample.exemplar.labels["trace_id"]
-        for family in openmetrics_families(page)  # type: ignore[no-untyped-call]
-        for sample in family.samples
-        if sample.exemplar
-    }
-    assert exemplars["gen_ai_server_request_duration_seconds"] == TRACE
+    assert _values(scraped, "llamacpp:requests_processing").keys() == {"model=m-a,runner=a"}
+    assert "a secret" not in scraped
 
 
 def test_each_separate_service_serves_metrics_if_configured(tmp_path: Path) -> None:

@@ -78,17 +78,6 @@ async def _configure(mesh: MeshProcess, **switches: Any) -> None:
             await backend.set_behaviour(**switches)
 
 
-async def _busy_runner(mesh: MeshProcess) -> str:
-    async def busy() -> str | None:
-        for name in ("a", "b"):
-            if (await mesh.describe(name)).active_request_ids:
-                return name
-        return None
-
-    found: str = await eventually(busy, 5.0, "no runner works on the request")
-    return found
-
-
 def _body(**changes: Any) -> dict[str, Any]:
     return {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, **changes}
 
@@ -122,7 +111,7 @@ async def test_killing_a_runner_mid_answer_yields_an_error_event_and_leaves_no_b
     begun = asyncio.Event()
     streaming = asyncio.create_task(_stream(pair, begun, max_tokens=1000))
     await begun.wait()
-    runner = _runner_processes(pair)[await _busy_runner(pair)]
+    runner = _runner_processes(pair)[await pair.busy("a", "b")]
     family = [runner, *runner.children(recursive=True)]
     runner.kill()
     heard = await streaming
@@ -134,7 +123,7 @@ async def test_killing_a_runner_mid_answer_yields_an_error_event_and_leaves_no_b
 async def test_runner_killed_before_the_first_token_is_invisible_to_the_client(pair: MeshProcess) -> None:
     await _configure(pair, prefill_seconds=1.0)
     asking = asyncio.create_task(_ask(pair))
-    victim = await _busy_runner(pair)
+    victim = await pair.busy("a", "b")
     _runner_processes(pair)[victim].kill()
     status, answer = await asking
     assert (status, answer["choices"][0]["finish_reason"]) == (200, "stop")
@@ -145,7 +134,7 @@ async def test_draining_runner_finishes_its_request_and_accepts_no_other(pair: M
     begun = asyncio.Event()
     streaming = asyncio.create_task(_stream(pair, begun))
     await begun.wait()
-    ending = await _busy_runner(pair)
+    ending = await pair.busy("a", "b")
     other = "b" if ending == "a" else "a"
     _runner_processes(pair)[ending].terminate()
 

@@ -160,16 +160,6 @@ async def test_invalid_config_is_rejected_and_error_names_the_problem(tmp_path: 
     assert "Traceback" not in error
 
 
-async def test_port_in_use_error_suggests_a_fix(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a"))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        code, _, error = await run_weft("up", "--config", str(config), "--port", port, home=tmp_path / "home")
-    assert code == 4
-    assert port in error
-    assert "--port" in error
-
-
 async def test_runner_that_keeps_failing_to_start_fails_with_its_last_output(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import promql_parser
-from prometheus_client.parser import text_string_to_metric_families
 
 OF_PROMETHEUS = frozenset({"up"})
 """Metrics that Prometheus generates."""
@@ -61,14 +60,6 @@ def selectors(expression: str) -> list[Selector]:
 
     promql_parser.walk(promql_parser.parse(expression), visit, lambda _: None)
     return found
-
-
-def series_of(page: str) -> list[Series]:
-    return [
-        Series(sample.name, sample.labels)
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-    ]
 
 
 def unmatched(expressions: Iterable[str], series: Iterable[Series]) -> list[str]:

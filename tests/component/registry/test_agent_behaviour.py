@@ -3,15 +3,14 @@
 from pathlib import Path
 
 import pytest
-from kit.resources import declared, records
-from registry_harness import RunningRegistry, SomeRunner, an_agent, refused, running_registry
+from kit.resources import declared
+from registry_harness import RunningRegistry, SomeRunner, an_agent, running_registry
 
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import observed_document, to_declaration
 from weft.documents.yaml_documents import read_documents, to_yaml
-from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)
@@ -24,13 +23,6 @@ def asking(name: str = "coder", /, **behaviour: object) -> agent_pb2.AgentManife
     return manifest
 
 
-async def test_published_agent_behavior_is_visible_to_all(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh, agents=(asking(stop_on_decision_request=False, max_tool_iterations=0),)).open()
-    told = (await mesh.agent("coder")).manifest
-    assert told == asking(stop_on_decision_request=False, max_tool_iterations=0)
-    assert records((await mesh.watch()).snapshot.snapshot.resources, "agent")[0].manifest == told
-
-
 @pytest.mark.parametrize("behaviour", [{}, {"tools": [], "repetition_policy": 1}, {"parse_text_tool_calls": False}])
 async def test_document_of_any_agent_can_be_applied_without_a_change(
     mesh: RunningRegistry, behaviour: dict[str, object]
@@ -39,16 +31,6 @@ async def test_document_of_any_agent_can_be_applied_without_a_change(
     text = to_yaml([observed_document(ResourceKind.AGENT, await mesh.agent("coder"))])
     (read,) = read_documents(text, "agents.yaml")
     assert await mesh.apply(to_declaration(read.document)) == ["agent coder unchanged"]
-
-
-async def test_invalid_behavior_is_rejected_by_path_and_the_batch_is_not_applied(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh).open()
-    batch = [declared(agent=asking("good")), declared(agent=asking("bad", signals=["not a signal"]))]
-    with refused(Reason.INVALID_ARGUMENT) as errors:
-        await mesh.apply(*batch)
-    assert errors[0].metadata["field"] == "declarations[1].agent.behaviour.signals[0]"
-    with refused(Reason.NOT_FOUND):
-        await mesh.agent("good")
 
 
 async def test_restarted_registry_still_knows_agent_behavior(tmp_path: Path, database_url: str) -> None:

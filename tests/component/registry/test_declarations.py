@@ -28,13 +28,12 @@ from registry_harness import (
 )
 from test_declared_workflows import a_workflow
 
-from weft.api.registry.v1 import agent_pb2, declaration_service_pb2
+from weft.api.registry.v1 import declaration_service_pb2
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
-AGENT_PUBLIC = agent_pb2.Agent.KIND_PUBLIC
 FOUR_HOURS = 4 * 3600.0
 ApplyRequest = declaration_service_pb2.ApplyRequest
 RunnerDeclaration = declaration_service_pb2.RunnerDeclaration
@@ -125,15 +124,6 @@ async def test_adopted_row_survives_the_expiry_of_its_runner_and_a_restart(tmp_p
         assert (await mesh.model("m1"), await mesh.agent("a1")) == before
         await SomeRunner(mesh).open()
         assert (await mesh.model("m1")).status == MODEL_ACTIVE
-
-
-async def test_public_agent_shadows_a_published_one(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare("m1"), declared(agent=an_agent("a1", prompt="declared")))
-    runner = await SomeRunner(mesh, agents=(an_agent("a1", prompt="published"),)).open()
-    agent = await mesh.agent("a1")
-    assert (agent.manifest.system_prompt, agent.kind, agent.runner) == ("declared", AGENT_PUBLIC, "")
-    await runner.close()
-    assert (await mesh.agent("a1")).kind == AGENT_PUBLIC
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

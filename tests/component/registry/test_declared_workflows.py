@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from kit.resources import declared, gone, manifest_in, put, snapshot
+from kit.resources import declared
 from registry_harness import a_route, an_alias, declare, refused
 from roster_harness import BareRegistry
 
@@ -15,10 +15,8 @@ from registry_svc.mesh.requests import valid_batch
 from registry_svc.mesh.store import SqlStore
 from weft.api.common.v1 import workflow_pb2 as workflows
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult
-from weft.api.registry.v1.registry_service_pb2 import WatchResponse
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
-from weft.dispatch.fleet import FleetView, apply_watch
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -79,13 +77,6 @@ async def test_workflow_without_its_node_is_rejected_and_error_names_the_field(t
         assert caught.value.field == "declarations[1].workflow.workflow.inputs[0].node"
 
 
-async def test_workflow_of_an_unknown_model_is_rejected(tmp_path: Path) -> None:
-    async with registry_of(tmp_path) as registry:
-        with pytest.raises(WeftError, match="there is no model or pool m9") as caught:
-            await apply(registry, a_workflow(model="m9"))
-        assert caught.value.reason is Reason.MODEL_NOT_FOUND
-
-
 async def test_workflows_share_the_namespace_of_models_and_routes(tmp_path: Path) -> None:
     async with registry_of(tmp_path) as registry:
         await apply(registry, declare("m1"), a_workflow("turbo"), a_route("ladder"))
@@ -110,13 +101,3 @@ async def test_model_used_by_a_workflow_and_workflow_used_by_an_alias_cannot_be_
         await registry.declarations.delete(ResourceKind.WORKFLOW, "turbo")
         await registry.declarations.delete(ResourceKind.MODEL, "m1")
         assert not list(registry.core.mesh.names_of(ResourceKind.WORKFLOW))
-
-
-def test_routers_receive_workflows_by_watch() -> None:
-    workflow = RegisteredWorkflow(manifest=manifest_in(a_workflow()))
-    view = apply_watch(FleetView(), WatchResponse(revision=1, snapshot=snapshot(workflow)))
-    assert view.workflows["turbo"].manifest.model == "m1"
-    view = apply_watch(view, WatchResponse(revision=2, change=gone("workflow", "turbo")))
-    assert not view.workflows
-    view = apply_watch(view, WatchResponse(revision=3, change=put(workflow)))
-    assert set(view.workflows) == {"turbo"}

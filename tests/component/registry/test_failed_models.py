@@ -7,7 +7,6 @@ from registry_harness import (
     AGENT_INACTIVE,
     MODEL_ACTIVE,
     MODEL_FAILED,
-    MODEL_INACTIVE,
     RunningRegistry,
     SomeRunner,
     an_agent,
@@ -52,15 +51,3 @@ async def test_pool_is_active_while_one_member_is_servable(mesh: RunningRegistry
     pool = await mesh.pool("p")
     assert (pool.size, pool.active_count) == (2, 1)
     assert {each.manifest.name: each.status for each in pool.members} == {"m1": MODEL_ACTIVE, "m2": MODEL_FAILED}
-
-
-async def test_runner_can_publish_a_failed_model_which_becomes_inactive_with_the_runner(
-    mesh: RunningRegistry,
-) -> None:
-    runner = SomeRunner(mesh)
-    request = runner.opening()
-    request.runner.capability.CopyFrom(in_phase(FAILED))
-    await mesh.sessions.OpenSession(request)
-    assert (await mesh.model("m1")).status == MODEL_FAILED
-    await mesh.advance(91.0)
-    assert (await mesh.model("m1")).status == MODEL_INACTIVE

@@ -221,12 +221,6 @@ def test_swapped_part_is_rejected(stage: Stage) -> None:
     assert stage.why_refused(load("other"), f"{header}.{b64(canonical(other))}.{signature}") == NO_CODE
 
 
-def test_every_truncation_is_rejected(stage: Stage) -> None:
-    for token in (with_code(stage.op_token(PLAIN)), compact(canonical(stage.op_token(PLAIN)))):
-        for length in range(len(token)):
-            assert stage.why_refused(load(), token[:length])
-
-
 def test_field_boundaries_are_covered_by_the_mac(stage: Stage) -> None:
     """ "model-load" + "a" and "model-loada" + "" are the same letters; the canonical form keeps them apart."""
     split = stage.op_token({"operation": "model-loada", "modelId": ""})

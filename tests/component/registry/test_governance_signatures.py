@@ -150,12 +150,6 @@ def test_signatures_of_two_tokens_cannot_be_combined(stage: Stage) -> None:
     assert stage.why_refused(load(), json.dumps(one)) == "the signature of bob is not over these bytes"
 
 
-def test_every_truncation_is_rejected(stage: Stage) -> None:
-    token = stage.signed(load())
-    for length in range(len(token)):
-        assert stage.why_refused(load(), token[:length])
-
-
 @pytest.mark.parametrize("algorithm", ["none", "None", "HS256", "ES256", "Ed448", "RS256", "eddsa", ""])
 def test_algorithm_is_never_taken_from_the_token(stage: Stage, algorithm: str) -> None:
     payload = stage.payload(load())

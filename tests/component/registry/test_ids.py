@@ -1,7 +1,6 @@
 """Ids of models, agents and routes: taken by every rpc that takes names, and never a name themselves."""
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from registry_harness import (
     declare,
     manifest,
     refused,
-    running_registry,
 )
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
@@ -25,7 +23,6 @@ from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.kernel.names import is_resource_id
 from weft.kernel.reasons import Reason
-from weft_testing.fake_clock import FakeClock
 
 ID = "model-0123456789abcdef01234567"
 Call = Callable[[RunningRegistry, str], Awaitable[Any]]
@@ -104,19 +101,6 @@ async def test_resource_deleted_by_id_is_gone_and_gets_a_new_id_when_recreated(m
     assert (await mesh.model("declared")).id != ids["declared"]
     with refused(Reason.MODEL_NOT_FOUND):
         await mesh.model(ids["declared"])
-
-
-async def test_ids_survive_a_restart_and_a_changed_declaration(tmp_path: Path) -> None:
-    clock = FakeClock()
-    async with running_registry(tmp_path, clock=clock) as mesh:
-        ids = await some_mesh(mesh)
-        await mesh.apply(declare(manifest("declared", context_tokens=512)))
-        assert (await mesh.model("declared")).id == ids["declared"]
-    async with running_registry(tmp_path, clock=clock) as mesh:
-        assert (await mesh.model(ids["declared"])).manifest.name == "declared"
-        assert (await mesh.agent(ids["judge"])).id == ids["judge"]
-        assert (await mesh.route(ids["way"])).id == ids["way"]
-        assert (await mesh.model(ids["published"])).manifest.name == "published"
 
 
 @pytest.mark.parametrize(

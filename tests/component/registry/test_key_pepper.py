@@ -7,7 +7,7 @@ import pytest
 from key_stage import PEPPER_NAME, registry_with_keys
 
 from registry_svc.config import KeysConfig
-from registry_svc.keys.api_keys import PEPPER_BYTES, make_pepper, pepper_mark, read_pepper
+from registry_svc.keys.api_keys import PEPPER_BYTES, make_pepper
 from weft.kernel.errors import FieldError
 from weft_testing.fake_clock import FakeClock
 
@@ -113,20 +113,6 @@ async def test_lost_pepper_is_replaced_if_no_key_is_valid(tmp_path: Path) -> Non
         _, text = await stage.create()
         assert await stage.is_good(text)
         assert len(await stage.listed()) == 2
-
-
-def test_pepper_is_created_in_a_missing_folder_and_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "state" / PEPPER_NAME
-    assert read_pepper(path) is None
-    pepper = make_pepper(path)
-    assert read_pepper(path) == pepper
-    assert make_pepper(tmp_path / "another") != pepper
-
-
-def test_pepper_mark_identifies_a_pepper_without_containing_it() -> None:
-    one, other = b"1" * PEPPER_BYTES, b"2" * PEPPER_BYTES
-    assert pepper_mark(one) != pepper_mark(other)
-    assert one not in pepper_mark(one)
 
 
 def test_unwritable_pepper_is_reported_with_its_field(tmp_path: Path) -> None:

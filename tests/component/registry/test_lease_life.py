@@ -75,18 +75,6 @@ async def test_lease_returned_to_a_repeated_call_is_not_released_by_the_first(st
     assert stage.states() == ["m1 held"]
 
 
-async def test_released_lease_ends_only_after_its_memory_is_free(stage: Stage) -> None:
-    lease, process = await stage.loaded(stage.runner(), ROOM)
-    waits = stage.acquire(stage.runner("r2"), ROOM)
-    await stage.release(lease)
-    await stage.look()
-    assert stage.states() == ["m1 releasing"]
-    stage.host.end(process)
-    await stage.look()
-    assert waits.granted is not None
-    assert stage.states() == ["m1 held"]
-
-
 async def test_snapshots_are_requested_frequently_after_a_release(stage: Stage) -> None:
     process, kept = ProcessId(41, 1), await stage.lease(stage.runner(), GIB)
     lease = await stage.lease(stage.runner(), GIB)
@@ -98,19 +86,6 @@ async def test_snapshots_are_requested_frequently_after_a_release(stage: Stage) 
         await stage.pass_time(2.0)
         last = await stage.renew(stage.runner(), use(kept))
     assert last.next_within_seconds == 5.0, "one that hangs is not looked for four times a second for ever"
-
-
-async def test_lease_of_a_dead_runner_is_kept_until_its_memory_is_free() -> None:
-    async with Stage(restart_grace_seconds=0.0) as stage:
-        _, process = await stage.loaded(stage.runner(), ROOM)
-        waits = stage.acquire(stage.runner("r2"), ROOM)
-        await stage.pass_time(31.0)
-        await stage.look()
-        assert stage.states() == ["m1 orphaned"]
-        assert waits.granted is None
-        stage.host.end(process)
-        await stage.look()
-        assert waits.granted is not None
 
 
 async def test_leases_are_not_orphaned_during_the_restart_grace(stage: Stage) -> None:
@@ -154,13 +129,6 @@ async def test_renewal_of_a_foreign_lease_is_lost(stage: Stage, wrong: str) -> N
     changed = {"lease_id": use_.lease_id, "fencing_number": use_.fencing_number, **how}
     answer = await stage.renew(holder, LeaseUse(**changed))
     assert answer.lost_lease_ids == (changed["lease_id"],)
-
-
-async def test_renewal_by_an_older_incarnation_is_lost(stage: Stage) -> None:
-    old = stage.runner("r1", "life-1")
-    lease = await stage.lease(old, GIB)
-    stage.runner("r1", "life-2")
-    assert (await stage.renew(old, use(lease))).lost_lease_ids == (lease.grant.id,)
 
 
 async def test_release_of_a_foreign_lease_is_rejected(stage: Stage) -> None:

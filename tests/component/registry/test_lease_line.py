@@ -111,16 +111,6 @@ async def test_snapshots_are_requested_frequently_while_a_request_waits(stage: S
     assert (await stage.renew(stage.runner(), use(lease, process))).next_within_seconds == 0.25
 
 
-async def test_memory_held_by_foreign_processes_is_never_granted(stage: Stage) -> None:
-    stranger = stage.host.spawn((0, 20 * GIB))
-    waits = stage.acquire(stage.runner(), 5 * GIB)
-    await stage.settle()
-    assert waits.words[-1].detail.endswith("held by processes without a lease (20 GiB)")
-    stage.host.end(stranger)
-    await stage.look()
-    assert waits.granted is not None
-
-
 async def test_idle_model_is_evicted_and_its_memory_goes_to_the_requester(stage: Stage) -> None:
     lease, process = await stage.loaded(stage.runner(), ROOM, purpose="old")
 

@@ -65,15 +65,6 @@ async def test_ended_lease_is_not_found_and_a_second_release_changes_nothing(sta
         await stage.ledger.release_program_lease("lease-none")
 
 
-async def test_nothing_is_released_while_the_database_fails(stage: Stage) -> None:
-    lease, process = await stage.loaded(program(), GIB)
-    stage.memory_store.failing = True
-    with pytest.raises(WeftError):
-        await stage.ledger.release_program_lease(lease.grant.id)
-    stage.memory_store.failing = False
-    assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == ()
-
-
 async def test_grpc_release_is_audited_once_and_rejections_are_not(mesh: RunningRegistry) -> None:
     leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(mesh.channel))
     call: Any = leases.AcquireLease(wanted(program(), GIB, SimulatedHost().look(), request_id="r", purpose="p"))

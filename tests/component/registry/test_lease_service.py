@@ -206,15 +206,3 @@ async def test_invalid_field_is_reported(served: Served) -> None:
     assert error.field == "sighting.devices[1].total_bytes"
     with refused(Reason.INVALID_ARGUMENT):
         await served.leases.ListHostMemory(lease_service_pb2.ListHostMemoryRequest(host="x" * 256))
-
-
-async def test_stopped_ledger_reports_shutting_down(served: Served) -> None:
-    await served.lease(ROOM, device_indexes=[0])
-    call = served.acquire(GIB, name="r2", device_indexes=[0])
-    await call.read()
-    await served.stage.ledger.stop(1.0)
-    with refused(Reason.SHUTTING_DOWN):
-        while await call.read() is not grpc.aio.EOF:
-            pass
-    with refused(Reason.SHUTTING_DOWN):
-        await served.leases.ListHostMemory(lease_service_pb2.ListHostMemoryRequest())

@@ -72,12 +72,6 @@ async def test_model_to_evict_is_unloaded_first(stage: Stage) -> None:
     assert end.result.memory_freed_bytes == 7
 
 
-async def test_options_are_passed_through_unchanged(stage: Stage) -> None:
-    stage.calls.answer("m1", loaded())
-    await stage.end(await stage.create(load(context=8192)))
-    assert stage.calls.options[0] == load(context=8192).load_model.options
-
-
 async def test_runner_error_is_the_failure_of_the_load(stage: Stage) -> None:
     stage.calls.answer("m1", WeftError(Reason.INSUFFICIENT_MEMORY, "needs 9 GiB, m2 \x1b[31mholds 4"))
     end = await stage.end(await stage.create(load()))
@@ -172,18 +166,6 @@ async def test_operation_that_times_out_is_undone_and_failed() -> None:
         assert (end.state, Reason(end.reason)) == (FAILED, Reason.DEADLINE_EXCEEDED)
         assert end.detail == "it took longer than 60 s"
         assert stage.calls.heard == ["load m1 on r1", "load m1 stopped", "unload m1 on r1"]
-
-
-async def test_operations_on_one_model_run_in_order_and_on_others_concurrently(stage: Stage) -> None:
-    first, second, other = await stage.create(load()), await stage.create(unload()), await stage.create(load("m3"))
-    await stage.until_heard("load m1 on r1", "load m3 on r2")
-    stage.calls.answer("m3", loaded())
-    await stage.end(other)
-    assert await stage.state(second) == Operation.STATE_PENDING
-    stage.calls.answer("m1", loaded())
-    await stage.end(first)
-    assert (await stage.end(second)).state is SUCCEEDED
-    assert stage.calls.heard[-1] == "unload m1 on r1"
 
 
 async def test_evicted_model_counts_as_a_subject_of_the_operation(stage: Stage) -> None:

@@ -18,7 +18,6 @@ from registry_svc.mesh.policy.declarations import Author
 from registry_svc.mesh.requests import valid_batch
 from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.profiles import Profiles
-from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult
 from weft.api.registry.v1.profile_pb2 import (
     Profile,
@@ -338,14 +337,3 @@ async def test_profile_count_size_and_document_limits_are_enforced(tmp_path: Pat
         assert "at most 1" in (await refusal(Reason.INVALID_ARGUMENT, mesh.profile(two))).message
         large = ProfileManifest(name="day", agents=[an_agent("a", prompt="x" * 5000)])
         assert "4096 bytes" in (await refusal(Reason.INVALID_ARGUMENT, mesh.profile(large))).message
-
-
-async def test_operations_of_a_switch_can_be_watched_to_their_end(mesh: Mesh) -> None:
-    await mesh.profile(loading("m1"))
-    mesh.calls.answer("m1", LoadResponse(result=LoadResult()))
-    done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "cli:ann")
-    followed = await mesh.desk.operations.watch(done.steps[0].operation)
-    async with asyncio.timeout(LIMIT_SECONDS):
-        views = [followed] if isinstance(followed, Operation) else [view async for view in followed]
-    assert views[-1].state == Operation.STATE_SUCCEEDED
-    assert views[-1].requested_by == "cli:ann"

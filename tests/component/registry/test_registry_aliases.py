@@ -68,12 +68,6 @@ async def test_two_aliases_for_the_same_pattern_of_one_tenant_are_rejected(mesh:
     assert set(await aliases(mesh)) == {"one", "other"}
 
 
-async def test_alias_can_have_the_name_of_a_model(mesh: RunningRegistry) -> None:
-    """It says nothing then for requests, which mean the model: the runner may come after the alias."""
-    await SomeRunner(mesh, models=("m1", "m2")).open()
-    assert await mesh.apply(an_alias("m2")) == ["alias m2 created"]
-
-
 async def test_alias_target_cannot_be_deleted_before_the_alias(mesh: RunningRegistry) -> None:
     runner = SomeRunner(mesh, models=("m1",))
     await runner.open()

@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import grpc
 import pytest
 from kit.resources import declared
 from registry_harness import (
@@ -134,13 +133,3 @@ async def test_listener_receives_only_new_events_that_match_its_filter(mesh: Run
     assert isinstance(response, registry_service_pb2.WatchEventsResponse)
     assert event_in_words(response.event) == "model m1 closed"
     call.cancel()
-
-
-async def test_stop_notifies_listeners(mesh: RunningRegistry) -> None:
-    call = mesh.registry.WatchEvents(WatchEvents())
-    await call.initial_metadata()
-    await mesh.service.stop(grace_seconds=1.0)
-    with refused(Reason.SHUTTING_DOWN):
-        response = await call.read()
-        if response is grpc.aio.EOF:
-            raise AssertionError(await call.code())

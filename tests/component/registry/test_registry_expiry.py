@@ -10,13 +10,9 @@ from registry_harness import (
     RunningRegistry,
     SomeRunner,
     an_agent,
-    ready,
-    refused,
     running_registry,
 )
 
-from weft.api.registry.v1 import runner_pb2
-from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 FOUR_HOURS = 4 * 3600.0
@@ -56,35 +52,6 @@ async def test_silent_runners_do_not_expire_immediately_after_a_restart(tmp_path
 
 async def count_active(mesh: RunningRegistry) -> int:
     return sum(runner.status == ACTIVE for runner in await mesh.listed("runner", page_size=1000))
-
-
-async def test_heartbeat_for_a_foreign_row_changes_nothing(mesh: RunningRegistry) -> None:
-    victim = await SomeRunner(mesh).open()
-    await victim.beat(ready(slots_used=1))
-    thief = await SomeRunner(mesh, name="r2", models=("m2",)).open()
-    before = await mesh.runner("r1")
-    thief.incarnation, thief.session_id = "life-x", victim.session_id
-    with refused(Reason.STALE_HEARTBEAT):
-        await thief.beat(ready(slots_used=4))
-    assert await mesh.runner("r1") == before
-
-
-async def test_report_about_foreign_models_changes_nothing(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh).open()
-    liar = await SomeRunner(mesh, name="r2", models=("m2",)).open()
-    state = runner_pb2.InstanceState(model="m1", phase=runner_pb2.InstanceState.PHASE_HIBERNATING)
-    await liar.beat(runner_pb2.Capability(instances=[state]))
-    assert (await mesh.model("m1")).status == 1
-    assert "model m1 hibernated" not in await mesh.events()
-
-
-@pytest.mark.slow("floods a service")
-async def test_oversized_message_is_rejected_as_too_large(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    flood = ready(detail="x" * (70 * 1024 * 1024))
-    with refused(Reason.REQUEST_TOO_LARGE):
-        await runner.beat(flood)
-    await runner.beat(ready())
 
 
 async def test_runners_show_since_when_they_are_lost_and_how_they_are_reached(mesh: RunningRegistry) -> None:

@@ -43,12 +43,6 @@ async def test_name_of_a_live_session_is_rejected_for_every_kind_without_partial
     assert (await mesh.watch()).snapshot == watch.snapshot
 
 
-async def test_pool_can_have_the_name_of_a_model(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh).open()
-    await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="m1"),)).open()
-    assert [model.manifest.name for model in (await mesh.pool("m1")).members] == ["m1", "m2"]
-
-
 async def test_dead_session_holding_the_name_in_another_kind_is_deleted_with_all_its_rows(
     mesh: RunningRegistry,
 ) -> None:

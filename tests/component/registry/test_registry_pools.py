@@ -16,8 +16,6 @@ from registry_harness import (
 from weft.api.registry.v1 import registry_service_pb2
 from weft.kernel.reasons import Reason
 
-ListResources = registry_service_pb2.ListResourcesRequest
-
 
 async def members(mesh: RunningRegistry, model: str) -> list[str]:
     response = await mesh.registry.GetModelMembers(registry_service_pb2.GetModelMembersRequest(name=model))
@@ -98,20 +96,6 @@ async def test_agent_can_reference_models_of_others_but_none_removed_with_its_se
     ]
 
 
-async def test_agent_of_a_model_is_active_while_any_pool_member_is(mesh: RunningRegistry) -> None:
-    first = await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
-    second = await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p1"),)).open()
-    await mesh.apply(declared(agent=an_agent("a1", "m1")), declared(agent=an_agent("a2", pool="p1")))
-    watch = await mesh.watch()
-    await first.close()
-    assert await watch.read_changes(2) == ["runner r1 inactive", "model m1 inactive"]
-    assert (await mesh.agent("a1")).status == AGENT_ACTIVE
-    await second.close()
-    changes = await watch.read_changes(4)
-    assert changes[:2] == ["runner r2 inactive", "model m2 inactive"]
-    assert sorted(changes[2:]) == ["agent a1 inactive", "agent a2 inactive"]
-
-
 async def test_model_that_moves_to_another_pool_takes_its_agents_along(mesh: RunningRegistry) -> None:
     await mesh.apply(declare(manifest("m1", pool="p1")), declared(agent=an_agent("a1", "m1")))
     await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p2"),)).open()
@@ -119,3 +103,6 @@ async def test_model_that_moves_to_another_pool_takes_its_agents_along(mesh: Run
     watch = await mesh.watch()
     await mesh.apply(declare(manifest("m1", pool="p2")))
     assert await watch.read_changes(2) == ["model m1 inactive", "agent a1 active"]
+
+
+ListResources = registry_service_pb2.ListResourcesRequest

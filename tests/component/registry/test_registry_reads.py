@@ -19,12 +19,6 @@ async def test_pages_contain_every_model_once_in_order(mesh: RunningRegistry) ->
     assert (tuple(listed), pages) == (names, 3)
 
 
-async def test_page_that_ends_at_the_last_item_has_no_next_token(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh, models=("a", "b")).open()
-    response = await mesh.registry.ListResources(ListResources(kind="model", page_size=2))
-    assert (len(response.resources), response.next_page_token) == (2, "")
-
-
 async def test_paging_survives_the_deletion_of_the_last_seen_runner(mesh: RunningRegistry) -> None:
     seen = await SomeRunner(mesh, name="a", models=()).open()
     await SomeRunner(mesh, name="b", models=()).open()

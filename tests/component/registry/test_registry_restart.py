@@ -1,6 +1,5 @@
 """What a registry that was away still knows, and who owns its file."""
 
-import stat
 from pathlib import Path
 
 import pytest
@@ -118,38 +117,6 @@ async def test_second_registry_on_one_file_fails_to_start_and_changes_nothing(tm
         await SomeRunner(first).open()
     async with running_registry(tmp_path) as after:
         assert (await after.runner("r1")).status == ACTIVE
-
-
-async def test_key_file_is_accessible_only_to_its_owner(tmp_path: Path) -> None:
-    folder = tmp_path / "not" / "there" / "yet"
-    config = RegistryConfig(database_url=f"sqlite:///{folder}/registry.db")
-    service = build(config, clock=FakeClock())
-    await service.start()
-    try:
-        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
-        assert modes["registry.db"] == 0o600
-        assert set(modes.values()) == {0o600}
-    finally:
-        await service.stop(grace_seconds=1.0)
-
-
-async def test_stop_is_safe_before_start_and_twice(tmp_path: Path) -> None:
-    service = build(RegistryConfig(database_url=f"sqlite:///{tmp_path}/registry.db"), clock=FakeClock())
-    await service.stop(grace_seconds=0.0)
-    await service.start()
-    await service.stop(grace_seconds=0.0)
-    await service.stop(grace_seconds=0.0)
-    assert await _can_start(tmp_path), "the database is still held"
-
-
-async def _can_start(folder: Path) -> bool:
-    another = build(RegistryConfig(database_url=f"sqlite:///{folder}/registry.db"), clock=FakeClock())
-    try:
-        await another.start()
-    except WeftError:
-        return False
-    await another.stop(grace_seconds=0.0)
-    return True
 
 
 async def test_invalid_database_error_names_the_file_and_suggests_a_fix(tmp_path: Path) -> None:

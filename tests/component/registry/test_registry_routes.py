@@ -9,7 +9,6 @@ from registry_harness import (
     MODEL,
     ROUTE,
     ROUTE_ACTIVE,
-    ROUTE_HIBERNATING,
     ROUTE_INACTIVE,
     RUNNER,
     RunningRegistry,
@@ -32,28 +31,6 @@ from weft.kernel.reasons import Reason
 
 HIBERNATING = runner_pb2.InstanceState.PHASE_HIBERNATING
 READY = runner_pb2.InstanceState.PHASE_READY
-
-
-def a_whole_route(name: str = "summaries") -> route_pb2.RouteManifest:
-    route = route_pb2.RouteManifest(
-        name=name, description="Short — and to the point 🧶", candidates=["m1", "big"], pin_primary=True
-    )
-    route.budget.FromMilliseconds(90_500)
-    route.keep_alive.FromSeconds(300)
-    return route
-
-
-async def test_route_with_every_field_survives_a_restart(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        await SomeRunner(mesh, models=("m1", manifest("m2", pool="big"))).open()
-        assert await mesh.apply(declared(route=a_whole_route())) == ["route summaries created"]
-        before = await mesh.route("summaries")
-        assert before.manifest == a_whole_route()
-        assert before.status == ROUTE_ACTIVE
-        assert before.HasField("create_time")
-    async with running_registry(tmp_path) as mesh:
-        assert await mesh.route("summaries") == before
-        assert records((await mesh.watch()).snapshot.snapshot.resources, "route")[0] == before
 
 
 async def test_route_keep_alive_distinguishes_forever_from_zero(mesh: RunningRegistry) -> None:
@@ -93,15 +70,6 @@ async def test_route_changes_are_published_in_order_and_recorded(mesh: RunningRe
         await mesh.delete(ROUTE, "q1")
 
 
-async def test_route_status_is_that_of_its_best_candidate(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare("m1"), declare(manifest("m2", wake=by_mesh())), a_route("q1", "m1", "m2"))
-    assert (await mesh.route("q1")).status == ROUTE_HIBERNATING
-    await mesh.apply(a_route("q1", "m1"))
-    assert (await mesh.route("q1")).status == ROUTE_INACTIVE
-    await SomeRunner(mesh).open()
-    assert (await mesh.route("q1")).status == ROUTE_ACTIVE
-
-
 async def test_route_follows_sleep_and_wake_of_its_model(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.beat(in_phase(READY))
@@ -121,14 +89,6 @@ async def test_route_of_a_pool_changes_when_the_last_member_leaves(mesh: Running
     assert await watch.read_changes(2) == ["model m1 active", "route q1 inactive"]
     await mesh.apply(declare(manifest("m2", pool="big", wake=by_mesh())))
     assert await watch.read_changes(2) == ["model m2 hibernating", "route q1 hibernating"]
-
-
-async def test_candidates_can_be_declared_in_the_same_call_in_any_order(mesh: RunningRegistry) -> None:
-    assert await mesh.apply(a_route("q1", "m1", "big"), declare("m1"), declare(manifest("m2", pool="big"))) == [
-        "route q1 created",
-        "model m1 created",
-        "model m2 created",
-    ]
 
 
 @pytest.mark.parametrize("candidate", ["nothing", "a1", "q0", "r1"])

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from registry_harness import (
     INACTIVE,
-    MODEL_ACTIVE,
     RunningRegistry,
     SomeRunner,
     manifest,
@@ -53,14 +52,6 @@ async def test_runner_with_changed_models_keeps_its_session_and_ticket_key(mesh:
     await runner.open()
     assert (runner.session_id, runner.ticket_key) == before
     assert (await mesh.model("m2")).runner == "r1"
-
-
-async def test_new_incarnation_restarts_heartbeat_numbering(mesh: RunningRegistry) -> None:
-    first = await SomeRunner(mesh, sequence=100).open()
-    await first.beat()
-    second = await SomeRunner(mesh, incarnation="life-2", session_id=first.session_id).open()
-    await second.beat()
-    assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
 async def test_guessed_session_id_owns_nothing_and_is_replaced(mesh: RunningRegistry) -> None:

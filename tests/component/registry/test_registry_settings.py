@@ -3,13 +3,11 @@
 from pathlib import Path
 
 from gated_store import GatedStore
-from kit.resources import records
-from registry_harness import RunningRegistry, SomeRunner, manifest, refused, running_registry
+from registry_harness import RunningRegistry, SomeRunner, refused, running_registry
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.overlay import combined
-from weft.api.registry.v1 import journal_pb2, model_pb2, settings_service_pb2
+from weft.api.registry.v1 import journal_pb2, settings_service_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -32,11 +30,6 @@ async def test_new_mesh_starts_as_configured_and_later_only_operators_change_it(
         assert (answer.settings.allow_cloud_fallback, answer.settings.revision) == (True, 2)
     async with running_registry(tmp_path, allow_cloud_fallback=False) as mesh:
         assert await _allowed(mesh) == (True, 2)
-
-
-async def test_cloud_fallback_is_allowed_by_default(mesh: RunningRegistry) -> None:
-    assert await _allowed(mesh) == (True, 1)
-    assert (await mesh.watch()).snapshot.snapshot.settings.allow_cloud_fallback
 
 
 async def test_change_is_published_and_recorded_once(mesh: RunningRegistry) -> None:
@@ -90,23 +83,3 @@ async def test_mesh_journal_setting_survives_a_restart_and_is_published(tmp_path
 async def test_unknown_journal_mode_is_rejected(mesh: RunningRegistry) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.settings.UpdateSettings(pb.UpdateSettingsRequest(journal=9))  # type: ignore[arg-type]
-
-
-async def test_model_journal_setting_is_published_declared_and_survives_a_restart(tmp_path: Path) -> None:
-    wait, keep = journal_pb2.JOURNAL_MODE_WAIT, journal_pb2.JOURNAL_MODE_KEEP
-    async with running_registry(tmp_path) as mesh:
-        await SomeRunner(mesh, models=(journaled("tiny", wait), "plain")).open()
-    async with running_registry(tmp_path) as mesh:
-        snapshot = (await mesh.watch()).snapshot.snapshot
-        assert {each.manifest.name: each.manifest.journal for each in records(snapshot.resources, "model")} == {
-            "tiny": wait,
-            "plain": 0,
-        }
-    assert combined(journaled("tiny", keep), journaled("tiny", wait)).journal == keep
-    assert combined(manifest("tiny"), journaled("tiny", wait)).journal == wait
-
-
-def journaled(name: str, mode: journal_pb2.JournalMode.ValueType) -> model_pb2.ModelManifest:
-    found = manifest(name)
-    found.journal = mode
-    return found

@@ -25,20 +25,6 @@ async def tenants(mesh: RunningRegistry) -> dict[str, Tenant]:
     return {each.manifest.name: each for each in await mesh.listed("tenant")}
 
 
-async def test_tenant_survives_a_restart_and_redeclaring_it_changes_nothing(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        assert await mesh.apply(a_tenant(weight=3)) == ["tenant a created"]
-        assert await mesh.apply(a_tenant(weight=3)) == ["tenant a unchanged"]
-        assert await mesh.apply(a_tenant(requests=20)) == ["tenant a configured"]
-        before = await tenants(mesh)
-    async with running_registry(tmp_path) as mesh:
-        assert await tenants(mesh) == before
-        assert await mesh.shown("tenant", "a") == before["a"]
-        await mesh.delete(TENANT, "a")
-        assert await tenants(mesh) == {}
-    assert (before["a"].source, before["a"].manifest.limits[0].requests) == (Tenant.SOURCE_DECLARED, 20)
-
-
 async def test_tenant_can_have_the_name_of_a_model(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=("m1",)).open()
     await mesh.apply(a_tenant("m1"))

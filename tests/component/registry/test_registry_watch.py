@@ -28,33 +28,6 @@ async def test_watcher_receives_every_status_change(mesh: RunningRegistry) -> No
     assert await watch.read_changes(2) == ["runner r1 active", "model m1 active"]
 
 
-async def test_adoption_publishes_withdrawn_and_new_rows(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh, models=("m1", "m2")).open()
-    watch = await mesh.watch()
-    await SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id, models=("m2", "m3")).open()
-    assert await watch.read_changes(4) == ["model m1 gone", "runner r1 active", "model m2 active", "model m3 active"]
-
-
-async def test_renamed_runner_is_published_as_deleted_and_created(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    await runner.close()
-    watch = await mesh.watch()
-    await SomeRunner(mesh, name="r9", incarnation="life-2", session_id=runner.session_id).open()
-    assert await watch.read_changes(3) == ["runner r1 gone", "runner r9 active", "model m1 active"]
-
-
-async def test_reassigned_model_follows_its_new_runner(mesh: RunningRegistry) -> None:
-    silent = await SomeRunner(mesh, models=("m1", "m2")).open()
-    await mesh.advance(90.0)
-    watch = await mesh.watch()
-    taker = await SomeRunner(mesh, name="r2", models=("m1",)).open()
-    assert await watch.read_changes(2) == ["runner r2 active", "model m1 active"]
-    await silent.beat()
-    assert await watch.read_changes(2) == ["runner r1 active", "model m2 active"]
-    await taker.close()
-    assert await watch.read_changes(2) == ["runner r2 inactive", "model m1 inactive"]
-
-
 async def test_unchanged_reports_are_not_published(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.beat(ready(slots_used=1))

@@ -1,7 +1,5 @@
 """Tier, labels and owner of models and agents: published, declared, kept and selected by."""
 
-from pathlib import Path
-
 import pytest
 from kit.resources import declared
 from registry_harness import (
@@ -11,14 +9,12 @@ from registry_harness import (
     declare,
     manifest,
     refused,
-    running_registry,
 )
 
 from weft.api.registry.v1 import agent_pb2, model_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
 from weft.api.registry.v1.tags_pb2 import Tags
 from weft.kernel.reasons import Reason
-from weft_testing.fake_clock import FakeClock
 
 
 def tagged(name: str, **tags: object) -> model_pb2.ModelManifest:
@@ -31,31 +27,6 @@ def tagged_agent(name: str, model: str, **tags: object) -> agent_pb2.AgentManife
     made = an_agent(name, model)
     made.tags.CopyFrom(Tags(**tags))  # type: ignore[arg-type]
     return made
-
-
-@pytest.mark.slow("kills or restarts a service")
-async def test_tags_of_runners_and_operators_are_shown_and_survive_a_restart(tmp_path: Path) -> None:
-    clock = FakeClock()
-    central = manifest("m3")
-    central.provider.url = "https://api.example.com/v1"
-    async with running_registry(tmp_path, clock=clock) as mesh:
-        published = tagged("m1", tier="fast", labels={"team": "a"}, owner="ann")
-        published.upstream = "qwen.gguf"
-        opening = SomeRunner(mesh, models=(published,)).opening()
-        opening.runner.runtime = "llama_server"
-        await mesh.sessions.OpenSession(opening)
-        await mesh.apply(
-            declare(tagged("m2", tier="heavy")),
-            declare(central),
-            declared(agent=tagged_agent("a1", "m1", tier="fast")),
-        )
-    async with running_registry(tmp_path, clock=clock) as mesh:
-        first, second, agent = await mesh.model("m1"), await mesh.model("m2"), await mesh.agent("a1")
-        assert (await mesh.model("m3")).type == "openai", "the interface of its provider"
-    assert (first.manifest.tags, first.manifest.upstream) == (published.tags, "qwen.gguf")
-    assert first.type == "llama_server", "the runtime of its runner"
-    assert (second.manifest.tags, second.type) == (Tags(tier="heavy"), "")
-    assert agent.manifest.tags == Tags(tier="fast")
 
 
 async def test_declared_tags_override_published_ones_and_redeclaring_changes_nothing(

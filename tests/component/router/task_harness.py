@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from kit.messages import news_of
 from memory_task_store import MemoryTaskStore
 
 from router_svc.durable.limits import TaskLimits
@@ -204,11 +205,6 @@ class TaskBench:
 
     def watch(self, task_id: str, after_event: int = 0) -> "Watch":
         return Watch(self.service.tasks.watch(TENANT, task_id, after_event))
-
-
-def news_of(event: task_service_pb2.WatchTaskResponse) -> task_pb2.Task | task_pb2.TaskPiece:
-    """What is new."""
-    return event.piece if event.HasField("piece") else event.task
 
 
 class Watch:

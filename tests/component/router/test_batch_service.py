@@ -155,26 +155,6 @@ def output(text: str) -> task_pb2.TaskOutput:
     return task_pb2.TaskOutput(events=[event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))])
 
 
-@BOTH
-async def test_file_is_uploaded_listed_read_and_deleted(make: Make, path: Path) -> None:
-    data = bytes(range(256)) * 10_000
-    async with make(path) as kept:
-        file = await kept.files.save(NEW_FILE, stream(data[:5], b"", data[5:]))
-        assert (file.tenant, file.name, file.purpose, file.byte_count) == ("ann", "lines.jsonl", "batch", len(data))
-        assert await kept.files.get("ann", file.id) == file
-        page = await kept.files.list_page("ann", purpose="batch", limit=5)
-        assert (list(page.files), page.has_more) == ([file], False)
-        assert await read(kept.files, file.id) == data
-        for asked in (kept.files.get("bob", file.id), kept.files.delete("bob", file.id)):
-            await refused(Reason.NOT_FOUND, asked)
-        await refused(Reason.NOT_FOUND, read(kept.files, file.id, "bob"))
-        await refused(Reason.NOT_FOUND, kept.files.list_page("bob", after=file.id))
-        await kept.files.delete("ann", file.id)
-        await refused(Reason.NOT_FOUND, kept.files.get("ann", file.id))
-        empty = await kept.files.save(NEW_FILE, stream())
-        assert (empty.byte_count, await read(kept.files, empty.id)) == (0, b"")
-
-
 @pytest.mark.slow("runs whole services")
 @BOTH
 async def test_rejection_is_returned_while_the_upload_continues(make: Make, path: Path) -> None:
@@ -365,34 +345,6 @@ async def test_batch_waiting_for_a_writer_is_reassigned_after_a_restart_and_when
         for _ in range(2):
             async with asyncio.timeout(10), aclosing(kept.batches.ended()) as ended:
                 assert (await anext(ended)).id == made.id
-
-
-@BOTH
-async def test_batch_of_another_tenant_is_not_found(make: Make, path: Path) -> None:
-    async with make(path) as kept:
-        made = await kept.batches.create(new_batch(), stream(line("a")))
-        for asked in (
-            kept.batches.get("bob", made.id),
-            kept.batches.cancel("bob", made.id),
-            kept.batches.finish("bob", made.id, output_file="", error_file=""),
-            kept.batches.list_page("bob", after=made.id),
-            anext(kept.batches.results("bob", made.id)),
-        ):
-            await refused(Reason.NOT_FOUND, asked)
-        assert (await kept.batches.get("ann", made.id)).state == batch_service_pb2.BATCH_STATE_IN_PROGRESS
-
-
-@BOTH
-async def test_line_errors_are_stored_and_returned(make: Make, path: Path) -> None:
-    errors = (batch_service_pb2.BatchLineError(code="invalid_json", message="no", line=3, field="body"),)
-    async with make(path) as kept:
-        made = await kept.batches.create(new_batch(errors=errors), stream())
-        assert (made.state, tuple(made.errors), made.end_time) == (
-            batch_service_pb2.BATCH_STATE_FAILED,
-            errors,
-            made.create_time,
-        )
-        assert await kept.batches.get("ann", made.id) == made
 
 
 class Doorkeeper(RpcGuard):

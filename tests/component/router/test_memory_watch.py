@@ -184,11 +184,6 @@ async def test_failing_listener_does_not_end_the_watch(tmp_path: Path) -> None:
     await server.stop(None)
 
 
-def test_totals_cover_all_devices_without_margins() -> None:
-    memory = host_memory_of(host_of("host-a", free_gib=3))
-    assert (memory.host, memory.total_bytes, memory.free_bytes) == ("host-a", 32 * GIB, 6 * GIB)
-
-
 def test_models_are_named_by_lease_purpose_and_programs_by_their_own_name() -> None:
     memory = host_memory_of(
         host_of(

@@ -154,16 +154,6 @@ async def test_request_over_the_limit_is_rejected_before_the_queue_and_recorded(
         )
 
 
-async def test_scheduler_rejection_is_recorded_with_its_message() -> None:
-    async with router() as mesh:
-        async with mesh.placement.place(asked("r-1", model="nothing")) as place:
-            with pytest.raises(WeftError) as refused:
-                await place.next_decision()
-        record = await mesh.told("r-1")
-        assert (record.reason, record.message) == (Reason.MODEL_NOT_FOUND.value, refused.value.message)
-        assert kinds(record) == [pb.DecisionRecord.KIND_REJECTED]
-
-
 async def test_load_decision_is_explained_with_its_cause() -> None:
     async with router(phase=InstanceState.PHASE_HIBERNATING) as mesh, mesh.placement.place(asked("r-1")) as place:
         assert (await place.next_decision()).HasField("loading")

@@ -1,8 +1,5 @@
 """RequestService over a socket, and what a router's refusal still says when it has crossed one."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +7,7 @@ from typing import Any, Self
 
 import pytest
 from kit.request_endings import ending
+from request_reads import NothingRuns, remote
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.placement import PlacementServicer
@@ -19,7 +17,7 @@ from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
-from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
+from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.placement import Decision, OnCancelled, Placement
 from weft.dispatch.remote_router import RemotePlacement
@@ -30,17 +28,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server, open_channel
 from weft_testing.fake_clock import FakeClock
-
-
-class NothingRuns:
-    """A scheduling loop without requests."""
-
-    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
-        del request_id, tenant, cancelled_by
-        return {}
-
-    def finish(self, key: int, reason: Reason) -> None:
-        raise AssertionError(key, reason)
 
 
 class Router:
@@ -63,26 +50,11 @@ class Router:
         self.log.note_decisions([Waits(key=key, position=key, reason="all slots are busy", eta_seconds=2.5)], 1_000.0)
 
 
-@asynccontextmanager
-async def remote(router: Router, folder: Path) -> AsyncIterator[RequestClient]:
-    server = new_server()
-    request_service_pb2_grpc.add_RequestServiceServicer_to_server(router.servicer, server)
-    address = f"unix:{folder / 'router.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    channel = open_channel(address)
-    try:
-        yield RequestClient(channel)
-    finally:
-        await channel.close(grace=None)
-        await server.stop(grace=None)
-
-
 async def test_remote_reads_equal_local_reads(tmp_path: Path) -> None:
     router = Router()
     for key, tenant in ((1, "a"), (2, "b"), (3, "a")):
         router.arrive(key, f"r-{key}", tenant)
-    async with remote(router, tmp_path) as requests:
+    async with remote(router.servicer, tmp_path) as requests:
         assert await requests.request("r-2") == await router.local.request("r-2")
         assert (await requests.request("r-2")).queued.eta.ToMilliseconds() == 2500
         assert await requests.clients() == await router.local.clients()
@@ -108,7 +80,7 @@ async def test_ended_requests_are_listed_by_outcome_newest_first(tmp_path: Path)
         (pb.REQUEST_SELECTION_CANCELLED, "", ["r-4", "r-3"]),
         (pb.REQUEST_SELECTION_UNSPECIFIED, "", ["r-6"]),
     ]
-    async with remote(router, tmp_path) as requests:
+    async with remote(router.servicer, tmp_path) as requests:
         for selection, tenant, ids in wanted:
             for source in (requests, router.local):
                 found = await source.requests(100, tenant, selection)
@@ -128,7 +100,7 @@ async def test_unknown_and_foreign_requests_return_the_same_not_found_message(
 ) -> None:
     router = Router()
     router.arrive(1, "r-1", "a")
-    async with remote(router, tmp_path) as requests:
+    async with remote(router.servicer, tmp_path) as requests:
         for source in (requests, router.local):
             with pytest.raises(WeftError, match=f"no request {request_id} is known") as caught:
                 await source.request(request_id, tenant)
@@ -136,7 +108,7 @@ async def test_unknown_and_foreign_requests_return_the_same_not_found_message(
 
 
 async def test_invalid_id_or_limit_is_rejected_by_name(tmp_path: Path) -> None:
-    async with remote(Router(), tmp_path) as requests:
+    async with remote(Router().servicer, tmp_path) as requests:
         with pytest.raises(FieldError) as caught:
             await requests.request("two words")
         assert caught.value.field == "request_id"
@@ -146,16 +118,6 @@ async def test_invalid_id_or_limit_is_rejected_by_name(tmp_path: Path) -> None:
         with pytest.raises(FieldError) as caught:
             await requests.requests(-1)
         assert caught.value.field == "limit"
-
-
-async def test_unreachable_router_is_unavailable(tmp_path: Path) -> None:
-    channel = open_channel(f"unix:{tmp_path / 'nobody.sock'}")
-    requests = RequestClient(channel)
-    for ask in (requests.request("r-1"), requests.requests(), requests.clients()):
-        with pytest.raises(WeftError) as caught:
-            await ask
-        assert caught.value.reason is Reason.SERVICE_UNAVAILABLE
-    await channel.close(grace=None)
 
 
 class _RefusingPlace(Placement):

@@ -1,14 +1,14 @@
 """WatchRequests and the figures over a socket."""
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.request_endings import ending
+from request_reads import NothingRuns, remote
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.figures import FigureLimits, FiguresRecorder
@@ -18,7 +18,7 @@ from router_svc.policy.request import Request
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import RequestServicer
-from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
+from weft.api.router.v1 import request_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
@@ -26,20 +26,8 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.kernel.rpc import new_server, open_channel
 
 QUICK = WatchLimits(interval_seconds=0.001, figures_interval_seconds=0.001, max_watches=2)
-
-
-class NothingRuns:
-    """A scheduling loop without requests."""
-
-    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
-        del request_id, tenant, cancelled_by
-        return {}
-
-    def finish(self, key: int, reason: Reason) -> None:
-        raise AssertionError(key, reason)
 
 
 class Router:
@@ -67,21 +55,6 @@ class Router:
         self.log.note_end(ending(key, self.clock.monotonic(), Reason.UNSPECIFIED))
 
 
-@asynccontextmanager
-async def remote(router: Router, folder: Path) -> AsyncIterator[RequestClient]:
-    server = new_server()
-    request_service_pb2_grpc.add_RequestServiceServicer_to_server(router.servicer, server)
-    address = f"unix:{folder / 'router.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    channel = open_channel(address)
-    try:
-        yield RequestClient(channel)
-    finally:
-        await channel.close(grace=None)
-        await server.stop(grace=None)
-
-
 async def snapshot(watch: AsyncGenerator[pb.WatchRequestsResponse]) -> list[str]:
     """Returns the ids of the requests that a watch begins with."""
     found: list[str] = []
@@ -105,7 +78,7 @@ async def test_watch_starts_with_existing_requests_and_continues_with_changes(tm
     for key in (1, 2, 3):
         router.arrive(key)
     router.end(2)
-    async with remote(router, tmp_path) as requests:
+    async with remote(router.servicer, tmp_path) as requests:
         sources: tuple[RequestClient, ...] = (requests, router.local)
         for number, source in enumerate(sources):
             async with aclosing(source.watch("", 10)) as watch:
@@ -128,7 +101,7 @@ async def test_queue_position_change_reaches_the_watcher(tmp_path: Path) -> None
     router = Router()
     router.arrive(1)
     router.wait(1, 3)
-    async with remote(router, tmp_path) as requests, aclosing(requests.watch()) as watch:
+    async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch()) as watch:
         await snapshot(watch)
         router.wait(1, 2)
         response = await anext(watch)
@@ -140,14 +113,14 @@ async def test_large_snapshot_is_split_into_messages(tmp_path: Path) -> None:
     for key in range(25):
         router.arrive(key)
         router.end(key)
-    async with remote(router, tmp_path) as requests, aclosing(requests.watch("", 1_000)) as watch:
+    async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch("", 1_000)) as watch:
         sizes = [len((await anext(watch)).requests) for _ in range(3)]
     assert sizes == [10, 10, 5]
 
 
 async def test_watch_over_the_limit_is_rejected_until_another_leaves(tmp_path: Path) -> None:
     router = Router()
-    async with remote(router, tmp_path) as requests:
+    async with remote(router.servicer, tmp_path) as requests:
         async with aclosing(requests.watch()) as first, aclosing(requests.watch_figures()) as second:
             await anext(first)
             await anext(second)
@@ -167,7 +140,7 @@ async def has_room(requests: RequestClient) -> bool:
 
 
 async def test_negative_ended_request_count_is_rejected(tmp_path: Path) -> None:
-    async with remote(Router(), tmp_path) as requests:
+    async with remote(Router().servicer, tmp_path) as requests:
         with pytest.raises(FieldError) as caught:
             await anext(requests.watch("", -1))
         assert caught.value.field == "ended_limit"
@@ -175,7 +148,7 @@ async def test_negative_ended_request_count_is_rejected(tmp_path: Path) -> None:
 
 async def test_watch_ends_with_the_router(tmp_path: Path) -> None:
     router = Router()
-    async with remote(router, tmp_path) as requests, aclosing(requests.watch()) as watch:
+    async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch()) as watch:
         await snapshot(watch)
         router.servicer.close()
         with pytest.raises(WeftError) as caught:
@@ -187,7 +160,7 @@ async def test_watch_ends_with_the_router(tmp_path: Path) -> None:
 async def test_metrics_are_read_and_watched_over_a_socket(tmp_path: Path) -> None:
     router = Router()
     router.figures.note_load(3, 1, router.clock.monotonic())
-    async with remote(router, tmp_path) as requests:
+    async with remote(router.servicer, tmp_path) as requests:
         async with aclosing(requests.watch_figures()) as watch:
             first = await anext(watch)
             assert list(first.waiting) in ([], [3]), "the step goes on, or has just ended"

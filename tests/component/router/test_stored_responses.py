@@ -1,11 +1,10 @@
 """Answers that are kept: whose they are, how many, how long, and over a channel as in the process."""
 
 import asyncio
-import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,92 +50,11 @@ async def keeping(
         await service.stop(0)
 
 
-@asynccontextmanager
-async def keeping_behind_a_channel(tmp_path: Path) -> AsyncIterator[ResponseClient]:
-    service = ResponseService(RouterDatabase(url_of(tmp_path)), ResponseLimits())
-    host = GrpcHost()
-    address = host.bind(f"unix:{tmp_path}/s")
-    await host.start([service])
-    channel = open_channel(address)
-    try:
-        yield ResponseClient(channel)
-    finally:
-        await channel.close()
-        await host.stop(0)
-
-
 async def refused(reason: Reason, awaited: object) -> str:
     with pytest.raises(WeftError) as found:
         await awaited  # type: ignore[misc]
     assert found.value.reason is reason
     return found.value.message
-
-
-@pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
-async def test_saved_response_round_trips(make: object, tmp_path: Path) -> None:
-    async with make(tmp_path) as store:  # type: ignore[operator]
-        saved = stored_response_service_pb2.StoredResponse(
-            id="resp_1",
-            tenant="ann",
-            previous_id="",
-            create_time=stamp_of(MADE),
-            body=b'{"x": "\xc3\xa4"}',
-            items=b"[1]",
-        )
-        await store.save(saved)
-        assert await store.get("ann", "resp_1") == saved
-
-
-@pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
-async def test_response_of_another_tenant_is_not_found_and_cannot_be_overwritten(make: object, tmp_path: Path) -> None:
-    async with make(tmp_path) as store:  # type: ignore[operator]
-        await store.save(response("resp_1"))
-        missing = await refused(Reason.NOT_FOUND, store.get("bob", "resp_none"))
-        foreign = await refused(Reason.NOT_FOUND, store.get("bob", "resp_1"))
-        assert foreign.replace("resp_1", "resp_none") == missing
-        await refused(Reason.NOT_FOUND, store.delete("bob", "resp_1"))
-        await refused(Reason.NOT_FOUND, store.chain("bob", "resp_1"))
-        await refused(Reason.ALREADY_EXISTS, store.save(response("resp_1", tenant="bob")))
-        assert (await store.get("ann", "resp_1")).tenant == "ann"
-
-
-@pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
-async def test_conversation_is_oldest_first_and_stops_at_a_deleted_response(make: object, tmp_path: Path) -> None:
-    async with make(tmp_path) as store:  # type: ignore[operator]
-        await store.save(response("resp_1"))
-        await store.save(response("resp_2", previous="resp_1"))
-        await store.save(response("resp_3", previous="resp_2"))
-        assert [step.id for step in await store.chain("ann", "resp_3")] == ["resp_1", "resp_2", "resp_3"]
-        await store.delete("ann", "resp_2")
-        await refused(Reason.NOT_FOUND, store.chain("ann", "resp_3"))
-        assert [step.id for step in await store.chain("ann", "resp_1")] == ["resp_1"]
-
-
-async def test_saved_response_is_on_disk_at_acknowledgement_and_survives_the_router(tmp_path: Path) -> None:
-    async with keeping(tmp_path) as store:
-        await store.save(response("resp_1"))
-        with sqlite3.connect(tmp_path / "router.db") as reader:
-            assert reader.execute("SELECT id FROM responses").fetchall() == [("resp_1",)]
-            assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert (tmp_path / "router.db").stat().st_mode & 0o077 == 0
-    async with keeping(tmp_path) as store:
-        assert (await store.get("ann", "resp_1")).id == "resp_1"
-
-
-async def test_expired_responses_are_purged(tmp_path: Path) -> None:
-    clock = FakeClock()
-    old = stored_response_service_pb2.StoredResponse(
-        id="resp_old", tenant="ann", previous_id="", create_time=stamp_of(clock.utc_now()), body=b"b", items=b"[]"
-    )
-    async with keeping(tmp_path, clock=clock) as store:
-        await store.save(old)
-        await clock.wait_for_sleepers(1)
-        await clock.advance(timedelta(days=30).total_seconds() - 1)
-        assert (await store.get("ann", "resp_old")).id == "resp_old"
-        await clock.wait_for_sleepers(1)
-        await clock.advance(600)
-        await clock.wait_for_sleepers(1)
-        await refused(Reason.NOT_FOUND, store.get("ann", "resp_old"))
 
 
 async def test_tenant_quota_is_enforced_but_replacing_and_deleting_still_work(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 from structlog.testing import capture_logs
-from task_harness import TENANT, chat_spec, embedding_spec, task_bench, text
+from task_harness import TENANT, chat_spec, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint
 from router_svc.durable.tasks.task_records import LaneFilled
-from weft.api.common.v1 import embedding_pb2, event_pb2
+from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
 from weft.kernel.errors import WeftError
@@ -70,18 +70,6 @@ async def test_last_output_is_committed_together_with_the_end() -> None:
         assert [chunk.event_count for chunk in outcome.chunks] == [2]
 
 
-async def test_embedding_is_stored_with_all_its_vectors() -> None:
-    async with task_bench() as bench:
-        task, call = await bench.begun(embedding_spec())
-        finished = event_pb2.InferenceEvent(finished=event_pb2.Finished())
-        vectors = [embedding_pb2.Embedding(index=0, values=[1.0, 2.0]), embedding_pb2.Embedding(index=1, values=[3.0])]
-        call.words.put_nowait(task_pb2.TaskOutput(events=[finished], embeddings=vectors))
-        call.words.put_nowait(None)
-        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
-        (chunk,) = await bench.store.chunks(task.id, 1, 0, 1 << 20)
-        assert list(chunk.output.embeddings) == vectors
-
-
 async def test_lost_attempt_discards_its_chunks_and_the_task_retries_after_a_backoff() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
@@ -101,19 +89,6 @@ async def test_lost_attempt_discards_its_chunks_and_the_task_retries_after_a_bac
         done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert done.attempt == 2
         assert await bench.attempts(task.id) == ["SERVER_DIED", "UNSPECIFIED"]
-
-
-async def test_backoff_doubles_with_each_lost_attempt_up_to_its_maximum() -> None:
-    limits = TaskLimits(retry_delay_seconds=1.0, max_retry_delay_seconds=3.0)
-    async with task_bench(limits=limits) as bench:
-        task, call = await bench.begun()
-        for pause in (1.0, 2.0, 3.0):
-            call.fail(DIED)
-            await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
-            assert bench.store.only().ready_at == bench.clock.utc_now().timestamp() + pause
-            await bench.advance(pause)
-            call = await bench.calls.next()
-            await call.grant()
 
 
 async def test_attempts_are_limited_and_the_failure_has_the_last_reason() -> None:

@@ -47,25 +47,6 @@ async def refuse(bench: TaskBench, error: WeftError) -> None:
     await bench.settle()
 
 
-async def test_task_of_an_empty_pool_waits_and_starts_with_the_first_runner() -> None:
-    async with task_bench() as bench:
-        bench.service.engine.mesh_changed(FleetView(revision=1))
-        task = await bench.submit()
-        await refuse(bench, NO_MODEL)
-        waiting = await bench.get(task.id)
-        assert (waiting.state, waiting.attempt, waiting.waiting_for) == (
-            task_pb2.TASK_STATE_PENDING,
-            0,
-            NO_MODEL.message,
-        )
-        assert bench.calls.unseen == 0
-        bench.service.engine.mesh_changed(a_view())
-        await bench.advance(1)
-        call = await bench.calls.next()
-        await call.grant()
-        assert (await bench.get(task.id)).attempt == 1
-
-
 async def test_rejections_do_not_count_as_attempts_and_backoff_doubles_up_to_thirty_seconds() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
@@ -212,21 +193,6 @@ async def test_concurrent_attempts_are_limited_and_the_next_starts_when_one_ends
         again = await bench.calls.next()
         assert again.task.id == second.id
         await again.grant()
-
-
-async def test_lanes_over_the_limit_take_turns() -> None:
-    async with task_bench(limits=TaskLimits(max_lanes=2, poll_interval_seconds=5.0)) as bench:
-        for number in range(7):
-            await bench.submit(chat_spec(f"m{number}"))
-        seen = set()
-        for _ in range(10):
-            await bench.settle()
-            while bench.calls.unseen:
-                call = await bench.calls.next()
-                seen.add(call.task.lane.model)
-                call.refuse(NO_MODEL)
-            await bench.advance(5)
-        assert seen == {f"m{number}" for number in range(7)}
 
 
 async def test_lanes_waiting_for_slots_make_room_for_lanes_without_offers() -> None:

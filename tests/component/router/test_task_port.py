@@ -216,44 +216,6 @@ async def test_task_of_another_tenant_is_not_found(opening: Open, tmp_path: Path
 
 
 @both
-async def test_same_key_returns_the_same_task_and_another_body_is_a_conflict(opening: Open, tmp_path: Path) -> None:
-    async with opening(tmp_path) as (tasks, calls):
-        first = await tasks.submit(ANN, new(key="once"))
-        second = await tasks.submit(ANN, new(key="once"))
-        assert (second.task.id, second.existed) == (first.task.id, True)
-        await refused(Reason.IDEMPOTENCY_CONFLICT, tasks.submit(ANN, new(chat_spec(words="other"), key="once")))
-        assert (await tasks.submit(BOB, new(key="once"))).task.id != first.task.id
-        await calls.next()
-        await calls.next()
-        await let_all_run()
-        assert calls.unseen == 0
-
-
-@both
-async def test_waiting_task_is_cancelled_and_an_unfinished_one_cannot_be_deleted(opening: Open, tmp_path: Path) -> None:
-    async with opening(tmp_path) as (tasks, _):
-        task = (await tasks.submit(ANN, new())).task
-        await refused(Reason.RESOURCE_IN_USE, tasks.delete(ANN, task.id))
-        cancelled = await tasks.cancel(ANN, task.id)
-        assert (cancelled.state, cancelled.HasField("error")) == (task_pb2.TASK_STATE_CANCELLED, False)
-        assert await tasks.cancel(ANN, task.id) == cancelled
-        await tasks.delete(ANN, task.id)
-
-
-@both
-async def test_failed_task_has_its_reason(opening: Open, tmp_path: Path) -> None:
-    async with opening(tmp_path) as (tasks, calls):
-        task = (await tasks.submit(ANN, new())).task
-        call = await calls.next()
-        await call.grant()
-        call.fail(WeftError(Reason.BACKEND_REJECTED, "no such thing"))
-        *_, end = [news_of(each) async for each in tasks.watch(ANN, task.id)]
-        assert isinstance(end, task_pb2.Task)
-        assert end.HasField("error")
-        assert (Reason(end.error.reason), end.error.message) == (Reason.BACKEND_REJECTED, "no such thing")
-
-
-@both
 async def test_invalid_task_error_names_the_field(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path, TaskLimits(max_origin_bytes=10)) as (tasks, _):
         named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(ANN, new(task_pb2.TaskSpec(model="qwen"))))

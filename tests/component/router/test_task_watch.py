@@ -137,14 +137,6 @@ async def test_task_deleted_during_a_watch_ends_it_with_an_error() -> None:
         assert found.value.reason is Reason.NOT_FOUND
 
 
-async def test_task_of_another_tenant_cannot_be_watched() -> None:
-    async with task_bench() as bench:
-        task = await bench.submit(tenant="bob")
-        with pytest.raises(WeftError) as found:
-            await bench.watch(task.id).next()
-        assert found.value.reason is Reason.NOT_FOUND
-
-
 async def test_watchers_are_limited_and_a_leaving_one_makes_room() -> None:
     async with task_bench(limits=TaskLimits(max_watches=1)) as bench:
         task = await bench.submit()

@@ -1,7 +1,6 @@
 """The configuration file: layers, limits, and a reference that is true."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,34 +67,6 @@ def test_empty_configuration_is_the_defaults(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     assert load_config(None) == WeftConfig()
     assert load_config(_write(tmp_path, "empty.yaml", "")) == WeftConfig()
-
-
-def test_weft_yaml_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _write(tmp_path, "weft.yaml", "port: 7\n")
-    monkeypatch.chdir(tmp_path)
-    assert load_config(None).port == 7
-
-
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        ("port: -1", "port"),
-        ("port: '80'", "port"),
-        ("drain_seconds: .nan", "drain_seconds"),
-        ("drain_seconds: 1e999", "drain_seconds"),
-        ("router: {max_attempts: 0}", "router.max_attempts"),
-        ("router: {max_atempts: 1}", "router.max_atempts"),
-        ("runners: [{name: a, models: []}]", "runners.0.models"),
-        ("runners: [{name: a, models: [{name: m, path: x, slots: 0}]}]", "runners.0.models.0.slots"),
-        ("[]", "--config"),
-        ("port: [", "--config"),
-        ("\x00", "--config"),
-    ],
-)
-def test_invalid_value_is_refused_with_its_path(tmp_path: Path, text: str, field: str) -> None:
-    with pytest.raises(FieldError) as refused:
-        load_config(_write(tmp_path, "weft.yaml", text))
-    assert refused.value.field == field
 
 
 def test_missing_file_error_names_it(tmp_path: Path) -> None:
@@ -174,24 +145,6 @@ def test_variable_for_a_missing_file_is_refused_by_name(
     assert raised.value.field == variable
 
 
-def test_local_file_changes_one_model_and_keeps_the_others(tmp_path: Path) -> None:
-    path = _write(
-        tmp_path,
-        "weft.yaml",
-        """
-        runners:
-          - name: left
-            models: [{name: a, path: /m/a.gguf, slots: 4}, {name: b, path: /m/b.gguf}]
-          - name: right
-            models: [{name: c, path: /m/c.gguf}]
-        """,
-    )
-    _write(tmp_path, "weft.local.yaml", "runners: [{name: left, models: [{name: a, path: /home/me/a.gguf}]}]")
-    left, right = load_config(path).runners or ()
-    assert next((model.name, model.location, model.slots) for model in left.models) == ("a", "/home/me/a.gguf", 4)
-    assert [model.name for model in (*left.models, *right.models)] == ["a", "b", "c"]
-
-
 _OVERLAID = """
 runners:
   - name: left
@@ -199,47 +152,6 @@ runners:
       - {name: a, path: /m/a.gguf, slots: 2, default_max_tokens: 64, default_params: {temperature: 0.2, top_k: 5}}
       - {name: b, path: /m/b.gguf, enabled: false}
 """
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("path", "/elsewhere/a.gguf"),
-        ("slots", 8),
-        ("context_tokens", 4096),
-        ("default_max_tokens", 512),
-        ("keep_alive", "5m"),
-        ("replicas", 2),
-        ("threads", 3),
-        ("pin", True),
-        ("thinking", False),
-        ("pool", "writers"),
-        ("repetition", "warn"),
-        ("start_asleep", True),
-    ],
-)
-def test_local_file_changes_only_one_field_of_one_model(tmp_path: Path, field: str, value: object) -> None:
-    path = _write(tmp_path, "weft.yaml", _OVERLAID)
-    (before,) = load_config(path).runners or ()
-    _write(
-        tmp_path,
-        "weft.local.yaml",
-        json.dumps({"runners": [{"name": "left", "models": [{"name": "a", field: value}]}]}),
-    )
-    (after,) = load_config(path).runners or ()
-    (old,), (new,) = before.models, after.models
-    wanted: Any = Path(str(value)) if field == "path" else value
-    assert getattr(new, field) == wanted
-    assert new == replace(old, **{field: wanted})
-
-
-def test_local_file_changes_one_sampling_parameter_of_one_model(tmp_path: Path) -> None:
-    path = _write(tmp_path, "weft.yaml", _OVERLAID)
-    _write(
-        tmp_path, "weft.local.yaml", "runners: [{name: left, models: [{name: a, default_params: {temperature: 1}}]}]"
-    )
-    (left,) = load_config(path).runners or ()
-    assert left.models[0].default_params == {"temperature": 1, "top_k": 5}
 
 
 def test_disabled_model_is_ignored_until_the_local_file_enables_it(tmp_path: Path) -> None:

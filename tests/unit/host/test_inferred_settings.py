@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS, OpenAiHttpModel
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.kernel.errors import FieldError
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config, parse_config
@@ -95,9 +95,3 @@ def test_models_of_several_runtimes_are_refused_with_each_reason(tmp_path: Path)
 def test_runner_without_models_and_url_is_refused() -> None:
     with pytest.raises(FieldError, match=r"runners\.0\.models"):
         config_of()
-
-
-def test_attached_server_without_a_declared_capacity_is_not_throttled() -> None:
-    (model,) = runner_of(models=[{"name": "a", "url": URL}]).models
-    assert model.slots == 0
-    assert ATTACHED_SLOTS >= 64

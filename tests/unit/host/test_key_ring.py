@@ -68,8 +68,3 @@ def test_times_and_the_previous_secret_are_copied() -> None:
     assert (verifier.expires_at, verifier.previous_digest, verifier.previous_expires_at) == (LATER, b"old", NOW)
     (plain,) = apply_watch(ring_of(), pb.WatchKeysResponse(changed=told("a"))).keys.values()
     assert (plain.expires_at, plain.previous_digest, plain.previous_expires_at) == (None, b"", None)
-
-
-def test_unknown_scope_allows_nothing_and_does_not_affect_other_keys() -> None:
-    after = apply_watch(ring_of(), snapshot(told("a", scopes=("future:edit", "models:view")), told("b")))
-    assert (after.keys["a"].access, after.keys["b"].access) == (VIEW, VIEW)

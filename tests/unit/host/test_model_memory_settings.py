@@ -151,16 +151,6 @@ async def test_devices_ports_and_memory_timeout_reach_the_runner(model_file: Pat
     assert [model.hibernation.pinned for model in config.models] == [True, False]
 
 
-def test_device_observer_is_off_by_default(model_file: Path, tmp_path: Path) -> None:
-    assert _config(_section(model_file), tmp_path).observer is None
-
-
-def test_invalid_port_range_is_reported(model_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(FieldError) as refused:
-        _config(_section(model_file, port_range="41001-41000"), tmp_path)
-    assert refused.value.field == "runners.r1.port_range"
-
-
 @pytest.mark.parametrize(
     ("fields", "sees"),
     [

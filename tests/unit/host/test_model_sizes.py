@@ -2,16 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
 from runner_svc.model_store.found import FoundFiles
 from runner_svc.policy.memory_estimate import GIBIBYTE
 from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, EnginePlaces, MachineMemory
 from runner_svc.runtimes.table import require_runtime, usable_names
 from weft.api.runner.v1 import added_model_pb2, load_pb2
-from weft.kernel.errors import WeftError
 from weft.kernel.model_source import parse_source
-from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 from weft_app.compose.model_sizes import asked_size, size_by_memory
 
@@ -54,19 +50,6 @@ async def test_requested_load_size_is_used() -> None:
     sizing, _ = await sized(HOST, context_tokens=1024, slots=3)
     assert (sizing.context_tokens, sizing.slots) == (1024, 3)
     assert asked_size(load_pb2.LoadOptions()) == AskedSize()
-
-
-async def test_file_that_fits_nowhere_is_refused() -> None:
-    with pytest.raises(WeftError) as refused:
-        await sized(MachineMemory(host_bytes=64 * 1024**2))
-    assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
-    assert refused.value.message.startswith("hf:acme/smol needs ")
-
-
-async def test_file_without_a_header_gets_a_short_context(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF" + bytes(5000))
-    assert (await sized(HOST, broken))[0] == added_model_pb2.ModelSizing(context_tokens=4096, slots=1)
 
 
 def test_gguf_only_engines_compute_in_layers_and_exllamav3_on_accelerators_only() -> None:

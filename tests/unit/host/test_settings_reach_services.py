@@ -3,48 +3,23 @@
 Most sections are the service's own class. Those that a service extends are tried one setting at a time.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from gateway.config import GatewayConfig
-from registry_svc.config import LedgerConfig, RegistryConfig, RegistrySettings
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from weft.kernel.errors import FieldError
 from weft_app.compose.gateway import gateway_config
-from weft_app.compose.home import WeftHome
-from weft_app.compose.registry import registry_config
 from weft_app.compose.router import scheduler_limits
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 from weft_app.config.schema import schema
 
 
-def _names(kind: Any, default: Any) -> list[str]:
-    """Its numbers: those can be changed by a little, whatever they mean."""
-    plain = asdict(default)
-    return [
-        field.name
-        for field in fields(kind)
-        if isinstance(plain[field.name], (int, float)) and plain[field.name] is not True
-    ]
-
-
 def _other(value: Any) -> Any:
     return value / 2 if isinstance(value, float) else value - 1 if value > 1 else value + 1
-
-
-def _within(path: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:
-    for step in reversed(path):
-        value = {step: value}
-    return value
-
-
-def _at(config: Any, path: tuple[str, ...]) -> Any:
-    for step in path:
-        config = getattr(config, step)
-    return config
 
 
 def test_empty_file_uses_the_services_defaults() -> None:
@@ -69,19 +44,3 @@ def test_constant_of_a_section_is_no_setting() -> None:
     with pytest.raises(FieldError, match=r"router\.tasks\.sweep_batch: is not a setting"):
         parse_config({"router": {"tasks": {"sweep_batch": 1}}})
     assert "sweep_batch" not in schema()["$defs"]["TaskLimits"]["properties"]
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        *(((), name) for name in _names(RegistrySettings, RegistrySettings())),
-        *((("ledger",), name) for name in ("device_margin_mb",)),
-    ],
-)
-def test_registry_settings_reach_the_registry(path: tuple[str, ...], name: str, tmp_path: Any) -> None:
-    default = getattr(_at(RegistrySettings(), path), name)
-    other = default + 1 if "heartbeat" not in name else default - 1
-    config = registry_config(parse_config({"registry": _within(path, {name: other})}), WeftHome(tmp_path))
-    assert isinstance(config, RegistryConfig)
-    assert isinstance(config.ledger, LedgerConfig)
-    assert getattr(_at(config, path), name) == other

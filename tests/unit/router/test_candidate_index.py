@@ -45,15 +45,6 @@ def test_candidate_is_in_the_queues_of_its_pool_and_the_routes_that_name_it() ->
     assert list(mesh.table.queues_of(member("a"))) == ["p", "route/r", "route/s"]
 
 
-def test_queue_without_members_is_removed() -> None:
-    mesh = index(member("a"))
-    mesh.table.drop("a")
-    assert mesh.table.queue_of("a") is None
-    assert list(mesh.table.queues()) == []
-    assert place(mesh) is None
-    mesh.table.drop("a")
-
-
 def test_model_that_changes_its_pool_keeps_its_running_requests() -> None:
     mesh = index(member("a"), member("b"))
     running = place(mesh, asked=pick(excluded=frozenset({member("b").key})))
@@ -62,21 +53,6 @@ def test_model_that_changes_its_pool_keeps_its_running_requests() -> None:
     assert (mesh.in_flight_of_queue("p"), mesh.in_flight_of_queue("q")) == (0, 1)
     mesh.release(running)
     assert (mesh.in_flight_of_queue("q"), mesh.total_in_flight) == (0, 0)
-
-
-def test_no_candidate_gets_more_requests_than_slots() -> None:
-    mesh = index(member("a", slots=1), member("b", slots=2))
-    assert sorted(placed(mesh, 4)) == ["a", "b", "b", "nobody"]
-    assert not mesh.has_free("p")
-
-
-def test_released_slot_is_free_again() -> None:
-    mesh = index(member("a", slots=1))
-    running = place(mesh)
-    assert running is not None
-    assert place(mesh) is None
-    mesh.release(running)
-    assert place(mesh) == running
 
 
 def test_slot_that_was_not_granted_cannot_be_released() -> None:
@@ -118,16 +94,6 @@ def test_pool_at_its_cap_takes_no_request_from_any_queue() -> None:
     assert placed(mesh, 2, "route/r") == ["a", "nobody"]
 
 
-@pytest.mark.parametrize("readiness", [Readiness.LOADING, Readiness.ASLEEP, Readiness.DOWN])
-def test_only_ready_candidates_take_requests(readiness: Readiness) -> None:
-    mesh = index(member("a", readiness=readiness))
-    assert not mesh.has_free("p")
-    assert place(mesh) is None
-    mesh.table.put(member("a"))
-    assert list(mesh.table.take_freed()) == ["p"]
-    assert placed(mesh, 1) == ["a"]
-
-
 def test_held_candidates_take_no_requests_until_the_hold_is_lifted() -> None:
     mesh = index(member("a"), member("b"))
     mesh.table.hold(frozenset({member("a").key}), {member("a").key: "llama"})
@@ -152,34 +118,6 @@ def test_hold_survives_candidate_changes() -> None:
     assert placed(mesh, 1) == ["a"]
 
 
-def test_requests_on_a_removed_incarnation_count_until_they_end() -> None:
-    mesh = index(member("a", slots=1), max_in_flight=2)
-    old = place(mesh)
-    assert old is not None
-    mesh.table.put(member("a", slots=1, incarnation="2"))
-    new = place(mesh)
-    assert new is not None
-    assert (mesh.in_flight(old), mesh.in_flight(new), mesh.in_flight_of_queue("p")) == (1, 1, 2)
-    assert not mesh.has_free("p")
-    mesh.release(old)
-    assert (mesh.in_flight(old), mesh.total_in_flight) == (0, 1)
-    mesh.table.drop("a")
-    mesh.release(new)
-    assert (mesh.in_flight_of_queue("p"), mesh.total_in_flight) == (0, 0)
-
-
-def test_running_requests_keep_their_slots_when_a_candidate_returns() -> None:
-    mesh = index(member("a", slots=1))
-    running = place(mesh)
-    assert running is not None
-    mesh.table.drop("a")
-    mesh.table.put(member("a", slots=1))
-    assert place(mesh) is None
-    assert mesh.in_flight_of_queue("p") == 1
-    mesh.release(running)
-    assert placed(mesh, 1) == ["a"]
-
-
 def test_removed_candidates_leave_no_state() -> None:
     mesh = index()
     for number in range(50):
@@ -190,12 +128,6 @@ def test_removed_candidates_leave_no_state() -> None:
         mesh.release(running)
     table = mesh.table
     assert (len(table.by_key), len(table._runners), len(table.pools), len(table._pool_steps)) == (0, 0, 0, 0)
-
-
-def test_requests_go_only_to_candidates_that_meet_their_needs() -> None:
-    mesh = index(member("a"), member("b", operations=frozenset({Operation.EMBEDDING})))
-    assert placed(mesh, 2, asked=pick(EMBED)) == ["b", "b"]
-    assert [candidate.model for candidate in mesh.permitted("p", EMBED, frozenset())] == ["b"]
 
 
 def test_candidate_capabilities_may_change() -> None:
@@ -213,13 +145,6 @@ def test_permitted_candidates_are_neither_excluded_nor_down() -> None:
     )
     permitted = mesh.permitted("p", CHAT, frozenset({member("d").key}))
     assert [candidate.model for candidate in permitted] == ["a", "c"]
-
-
-def test_excluded_candidates_are_not_chosen_and_stay_available_for_others() -> None:
-    mesh = index(member("a"), member("b"), member("c"))
-    excluded = frozenset({member("a").key, member("b").key})
-    assert placed(mesh, 2, asked=pick(excluded=excluded)) == ["c", "c"]
-    assert placed(mesh, 2) == ["a", "b"]
 
 
 def test_externally_busy_candidate_is_backed_off_for_longer_each_time() -> None:

@@ -192,15 +192,6 @@ async def test_tenants_are_limited_in_requests_and_tokens() -> None:
     assert "Tenant big exceeded 1000 tok/min" in refused(clients, asked(tenant="big", prompt_tokens=1)).message
 
 
-async def test_token_count_is_corrected_when_the_answer_is_complete() -> None:
-    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
-    clients.admit(1, asked(prompt_tokens=90))
-    clients.note_end(ending(1, receipt=used(5, 5)))
-    clients.admit(2, asked(prompt_tokens=90))
-    clients.note_end(ending(2, receipt=used(90, 500)))
-    assert refused(clients, asked(prompt_tokens=1)).metadata["remaining"] == "0"
-
-
 async def test_tokens_of_a_request_without_runner_work_are_refunded() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100))

@@ -86,18 +86,11 @@ def test_load_starts_immediately_if_memory_is_unknown_and_the_ledger_decides() -
     assert not no_size.begin[0].evicts
 
 
-def test_load_is_started_once() -> None:
+def test_load_is_started_once_until_its_wake_ended() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"))]
     assert begun(desk.review(asked, memory=book())) == ["b"]
     assert begun(desk.review(asked, memory=book(), waking=("b",), now=100.1)) == []
-
-
-def test_load_can_be_started_again_after_its_wake_ended() -> None:
-    desk = Desk()
-    asked = [demand("b", candidate("b"))]
-    desk.review(asked, memory=book())
-    desk.review(asked, memory=book(), waking=("b",), now=100.1)
     assert begun(desk.review(asked, memory=book(), now=105.0)) == ["b"]
 
 

@@ -83,12 +83,14 @@ def test_request_that_never_got_a_slot_is_not_in_the_wait_histogram() -> None:
     assert "weft_router_queue_wait_seconds_count{model=chat}" not in _samples(metrics)
 
 
-def test_refusal_is_counted_and_a_wait_status_is_not() -> None:
+def test_refusals_and_failed_attempts_are_counted_and_a_wait_status_is_not() -> None:
     metrics = RouterMetrics()
     metrics.note_decision(Waits(key=1, position=1, reason="slots"), _request(), VIEW)
     metrics.note_decision(Rejects(key=1, reason=Reason.QUEUE_FULL, message=""), _request("qwen"), VIEW)
+    metrics.note_failed_attempt(Reason.NO_SLOT_AVAILABLE)
     found = _samples(metrics)
     assert found["weft_router_refusals_total{model=qwen,reason=queue_full}"] == 1
+    assert found["weft_router_failed_attempts_total{reason=no_slot_available}"] == 1
     assert not [name for name in found if "grants" in name]
 
 

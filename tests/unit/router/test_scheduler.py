@@ -16,13 +16,6 @@ from weft.kernel.request import Operation, Priority
 SERVED = Served(prompt_tokens=2_250, cached_tokens=0, output_tokens=10)
 
 
-def test_request_is_placed_immediately_on_the_least_loaded_runner() -> None:
-    mesh = scheduler(candidate("a", slots=2, pool="p", model="m-a"), candidate("b", slots=4, pool="p", model="m-b"))
-    runners = [placed(mesh.submit(arrival(key, "p"), float(key)))[key] for key in range(1, 7)]
-    assert sorted(runners) == ["a", "a", "b", "b", "b", "b"]
-    assert runners[:2] == ["a", "b"]
-
-
 def test_requests_queue_by_priority_then_arrival_and_are_served_as_slots_are_freed() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
@@ -62,13 +55,6 @@ def test_loading_model_is_waited_for_and_reported() -> None:
     mesh = scheduler(candidate(readiness=Readiness.LOADING, load_progress=0.4))
     assert mesh.submit(arrival(1), 0.0) == [Loads(key=1, stage="m loads on a", progress=0.4)]
     assert placed(mesh.show([candidate()], 5.0)) == {1: "a"}
-
-
-def test_queue_is_bounded_per_runner_and_the_refusal_has_retry_after() -> None:
-    mesh = scheduler(candidate(), queue_depth_per_runner=2)
-    decisions = [mesh.submit(arrival(key), 0.0) for key in range(1, 5)]
-    assert rejected(decisions[3]) == {4: Reason.QUEUE_FULL}
-    assert decisions[3][0].retry_after_seconds == 5.0  # type: ignore[union-attr]  # it is a rejection, see above
 
 
 def test_request_is_refused_exactly_at_the_queue_timeout() -> None:
@@ -209,15 +195,6 @@ def test_attempts_before_router_loss_affect_numbering_but_not_the_limit() -> Non
     assert placed(mesh.report_failed(1, 6, Reason.SERVER_DIED, 0.1))
 
 
-def test_router_without_grants_follows_runner_reports() -> None:
-    mesh = scheduler(
-        candidate("a", pool="p", model="m-a", slots=4, slots_reported_used=3),
-        candidate("b", pool="p", model="m-b", slots=4, slots_reported_used=1),
-    )
-    assert placed(mesh.submit(arrival(1, "p"), 0.0)) == {1: "b"}
-    assert placed(mesh.submit(arrival(2, "p"), 0.0)) == {2: "a"}
-
-
 def test_late_report_of_an_earlier_attempt_is_ignored() -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
     mesh.submit(arrival(1, "p"), 0.0)
@@ -226,39 +203,12 @@ def test_late_report_of_an_earlier_attempt_is_ignored() -> None:
     assert mesh.running == 1
 
 
-def test_new_incarnation_starts_with_a_clean_record() -> None:
-    mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b", slots=4))
-    mesh.submit(arrival(1, "p"), 0.0)
-    mesh.report_failed(1, 1, Reason.WORKER_LOST, 0.1)
-    mesh.show([candidate("a", pool="p", model="m-a", incarnation="2")], 0.2)
-    assert placed(mesh.submit(arrival(2, "p"), 0.2)) == {2: "a"}
-
-
-def test_member_name_resolves_to_its_pool() -> None:
-    mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
-    assert {placed(mesh.submit(arrival(key, "m-b"), 0.0))[key] for key in (1, 2)} == {"a", "b"}
-
-
-def test_pool_named_like_a_model_of_another_pool_takes_precedence() -> None:
-    mesh = scheduler(candidate("a", pool="p", model="q"), candidate("b", pool="q", model="m-b"))
-    assert placed(mesh.submit(arrival(1, "q"), 0.0)) == {1: "b"}
-    assert placed(mesh.submit(arrival(2, "q"), 0.0)) == {}
-
-
 @pytest.mark.parametrize(("first", "then"), [("p", "m-a"), ("m-a", "p")])
 def test_requests_for_one_pool_share_its_queue_under_any_name(first: str, then: str) -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), queue_depth_per_runner=1)
     mesh.submit(arrival(1, first), 0.0)
     mesh.submit(arrival(2, first), 0.0)
     assert rejected(mesh.submit(arrival(3, then), 0.0)) == {3: Reason.QUEUE_FULL}
-
-
-def test_runner_never_exceeds_its_total_concurrency_limit() -> None:
-    members = [candidate("a", model=model, slots=4, runner_max_requests=3) for model in ("m", "n")]
-    mesh = scheduler(*members)
-    assert [len(placed(mesh.submit(arrival(key, "mn"[key % 2]), 0.0))) for key in range(1, 6)] == [1, 1, 1, 0, 0]
-    assert placed(mesh.finish(1, 1.0)) == {4: "a"}
-    assert Waits(key=6, position=1, reason="all 3 slots of m are busy") in plain(mesh.submit(arrival(6), 1.0))
 
 
 def test_runner_limit_counts_per_incarnation() -> None:
@@ -280,11 +230,6 @@ def test_request_that_failed_everywhere_is_refused_when_its_last_candidate_leave
         candidate("b", pool="p", model="m-b", readiness=Readiness.DOWN),
     ]
     assert rejected(mesh.show(gone, 0.2)) == {1: Reason.SERVER_DIED}
-
-
-def test_model_named_like_a_pool_belongs_to_the_pool() -> None:
-    mesh = scheduler(candidate("a", model="p"), candidate("b", pool="p", model="m-b"))
-    assert {placed(mesh.submit(arrival(key, "p"), 0.0))[key] for key in (1, 2)} == {"a", "b"}
 
 
 def _pair_with_cached_prompts() -> tuple[Mesh, str, list[dict[str, Any]]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, refusals, rejected, scheduler, woken
 
-from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits, Wakes
+from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder
 from router_svc.policy.estimates import MAX_EVICTION_SECONDS
 from weft.kernel.reasons import Reason
@@ -39,23 +39,6 @@ def words(decisions: list[Decision]) -> dict[int, str]:
     return {each.key: each.reason for each in decisions if isinstance(each, Waits)}
 
 
-def test_request_waits_in_the_queue_for_memory_with_the_holders_in_its_status() -> None:
-    mesh = one_at_a_time()
-    mesh.submit(arrival(1, "qwen"), 0.0)
-    decisions = mesh.submit(arrival(2, "llama"), 0.0)
-    assert woken(decisions) == []
-    assert words(decisions) == {2: "VRAM: needs 5 GiB on gpu, held by qwen until idle"}
-
-
-def test_idle_model_is_evicted_and_the_wake_takes_precedence() -> None:
-    mesh = one_at_a_time()
-    mesh.submit(arrival(1, "qwen"), 0.0)
-    mesh.finish(1, 5.0)
-    decisions = mesh.submit(arrival(2, "llama", arrived_at=30.0, priority=Priority.LOW), 30.0)
-    (wakes,) = (each for each in decisions if isinstance(each, Wakes))
-    assert (wakes.model, wakes.priority) == ("llama", Priority.SYSTEM)
-
-
 def test_model_being_evicted_takes_no_requests_and_the_other_is_woken_when_it_is_idle() -> None:
     mesh = one_at_a_time(max_cold_wait_seconds=10.0)
     mesh.submit(arrival(1, "qwen"), 0.0)
@@ -66,28 +49,6 @@ def test_model_being_evicted_takes_no_requests_and_the_other_is_woken_when_it_is
     assert words(decisions) == {3: "qwen is evicted for another model for a turn"}
     decisions = mesh.finish(1, 12.0)
     assert (placed(decisions), woken(decisions)) == ({}, ["llama"])
-
-
-def test_cold_request_waits_within_the_bound_under_constant_load_on_another_model() -> None:
-    mesh = one_at_a_time(max_cold_wait_seconds=20.0, queue_depth_per_runner=1000)
-    key, running, woken_at = 1, 1, None
-    mesh.submit(arrival(1, "qwen", prompt_tokens=10), 0.0)
-    mesh.submit(arrival(2, "llama", tenant="cold", priority=Priority.LOW, prompt_tokens=10), 0.0)
-    key = 2
-    for half in range(1, 100):
-        now = half / 2
-        key += 1
-        decisions = mesh.tick(now)
-        decisions += mesh.submit(arrival(key, "qwen", arrived_at=now, prompt_tokens=10, priority=Priority.HIGH), now)
-        decisions += mesh.finish(running, now)
-        running = next(iter(placed(decisions)), running)
-        if woken(decisions) == ["llama"]:
-            woken_at = now
-            break
-    assert woken_at is not None
-    assert woken_at <= 21.0
-    mesh.wake_finished("llama", None, woken_at + 4.0)
-    assert 2 in placed(becomes(mesh, "llama", woken_at + 4.0))
 
 
 def test_insufficient_memory_is_temporary_and_not_a_failure() -> None:
@@ -107,15 +68,6 @@ def test_queue_timeout_runs_while_there_is_no_memory() -> None:
     assert ended == 40.0, "it begins anew with the end of the wake"
 
 
-def test_model_that_fits_beside_the_others_does_not_wait() -> None:
-    small = asleep("run-small", "small", host="gpu", memory_bytes=2 * GIB)
-    mesh = scheduler()
-    mesh.show([*members("qwen"), small], 0.0, hosts=memory("qwen"))
-    mesh.submit(arrival(1, "qwen"), 0.0)
-    mesh.submit(arrival(2, "llama"), 0.0)
-    assert woken(mesh.submit(arrival(3, "small"), 0.0)) == ["small"]
-
-
 def test_load_status_has_its_usual_duration() -> None:
     mesh = scheduler(asleep(usual_load_seconds=10.0))
     (word,) = (each for each in mesh.submit(arrival(1), 0.0) if isinstance(each, Loads))
@@ -123,17 +75,6 @@ def test_load_status_has_its_usual_duration() -> None:
     (later,) = mesh.tick(4.0)
     assert isinstance(later, Loads)
     assert later.eta_seconds == 6.0
-
-
-def test_eviction_stops_when_the_waiting_request_leaves() -> None:
-    mesh = one_at_a_time(max_cold_wait_seconds=10.0)
-    mesh.submit(arrival(1, "qwen"), 0.0)
-    mesh.submit(arrival(2, "llama"), 0.0)
-    for quarter in range(1, 44):
-        mesh.tick(quarter / 4)
-    mesh.submit(arrival(3, "qwen", arrived_at=11.0), 11.0)
-    mesh.finish(2, 11.5)
-    assert placed(mesh.finish(1, 12.0)) == {3: "run-qwen"}
 
 
 def test_failed_load_of_a_second_member_is_not_retried_immediately() -> None:

@@ -97,12 +97,6 @@ def test_request_waiting_for_a_remote_fallback_is_refused_when_the_cloud_guard_i
     assert rejected(mesh.apply(MeshChange(cloud_fallback=False), 1.0)).keys() == {2}
 
 
-def test_route_without_a_candidate_in_the_mesh_is_refused() -> None:
-    mesh = scheduler(candidate("a", "m"))
-    mesh.apply(route("elsewhere"), 0.0)
-    assert rejected(mesh.submit(arrival(1, "route/r"), 0.0)) == {1: Reason.NO_RUNNER_AVAILABLE}
-
-
 def test_cloud_fallback_is_off_until_the_mesh_allows_it() -> None:
     mesh = scheduler(candidate("a", "m"), candidate("b", "cloud", remote=True))
     mesh.apply(route("m", "cloud"), 0.0)
@@ -132,10 +126,3 @@ def test_retry_uses_a_remote_fallback_only_if_cloud_guard_and_request_allow_it(
     mesh.submit(arrival(1, "route/r", allow_remote=asks_remote), 0.0)
     decisions = mesh.report_failed(1, 1, reason, 0.0) + mesh.tick(1.0)
     assert ("b" in placed(decisions).values()) is (cloud_fallback and asks_remote)
-
-
-@pytest.mark.parametrize("cloud_fallback", [True, False])
-def test_explicit_remote_primary_is_never_removed(cloud_fallback: bool) -> None:
-    mesh = scheduler(candidate("a", "m"), candidate("b", "cloud", remote=True))
-    mesh.apply(replace(route("cloud", "m"), cloud_fallback=cloud_fallback), 0.0)
-    assert placed(mesh.submit(arrival(1, "route/r", allow_remote=True), 0.0)) == {1: "b"}

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import pytest
 from prometheus_client import generate_latest
 
 from router_svc.durable.metrics import UsageMetrics
@@ -77,9 +76,3 @@ def test_usage_is_counted_by_model_and_caller_text_is_not_a_label() -> None:
         'weft_usage_unknown_total{model="unknown",what="tokens"} 1.0',
         'weft_usage_unknown_total{model="unknown",what="accelerator_time"} 1.0',
     }
-
-
-@pytest.mark.parametrize("name", ["ann", "bob"])
-def test_tenants_are_labels_only_if_configured(name: str) -> None:
-    assert any(f'tenant="{name}"' in line for line in lines_after(by_tenant=True))
-    assert not any(name in line for line in lines_after(by_tenant=False))
