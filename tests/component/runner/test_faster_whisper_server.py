@@ -175,7 +175,7 @@ async def test_request_parameters_reach_the_library(model: Path) -> None:
 
 @pytest.mark.slow("starts engine processes")
 async def test_unsupported_language_is_rejected_by_name(model: Path) -> None:
-    for languages, words in ((["en"], "knows only English, not 'nl'"), (["en", "de"], "knows 2 languages")):
+    for languages, words in ((["en"], "supports only English, not 'nl'"), (["en", "de"], "supports 2 languages")):
         async with _running(model, {"languages": languages}) as (backend, _):
             with pytest.raises(WeftError, match=words) as refused:
                 await _frames(backend, _payload({"language": "nl"}))
@@ -189,14 +189,14 @@ async def test_unsupported_language_is_rejected_by_name(model: Path) -> None:
         ({"seconds": 20}, "lasts 20 s; at most 10 s are transcribed"),
         ({"seconds": 20, "stated": 0}, "is longer than the limit of 10 s"),
         ({"seconds": 20, "stated": 3}, "is longer than the limit of 10 s"),
-        ({"channels": 3}, "has 3 channels; 1 to 2 are read"),
-        ({"seconds": 10, "late_channels": 3}, "has 3 channels; 1 to 2 are read"),
+        ({"channels": 3}, "has 3 channels; 1 to 2 are supported"),
+        ({"seconds": 10, "late_channels": 3}, "has 3 channels; 1 to 2 are supported"),
         ({"channels": 0}, "has no sound"),
-        ({"rate": 1_000}, "has 1000 samples per second; 4000 to 48000 are read"),
+        ({"rate": 1_000}, "has 1000 samples per second; 4000 to 48000 are supported"),
         ({"rate": 96_000}, "has 96000 samples per second"),
         ({"seconds": 0}, "contains no audio that can be decoded"),
         ({"bad": 65}, "cannot be decoded: Invalid data found"),
-        ({"comment": "x" * 2_000_000}, "bytes; at most 1048576 are read"),
+        ({"comment": "x" * 2_000_000}, "bytes; at most 1048576 are accepted"),
     ],
 )
 async def test_oversized_recording_is_rejected_and_the_process_continues(
