@@ -28,6 +28,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation
 from weft_testing.fake_backend.process import fake_backend_command
 
+pytestmark = pytest.mark.slow("runs whole services")
+
 _numbers = count(1)
 NO_CACHE = serve_options_pb2.ServeOptions(cache_mode=3)  # type: ignore[arg-type]  # its number
 
