@@ -125,6 +125,8 @@ class TaskObject(BaseModel):
     """Only if a single task is requested."""
     result: dict[str, Any] | None = None
     """The answer of its endpoint; only if a single completed task is requested."""
+    body: dict[str, Any] | None = None
+    """The submitted request; only with body=true, for its submitter."""
 
 
 class TaskList(BaseModel):
@@ -331,11 +333,17 @@ async def list_tasks(tasks: Tasks, task_apis: Apis, request: Request) -> Respons
 
 
 async def get_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Request) -> Response:
-    """Returns a task with its attempts. A completed task has its `result`: the answer of its endpoint."""
+    """Returns a task with its attempts. A completed task has its `result`: the answer of its endpoint.
+
+    body=true adds the submitted request if the caller submitted it.
+    """
     tenant, task_id = begin_owned(request, SURFACE, "id")
-    Query(request.scope)
+    query = Query(request.scope, frozenset({"body"}))
     details = await tasks.details(tenant, task_id)
     body = task_json(details.task, task_apis)
+    is_own = details.task.caller == facts_of(request.scope).principal.name
+    if query.flag("body") and is_own and task_apis.of_kind(details.task.origin_kind) is not None:
+        body["body"] = msgspec.Raw(details.spec.origin)
     body["attempts"] = [attempt_json(attempt) for attempt in details.attempts]
     if details.task.state == task_pb2.TASK_STATE_COMPLETED:
         outputs = await _outputs(tasks, details.task)

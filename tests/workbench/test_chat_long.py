@@ -210,15 +210,3 @@ def test_answer_continues_while_another_page_is_shown(page: "Page", mesh: MeshPr
     expect(answer).to_have_attribute("aria-busy", "true")
     answer.get_by_text("tok58 tok59").wait_for()
     expect(answer.locator(".receipt")).to_contain_text("completed")
-
-
-def test_answer_interrupted_by_closing_the_page_is_marked_incomplete(page: "Page", mesh: MeshProcess) -> None:
-    behave(mesh, "a", text=None, answer_tokens=0, echo=False, tokens_per_second=30.0)
-    opened(page, mesh, "chat?model=pool", "Chat")
-    answer = asked(page, "Without end")
-    answer.get_by_text("tok120 tok121").wait_for()
-    page.reload()
-    answer = page.get_by_role("article").last
-    answer.get_by_text("The page was closed before the answer was complete.").wait_for()
-    expect(answer).to_contain_text("tok0 tok1 tok2")
-    expect(answer.locator(".receipt")).to_contain_text("cancelled")

@@ -112,6 +112,21 @@ def test_chat_models_are_searchable_by_name_and_selectable_by_keyboard(page: "Pa
     expect(answer.locator(".receipt")).to_contain_text("completed")
 
 
+def test_typed_name_is_taken_on_leaving_the_field_and_is_the_next_choice(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "chat", "Chat")
+    field = page.get_by_role("combobox", name="Model")
+    expect(field).not_to_have_value("")
+    for typed, chosen in (("other", "other"), ("oth", "other"), ("not/known", "not/known"), ("pool", "pool")):
+        field.fill(typed)
+        page.keyboard.press("Tab")
+        expect(field).to_have_value(chosen)
+    answer = asked(page, "Who are you?")
+    answer.get_by_role("heading", name="pool").wait_for()
+    opened(page, mesh, "chat?model=m-b", "Chat")
+    opened(page, mesh, "chat", "Chat")
+    expect(field).to_have_value("pool")
+
+
 def test_sleeping_model_is_marked_and_shows_that_it_loads(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "chat?model=other", "Chat")
     code, _, err = finished(run_weft("unload", "m-b", home=mesh.home))

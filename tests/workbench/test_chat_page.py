@@ -73,7 +73,7 @@ def test_answer_streams_and_shows_its_receipt(page: "Page", chat_mesh: MeshProce
     receipt.locator("summary").click()
     expect(receipt).to_contain_text("m-a on a")
     expect(receipt).to_contain_text("Sent to a remote providerno")
-    assert re.search(r"/ui/requests/req-[0-9a-f]{24}$", receipt.get_by_role("link").get_attribute("href") or "")
+    assert re.search(r"/ui/requests/task-[0-9a-f]{24}$", receipt.get_by_role("link").get_attribute("href") or "")
     picture(page, "chat")
 
 
@@ -108,11 +108,13 @@ def test_queue_position_is_shown_while_waiting(page: "Page", chat_mesh: MeshProc
     expect(second.locator(".receipt")).to_contain_text("cancelled")
 
 
-def test_engine_death_keeps_the_partial_answer_and_shows_the_typed_error(page: "Page", chat_mesh: MeshProcess) -> None:
-    behave(chat_mesh, "b", crash_after_tokens=5, fail_times=1, tokens_per_second=50.0)
+def test_engine_out_of_memory_keeps_the_partial_answer_and_shows_the_error(
+    page: "Page", chat_mesh: MeshProcess
+) -> None:
+    behave(chat_mesh, "b", out_of_memory_after_tokens=5, fail_times=1, tokens_per_second=50.0)
     opened(page, chat_mesh, "chat?model=other", "Chat")
     answer = asked(page, "Die on the way")
-    answer.get_by_role("alert").get_by_text("server_died").wait_for()
+    answer.get_by_role("alert").get_by_text("out_of_memory").wait_for()
     expect(answer).to_contain_text("tok0 tok1 tok2 tok3 tok4")
     expect(answer.locator(".receipt")).to_contain_text("failed")
     answer.get_by_role("button", name="Retry").click()

@@ -179,11 +179,21 @@ def test_old_tab_prompts_for_a_reload_if_a_module_of_its_version_is_missing(page
         lambda route: route.fulfill(response=page.request.get(f"{mesh.url}/ui/0123456789abcdef/app/pages/usage.js")),
     )
     page.get_by_role("link", name="Usage").click()
-    page.get_by_text("This page could not be loaded. Reload").wait_for()
+    page.get_by_text("This page could not be loaded. Trying again…").wait_for()
     picture(page, "outdated")
     page.unroute_all()
     page.get_by_role("button", name="Reload").click()
     page.get_by_role("heading", level=1, name="Usage").wait_for()
+
+
+@pytest.mark.parametrize("module", ["chat.js", "chat_list.js"])
+def test_page_that_failed_to_load_is_loaded_when_the_mesh_is_back(page: "Page", mesh: MeshProcess, module: str) -> None:
+    opened(page, mesh)
+    page.route(f"**/pages/{module}", lambda route: route.abort())
+    page.get_by_role("link", name="Chat").click()
+    page.get_by_role("alert").get_by_text("This page could not be loaded. Trying again…").wait_for()
+    page.unroute_all()
+    page.get_by_role("textbox", name="Message").wait_for()
 
 
 def test_tab_reconnecting_to_an_updated_gateway_suggests_a_reload(page: "Page", mesh: MeshProcess) -> None:

@@ -156,6 +156,17 @@ async def test_unrenderable_answer_is_an_error_next_to_the_state_and_an_outage_i
         assert error_of(answer)[:2] == (503, "service_unavailable")
 
 
+async def test_submitted_request_is_returned_only_to_its_submitter() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        task_id = json.loads((await submit(gateway)).body)["id"]
+        tasks.one.task.caller = "local"
+        assert (await get(gateway, f"/{task_id}?body=true"))["body"] == CHAT["body"]
+        assert "body" not in await get(gateway, f"/{task_id}")
+        tasks.one.task.caller = "key:another"
+        assert "body" not in await get(gateway, f"/{task_id}?body=true")
+
+
 async def test_tasks_are_listed_newest_first_by_state_and_model_in_pages() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:

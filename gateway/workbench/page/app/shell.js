@@ -42,15 +42,22 @@ function Outdated() {
     <button onClick=${() => location.reload()}>Reload</button></section>`;
 }
 
-/** A page whose module comes when it is first shown. @param {{entry: import("./page_table.js").PageEntry, name: string}} props */
+/** A page whose module comes when it is first shown; while that fails it is tried again. @param {{entry: import("./page_table.js").PageEntry, name: string}} props */
 function Loaded({ entry, name }) {
   const [page, setPage] = useState(/** @type {{Page?: any, problem?: string}} */ ({}));
   const [failure] = useErrorBoundary((error) => console.warn(error));
   useEffect(() => {
-    entry.load().then(
-      (module) => setPage({ Page: module.Page }),
-      () => setPage({ problem: "This page could not be loaded. Reload: the gateway may have been updated or is unreachable." }),
-    );
+    let timer = 0;
+    const load = () =>
+      entry.load().then(
+        (module) => setPage({ Page: module.Page }),
+        () => {
+          setPage({ problem: "This page could not be loaded. Trying again… If that does not help, reload: the gateway may have been updated." });
+          timer = setTimeout(load, RETRY_MILLISECONDS);
+        },
+      );
+    void load();
+    return () => clearTimeout(timer);
   }, [entry]);
   const problem = failure ? `This page failed: ${failure.message ?? failure}` : page.problem;
   if (problem) {

@@ -6,7 +6,7 @@ import { go } from "../navigation.js";
 import { ConversationList } from "./chat_list.js";
 import { Composer } from "./chat_composer.js";
 import { isBusy, revisionOf, titleOf } from "./chat_conversation.js";
-import { ModelPicker, ModelsWatch, models, modelsProblem } from "./chat_models.js";
+import { ModelPicker, ModelsWatch, models, modelsProblem, usualModel } from "./chat_models.js";
 import { OptionsPanel } from "./chat_options.js";
 import { change, open, remove, shown, stopAll } from "./chat_state.js";
 import { Turns } from "./chat_turns.js";
@@ -22,7 +22,7 @@ export function Page({ name, query }) {
   const conversation = shown.value;
   revisionOf(conversation);
   useEffect(() => {
-    if (conversation.models[0] === "" && models.value?.length) setModel(0, models.value[0].id);
+    if (conversation.models[0] === "" && models.value?.length) setModel(0, usualModel());
   }, [conversation, models.value]);
   useEscape(() => stopAll(conversation));
   return html`<div class=${isListOpen ? "chat list-open" : "chat"}><${ModelsWatch} />
@@ -104,7 +104,7 @@ function ConversationMenu({ conversation }) {
       </div></details>
     ${asks === "rename" && html`<${Rename} conversation=${conversation} onClose=${() => setAsks("")} />`}
     ${asks === "delete" &&
-    html`<${Confirm} title="Delete this conversation" action="Delete" isDangerous text="It is deleted from this browser. There is no other copy."
+    html`<${Confirm} title="Delete this conversation" action="Delete" isDangerous text="It is deleted from this browser, and its answers from the mesh. There is no other copy."
       onDo=${() => remove(conversation.id)} onClose=${() => setAsks("")} />`}`;
 }
 

@@ -36,7 +36,7 @@ export function AnswerView({ answer, at, column, onCode }) {
 }
 
 /** What changes of a part, so that parts that do not are left alone. @param {Part} part */
-const partRevision = (part) => (part.kind === "tool" ? `${part.arguments.length} ${part.result?.length}` : part.text.length);
+const partRevision = (part) => (part.kind === "tool" ? `${part.arguments.length} ${part.result?.length}` : part.kind === "lost" ? part.why : part.text.length);
 
 /** @param {{part: Part, revision: string | number, isGrowing: boolean, isLast: boolean}} props */
 function PartView({ part, isGrowing, isLast }) {
@@ -51,6 +51,9 @@ function PartView({ part, isGrowing, isLast }) {
         part.result === null ? "" : part.isFailed ? html` <span class="problem">failed</span>` : " done"}</summary>
         <${Code} label="Arguments" title="Arguments" text=${part.arguments} />
         ${part.result !== null && html`<${Code} label="Result" title="Result" text=${part.result} />`}</details>`;
+    case "lost":
+      return html`<details class="notice-part"><summary>Interrupted: ${part.why || "the attempt was lost"}</summary>
+        <${Markdown} text=${part.text} /></details>`;
     case "signal":
       return html`<details class="notice-part"><summary>Signal <code>${part.name}</code></summary><${Code} label="Arguments" text=${part.text} /></details>`;
     default:
@@ -60,7 +63,7 @@ function PartView({ part, isGrowing, isLast }) {
 
 /** What an answer waits for. @param {{answer: Answer}} props */
 function Wait({ answer }) {
-  if (answer.state === "streaming" && answer.parts.length) return html`<span class="cursor" aria-hidden="true"></span>`;
+  if (answer.state === "streaming" && answer.parts.length && !answer.status) return html`<span class="cursor" aria-hidden="true"></span>`;
   return html`<p class="wait faint" role="status">${answer.status || "Waiting for the first token…"}
     ${answer.share !== null && html`<${Progress} value=${answer.share} label="Progress" />`}</p>`;
 }

@@ -6,15 +6,18 @@ import { signal } from "@preact/signals";
  * @typedef {{kind: "text" | "thinking", text: string}
  *   | {kind: "tool", id: string, name: string, arguments: string, result: string | null, isFailed: boolean}
  *   | {kind: "signal", name: string, text: string}
- *   | {kind: "warning", code: string, text: string}} Part
- * A piece of an answer, at its place in it.
+ *   | {kind: "warning", code: string, text: string} | {kind: "lost", text: string, why: string}} Part
+ * A piece of an answer, at its place in it. `lost`: what an attempt had answered before it was lost.
  */
 /**
  * @typedef {{
- *   id: string, model: string, requestId: string, state: "waiting" | "streaming" | "complete" | "stopped" | "failed",
+ *   id: string, model: string, requestId: string, taskId: string, isSubmitted: boolean, lastEvent: number,
+ *   attempt: number, state: "waiting" | "streaming" | "complete" | "stopped" | "failed",
  *   parts: Part[], status: string, share: number | null, finishReason: string, usage: any, facts: Record<string, string>,
  *   error: {message: string, code: string} | null, receipt: any, isReceiptSought: boolean,
  * }} Answer
+ * `taskId`: the task of a durable answer, else "". `isSubmitted`: false until the mesh has accepted or refused it.
+ * `lastEvent`, `attempt`: up to where its events are in the parts.
  * `status`, `share`: what it waits for, and how far that is. `facts`: the receipt as the stream has it.
  * `isReceiptSought`: the mesh has given its receipt, or was asked in vain.
  */
@@ -56,7 +59,8 @@ export function newConversation(models, options = defaultOptions()) {
 /** @param {string} model @returns {Answer} */
 export function newAnswer(model) {
   return {
-    id: newId("answer-"), model, requestId: newId("req-"), state: "waiting", parts: [], status: "", share: null,
+    id: newId("answer-"), model, requestId: newId("req-"), taskId: "", isSubmitted: false, lastEvent: 0, attempt: 0,
+    state: "waiting", parts: [], status: "", share: null,
     finishReason: "", usage: null, facts: {}, error: null, receipt: null, isReceiptSought: false,
   };
 }

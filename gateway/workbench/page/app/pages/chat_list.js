@@ -4,8 +4,9 @@ import { Confirm } from "../parts/dialog.js";
 import { ago } from "../parts/format.js";
 import { attempt, notify } from "../parts/notices.js";
 import { address, go } from "../navigation.js";
+import { recentConversations } from "./chat_elsewhere.js";
 import { remove, shown, start } from "./chat_state.js";
-import { keep, kept, load, refresh } from "./chat_store.js";
+import { deleted, keep, kept, load, refresh } from "./chat_store.js";
 import { parse, save } from "./chat_transfer.js";
 
 /** From so many on they can be searched. */
@@ -15,9 +16,11 @@ const SEARCHED_FROM = 8;
 export function ConversationList({ onChosen }) {
   const [typed, setTyped] = useState("");
   const [asks, setAsks] = useState(false);
+  const [elsewhere, setElsewhere] = useState(/** @type {import("./chat_store.js").Summary[]} */ ([]));
   const file = useRef(/** @type {HTMLInputElement | null} */ (null));
   useEffect(() => void refresh(), []);
   const words = typed.toLowerCase();
+  const others = elsewhere.filter((other) => !deleted.has(other.id) && kept.value.every((each) => each.id !== other.id));
   const found = kept.value.filter((each) => each.title.toLowerCase().includes(words) || each.models.some((model) => model.includes(words)));
   const create = () => {
     start();
@@ -42,13 +45,11 @@ export function ConversationList({ onChosen }) {
   return html`<button onClick=${create}>New conversation</button>
     ${kept.value.length >= SEARCHED_FROM &&
     html`<input type="search" aria-label="Search conversations" placeholder="Search" value=${typed} onInput=${(/** @type {any} */ event) => setTyped(event.target.value)} />`}
-    ${kept.value.length === 0 && html`<p class="faint">Conversations are stored only in this browser.</p>`}
-    <ul>
-      ${found.map(
-        (each) => html`<li key=${each.id}><a href=${address(`chat/${each.id}`)} aria-current=${each.id === shown.value.id ? "page" : undefined} onClick=${onChosen}
-          title=${`${each.models.join(", ")}, ${ago(each.updatedAt)}`}><bdi>${each.title || "Untitled"}</bdi></a></li>`,
-      )}
-    </ul>
+    ${kept.value.length === 0 && html`<p class="faint">Conversations are stored in this browser, their answers for a time on the mesh.</p>`}
+    <${Links} summaries=${found} onChosen=${onChosen} />
+    <details onToggle=${(/** @type {any} */ event) => event.target.open && void attempt(async () => setElsewhere(await recentConversations()))}>
+      <summary>From other browsers</summary><${Links} summaries=${others} onChosen=${onChosen} />
+      ${!others.length && html`<p class="faint">None.</p>`}</details>
     <div class="actions">
       <button class="quiet" onClick=${() => file.current?.click()}>Import</button>
       <input ref=${file} type="file" accept=".json,application/json" hidden aria-label="File of conversations" onChange=${read} />
@@ -56,6 +57,16 @@ export function ConversationList({ onChosen }) {
         <button class="quiet" onClick=${() => setAsks(true)}>Delete all</button>`}
     </div>
     ${asks && html`<${Confirm} title="Delete all conversations" action="Delete all" isDangerous onClose=${() => setAsks(false)}
-      text=${`${kept.value.length} conversations are deleted from this browser. There is no other copy.`}
+      text=${`${kept.value.length} conversations are deleted from this browser, and their answers from the mesh. There is no other copy.`}
       onDo=${() => remove(...kept.value.map((each) => each.id))} />`}`;
+}
+
+/** @param {{summaries: import("./chat_store.js").Summary[], onChosen: () => void}} props */
+function Links({ summaries, onChosen }) {
+  return html`<ul>
+    ${summaries.map(
+      (each) => html`<li key=${each.id}><a href=${address(`chat/${each.id}`)} aria-current=${each.id === shown.value.id ? "page" : undefined} onClick=${onChosen}
+        title=${`${each.models.join(", ")}, ${ago(each.updatedAt)}`}><bdi>${each.title || "Untitled"}</bdi></a></li>`,
+    )}
+  </ul>`;
 }

@@ -19,6 +19,8 @@ export const models = signal(null);
 export const modelsProblem = signal(null);
 
 const SHOWN_AT_ONCE = 100;
+/** Where this browser remembers the model that was last chosen or asked. */
+const LAST = "weft.chat.model";
 /** What the list of names is made of. */
 const KINDS = ["model", "agent", "route", "alias"];
 /** Changes within this time are one. */
@@ -44,6 +46,16 @@ export async function refreshModels() {
   }
 }
 
+/** @param {string} id */
+export const remember = (id) => localStorage.setItem(LAST, id);
+
+/** The model of a new conversation: the last one, else one that is loaded; "" before the names are known. */
+export function usualModel() {
+  const all = models.value ?? [];
+  const found = all.find((model) => model.id === localStorage.getItem(LAST)) ?? all.find((model) => model.status === "active") ?? all[0];
+  return found?.id ?? "";
+}
+
 /** Whether a model takes images or audio, as far as is known. @param {string} id @param {"image" | "audio"} skill */
 export function takes(id, skill) {
   const found = models.value?.find((model) => model.id === id);
@@ -66,7 +78,9 @@ export function ModelPicker({ value, label, onChoose }) {
   };
   const choose = (/** @type {string} */ name) => {
     setTyped(null);
-    if (name) onChoose(name);
+    if (!name) return;
+    remember(name);
+    onChoose(name);
   };
   const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
@@ -86,7 +100,7 @@ export function ModelPicker({ value, label, onChoose }) {
       aria-activedescendant=${isOpen && found[at] ? `${id}-${at}` : undefined} autocomplete="off" spellcheck=${false}
       placeholder=${value || "Choose a model"} value=${typed ?? value} onFocus=${open} onClick=${() => !isOpen && open()}
       onInput=${(/** @type {any} */ event) => (setTyped(event.target.value), setAt(0))}
-      onBlur=${() => setTyped(null)} onKeyDown=${onKeyDown} />
+      onBlur=${() => choose(isName(typed) ? typed : "")} onKeyDown=${onKeyDown} />
     ${chosen && !isOpen && chosen.status !== "active" && html`<${State} value=${chosen.status} title="The first message will wake it." />`}
     <ul id=${`${id}-list`} ref=${list} role="listbox" aria-label=${label} hidden=${!isOpen}>
       ${found.map(
@@ -109,12 +123,15 @@ function Choice({ model }) {
     ${model.about && html`<span class="about faint">${model.about}</span>`}`;
 }
 
-/** @param {string} typed */
+/** The models that a text may mean, that of exactly this name first. @param {string} typed */
 function matching(typed) {
   const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
-  const all = models.value ?? [];
+  const all = [...(models.value ?? [])].sort((left, right) => Number(right.id === typed) - Number(left.id === typed));
   return all.filter((model) => words.every((word) => `${model.id} ${model.kind}`.toLowerCase().includes(word))).slice(0, SHOWN_AT_ONCE);
 }
+
+/** Whether a text is a whole name, not a search. @param {string | null} typed @returns {typed is string} */
+const isName = (typed) => Boolean(typed) && [typed, undefined].includes(matching(typed ?? "")[0]?.id);
 
 /** Keeps the list of models up to date while it is shown: asked for again when a name or a state changes. */
 export function ModelsWatch() {

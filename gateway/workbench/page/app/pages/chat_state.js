@@ -1,16 +1,22 @@
 // What the chat does: the shown conversation, its answers under way, and what becomes of it.
 import { signal } from "@preact/signals";
 import { go } from "../navigation.js";
-import { notify } from "../parts/notices.js";
+import { attempt, notify } from "../parts/notices.js";
 import { bodyOf, isRunning, newAnswer, newConversation, newId, titleOf, touch } from "./chat_conversation.js";
-import { ask, fetchReceipt } from "./chat_stream.js";
+import { ask, fetchReceipt } from "./chat_ask.js";
+import { fetchConversation } from "./chat_elsewhere.js";
+import { remember } from "./chat_models.js";
 import { forget, keep, load } from "./chat_store.js";
+import { cancel, forgetTasks } from "./chat_task.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
 /** @typedef {import("./chat_conversation.js").Attachment} Attachment */
 
 const KEEP_MILLISECONDS = 3000;
+/** Tasks that are searched for a conversation that this browser lacks, and for news of one that it has. */
+const SEARCHED = 1000;
+const SEARCHED_FOR_NEWS = 100;
 
 /** The conversation that is shown. @type {import("@preact/signals").Signal<Conversation>} */
 export const shown = signal(newConversation([""]));
@@ -24,26 +30,48 @@ const running = new Map();
 /** Shows the conversation of that id; a new one where there is none. @param {string} id @param {string} model */
 export async function open(id, model = "") {
   wanted = id;
-  if (id && shown.value.id === id) return;
+  if (id && shown.value.id === id) return void complete(shown.value);
   if (!id) return start(model ? [model] : undefined);
-  const found = conversationOf(id) ?? (await load(id));
+  const found = conversationOf(id) ?? (await load(id)) ?? (await fetchConversation(id, SEARCHED).catch(() => null));
   if (wanted !== id) return;
   if (!found) {
-    notify("This conversation is not stored in this browser.", { isError: true });
+    notify("Neither this browser nor the mesh has this conversation.", { isError: true });
     go("chat", {}, { replace: true });
     return;
   }
   shown.value = found;
-  if (!conversationOf(id)) void complete(found);
+  void complete(found);
+  void renew(found);
+}
+
+/** Takes over what another browser has asked since in a conversation. @param {Conversation} conversation */
+async function renew(conversation) {
+  const newer = await fetchConversation(conversation.id, SEARCHED_FOR_NEWS).catch(() => null);
+  const asked = conversation.turns.flatMap((turn) => turn.answers).map((answer) => answer.taskId);
+  const isLocal = conversation.turns.at(-1)?.answers.some((answer) => !answer.taskId);
+  if (!newer || isLocal || newer.turns.at(-1)?.answers.every((answer) => asked.includes(answer.taskId))) return;
+  const { turns } = conversation;
+  const isSame = (/** @type {number} */ at) => at < newer.turns.length - 1 && turns[at]?.text === newer.turns[at].text;
+  conversation.turns = newer.turns.map((turn, at) => (isSame(at) ? turns[at] : turn));
+  changed(conversation);
+  await complete(conversation);
 }
 
 /** The conversation of that id if an answer of it comes now. @param {string} id */
 const conversationOf = (id) => [...running.values()].find((each) => each.conversation.id === id)?.conversation;
 
-/** Completes what was missing when the page was closed: answers that were coming, receipts that were awaited.
+/** Completes what was missing when the page was closed: answers that come still are followed again, receipts asked for.
  * @param {Conversation} conversation */
 async function complete(conversation) {
-  const unsettled = conversation.turns.flatMap((turn) => turn.answers).filter((answer) => isRunning(answer) || !answer.isReceiptSought);
+  /** @type {Answer[]} */
+  const unsettled = [];
+  conversation.turns.forEach(({ answers }, at) =>
+    answers.forEach((answer, column) => {
+      if (running.has(answer.id)) return;
+      if (isRunning(answer) && (answer.taskId || answer.isSubmitted === false)) void run(conversation, column, at);
+      else if (isRunning(answer) || !answer.isReceiptSought) unsettled.push(answer);
+    }),
+  );
   if (!unsettled.length) return;
   for (const answer of unsettled) if (isRunning(answer)) interrupt(answer);
   await Promise.all(unsettled.map(fetchReceipt));
@@ -73,6 +101,7 @@ export function change(how) {
 /** Sends a message and asks every model of the conversation. @param {string} text @param {Attachment[]} attachments */
 export function send(text, attachments) {
   const conversation = shown.value;
+  remember(conversation.models[0]);
   conversation.title ||= titleOf(text || (attachments[0]?.name ?? ""));
   conversation.turns.push({ id: newId("turn-"), text, attachments, answers: [] });
   go(`chat/${conversation.id}`, {}, { replace: true });
@@ -103,18 +132,21 @@ export function regenerate(at, column) {
   void run(conversation, column, at);
 }
 
-/** @param {Conversation} conversation @param {number} column @param {number} at */
+/** Asks for an answer, or follows one that was asked for. @param {Conversation} conversation @param {number} column @param {number} at */
 async function run(conversation, column, at) {
-  const answer = conversation.turns[at].answers[column];
+  const turn = conversation.turns[at];
+  const answer = turn.answers[column];
   const body = bodyOf(conversation, column, at);
+  const about = { conversation: conversation.id, title: conversation.title, turn: turn.id, column: String(column) };
   const abort = new AbortController();
   running.set(answer.id, { abort, conversation });
   changed(conversation);
   const timer = setInterval(() => void keep(conversation), KEEP_MILLISECONDS);
-  await ask(answer, body, conversation.id, abort.signal);
+  await ask(answer, body, about, abort.signal, () => void keep(conversation));
   clearInterval(timer);
   running.delete(answer.id);
   changed(conversation);
+  if (isRunning(answer)) return;
   await fetchReceipt(answer);
   await keep(conversation);
 }
@@ -126,9 +158,10 @@ function changed(conversation) {
   void keep(conversation);
 }
 
-/** Stops an answer: what came of it stays. @param {Answer | undefined} answer */
+/** Stops an answer everywhere: what came of it stays. @param {Answer | undefined} answer */
 export function stop(answer) {
-  if (answer) running.get(answer.id)?.abort.abort();
+  if (answer?.taskId && isRunning(answer)) void attempt(() => cancel(answer));
+  else if (answer) running.get(answer.id)?.abort.abort();
 }
 
 /** @param {Conversation} conversation */
@@ -136,10 +169,12 @@ export function stopAll(conversation) {
   for (const turn of conversation.turns) for (const answer of turn.answers) if (isRunning(answer)) stop(answer);
 }
 
-/** Deletes conversations; the answers that come for them are stopped. @param {string[]} ids */
+/** Deletes conversations, and their answers on the mesh; those that come are stopped. @param {string[]} ids */
 export async function remove(...ids) {
   for (const { conversation } of running.values()) if (ids.includes(conversation.id)) stopAll(conversation);
+  const gone = await Promise.all(ids.map(async (id) => conversationOf(id) ?? (await load(id))));
   await forget(...ids);
+  void attempt(() => forgetTasks(gone.flatMap((each) => each?.turns.flatMap((turn) => turn.answers) ?? [])));
   if (!ids.includes(shown.value.id)) return;
   start();
   go("chat", {}, { replace: true });

@@ -1,4 +1,4 @@
-// Where conversations are kept: this browser's IndexedDB, up to a number and a size. Nothing of it leaves the browser.
+// Where conversations are kept: this browser's IndexedDB, up to a number and a size. Answers are on the mesh too, as tasks.
 import { signal } from "@preact/signals";
 import { notify } from "../parts/notices.js";
 
@@ -21,7 +21,7 @@ channel.onmessage = () => void refresh();
 let opening = null;
 let hasComplained = false;
 /** Conversations that were deleted here: an answer of theirs that still ends does not bring them back. @type {Set<string>} */
-const deleted = new Set();
+export const deleted = new Set();
 
 function database() {
   opening ??= new Promise((resolve, reject) => {

@@ -1,53 +1,31 @@
 // The stream of one answer: its events become the parts of the answer, its comments what it waits for.
-import { ApiError, events, get, segment } from "../api.js";
+import { ApiError, events } from "../api.js";
 import { seconds } from "../parts/format.js";
-import { touch } from "./chat_conversation.js";
 
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
 
-/** How often the receipt of a request that has ended is asked for, and how long between. */
-const RECEIPT_TRIES = 6;
-const RECEIPT_MILLISECONDS = 250;
-const CLIENT = "weft-workbench";
-
-/** Asks for an answer and fills it as it comes. Raises nothing: what went wrong is in the answer.
- * @param {Answer} answer @param {Record<string, any>} body @param {string} session @param {AbortSignal} signal */
-export async function ask(answer, body, session, signal) {
-  const pace = new Pace(answer);
-  const headers = { "X-Request-Id": answer.requestId, "X-Client-Id": CLIENT, "X-Session-Id": session };
+/** Asks for an answer that ends with this page, and fills it. Raises ApiError and what the connection raises.
+ * @param {Answer} answer @param {Record<string, any>} body @param {Record<string, string>} headers @param {AbortSignal} signal
+ * @param {() => void} changed */
+export async function stream(answer, body, headers, signal, changed) {
   let isDone = false;
-  try {
-    for await (const { data, comment } of events("POST", "/v1/chat/completions", { body, headers, signal })) {
-      if (data === "[DONE]") isDone = true;
-      else if (data) take(answer, JSON.parse(data));
-      else if (comment) takeComment(answer, comment);
-      pace.changed();
-    }
-    if (!isDone) throw new ApiError(0, { message: "The answer ended before it was complete.", code: "incomplete" });
-    answer.state = "complete";
-  } catch (error) {
-    answer.state = signal.aborted ? "stopped" : "failed";
-    if (!signal.aborted) answer.error = errorOf(error);
+  for await (const { data, comment } of events("POST", "/v1/chat/completions", { body, headers, signal })) {
+    if (data === "[DONE]") isDone = true;
+    else if (data) take(answer, JSON.parse(data));
+    else if (comment) takeComment(answer, comment);
+    changed();
   }
-  answer.status = "";
-  answer.share = null;
-  pace.end();
-}
-
-/** @param {unknown} error */
-function errorOf(error) {
-  if (error instanceof ApiError) return { message: error.message, code: error.code };
-  return { message: error instanceof SyntaxError ? "An event of the answer is not valid JSON." : "The connection was lost.", code: "" };
+  if (!isDone) throw new ApiError(0, { message: "The answer ended before it was complete.", code: "incomplete" });
+  answer.state = "complete";
 }
 
 /** One chunk of a chat completion, or the error that ends it. @param {Answer} answer @param {any} chunk */
 function take(answer, chunk) {
   if (chunk.error) throw new ApiError(0, chunk.error, chunk.request_id);
   answer.state = "streaming";
-  answer.status = "";
-  answer.share = null;
+  show(answer, "");
   if (chunk.usage) answer.usage = chunk.usage;
-  if (chunk.weft) takeNotice(answer, chunk.weft);
+  if (chunk.weft) takeTool(answer, chunk.weft);
   const choice = chunk.choices?.[0];
   if (!choice) return;
   const { reasoning_content: thinking, content, refusal, tool_calls: calls } = choice.delta ?? {};
@@ -59,14 +37,14 @@ function take(answer, chunk) {
 }
 
 /** @param {Answer} answer @param {"text" | "thinking"} kind @param {string} text */
-function append(answer, kind, text) {
+export function append(answer, kind, text) {
   const last = answer.parts.at(-1);
   if (last?.kind === kind) last.text += text;
   else answer.parts.push({ kind, text });
 }
 
 /** What the mesh says about an answer at this place of it. @param {Answer} answer @param {any} notice */
-function takeNotice(answer, notice) {
+export function takeTool(answer, notice) {
   const { tool_call: call, tool_result: result, signal, warning } = notice;
   if (call) answer.parts.push({ kind: "tool", id: call.id, name: call.name, arguments: textOfJson(call.arguments), result: null, isFailed: false });
   if (result) {
@@ -78,7 +56,7 @@ function takeNotice(answer, notice) {
 }
 
 /** A tool call that the caller would have to run; it comes in pieces. @param {Answer} answer @param {any} call */
-function takeCall(answer, call) {
+export function takeCall(answer, call) {
   const id = `call ${call.index}`;
   let made = answer.parts.findLast((part) => part.kind === "tool" && part.id === id);
   if (made?.kind !== "tool") {
@@ -93,7 +71,7 @@ function takeCall(answer, call) {
 const textOfJson = (value) => (typeof value === "string" ? value : value === undefined ? "" : JSON.stringify(value, null, 2));
 
 /** @param {number} value */
-const waitSeconds = (value) => (value < 60 ? `${Math.max(0.1, value)} s` : seconds(value));
+export const waitSeconds = (value) => (value < 60 ? `${Math.max(0.1, value)} s` : seconds(value));
 
 /** A comment of the stream: what the request waits for, or its receipt. @param {Answer} answer @param {string} comment */
 function takeComment(answer, comment) {
@@ -112,64 +90,15 @@ function takeComment(answer, comment) {
   } else if (kind.startsWith("x-")) answer.facts = fields;
 }
 
+/** A receipt in the words of the stream's own, for `StreamReceipt`. @param {any} receipt as JSON of protobuf */
+export const facts = ({ queue_wait: queue = "0", load_wait: load = "0", left_premises: left = false }) => ({
+  "x-queue-wait-ms": String(1000 * parseFloat(queue)),
+  "x-load-wait-ms": String(1000 * parseFloat(load)),
+  "x-left-premises": String(left),
+});
+
 /** @param {Answer} answer @param {string} status @param {number | null} share */
-function show(answer, status, share = null) {
+export function show(answer, status, share = null) {
   answer.status = status;
   answer.share = share;
-}
-
-/** Asks for the receipt of an answer that has ended: the mesh may write it a moment later. @param {Answer} answer */
-export async function fetchReceipt(answer) {
-  const found = await soughtReceipt(answer.requestId);
-  if (found) answer.receipt = found;
-  answer.isReceiptSought = true;
-  touch(answer);
-}
-
-/** @param {string} requestId */
-async function soughtReceipt(requestId) {
-  for (let tries = 0; tries < RECEIPT_TRIES; tries += 1) {
-    try {
-      const found = await get(`/v1/requests/${segment(requestId)}`);
-      if (found.state === "ended") return found;
-    } catch (error) {
-      if (error instanceof ApiError && error.status === 403) return null;
-    }
-    await new Promise((resolve) => setTimeout(resolve, RECEIPT_MILLISECONDS * (tries + 1)));
-  }
-  return null;
-}
-
-/** Shows a growing answer at most once per frame, and less often where drawing it takes long. */
-class Pace {
-  /** @param {Answer} answer */
-  constructor(answer) {
-    this.answer = answer;
-    this.isWaiting = false;
-    this.hasEnded = false;
-    this.next = 0;
-  }
-
-  changed() {
-    if (this.isWaiting) return;
-    this.isWaiting = true;
-    const wait = this.next - performance.now();
-    // A hidden tab draws no frames.
-    if (document.hidden || wait > 16) setTimeout(() => this.draw(), Math.max(wait, document.hidden ? 200 : 0));
-    else requestAnimationFrame(() => this.draw());
-  }
-
-  draw() {
-    this.isWaiting = false;
-    if (this.hasEnded) return;
-    const begun = performance.now();
-    touch(this.answer);
-    // After the work that this frame is for: elements, layout.
-    setTimeout(() => (this.next = performance.now() + 2 * (performance.now() - begun)), 0);
-  }
-
-  end() {
-    this.hasEnded = true;
-    touch(this.answer);
-  }
 }

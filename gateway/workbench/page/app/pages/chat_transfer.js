@@ -91,6 +91,8 @@ function partOf(given) {
     }
     case "signal":
       return [{ kind: "signal", name: textOf(given.name), text }];
+    case "lost":
+      return [{ kind: "lost", text, why: textOf(given.why) }];
     case "warning":
       return [{ kind: "warning", code: textOf(given.code), text }];
     default:

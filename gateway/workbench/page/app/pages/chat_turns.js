@@ -21,7 +21,7 @@ export function Turns({ conversation }) {
   const isWide = conversation.models.length > 1 || conversation.turns.some((turn) => turn.answers.length > 1);
   return html`<div class="turns" ref=${box} tabindex="0" role="log" aria-live="off" aria-label="Conversation">
     <div class=${isWide ? "turns-inner wide" : "turns-inner"}>
-      ${!conversation.turns.length && html`<p class="faint empty">Send a message to the model above. The conversation stays in this browser.</p>`}
+      ${!conversation.turns.length && html`<p class="faint empty">Send a message to the model above. The answer continues if this page is closed.</p>`}
       ${conversation.turns.map((turn, at) => html`<${TurnView} key=${turn.id} conversation=${conversation} turn=${turn} at=${at} />`)}
     </div>
     <p class="announced" role="status">${announcementOf(conversation)}</p>

@@ -1,0 +1,192 @@
+// A durable answer: a task of the mesh, followed by its id from any browser until it has ended.
+import { ApiError, events, get, post, remove, segment } from "../api.js";
+import { can } from "../session.js";
+import { isRunning } from "./chat_conversation.js";
+import { append, facts, show, takeCall, takeTool, waitSeconds } from "./chat_stream.js";
+
+/** @typedef {import("./chat_conversation.js").Answer} Answer */
+
+const PATH = "/api/v1/inference-tasks";
+const RETRY_MILLISECONDS = [250, 500, 1000, 2000];
+const POSITION_MILLISECONDS = 500;
+const SUBMIT_TRIES = 3;
+/** Refusals of a task after which a request that is not durable may still be answered. */
+const NOT_DURABLE = new Set([413, 429, 501, 503]);
+/** Refusals after which following a task is useless. */
+const FINAL = new Set([401, 403, 404]);
+const AWAY = "The mesh does not answer. Trying again…";
+
+/** @param {number} milliseconds */
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+/** Whether an answer can be a task: its key may follow and cancel tasks, and its model has a name.
+ * @param {Record<string, any>} body */
+export const canBeDurable = (body) => body.model !== "auto" && can("inference:view") && can("inference:edit");
+
+/** Submits the request of an answer; repeated, it is the same task. Without a `taskId` afterwards only a request that is not
+ * durable may be answered.
+ * @param {Answer} answer @param {Record<string, any>} body @param {Record<string, string>} headers @param {Record<string, string>} metadata */
+export async function submit(answer, body, headers, metadata) {
+  const { stream, stream_options, ...asked } = body;
+  for (let tries = 1; ; tries += 1) {
+    try {
+      const options = { headers: { ...headers, "Idempotency-Key": answer.id, "X-Priority": "normal" } };
+      answer.taskId = answer.requestId = (await post(PATH, { body: { ...asked, metadata } }, options)).id;
+      return;
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (NOT_DURABLE.has(error.status)) return;
+      if (error.status !== 0 || tries === SUBMIT_TRIES) throw new ApiError(error.status, { ...error, message: error.message.replace(/^body\./, "") });
+    }
+    await pause(1000);
+  }
+}
+
+/** Stops a task wherever it runs. @param {Answer} answer */
+export const cancel = (answer) => post(`${PATH}/${segment(answer.taskId)}/cancel`);
+
+/** Deletes the tasks of answers; those that run are cancelled before. @param {Answer[]} answers */
+export async function forgetTasks(answers) {
+  for (const { taskId } of answers.filter((each) => each.taskId)) {
+    const path = `${PATH}/${segment(taskId)}`;
+    try {
+      await remove(path);
+      await remove(path, { query: { forget: true } });
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 404)) throw error;
+    }
+  }
+}
+
+/** Fills an answer from its task until that has ended. Raises ApiError where it cannot be followed.
+ * @param {Answer} answer @param {() => void} changed */
+export async function follow(answer, changed) {
+  const path = `${PATH}/${segment(answer.taskId)}`;
+  const timer = setInterval(() => void showPosition(answer, changed), POSITION_MILLISECONDS);
+  try {
+    for (let failures = 0; ; failures += 1) {
+      try {
+        for await (const { event, data } of events("GET", `${path}/events`, { query: { after: answer.lastEvent || undefined } })) {
+          if (!data) continue;
+          failures = 0;
+          const body = JSON.parse(data);
+          if (event === "output") takeOutput(answer, body);
+          else if (event === "task") takeTask(answer, body);
+          else throw new ApiError(0, body.error ?? {});
+          changed();
+          if (!isRunning(answer)) return;
+        }
+      } catch (error) {
+        if (error instanceof ApiError && FINAL.has(error.status)) throw error;
+      }
+      show(answer, AWAY);
+      changed();
+      await pause(RETRY_MILLISECONDS[Math.min(failures, RETRY_MILLISECONDS.length - 1)]);
+    }
+  } finally {
+    clearInterval(timer);
+  }
+}
+
+/** @param {Answer} answer @param {any} task */
+function takeTask(answer, task) {
+  const { state, error, last_event: last, waiting_for: reason, attempt } = task;
+  // A completed task whose last pieces have not come yet is sent again after them.
+  if (state === "completed" && last > answer.lastEvent) return;
+  show(answer, "");
+  if (state === "pending") {
+    if (answer.parts.at(-1)?.kind !== "lost") lose(answer);
+    answer.state = "waiting";
+    if (reason) show(answer, `Waiting: ${reason}`);
+  } else if (state === "completed") answer.state = "complete";
+  else if (state === "cancelled") answer.state = "stopped";
+  else if (state === "failed") Object.assign(answer, { state, error: { message: error.message, code: error.code } });
+  else if (attempt !== answer.attempt) lose(answer);
+}
+
+/** What an attempt that was lost had answered stays in sight: the next attempt begins again. @param {Answer} answer */
+function lose(answer) {
+  const at = answer.parts.findLastIndex((part) => part.kind === "lost") + 1;
+  const parts = answer.parts.splice(at);
+  if (!parts.length) return;
+  const text = parts.map((part) => (part.kind === "text" || part.kind === "thinking" ? part.text : "")).join("");
+  /** @type {import("./chat_conversation.js").Part} */
+  const lost = { kind: "lost", text, why: "" };
+  answer.parts.push(lost);
+  get(`${PATH}/${segment(answer.taskId)}`).then(
+    ({ attempts }) => (lost.why = attempts.findLast((/** @type {any} */ each) => each.error)?.error.message ?? ""),
+    () => {},
+  );
+}
+
+/** @param {Answer} answer @param {any} output */
+function takeOutput(answer, { attempt, last_event: last, events: pieces = [] }) {
+  if (attempt !== answer.attempt) lose(answer);
+  answer.attempt = attempt;
+  answer.lastEvent = last;
+  for (const piece of pieces) takeEvent(answer, piece);
+}
+
+/** One event of the mesh, as its JSON of protobuf. @param {Answer} answer @param {any} event */
+function takeEvent(answer, { delta, progress, usage, finished, tool_call: call, tool_result: result, signal, warning }) {
+  if (progress && answer.state === "waiting") {
+    const [done, all] = [Number(progress.processed_tokens ?? 0), Number(progress.prompt_tokens ?? 0)];
+    show(answer, `Processing the prompt: ${done}/${all} tokens`, all ? done / all : null);
+  }
+  if (usage) {
+    answer.usage = {
+      prompt_tokens: Number(usage.prompt_tokens ?? 0),
+      completion_tokens: Number(usage.completion_tokens ?? 0),
+      prompt_tokens_details: { cached_tokens: Number(usage.cached_prompt_tokens ?? 0) },
+    };
+  }
+  if (finished) answer.facts = facts(finished.receipt ?? {});
+  if (call) takeTool(answer, { tool_call: { ...call, arguments: objectOf(call.arguments) } });
+  if (result) takeTool(answer, { tool_result: result });
+  if (signal) takeTool(answer, { signal: { ...signal, arguments: objectOf(signal.arguments) } });
+  if (warning) takeTool(answer, { warning: { ...warning, code: nameOf(warning.code, "WARNING_CODE_") } });
+  if (delta) takeDelta(answer, delta);
+}
+
+/** @param {Answer} answer @param {any} delta */
+function takeDelta(answer, { text, reasoning, refusal, tool_calls: calls = [], finish_reason: reason }) {
+  answer.state = "streaming";
+  show(answer, "");
+  if (reasoning) append(answer, "thinking", reasoning);
+  if (text) append(answer, "text", text);
+  if (refusal) append(answer, "text", refusal);
+  for (const { index = 0, name, arguments_text: written } of calls) takeCall(answer, { index, function: { name, arguments: written } });
+  if (reason) answer.finishReason = nameOf(reason, "FINISH_REASON_");
+}
+
+/** @param {string} value of an enum @param {string} prefix */
+const nameOf = (value = "", prefix) => value.replace(prefix, "").toLowerCase();
+
+/** The object that a JsonObject message stands for. @param {any} [message] @returns {any} */
+const objectOf = ({ fields = [] } = {}) => Object.fromEntries(fields.map((/** @type {any} */ field) => [field.name ?? "", valueOf(field.value)]));
+
+/** @param {any} [value] of a JsonValue message @returns {any} */
+function valueOf(value = {}) {
+  const [kind, given] = Object.entries(value)[0] ?? ["null_value", null];
+  if (kind === "null_value") return null;
+  if (kind === "integer_value") return Number(given);
+  if (kind === "array_value") return (given.values ?? []).map(valueOf);
+  return kind === "object_value" ? objectOf(given) : given;
+}
+
+/** Shows the place in the queue or the progress of the load that a pending answer waits for.
+ * @param {Answer} answer @param {() => void} changed */
+async function showPosition(answer, changed) {
+  if (answer.state !== "waiting" || answer.status === AWAY) return;
+  try {
+    const { queued, loading } = await get(`/v1/requests/${segment(answer.taskId)}`);
+    if (answer.state !== "waiting" || answer.status === AWAY || !(queued ?? loading)) return;
+    const { etaSeconds: eta } = queued ?? loading;
+    const about = eta === undefined ? "" : `, about ${waitSeconds(eta)}`;
+    if (loading) show(answer, `Loading the model${about}${loading.stage && `: ${loading.stage}`}`, loading.progress ?? null);
+    else if (queued.position) show(answer, `Waiting, position ${queued.position}${about}${queued.reason && `: ${queued.reason}`}`);
+    changed();
+  } catch {
+    // It is not offered to a runner now: the task itself has the reason.
+  }
+}
