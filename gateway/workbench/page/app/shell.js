@@ -8,6 +8,9 @@ import { checkVersion, isOutdated } from "./version.js";
 import { caller, can, identify, needsKey, problem, signIn, signOut } from "./session.js";
 
 const RETRY_MILLISECONDS = 1000;
+/** When this tab was loaded again for a module, and how long that is not repeated. */
+const RELOADED = "weft.reloaded";
+const RELOAD_MILLISECONDS = 30_000;
 
 export function Shell() {
   const found = pageOf(place.value.path);
@@ -42,21 +45,30 @@ function Outdated() {
     <button onClick=${() => location.reload()}>Reload</button></section>`;
 }
 
-/** A page whose module comes when it is first shown; while that fails it is tried again. @param {{entry: import("./page_table.js").PageEntry, name: string}} props */
+/** Loads the document again, in which a module that failed stays failed; once, if that is not what it failed for. */
+function reloadOnce() {
+  const last = Number(sessionStorage.getItem(RELOADED) ?? 0);
+  sessionStorage.setItem(RELOADED, String(Date.now()));
+  if (Date.now() - last > RELOAD_MILLISECONDS) location.reload();
+}
+
+/** A page whose module comes when it is first shown. @param {{entry: import("./page_table.js").PageEntry, name: string}} props */
 function Loaded({ entry, name }) {
   const [page, setPage] = useState(/** @type {{Page?: any, problem?: string}} */ ({}));
   const [failure] = useErrorBoundary((error) => console.warn(error));
   useEffect(() => {
     let timer = 0;
-    const load = () =>
-      entry.load().then(
-        (module) => setPage({ Page: module.Page }),
-        () => {
-          setPage({ problem: "This page could not be loaded. Trying again… If that does not help, reload: the gateway may have been updated." });
-          timer = setTimeout(load, RETRY_MILLISECONDS);
-        },
-      );
-    void load();
+    const reload = async () => {
+      if (await checkVersion()) reloadOnce();
+      else timer = setTimeout(reload, RETRY_MILLISECONDS);
+    };
+    entry.load().then(
+      (module) => setPage({ Page: module.Page }),
+      () => {
+        setPage({ problem: "This page could not be loaded. Trying again when the gateway answers…" });
+        timer = setTimeout(reload, RETRY_MILLISECONDS);
+      },
+    );
     return () => clearTimeout(timer);
   }, [entry]);
   const problem = failure ? `This page failed: ${failure.message ?? failure}` : page.problem;

@@ -6,13 +6,14 @@ const VERSION = /\/ui\/([0-9a-f]+)\//.exec(import.meta.url)?.[1] ?? "";
 
 export const isOutdated = signal(false);
 
-/** Asks the gateway for the version that it serves. */
+/** Asks the gateway for the version that it serves; false: it does not answer. */
 export async function checkVersion() {
   try {
     const response = await fetch("/ui/", { method: "HEAD", cache: "no-store" });
     const found = response.headers.get("etag") ?? "";
     isOutdated.value = response.ok && found !== "" && !found.includes(VERSION);
+    return response.ok;
   } catch {
-    // It is away again.
+    return false;
   }
 }
