@@ -12,6 +12,9 @@ const FILES = [
   ["@preact/signals-core", "dist/signals-core.mjs", "signals-core.mjs"],
   ["@preact/signals", "dist/signals.mjs", "signals.mjs"],
   ["markdown-it", "dist/browser/markdown-it.esm.min.mjs", "markdown-it.mjs"],
+  // The next two are loaded when an answer first needs them. KaTeX's module is not minified; this file names a global.
+  ["katex", "dist/katex.min.js", "katex.mjs"],
+  ["@highlightjs/cdn-assets", "es/highlight.min.js", "highlight.mjs"],
 ];
 /** Packages whose code is within a file of another one. */
 const BUNDLED = { "markdown-it": ["entities", "linkify-it", "mdurl", "punycode.js", "uc.micro"] };

@@ -2,9 +2,12 @@
 import MarkdownIt from "markdown-it";
 import { Fragment, h } from "preact";
 import { useRef } from "preact/hooks";
-import { Code } from "./widgets.js";
+import { CodeBlock } from "./code_block.js";
+import { Formula, formulas } from "./formula.js";
 
-const parser = new MarkdownIt({ html: false, linkify: true, breaks: true });
+const parser = new MarkdownIt({ html: false, linkify: true, breaks: true }).use(formulas);
+parser.core.ruler.after("inline", "checkbox", checkboxes);
+parser.block.ruler.before("html_block", "details", details, { alt: ["paragraph"] });
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 
 /** Overrides of the direction of text: "\u202Egpj.exe" reads as "exe.jpg". They are shown, not followed. */
@@ -131,7 +134,7 @@ function childrenOf(tokens) {
 }
 
 /** Elements without their own attributes. */
-const PLAIN = new Set(["p", "blockquote", "ul", "li", "thead", "tbody", "tr", "strong", "em", "s"]);
+const PLAIN = new Set(["details", "summary", "p", "blockquote", "ul", "li", "thead", "tbody", "tr", "strong", "em", "s"]);
 
 /** @param {any} token that opens it @param {any[]} children @returns {any} */
 function container(token, children) {
@@ -163,6 +166,10 @@ function leaf(token) {
     case "fence":
     case "code_block":
       return code(token);
+    case "formula":
+      return h(Formula, { tex: token.content, isBlock: token.block });
+    case "checkbox":
+      return h("input", { type: "checkbox", checked: token.content === "x", disabled: true, "aria-label": token.content === "x" ? "Done" : "To do" });
     case "hr":
       return h("hr", null);
     case "image":
@@ -177,7 +184,7 @@ function leaf(token) {
 function code(token) {
   const language = (token.info ?? "").trim().split(/\s+/)[0].slice(0, 40);
   const text = token.content.replace(/\n$/, "");
-  return h(Code, { text, shown: text.replace(CODE_DIRECTIONS, named), label: language || "Code", title: language });
+  return h(CodeBlock, { text, shown: text.replace(CODE_DIRECTIONS, named), language });
 }
 
 /** @param {string} href @param {any[]} children */
@@ -185,4 +192,41 @@ function link(href, children) {
   const address = safeAddress(href);
   if (!address) return h("span", { class: "unfollowed", title: href }, ...children);
   return h("a", { href: address, title: address, rel: "noopener noreferrer", target: "_blank" }, ...children);
+}
+
+/** "[ ] " and "[x] " at the beginning of an item of a list. @param {any} state */
+function checkboxes({ tokens, Token }) {
+  tokens.forEach((/** @type {any} */ token, /** @type {number} */ at) => {
+    const [first] = token.children ?? [];
+    const mark = /^\[([ xX])\] /.exec(first?.content ?? "");
+    if (!mark || first.type !== "text" || tokens[at - 2]?.type !== "list_item_open") return;
+    first.content = first.content.slice(mark[0].length);
+    const box = new Token("checkbox", "", 0);
+    token.children.unshift(Object.assign(box, { content: mark[1].toLowerCase() }));
+  });
+}
+
+/** A `<details>` alone on its line, with its `<summary>`, up to its end: no other HTML is read.
+ * @param {any} state @param {number} first @param {number} end lines @param {boolean} isSilent */
+function details(state, first, end, isSilent) {
+  const lineOf = (/** @type {number} */ line) => state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]).trim();
+  if (!/^<details( open)?>/.test(lineOf(first))) return false;
+  if (isSilent) return true;
+  let last = first + 1;
+  for (let depth = 1; last < end; last += 1) {
+    depth += /^<details( open)?>/.test(lineOf(last)) ? 1 : lineOf(last) === "</details>" ? -1 : 0;
+    if (depth === 0) break;
+  }
+  const head = lineOf(first).replace(/^<details( open)?>/, "") || (first + 1 < last ? lineOf(first + 1) : "");
+  const summary = /^<summary>(.*)<\/summary>$/.exec(head);
+  state.push("details_open", "details", 1).map = [first, last];
+  state.push("summary_open", "summary", 1);
+  Object.assign(state.push("inline", "", 0), { content: summary?.[1].replace(/<\/?\w+>/g, "") ?? "Details", children: [], map: [first, first + 1] });
+  state.push("summary_close", "summary", -1);
+  const { lineMax, parentType } = state;
+  Object.assign(state, { lineMax: last, parentType: "details" });
+  state.md.block.tokenize(state, summary && lineOf(first).length <= "<details open>".length ? first + 2 : first + 1, last);
+  Object.assign(state, { lineMax, parentType, line: Math.min(last + 1, end) });
+  state.push("details_close", "details", -1);
+  return true;
 }

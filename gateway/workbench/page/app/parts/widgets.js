@@ -40,17 +40,19 @@ export function Facts({ facts }) {
 }
 
 /** Text to copy, such as a command. `shown`: what is shown of it, where that is not the text itself.
- * @param {{text: string, label?: string, title?: string, shown?: string}} props */
-export function Code({ text, label = "Code", title = "", shown = text }) {
+ * @param {{text: string, label?: string, title?: string, shown?: any, canWrap?: boolean}} props */
+export function Code({ text, label = "Code", title = "", shown = text, canWrap = false }) {
   const [isCopied, setCopied] = useState(false);
+  const [isWrapped, setWrapped] = useState(false);
   const copy = async () => {
     await navigator.clipboard?.writeText(text);
     setCopied(true);
     setTimeout(() => setCopied(false), 1500);
   };
-  return html`<div class="code">${title && html`<span class="code-title faint">${title}</span>`}
-    <pre tabindex="0" role="group" aria-label=${label}><code>${shown}</code></pre>
-    ${navigator.clipboard && html`<button class="quiet copy" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>`}</div>`;
+  return html`<div class="code"><div class="code-head">${title && html`<span class="code-title faint">${title}</span>`}
+      ${canWrap && html`<button class="quiet" aria-pressed=${isWrapped} onClick=${() => setWrapped(!isWrapped)}>Wrap</button>`}
+      ${navigator.clipboard && html`<button class="quiet copy" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>`}</div>
+    <pre class=${isWrapped ? "wrapped" : ""} tabindex="0" role="group" aria-label=${label}><code>${shown}</code></pre></div>`;
 }
 
 /** The words of an error, and the id by which the logs have it. @param {{error: unknown}} props */

@@ -1,0 +1,135 @@
+"""What answers are drawn with: formulas, colored code, tasks, collapsible text; nothing of it runs or is fetched."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from chat_steps import asked, behave
+from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
+from pages import accessibility_faults, expect, opened, picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
+
+TEXT = r"""Inline $a^2+b^2=c^2$, \(\frac{1}{2}\), it costs $5 or $6, \$7.
+
+$$
+\int_0^1 x\,dx
+$$
+
+\[ \sum_{i=1}^n i \]
+
+- [x] done
+- [ ] to **do**
+
+<details>
+<summary>More <b>about</b> it</summary>
+
+Inner *text*
+
+</details>
+
+```python
+def f(x: int) -> str:  # a comment that is far longer than any phone is wide, so that it has to be wrapped or scrolled
+    return f"{x}"
+```
+
+```nolanguage
+plain <b>text</b>
+```
+
+After.
+"""
+HOSTILE = r"""$\href{javascript:document.title='owned'}{x}$ $\includegraphics{https://attacker.example/x.png}$
+$\htmlData{a=b}{x}$ $\def\a{\a\a}\a$ $\rule{99999em}{99999em}$ \[<img src=x onerror=document.title='owned'>\]
+
+<details open onclick=document.title='owned'>
+<summary><img src=x onerror=document.title='owned'></summary>
+<script>document.title='owned'</script>
+</details>
+
+<details><summary>one</summary>
+<details><summary>two</summary>
+never closed
+"""
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("rendering")
+    with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("a")))) as mesh:
+        yield mesh
+
+
+def answered(page: "Page", mesh: MeshProcess, text: str) -> "Locator":
+    """A complete answer of this text."""
+    behave(mesh, "a", text=text, tokens_per_second=0.0)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    answer = asked(page, "Draw")
+    expect(answer.locator(".receipt")).to_contain_text("completed")
+    return answer
+
+
+def test_answer_has_formulas_colored_code_tasks_and_collapsible_text(page: "Page", mesh: MeshProcess) -> None:
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url.rpartition("/")[2]))
+    opened(page, mesh, "chat", "Chat")
+    assert not {"katex.mjs", "highlight.mjs"} & set(loaded)
+    answer = answered(page, mesh, TEXT)
+    expect(answer.locator("math")).to_have_count(4)
+    expect(answer.locator("math[display=block]")).to_have_count(2)
+    assert answer.locator("annotation").all_text_contents() == [
+        "a^2+b^2=c^2", r"\frac{1}{2}", r"\int_0^1 x\,dx", r"\sum_{i=1}^n i",
+    ]  # fmt: skip
+    expect(answer).to_contain_text("it costs $5 or $6, $7.")
+    assert answer.get_by_role("checkbox").evaluate_all("all => all.map((box) => box.checked)") == [True, False]
+    expect(answer.get_by_role("listitem").last).to_have_text("to do")
+    folded = answer.locator("details", has_text="More about it")
+    assert not folded.get_by_text("Inner text").is_visible()
+    folded.locator("summary").click()
+    folded.get_by_text("Inner text").wait_for()
+    expect(answer.locator(".hl-keyword").first).to_have_text("def")
+    expect(answer.locator(".hl-comment")).to_contain_text("a comment that is far longer")
+    expect(answer.locator("pre").last).to_have_text("plain <b>text</b>")
+    picture(page, "chat-rendering")
+
+
+def test_code_can_be_wrapped_and_copy_covers_nothing(page: "Page", mesh: MeshProcess) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    code = answered(page, mesh, TEXT).locator(".code").first
+    box = code.locator("pre")
+    assert box.evaluate("pre => getComputedStyle(pre.firstElementChild).fontSize") == "14px"
+    assert box.evaluate("pre => pre.scrollWidth > pre.clientWidth")
+    code.get_by_role("button", name="Wrap").click()
+    assert box.evaluate("pre => pre.scrollWidth <= pre.clientWidth")
+    copy, lines = code.get_by_role("button", name="Copy").bounding_box(), box.bounding_box()
+    assert copy is not None
+    assert lines is not None
+    assert copy["y"] + copy["height"] <= lines["y"]
+    picture(page, "chat-code-wrapped")
+
+
+def test_formulas_and_collapsible_text_run_no_code_and_fetch_nothing(page: "Page", mesh: MeshProcess) -> None:
+    asked_for: list[str] = []
+    page.on("request", lambda request: asked_for.append(request.url))
+    answer = answered(page, mesh, HOSTILE)
+    answer.get_by_text("never closed").wait_for(state="attached")
+    answer.locator("math").first.wait_for(state="attached")
+    assert page.title() == "Chat · weft"
+    assert answer.locator("script, img, svg, iframe, object, style, a:not([href^='/ui/'])").count() == 0
+    assert answer.evaluate("all => all.querySelectorAll('[onclick], [onerror], [style]').length") == 0
+    assert all(url.startswith(mesh.url) for url in asked_for), asked_for
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_rendered_answer_has_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, theme: str) -> None:
+    behave(mesh, "a", text=TEXT, tokens_per_second=0.0)
+
+    def chatted(page: "Page") -> None:
+        answer = asked(page, "Draw")
+        answer.locator("math").first.wait_for()
+        answer.locator(".hl-keyword").first.wait_for()
+
+    assert not accessibility_faults(browser, f"{mesh.url}/ui/chat?model=pool", theme=theme, after=chatted)
