@@ -1,14 +1,14 @@
 // A durable answer: a task of the mesh, followed by its id from any browser until it has ended.
 import { ApiError, events, get, post, remove, segment } from "../api.js";
 import { can } from "../session.js";
-import { isRunning } from "./chat_conversation.js";
+import { isRunning, touch } from "./chat_conversation.js";
 import { append, facts, show, takeCall, takeTool, waitSeconds } from "./chat_stream.js";
 
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
 
 const PATH = "/api/v1/inference-tasks";
 const RETRY_MILLISECONDS = [250, 500, 1000, 2000];
-const POSITION_MILLISECONDS = 500;
+const POSITION_MILLISECONDS = 1000;
 const SUBMIT_TRIES = 3;
 /** Refusals of a task after which a request that is not durable may still be answered. */
 const NOT_DURABLE = new Set([413, 429, 501, 503]);
@@ -114,7 +114,10 @@ function lose(answer) {
   const lost = { kind: "lost", text, why: "" };
   answer.parts.push(lost);
   get(`${PATH}/${segment(answer.taskId)}`).then(
-    ({ attempts }) => (lost.why = attempts.findLast((/** @type {any} */ each) => each.error)?.error.message ?? ""),
+    ({ attempts }) => {
+      lost.why = attempts.findLast((/** @type {any} */ each) => each.error)?.error.message ?? "";
+      touch(answer);
+    },
     () => {},
   );
 }
