@@ -40,7 +40,9 @@ def f(x: int) -> str:  # a comment that is far longer than any phone is wide, so
 plain <b>text</b>
 ```
 
-After.
+After[^1], not [^a-z].
+
+[^1]: The *note*.
 """
 HOSTILE = r"""$\href{javascript:document.title='owned'}{x}$ $\includegraphics{https://attacker.example/x.png}$
 $\htmlData{a=b}{x}$ $\def\a{\a\a}\a$ $\rule{99999em}{99999em}$ \[<img src=x onerror=document.title='owned'>\]
@@ -93,6 +95,9 @@ def test_answer_has_formulas_colored_code_tasks_and_collapsible_text(page: "Page
     expect(answer.locator(".hl-keyword").first).to_have_text("def")
     expect(answer.locator(".hl-comment")).to_contain_text("a comment that is far longer")
     expect(answer.locator("pre").last).to_have_text("plain <b>text</b>")
+    assert answer.locator("sup").all_text_contents() == ["1", "1"]
+    expect(answer).to_contain_text("After1, not [^a-z].")
+    expect(answer.locator(".footnote")).to_have_text("1 The note.")
     picture(page, "chat-rendering")
 
 

@@ -48,7 +48,7 @@ function inline(state, isSilent) {
   const found = INLINE.exec(state.src);
   if (!found || INLINE.lastIndex > state.posMax) return false;
   const [whole, round, square, double, single] = found;
-  if (!isSilent) Object.assign(state.push("formula", "", 0), { content: round ?? square ?? double ?? single, block: !(round ?? single) });
+  if (!isSilent) Object.assign(state.push("formula", "", 0), { content: (round ?? square ?? double ?? single).trim(), block: !(round ?? single) });
   state.pos += whole.length;
   return true;
 }
@@ -67,7 +67,7 @@ function block(state, first, end, isSilent) {
     tex += `\n${lineOf(line)}`;
   }
   if (isSilent) return true;
-  Object.assign(state.push("formula", "", 0), { content: tex.slice(0, -2), block: true, map: [first, line + 1] });
+  Object.assign(state.push("formula", "", 0), { content: tex.slice(0, -2).trim(), block: true, map: [first, line + 1] });
   state.line = line + 1;
   return true;
 }

@@ -7,6 +7,8 @@ import { Formula, formulas } from "./formula.js";
 
 const parser = new MarkdownIt({ html: false, linkify: true, breaks: true }).use(formulas);
 parser.core.ruler.after("inline", "checkbox", checkboxes);
+parser.block.ruler.before("reference", "footnote", footnote, { alt: ["paragraph"] });
+parser.inline.ruler.before("link", "footnote", footnoteMark);
 parser.block.ruler.before("html_block", "details", details, { alt: ["paragraph"] });
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 
@@ -67,7 +69,7 @@ export class Blocks {
     this.isComplete = isComplete;
     const rest = text.slice(this.finalChars);
     // Of a copy: a definition whose line still grows is none yet.
-    const environment = { references: { ...this.environment.references } };
+    const environment = { references: { ...this.environment.references }, footnotes: { ...this.environment.footnotes } };
     const groups = blocksOf(parser.parse(rest, environment));
     const elements = groups.map((group, at) => elementsOf(group, `${this.final.length + at}`));
     const end = isComplete ? 0 : finalEnd(rest, groups);
@@ -150,6 +152,7 @@ function container(token, children) {
     const isEmpty = children.every((child) => !child?.props?.children?.length);
     return h(isEmpty ? "td" : token.tag, { class: align && `align-${align}` }, ...children);
   }
+  if (token.type === "footnote_open") return h("p", { class: "footnote" }, h("sup", null, token.content), " ", ...children);
   return h(PLAIN.has(token.tag) ? token.tag : Fragment, null, ...children);
 }
 
@@ -166,6 +169,8 @@ function leaf(token) {
     case "fence":
     case "code_block":
       return code(token);
+    case "footnote":
+      return h("sup", null, token.content);
     case "formula":
       return h(Formula, { tex: token.content, isBlock: token.block });
     case "checkbox":
@@ -204,6 +209,31 @@ function checkboxes({ tokens, Token }) {
     const box = new Token("checkbox", "", 0);
     token.children.unshift(Object.assign(box, { content: mark[1].toLowerCase() }));
   });
+}
+
+/** The text of a footnote, "[^1]: text", which stays where it is. @param {any} state @param {number} first line @param {number} _end
+ * @param {boolean} isSilent */
+function footnote(state, first, _end, isSilent) {
+  const line = state.src.slice(state.bMarks[first] + state.tShift[first], state.eMarks[first]);
+  const found = /^\[\^([\w-]{1,20})\]:\s+(\S.*)$/.exec(line);
+  if (!found) return false;
+  if (isSilent) return true;
+  const [, name, text] = found;
+  state.env.footnotes = { ...state.env.footnotes, [name]: true };
+  Object.assign(state.push("footnote_open", "", 1), { content: name, map: [first, first + 1] });
+  Object.assign(state.push("inline", "", 0), { content: text, children: [], map: [first, first + 1] });
+  state.push("footnote_close", "", -1);
+  state.line = first + 1;
+  return true;
+}
+
+/** The mark of a footnote that the text has: "[^a-z]" is none. @param {any} state @param {boolean} isSilent */
+function footnoteMark(state, isSilent) {
+  const found = /^\[\^([\w-]{1,20})\]/.exec(state.src.slice(state.pos, state.pos + 30));
+  if (!found || !Object.hasOwn(state.env.footnotes ?? {}, found[1])) return false;
+  if (!isSilent) state.push("footnote", "", 0).content = found[1];
+  state.pos += found[0].length;
+  return true;
 }
 
 /** A `<details>` alone on its line, with its `<summary>`, up to its end: no other HTML is read.
