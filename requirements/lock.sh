@@ -36,6 +36,11 @@ lock_engine() { # lock_engine <environment> <name of the lock> [uv options]
   # Without the comments on who needs what, which would hold the paths of this machine.
   (cd "$work" && lock --no-annotate "$from" -o "$to" "$@")
 }
+# The tools of a build, for every system.
+if [ -z "$only" ] || [ "$only" = llama_server ]; then
+  lock --no-annotate "$environments/llama_server/tools.in" -o "$environments/llama_server/tools.lock"
+  lock --no-annotate --no-deps "$environments/llama_server/source.in" -o "$environments/llama_server/source.lock"
+fi
 lock_engine ctranslate2 cpu
 lock_engine ctranslate2 cuda
 lock_engine diffusers cuda

@@ -1,5 +1,7 @@
 """Engine environments: their variants, lock files and self-check, and the interpreter that each is created with.
 
+Most are packages for a Python. One with a `SourceBuild` is a program that is compiled for this machine.
+
 The lock files are in folders next to this file. A runtime's descriptor names its environment; several runtimes may
 share one.
 """
@@ -8,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +28,35 @@ class Variant(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+    VULKAN = "vulkan"
+    ROCM = "rocm"
+    METAL = "metal"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTool:
+    """A program that a build needs and no package index has."""
+
+    names: tuple[str, ...]
+    """Its names on PATH; one is enough."""
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceBuild:
+    """A program that CMake builds from a pinned source distribution. The locks of its variant have CMake and Ninja."""
+
+    source: str
+    """Lock file of the distribution, in the environment's folder."""
+    inside: str
+    """Folder of the project in the distribution, such as "vendor/llama.cpp"."""
+    options: tuple[str, ...]
+    """Options of CMake."""
+    tools: tuple[BuildTool, ...]
+    check: Path
+    """Program that runs with the built program and the variant, and fails if that does not work."""
+    work_bytes: int
+    """Measured size of the source and the build, which are removed after the installation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +71,8 @@ class EnvironmentVariant:
     """Measured size of the packages."""
     stubs: tuple[str, ...] = ()
     """Empty distributions, as "name==version", for programs that look up a package version under another name."""
+    build: SourceBuild | None = None
+    """Build of its program; None: its packages are all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +83,15 @@ class EngineEnvironment:
     """Folder of the lock files; its name is the environment's name."""
     summary: str
     variants: Mapping[Variant, EnvironmentVariant]
-    check: str
+    check: str = ""
     """Python code that verifies the installation; an exception means that it does not work."""
+    program: str = "python"
+    """Program in it without which it is broken."""
     oldest_python: PythonVersion = (3, 11)
     newest_python: PythonVersion = (3, 13)
     """Python versions that the lock files have packages for."""
     machine: str = "Linux x86_64"
-    """System and processor that the lock files have packages for."""
+    """System and processor that the lock files have packages for; empty: any."""
 
     @property
     def name(self) -> str:
@@ -66,6 +101,11 @@ class EngineEnvironment:
     def lock_files(self, variant: Variant) -> tuple[Path, ...]:
         """Returns the lock files of an existing variant."""
         return tuple(self.folder / lock for lock in self.variants[variant].locks)
+
+    @property
+    def keeps_versions(self) -> bool:
+        """Whether other versions are kept beside the one in use: they take long to build and little space."""
+        return any(variant.build is not None for variant in self.variants.values())
 
     def supports_python(self, version: PythonVersion) -> bool:
         """Whether the lock files have packages for this Python version."""
@@ -78,10 +118,30 @@ class VariantChoice(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
+    VULKAN = "vulkan"
+    ROCM = "rocm"
+    METAL = "metal"
+
+
+def fitting_variants(has_cards: Callable[[], bool], root: Path = Path("/")) -> Iterator[Variant]:
+    """Yields the variants for this machine's devices, the fastest first, ending with CPU.
+
+    `has_cards` tells whether NVIDIA's driver reports cards. An AMD card needs ROCm's compiler for its own variant;
+    Vulkan serves every other device with a render node.
+    """
+    if has_cards():
+        yield Variant.CUDA
+    if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
+        yield Variant.METAL
+    if (root / "dev" / "kfd").exists() and shutil.which("hipcc") is not None:
+        yield Variant.ROCM
+    if any((root / "dev" / "dri").glob("renderD*")):
+        yield Variant.VULKAN
+    yield Variant.CPU
 
 
 def choose_variant(environment: EngineEnvironment, choice: VariantChoice, has_cards: Callable[[], bool]) -> Variant:
-    """Returns the variant to install: the requested one, or the one for this machine's cards.
+    """Returns the variant to install: the requested one, or the fastest for this machine's devices.
 
     `has_cards` is called only for `auto`. Raises INVALID_ARGUMENT if the environment has no such variant.
     """
@@ -91,12 +151,9 @@ def choose_variant(environment: EngineEnvironment, choice: VariantChoice, has_ca
             known = ", ".join(environment.variants)
             raise invalid_field("--variant", f"{environment.name} has no variant {wanted}, only {known}")
         return wanted
-    if Variant.CUDA not in environment.variants:
-        return Variant.CPU
-    if has_cards():
-        return Variant.CUDA
-    if Variant.CPU in environment.variants:
-        return Variant.CPU
+    found = [variant for variant in fitting_variants(has_cards) if variant in environment.variants]
+    if found:
+        return found[0]
     raise invalid_field(
         "--variant", f"{environment.name} needs an NVIDIA card, and there is none here; --variant cuda installs it"
     )
@@ -127,7 +184,7 @@ def find_interpreter(environment: EngineEnvironment, chosen: Path | None) -> Int
     Raises INVALID_ARGUMENT if none fits, or if the lock files are for another machine.
     """
     machine = f"{platform.system()} {platform.machine()}"
-    if machine != environment.machine:
+    if environment.machine not in ("", machine):
         raise invalid_field("NAME", f"{environment.name} has packages for {environment.machine}, this is {machine}")
     oldest, newest = environment.oldest_python, environment.newest_python
     wanted = f"Python {_text(oldest)} to {_text(newest)}"

@@ -4,6 +4,7 @@
 started by the path of a version, which shows the version in use.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +56,22 @@ class EnvironmentFolder:
         """Returns the path of an environment, installed or not."""
         return self.root / environment.name
 
+    def point(self, environment: EngineEnvironment, version: Path) -> None:
+        """Switches an environment's link to a version atomically."""
+        link = self.link(environment)
+        new = link.with_name(f".{link.name}.link")
+        new.unlink(missing_ok=True)
+        # Relative, so that the link of a moved home still resolves, and its receipt shows the move.
+        new.symlink_to(Path(os.path.relpath(version, link.parent.resolve())))
+        new.replace(link)
+
     def versions(self, environment: EngineEnvironment) -> Path:
         """Returns the folder of an environment's versions; those other than the link's target are leftovers."""
         return self.root / _VERSIONS / environment.name
+
+    def work(self, environment: EngineEnvironment) -> Path:
+        """Returns the folder of unfinished builds, which a later installation continues."""
+        return self.root / _VERSIONS / f"{environment.name}.build"
 
     def lock_file(self, environment: EngineEnvironment) -> Path:
         """Returns the file that is locked while an environment changes."""

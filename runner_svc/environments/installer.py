@@ -7,19 +7,34 @@ installation removes them.
 import asyncio
 import os
 import shutil
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from uuid import uuid4
 
 from runner_svc.environments.child_program import run_program
-from runner_svc.environments.environment import EngineEnvironment, EnvironmentVariant, Interpreter, Variant
+from runner_svc.environments.environment import (
+    EngineEnvironment,
+    EnvironmentVariant,
+    Interpreter,
+    SourceBuild,
+    Variant,
+)
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.locked_install import Failure, PipOutput, package_count, pip_arguments
-from runner_svc.environments.receipts import changing, lock_digest, variant_number, write_receipt
+from runner_svc.environments.program_build import build_program, require_tools
+from runner_svc.environments.receipts import (
+    changing,
+    lock_digest,
+    read_receipt,
+    variant_number,
+    versions_of,
+    write_receipt,
+)
 from runner_svc.environments.removal import remove_versions
 from weft import __version__
 from weft.api.runner.v1 import environment_pb2 as pb
@@ -50,6 +65,8 @@ class InstallStep(StrEnum):
 
     PYTHON = "python"
     PACKAGES = "packages"
+    SOURCE = "source"
+    BUILD = "build"
     CHECK = "check"
 
 
@@ -74,6 +91,8 @@ class InstallOrder:
     variant: Variant
     interpreter: Interpreter
     seconds: float = DEFAULT_SECONDS
+    jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Number of compilers that run concurrently, if a program is built."""
 
     @property
     def declared(self) -> EnvironmentVariant:
@@ -83,7 +102,8 @@ class InstallOrder:
 
 def needed_bytes(variant: EnvironmentVariant) -> int:
     """Returns the free space that an installation needs; pip's cache keeps a copy of each download."""
-    return variant.installed_bytes + 2 * variant.download_bytes
+    work_bytes = 0 if variant.build is None else variant.build.work_bytes
+    return variant.installed_bytes + work_bytes + 2 * variant.download_bytes
 
 
 class EnvironmentInstaller:
@@ -111,7 +131,11 @@ class EnvironmentInstaller:
         environment = order.environment
         link = self._folder.link(environment)
         with changing(environment, self._folder):
-            remove_versions(environment, self._folder, keep=link.resolve() if link.exists() else None)
+            remove_versions(
+                environment, self._folder, keep=self._kept(order, link.resolve() if link.exists() else None)
+            )
+            if order.declared.build is not None:
+                require_tools(environment, order.variant, order.declared.build)
             self._require_space(order)
             target = self._new_version(environment)
             temporary = target.with_suffix(".tmp")
@@ -120,7 +144,7 @@ class EnvironmentInstaller:
                 temporary.mkdir()
                 async with asyncio.timeout(order.seconds):
                     receipt = await self._build(order, target, temporary)
-                _point(link, target)
+                self._folder.point(environment, target)
                 installed = True
             except TimeoutError:
                 raise WeftError(
@@ -131,19 +155,34 @@ class EnvironmentInstaller:
                 shutil.rmtree(temporary, ignore_errors=True)
                 if not installed:
                     shutil.rmtree(target, ignore_errors=True)
-            remove_versions(environment, self._folder, keep=target)
+            remove_versions(environment, self._folder, keep=self._kept(order, target))
             return receipt
 
+    def _kept(self, order: InstallOrder, current: Path | None) -> set[Path]:
+        """Returns the versions to keep: the current one, and of built programs one of each variant and source."""
+        kept = set() if current is None else {current}
+        if order.environment.keeps_versions:
+            seen = {_identity(receipt) for receipt in map(read_receipt, kept) if receipt is not None}
+            for version, receipt in versions_of(order.environment, self._folder).items():
+                if _identity(receipt) not in seen:
+                    seen.add(_identity(receipt))
+                    kept.add(version.resolve())
+        return kept
+
     async def _build(self, order: InstallOrder, target: Path, temporary: Path) -> pb.InstalledEnvironment:
-        python = await self._make_python(order, target, temporary)
-        await self._install_packages(order, python, temporary)
-        for stub in order.declared.stubs:
-            _write_stub(target, order.interpreter, stub)
-        await self._check(order, python, temporary)
+        build = order.declared.build
+        if build is None:
+            python = await self._make_python(order, target, temporary)
+            await self._install_packages(order, python, temporary)
+            for stub in order.declared.stubs:
+                _write_stub(target, order.interpreter, stub)
+            await self._check(order, [python, "-I", "-c", order.environment.check], temporary)
+        else:
+            await self._build_program(order, build, target, temporary)
         receipt = pb.InstalledEnvironment(
             variant=variant_number(order.variant),
             lock_digest=lock_digest(order.environment, order.variant),
-            python_version=order.interpreter.version,
+            python_version=order.interpreter.version if build is None else "",
             folder=str(target),
             installed_bytes=size_on_disk(target),
             install_time=stamp_of(self._clock.utc_now()),
@@ -151,6 +190,34 @@ class EnvironmentInstaller:
         )
         write_receipt(target, receipt)
         return receipt
+
+    async def _build_program(self, order: InstallOrder, build: SourceBuild, target: Path, temporary: Path) -> None:
+        """Builds a program, checks it, and puts it into `target`. The unfinished build stays for the next attempt."""
+        environment = order.environment
+        folder = self._folder.work(environment)
+        work = folder / f"{order.variant}-{lock_digest(environment, order.variant)[:VERSION_CHARS]}"
+        for other in folder.iterdir() if folder.is_dir() else ():
+            if other != work:
+                shutil.rmtree(other, ignore_errors=True)
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        work = work.resolve()
+        python = await self._make_python(order, work / "tools", temporary)
+        await self._install_packages(order, python, temporary)
+
+        async def run(command: Sequence[str | Path], read: Callable[[str], object]) -> str:
+            return await self._run(order, command, temporary, read)
+
+        def show(step: str, detail: str, done: int, total: int) -> None:
+            ended = done == total
+            self._show(InstallProgress(step=InstallStep(step), detail=detail, done=done, total=total, ended=ended))
+
+        built = await build_program(environment, build, work, run, show, order.jobs)
+        program = target / "bin" / environment.program
+        program.parent.mkdir(parents=True)
+        shutil.copy2(built, program)
+        check: list[str | Path] = [sys.executable, "-I", build.check, program, order.variant.value]
+        await self._check(order, check, temporary)
+        shutil.rmtree(folder, ignore_errors=True)
 
     async def _make_python(self, order: InstallOrder, target: Path, temporary: Path) -> Path:
         version = f"Python {order.interpreter.version}"
@@ -195,15 +262,17 @@ class EnvironmentInstaller:
         done = output.total
         self._show(InstallProgress(step=InstallStep.PACKAGES, detail="installed", done=done, total=done, ended=True))
 
-    async def _check(self, order: InstallOrder, python: Path, temporary: Path) -> None:
+    async def _check(self, order: InstallOrder, command: Sequence[str | Path], temporary: Path) -> None:
         """Runs the environment's check. Raises BACKEND_ERROR with the end of its output if it fails."""
-        detail = f"{order.environment.name} is imported"
+        is_built = order.declared.build is not None
+        detail = f"{order.environment.program} decodes" if is_built else f"{order.environment.name} is imported"
         self._show(InstallProgress(step=InstallStep.CHECK, detail=detail))
         lines: deque[str] = deque(maxlen=MAX_CHECK_LINES)
-        if await self._run(order, [python, "-I", "-c", order.environment.check], temporary, lines.append):
+        if await self._run(order, command, temporary, lines.append):
+            what = "it was built, but does" if is_built else "its packages are installed, but do"
             raise WeftError(
                 _FAILED,
-                f"{order.environment.name} was not installed: its packages are installed, but do not work here:\n"
+                f"{order.environment.name} was not installed: {what} not work here:\n"
                 + "\n".join(f"  {line}" for line in lines).rstrip(),
             )
         self._show(InstallProgress(step=InstallStep.CHECK, detail=detail, done=1, ended=True))
@@ -239,6 +308,10 @@ class EnvironmentInstaller:
         return versions.resolve() / uuid4().hex[:VERSION_CHARS]
 
 
+def _identity(receipt: pb.InstalledEnvironment) -> tuple[int, str]:
+    return receipt.variant, receipt.lock_digest
+
+
 def size_on_disk(folder: Path) -> int:
     """Returns the disk usage of a folder; files that vanish during the count are ignored."""
     found = 0
@@ -253,15 +326,6 @@ def _package_progress(output: PipOutput, temporary: Path) -> InstallProgress:
     loaded = f"{output.package or 'pip'} ({size_words(size_on_disk(temporary))} loaded)"
     detail = "installing" if output.installing else loaded
     return InstallProgress(step=InstallStep.PACKAGES, detail=detail, done=output.done, total=output.total)
-
-
-def _point(link: Path, target: Path) -> None:
-    """Switches an environment's link to a version atomically."""
-    new = link.with_name(f".{link.name}.link")
-    new.unlink(missing_ok=True)
-    # Relative, so that the link of a moved home still resolves, and its receipt shows the move.
-    new.symlink_to(Path(os.path.relpath(target, link.parent.resolve())))
-    new.replace(link)
 
 
 def _write_stub(target: Path, interpreter: Interpreter, stub: str) -> None:

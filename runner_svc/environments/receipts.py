@@ -37,7 +37,10 @@ def lock_digest(environment: EngineEnvironment, variant: Variant) -> str:
     """Returns a digest of everything that determines the installed packages."""
     declared = environment.variants[variant]
     digest = hashlib.sha256()
-    for part in (*(lock.read_bytes() for lock in environment.lock_files(variant)), *map(str.encode, declared.stubs)):
+    build = declared.build
+    words = (*declared.stubs, *(() if build is None else build.options))
+    locks = (*environment.lock_files(variant), *(() if build is None else (environment.folder / build.source,)))
+    for part in (*(lock.read_bytes() for lock in locks), *map(str.encode, words)):
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
 
@@ -54,6 +57,14 @@ def write_receipt(folder: Path, receipt: pb.InstalledEnvironment) -> None:
     replace_file(folder / RECEIPT_NAME, MessageToJson(receipt).encode())
 
 
+def versions_of(environment: EngineEnvironment, folder: EnvironmentFolder) -> dict[Path, pb.InstalledEnvironment]:
+    """Returns the receipts of all complete versions of an environment by their folder, newest first."""
+    versions = folder.versions(environment)
+    found = {each: read_receipt(each) for each in (versions.iterdir() if versions.is_dir() else ())}
+    whole = [(each, receipt) for each, receipt in found.items() if receipt is not None]
+    return dict(sorted(whole, key=lambda each: each[1].install_time.ToNanoseconds(), reverse=True))
+
+
 def status_of(environment: EngineEnvironment, folder: EnvironmentFolder) -> pb.EnvironmentStatus:
     """Returns the status of an environment in this home. Never raises."""
     status = pb.EnvironmentStatus(
@@ -65,11 +76,13 @@ def status_of(environment: EngineEnvironment, folder: EnvironmentFolder) -> pb.E
     receipt = read_receipt(link)
     if receipt is not None:
         status.installed.CopyFrom(receipt)
+    if environment.keeps_versions:
+        status.versions.extend(versions_of(environment, folder).values())
     if is_changing(environment, folder):
         status.state, status.detail = pb.ENVIRONMENT_STATE_CHANGING, "another process is installing or removing it"
     elif not link.is_symlink():
         status.state, status.detail = pb.ENVIRONMENT_STATE_NOT_INSTALLED, command
-    elif (fault := _fault(link, receipt)) is not None:
+    elif (fault := _fault(environment, link, receipt)) is not None:
         status.state, status.detail = pb.ENVIRONMENT_STATE_BROKEN, f"{fault}; {command} --reinstall"
     elif receipt is not None and not _is_current(environment, receipt):
         status.state, status.detail = pb.ENVIRONMENT_STATE_OUTDATED, f"weft has newer lock files; {command}"
@@ -85,15 +98,16 @@ def _is_current(environment: EngineEnvironment, receipt: pb.InstalledEnvironment
     return receipt.lock_digest == lock_digest(environment, variant)
 
 
-def _fault(link: Path, receipt: pb.InstalledEnvironment | None) -> str | None:
+def _fault(environment: EngineEnvironment, link: Path, receipt: pb.InstalledEnvironment | None) -> str | None:
     """Returns why an installed environment cannot be used; None: no fault is known."""
     if receipt is None:
         return "its receipt cannot be read"
     folder = link.resolve()
     if receipt.folder != str(folder):
         return f"it was moved here from {receipt.folder}, which its programs refer to"
-    if not (link / "bin" / "python").exists():
-        return f"its Python {receipt.python_version} is not on this machine any more"
+    if not (link / "bin" / environment.program).exists():
+        missing = f"its Python {receipt.python_version}" if environment.program == "python" else environment.program
+        return f"{missing} is not on this machine any more"
     return None
 
 

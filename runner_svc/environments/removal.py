@@ -1,6 +1,7 @@
 """Removal of environments and old versions."""
 
 import shutil
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,31 +44,55 @@ def _maps(pid: int, folder: Path) -> bool:
         return prefix in maps.read(MAX_MAPS_BYTES)
 
 
+def use_version(environment: EngineEnvironment, folder: EnvironmentFolder, version: Path) -> None:
+    """Makes a kept version the one that engines use from their next start. Raises as `changing`."""
+    with changing(environment, folder):
+        folder.point(environment, version.resolve())
+
+
+def remove_version(
+    environment: EngineEnvironment, folder: EnvironmentFolder, version: Path, *, force: bool = False
+) -> None:
+    """Removes one kept version; the environment is not installed if it was in use. Raises as `remove_environment`."""
+    link = folder.link(environment)
+    with changing(environment, folder):
+        if not force:
+            _require_unused(environment, processes_using(version.resolve(), version))
+        if link.exists() and link.resolve() == version.resolve():
+            link.unlink()
+        shutil.rmtree(version)
+
+
+def _require_unused(environment: EngineEnvironment, used: list[str]) -> None:
+    if used:
+        more = f" and {len(used) - MAX_NAMED} more" if len(used) > MAX_NAMED else ""
+        raise WeftError(
+            Reason.RESOURCE_IN_USE,
+            f"{environment.name} is used by {', '.join(used[:MAX_NAMED])}{more}; unload its models, or remove it "
+            "with --force",
+        )
+
+
 def remove_environment(environment: EngineEnvironment, folder: EnvironmentFolder, *, force: bool = False) -> bool:
-    """Removes an environment; False: it was not installed.
+    """Removes an environment with all its versions; False: it was not installed.
 
     Raises RESOURCE_IN_USE naming the processes that use it, unless `force`; and as `changing`.
     """
     link, versions = folder.link(environment), folder.versions(environment)
     with changing(environment, folder):
-        used = processes_using(link.resolve(), link) if link.exists() else []
-        if used and not force:
-            more = f" and {len(used) - MAX_NAMED} more" if len(used) > MAX_NAMED else ""
-            raise WeftError(
-                Reason.RESOURCE_IN_USE,
-                f"{environment.name} is used by {', '.join(used[:MAX_NAMED])}{more}; unload its models, or remove it "
-                "with --force",
-            )
+        if link.exists() and not force:
+            _require_unused(environment, processes_using(link.resolve(), link))
         was_there = link.is_symlink()
         link.unlink(missing_ok=True)
         if versions.is_dir():
             shutil.rmtree(versions)
+        shutil.rmtree(folder.work(environment), ignore_errors=True)
         return was_there
 
 
-def remove_versions(environment: EngineEnvironment, folder: EnvironmentFolder, *, keep: Path | None) -> None:
-    """Removes leftovers and old versions of a locked environment, except those still in use."""
+def remove_versions(environment: EngineEnvironment, folder: EnvironmentFolder, *, keep: Collection[Path]) -> None:
+    """Removes leftovers and old versions of a locked environment, except `keep` and those still in use."""
     versions = folder.versions(environment)
     for version in versions.iterdir() if versions.is_dir() else ():
-        if version.resolve() != keep and not processes_using(version.resolve(), folder.link(environment)):
+        if version.resolve() not in keep and not processes_using(version.resolve(), folder.link(environment)):
             shutil.rmtree(version, ignore_errors=True)

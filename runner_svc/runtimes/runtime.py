@@ -4,12 +4,12 @@
 of the group `weft.runtimes`. Loading a descriptor is cheap; `build` imports the engine's modules.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from runner_svc.environments.environment import EngineEnvironment
+from runner_svc.environments.environment import EngineEnvironment, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.model_sizing import EnginePlaces
@@ -17,8 +17,11 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.settings import ModelSettings
 
 if TYPE_CHECKING:
+    from runner_svc.environments.folder import EnvironmentFolder
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
     from weft.kernel.load_parameters import LoadValue
+
+    EngineReport = Callable[[tuple[str, ...] | None, EnvironmentFolder, Iterable[Variant]], tuple[str, str]]
 
 Settings = TypeVar("Settings", bound=ModelSettings)
 
@@ -93,6 +96,9 @@ class Runtime(Generic[Settings]):
     """Environment of its engines if the runner has no `command`; None: weft's own."""
     needs_environment: bool = True
     """Whether its engines require that environment; False: they also run in weft's own, with fewer features."""
+    engine_report: "EngineReport | None" = None
+    """Returns the engine that would start with a runner's `command` and the reason for it, and the advice for a faster
+    one on these devices (empty: none). None: there is no choice."""
     find_fault: Callable[[Settings, Mapping[str, str]], ModelFault | None] | None = None
     """Checks within seconds whether a model's server has it; the mapping is the environment. None: there is no server
     to check before a start."""

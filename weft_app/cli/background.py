@@ -17,15 +17,14 @@ from weft.client._home import mesh_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.discover import offered_models
-from weft_app.cli.network_options import Discover
+from weft_app.cli.network_options import Discover, NetworkOptions
 from weft_app.cli.options import EXIT_FAILED, note
 from weft_app.cli.output import say
 from weft_app.cli.ready_text import KeptAccess
-from weft_app.cli.serving import lasting_streams
+from weft_app.cli.serving import lasting_streams, serving
 from weft_app.cli.stages import STARTING, STOP_LINE
 from weft_app.compose.home import WeftHome, has_started
 from weft_app.config.config import CONFIG_NAME
-from weft_app.config.loader import load_config
 
 START_SECONDS = 3_600.0
 """Timeout of the start, which includes pulling and loading all models of weft.yaml."""
@@ -59,13 +58,24 @@ def arguments_of(context: typer.Context, *, without: frozenset[str]) -> list[str
 
 
 def detached(
-    context: typer.Context, home: Path, config: Path | None, discover: Discover | None, *, no_demo: bool
+    context: typer.Context,
+    home: Path,
+    config: Path | None,
+    network: NetworkOptions,
+    discover: Discover | None,
+    *,
+    no_demo: bool,
 ) -> None:
     """Starts a mesh in the background with the options of `weft up`."""
     folder = WeftHome(home.expanduser().absolute())
+    from weft_app.cli.foreground import checked_source  # noqa: PLC0415 - other users of this module start no mesh
+
+    with serving():
+        # Checked before anything is looked for and started, and again by the child.
+        _, read = checked_source(folder, config, network)
     with lasting_streams():
         # Asks here, since the child has no terminal.
-        found = offered_models(load_config(config), folder, discover, no_demo=no_demo)
+        found = offered_models(read.config, folder, discover, no_demo=no_demo)
         arguments = arguments_of(context, without=frozenset({"detach", "discover"}))
         kept = KeptAccess(folder)
         arguments += ["--discover", Discover.NO if found is None else Discover.YES]

@@ -61,6 +61,7 @@ from weft_app.cli.output import Listing, custom_columns, safe_text, say
 from weft_app.cli.records import hosts_of, lease_rows, leased_bytes
 from weft_app.cli.secrets import names_of_secrets
 from weft_app.compose.demo import configured_runners
+from weft_app.compose.engine_reports import engine_reports
 from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome, has_started, is_socket_address
 from weft_app.config.config import CONFIG_NAME, WeftConfig
@@ -164,6 +165,7 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
         lambda: _followed(config),
         lambda: accelerator_findings(sys.platform, platform.machine(), read_within(DRIVER_SECONDS), Path("/sys")),
         lambda: _requirements(config, home.environments),
+        lambda: _engine_choices(config, home.environments),
         lambda: _edge(config),
         lambda: _programs(config),
         lambda: port_findings(config, home.running()),
@@ -341,11 +343,19 @@ def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterat
         needed, environment = runtime.requirement, runtime.environment
         if needed is not None:
             yield attempt(needed.name, partial(needed.find, command), needed.remedy)
-        if environment is not None and not command:
+        if environment is not None and not command and runtime.engine_report is None:
             look = partial(environments.description, environment)
             found = attempt("environment", look, environments.install_command(environment.name))
             is_advice = found.verdict is Verdict.FAILED and not runtime.needs_environment
             yield replace(found, verdict=Verdict.WARNING) if is_advice else found
+
+
+def _engine_choices(config: WeftConfig, environments: EnvironmentFolder) -> Iterator[Finding]:
+    """Reports which engines are used where there is a choice, and faster ones for this machine's devices."""
+    engines = [(runner.engine, runner.command) for runner in config.runners or ()]
+    engines = engines if config.runners is not None else [(require_runtime(DEFAULT_RUNTIME), None)]
+    for text, advice in engine_reports(engines, environments):
+        yield warning("engine", text, advice) if advice else ok("engine", text)
 
 
 def _programs(config: WeftConfig) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from weft_app.cli.ready_text import first_access, ready_text
 from weft_app.cli.reload import reload_lines
 from weft_app.cli.serving import run_service, serving
 from weft_app.cli.stages import StageDisplay
-from weft_app.compose.configuration import ConfigurationSource
+from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration
 from weft_app.compose.discovery import discovered_runners, keep_discovered
 from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.file_watch import look_of, watch_files
@@ -57,21 +57,8 @@ def serve_mesh(
 ) -> None:
     """Starts a mesh and serves until a signal; see the options of `weft up`."""
     with serving():
-        from gateway.http.server import free_address  # noqa: PLC0415 - Windows, refused above, cannot import it
-
         folder = WeftHome(home.expanduser().absolute())
-        source = ConfigurationSource(
-            path=config,
-            overrides=network.overrides(),
-            below=partial(network.with_relay, below=partial(environment_of_mesh, environment=os.environ)),
-        )
-        with naming_fields(network.option_of):
-            read = source.read()
-        folder.create()
-        with folder.claim(), naming_fields(network.option_of):
-            # Its protection is checked when the gateway listens.
-            edge = Exposure(host=read.config.host, port=read.config.port, has_keys=True, is_insecure=True)
-            run_service(free_address(edge, "--port"))
+        source, read = checked_source(folder, config, network)
         # Not claimed during the question, as others wait for a mesh that starts.
         with naming_fields(network.option_of):
             found = offered_models(read.config, folder, discover, no_demo=no_demo)
@@ -95,6 +82,30 @@ def serve_mesh(
             starts_again = run_service(_run(served, loaded, folder, watched))
         if starts_again:
             start_again()
+
+
+def checked_source(
+    folder: WeftHome, config: Path | None, network: NetworkOptions
+) -> tuple[ConfigurationSource, ReadConfiguration]:
+    """Returns the configuration of a mesh, and checks that its home and its HTTP port are free.
+
+    Raises INVALID_ARGUMENT naming the option or the field, ALREADY_EXISTS and RESOURCE_IN_USE.
+    """
+    from gateway.http.server import free_address  # noqa: PLC0415 - Windows, refused above, cannot import it
+
+    source = ConfigurationSource(
+        path=config,
+        overrides=network.overrides(),
+        below=partial(network.with_relay, below=partial(environment_of_mesh, environment=os.environ)),
+    )
+    with naming_fields(network.option_of):
+        read = source.read()
+    folder.create()
+    with folder.claim(), naming_fields(network.option_of):
+        # Its protection is checked when the gateway listens.
+        edge = Exposure(host=read.config.host, port=read.config.port, has_keys=True, is_insecure=True)
+        run_service(free_address(edge, "--port"))
+    return source, read
 
 
 async def _run(

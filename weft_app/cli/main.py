@@ -118,7 +118,10 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "config": ("mesh_config:app", "Show weft.yaml; show and change settings of the mesh and declared resources."),
         "keys": ("keys:app", "Manage API keys, secrets, and tokens that permit operations."),
         "runner": ("runner:app", "Join a mesh with the models of this machine, manage join tokens, and check runners."),
-        "runtime": ("runtime:app", "Install, list and remove the environments that engines such as vLLM run in."),
+        "runtime": (
+            "runtime:app",
+            "Install, list, choose and remove environments and programs of engines.",
+        ),
         "serve": (
             "serve:app",
             "Run one service of a mesh in this process, for meshes that span processes or machines.",

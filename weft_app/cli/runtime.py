@@ -1,8 +1,10 @@
-"""`weft runtime`: environments of engines. No mesh needs to run."""
+"""`weft runtime`: environments and programs of engines. No mesh needs to run."""
 
 import asyncio
+import os
 import signal
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +13,18 @@ import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from runner_svc.environments.environment import EngineEnvironment, VariantChoice, choose_variant, find_interpreter
+from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.installer import DEFAULT_SECONDS, EnvironmentInstaller, InstallOrder, InstallProgress
-from runner_svc.environments.receipts import status_of, variant_of
-from runner_svc.environments.removal import remove_environment
+from runner_svc.environments.receipts import read_receipt, status_of, variant_of, versions_of
+from runner_svc.environments.removal import remove_environment, remove_version, use_version
 from runner_svc.runtimes.table import environments, require_environment, users_of
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.documents.codec import document_of
-from weft.gpu.nvml import read_within
 from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
+from weft_app.cli.mesh_api import Document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import (
     Listing,
@@ -32,10 +35,9 @@ from weft_app.cli.output import (
     say,
     shown_progress,
 )
+from weft_app.compose.engine_reports import has_nvidia_cards
 from weft_app.compose.home import WeftHome
 
-DRIVER_SECONDS = 5.0
-"""Timeout of NVIDIA's library, which hangs if a card does; then there are no cards."""
 MAX_LOG_BYTES = 4 * 1024**2
 _LINES = 10
 """Number of progress lines without a terminal."""
@@ -43,11 +45,15 @@ _TERMINATED = 128
 """Base of a shell's exit code after a signal."""
 
 app = typer.Typer(
-    help="Install, list and remove the environments that engines such as vLLM run in.",
-    epilog="Example: weft runtime install vllm",
+    help="Install, list, choose and remove environments and programs of engines.",
+    epilog="Example: weft runtime install llama_server",
     no_args_is_help=True,
 )
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment; `weft runtime list` shows all.")]
+
+VersionArgument = Annotated[
+    str, typer.Argument(metavar="VERSION", help="A kept version: its variant, or its id in `weft runtime list`.")
+]
 
 _ENVIRONMENTS = Listing(
     columns=custom_columns(
@@ -87,23 +93,30 @@ _PROGRESS = ProgressStyle(
 def install(
     name: NameArgument,
     variant: Annotated[
-        VariantChoice, typer.Option(help="cpu, cuda (NVIDIA), or auto to detect the hardware.")
+        VariantChoice, typer.Option(help="What to compute on; auto detects the hardware.")
     ] = VariantChoice.AUTO,
+    *,
     python: Annotated[
         Path | None, typer.Option(help="Python for the environment. Default: weft's own, or one on PATH.")
     ] = None,
     reinstall: Annotated[bool, typer.Option("--reinstall", help="Reinstall even if it is up to date.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Timeout of the installation in seconds.")] = (DEFAULT_SECONDS),
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Number of compilers at a time. Default: all processors.")
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Install an environment from lock files whose hashes are checked. It replaces an older one once it works.
 
-    Example: weft runtime install vllm --variant cpu
+    llama_server is compiled for this machine and checked with a tiny model before it is used. Earlier builds are kept;
+    an interrupted build continues with the same command. Output of the tools: `logs/runtime-NAME.log` of the home.
+
+    Example: weft runtime install llama_server --variant vulkan
     """
     environment = require_environment(name)
     folder = _home(home)
-    chosen = choose_variant(environment, variant, has_cards=_has_cards)
+    chosen = choose_variant(environment, variant, has_cards=has_nvidia_cards)
     before = _status(environment, folder)
     if not reinstall and (before.state == pb.ENVIRONMENT_STATE_INSTALLED and variant_of(before.installed) is chosen):
         _report(before, output, f"{name} ({chosen}) is installed\n")
@@ -113,6 +126,7 @@ def install(
         variant=chosen,
         interpreter=find_interpreter(environment, python),
         seconds=timeout,
+        jobs=jobs or os.cpu_count() or 1,
     )
     folder.create()
     with shown_progress(_PROGRESS) as show:
@@ -131,12 +145,57 @@ def list_environments(home: HomeOption = DEFAULT_HOME, output: OutputOption = Ou
     Example: weft runtime list -o json
     """
     folder = _home(home)
-    _ENVIRONMENTS.print([document_of(_status(environment, folder)) for environment in environments()], output)
+    found = [_status(environment, folder) for environment in environments()]
+    if output is OutputFormat.TABLE:
+        _ENVIRONMENTS.print([row for status in found for row in _rows(status)], output)
+    else:
+        _ENVIRONMENTS.print(list(map(document_of, found)), output)
+
+
+def _rows(status: pb.EnvironmentStatus) -> Iterator[Document]:
+    """Yields the row of an environment, and one for each other version that is kept."""
+    yield document_of(status)
+    for each in status.versions:
+        if each.folder != status.installed.folder:
+            kept = pb.EnvironmentStatus(name=status.name, installed=each, runtimes=status.runtimes)
+            use = f"weft runtime use {status.name} {Path(each.folder).name}"
+            yield {**document_of(kept), "state": "kept", "detail": use}
+
+
+@app.command("use")
+def use(name: NameArgument, version: VersionArgument, home: HomeOption = DEFAULT_HOME) -> None:
+    """Choose the kept version that engines use from their next start.
+
+    Example: weft runtime use llama_server cpu
+    """
+    environment, folder = require_environment(name), _home(home).environments
+    chosen = _version(environment, folder, version)
+    use_version(environment, folder, chosen)
+    receipt = read_receipt(chosen)
+    variant = None if receipt is None else variant_of(receipt)
+    say(f"{name} uses {chosen.name} ({variant}); engines that run keep theirs until they restart\n")
+
+
+def _version(environment: EngineEnvironment, folder: EnvironmentFolder, word: str) -> Path:
+    """Returns the newest kept version with a variant or id. Raises INVALID_ARGUMENT, NOT_FOUND."""
+    if not environment.keeps_versions:
+        raise invalid_field("VERSION", f"{environment.name} has one version")
+    found = versions_of(environment, folder)
+    for version, receipt in found.items():
+        if word in (version.name, variant_of(receipt)):
+            return version
+    known = ", ".join(f"{version.name} ({variant_of(receipt)})" for version, receipt in found.items()) or "none"
+    raise WeftError(
+        Reason.NOT_FOUND, f"{environment.name} has no version {word[:64]!r}; kept: {known}", metadata={"version": word}
+    )
 
 
 @app.command("remove")
 def remove(
     name: NameArgument,
+    version: Annotated[
+        str, typer.Argument(metavar="[VERSION]", help="Only this kept version: its variant or id.", show_default=False)
+    ] = "",
     force: Annotated[
         bool, typer.Option("--force", help="Remove it even if an engine uses it; the engine may then fail.")
     ] = False,
@@ -147,6 +206,12 @@ def remove(
     Example: weft runtime remove vllm
     """
     environment = require_environment(name)
+    if version:
+        folder = _home(home).environments
+        chosen = _version(environment, folder, version)
+        remove_version(environment, folder, chosen, force=force)
+        say(f"{name} {chosen.name} removed\n")
+        return
     if not force:
         _require_unused(environment, _home(home))
     removed = remove_environment(environment, _home(home).environments, force=force)
@@ -181,11 +246,6 @@ def _require_unused(environment: EngineEnvironment, home: WeftHome) -> None:
             f"{environment.name} is used by {', '.join(users)} of the mesh on {home.root}; stop it, or remove the "
             "environment with --force",
         )
-
-
-def _has_cards() -> bool:
-    reading = read_within(DRIVER_SECONDS)
-    return reading is not None and bool(reading.devices)
 
 
 def _home(home: Path) -> WeftHome:

@@ -67,7 +67,7 @@ def up(
             raise invalid_field("--verbose", "cannot be combined with --detach; use weft logs -f to see the logs")
         from weft_app.cli.background import detached  # noqa: PLC0415 - see the module docstring
 
-        detached(context, home, config, discover, no_demo=no_demo)
+        detached(context, home, config, network, discover, no_demo=no_demo)
         return
     if sys.platform != WINDOWS:
         with suppress(OSError):  # the mesh continues without its output

@@ -46,6 +46,7 @@ from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
 from weft_app.compose.discovered_here import DiscoveredHere
 from weft_app.compose.durable_services import RouterStores, router_stores
 from weft_app.compose.edge_certificate import own_edge_certificate, renew_edge_certificate, with_edge_certificate
+from weft_app.compose.engine_reports import Engine, engine_reports, reported
 from weft_app.compose.gateway import gateway_config, gateway_config_behind_edge, gateway_ports
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
@@ -205,7 +206,12 @@ class UpHost:
     @property
     def stage_count(self) -> int:
         """The number of stages of a start: the services, and each model."""
-        return 1 + len(self.models) + sum(runner.follows_server for runner in self._runners)
+        following = sum(runner.follows_server for runner in self._runners)
+        return 1 + len(reported(self._engines)) + len(self.models) + following
+
+    @property
+    def _engines(self) -> list[Engine]:
+        return [(runner.engine, runner.command) for runner in self._runners]
 
     async def start(self, show: ShowProgress) -> None:
         """Starts everything and returns once every model is ready or has failed for now.
@@ -222,6 +228,9 @@ class UpHost:
             # Models may load for minutes, and commands need the addresses meanwhile.
             self._home.announce(self._facts())
             show(Stage(name="services", detail=f"listening at {self.url}", done=True))
+            for text, advice in await asyncio.to_thread(self._engine_reports):
+                detail = f"{text}; {advice}" if advice else text
+                show(Stage(name="engine", detail=detail, done=True, is_warning=bool(advice)))
             write_snapshot(self._home.run / SNAPSHOT_NAME, self._read.document)
             for runner in self._runners:
                 await self._children.start(runner)
@@ -238,6 +247,9 @@ class UpHost:
             self._home.withdraw()
             await self.stop()
             raise
+
+    def _engine_reports(self) -> list[tuple[str, str]]:
+        return list(engine_reports(self._engines, self._home.environments))
 
     async def stop(self) -> None:
         """Drains and stops everything, the HTTP edge first. Idempotent."""

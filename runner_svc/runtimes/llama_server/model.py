@@ -109,7 +109,7 @@ def _fault(adapter: LlamaAdapter, architecture: str) -> str | None:
 
 def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
-    context = replace(context, command=llama_command(context.command))
+    context = replace(context, command=llama_command(context.command, context.environments))
     for setting, file, flags in (
         ("mmproj_path", model.projector_file, PROJECTOR_FLAGS),
         ("draft_model_path", model.draft_file, DRAFT_FLAGS),

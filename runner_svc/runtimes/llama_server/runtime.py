@@ -1,5 +1,6 @@
 """The runtime llama_server: llama.cpp's HTTP server, one process per model, started and ended by weft."""
 
+import platform
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -10,6 +11,15 @@ from typing import Annotated, Self
 from annotated_types import Ge, Gt, Le, MaxLen
 from typing_extensions import override
 
+from runner_svc.environments.environment import (
+    FOLDER,
+    BuildTool,
+    EngineEnvironment,
+    EnvironmentVariant,
+    SourceBuild,
+    Variant,
+)
+from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import (
@@ -141,15 +151,70 @@ class LlamaServerModel(GgufModelSettings):
 
 PROGRAM = "llama-server"
 LAUNCHER = "runner_svc.runtimes.llama_server.xllamacpp_launcher"
+_NO_AMX = " ".join(f"-mno-amx-{part}" for part in ("tile", "int8", "bf16"))
+"""llama.cpp's kernels for AMX end with SIGSEGV at the first decode (version of the source lock, GCC 12)."""
+_COMPILER = BuildTool(("c++", "g++", "clang++"), "on Debian and Ubuntu: sudo apt install g++")
 
 
-def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Returns the server command: the configured one, a native one on PATH, or the xllamacpp wheel's.
+def _variant(*options: str, tool: BuildTool | None = None) -> EnvironmentVariant:
+    return EnvironmentVariant(
+        locks=("tools.lock",),
+        installed_bytes=60_000_000,
+        download_bytes=110_000_000,
+        build=SourceBuild(
+            source="source.lock",
+            inside="vendor/llama.cpp",
+            options=(
+                "-DCMAKE_BUILD_TYPE=Release",
+                *(f"-D{name}=OFF" for name in ("BUILD_SHARED_LIBS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES")),
+                # The page would be downloaded, and weft calls the server over plain HTTP.
+                *(f"-D{name}=OFF" for name in ("LLAMA_BUILD_UI", "LLAMA_USE_PREBUILT_UI", "LLAMA_OPENSSL")),
+                *(
+                    f"-DCMAKE_{language}_FLAGS={_NO_AMX}"
+                    for language in ("C", "CXX")
+                    if platform.machine() in ("x86_64", "AMD64")
+                ),
+                *options,
+            ),
+            tools=(_COMPILER,) if tool is None else (_COMPILER, tool),
+            check=FOLDER / "llama_check.py",
+            work_bytes=1_500_000_000,
+        ),
+    )
+
+
+ENVIRONMENT = EngineEnvironment(
+    folder=FOLDER / "llama_server",
+    summary="llama.cpp's server, built for this machine",
+    variants={
+        Variant.CPU: _variant(),
+        Variant.CUDA: _variant(
+            "-DGGML_CUDA=ON", tool=BuildTool(("nvcc",), "NVIDIA's CUDA toolkit, with its folder bin on PATH")
+        ),
+        Variant.VULKAN: _variant(
+            "-DGGML_VULKAN=ON",
+            tool=BuildTool(("glslc",), "on Debian and Ubuntu: sudo apt install glslc libvulkan-dev spirv-headers"),
+        ),
+        Variant.ROCM: _variant("-DGGML_HIP=ON", tool=BuildTool(("hipcc",), "AMD's ROCm, with its folder bin on PATH")),
+        Variant.METAL: _variant("-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"),
+    },
+    program=PROGRAM,
+    machine="",
+)
+
+
+def llama_command(
+    configured: tuple[str, ...] | None,
+    environments: EnvironmentFolder = EnvironmentFolder(),  # noqa: B008 - frozen
+) -> tuple[str, ...]:
+    """Returns the server command: the configured one, the one built here, one on PATH, or the xllamacpp wheel's.
 
     Raises INVALID_ARGUMENT with the next step if there is none.
     """
     if configured:
         return configured
+    if environments.link(ENVIRONMENT).is_symlink():
+        return (str(environments.environment_program(ENVIRONMENT, PROGRAM)),)
     native = shutil.which(PROGRAM)
     if native is not None:
         return (native,)
@@ -176,6 +241,9 @@ RUNTIME = Runtime(
     parameters=PARAMETERS,
     habits=EngineHabits(embeds=True),
     load_values=deferred("runner_svc.runtimes.llama_server.arguments:load_values"),
+    environment=ENVIRONMENT,
+    needs_environment=False,
+    engine_report=deferred("runner_svc.runtimes.llama_server.engine_report:engine_report"),
     requirement=Requirement(name="llama.cpp server", find=_find, remedy="pip install xllamacpp"),
     advice={
         "operations": "llama.cpp's server offers what it is started with (reranking: extra_arguments [--reranking])",

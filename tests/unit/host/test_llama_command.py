@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.runtimes.llama_server.runtime import LAUNCHER, llama_command
+from runner_svc.environments.environment import Variant, fitting_variants
+from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.environments.receipts import variant_number, write_receipt
+from runner_svc.runtimes.llama_server.engine_report import engine_report
+from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT, LAUNCHER, llama_command
+from weft.api.runner.v1.environment_pb2 import InstalledEnvironment
 
 
 @pytest.fixture
@@ -34,3 +39,46 @@ def test_configured_server_takes_precedence_over_both(search_path: Path) -> None
 def test_wheel_server_is_used_without_a_native_one(search_path: Path) -> None:
     assert not list(search_path.iterdir())
     assert llama_command(None) == (sys.executable, "-m", LAUNCHER)
+
+
+def _install_built(folder: EnvironmentFolder, variant: Variant = Variant.CPU) -> Path:
+    version = folder.versions(ENVIRONMENT) / variant.value
+    (version / "bin").mkdir(parents=True)
+    write_receipt(version, InstalledEnvironment(variant=variant_number(variant)))
+    folder.point(ENVIRONMENT, version)
+    return _install_native(version / "bin")
+
+
+def test_built_server_is_preferred_to_the_path(search_path: Path, tmp_path: Path) -> None:
+    folder = EnvironmentFolder(tmp_path / "runtimes")
+    _install_native(search_path)
+    built = _install_built(folder)
+    assert llama_command(None, folder) == (str(built.resolve()),)
+
+
+def test_report_names_the_engine_and_advises_a_faster_one(search_path: Path, tmp_path: Path) -> None:
+    folder = EnvironmentFolder(tmp_path / "runtimes")
+    gpu, none = (Variant.VULKAN, Variant.CPU), (Variant.CPU,)
+    text, advice = engine_report(None, folder, gpu)
+    assert text.startswith("llama.cpp for cpu of xllamacpp ")
+    assert advice.startswith("this machine has a device for vulkan; weft runtime install llama_server")
+    assert engine_report(None, folder, none) == (text, "")
+    assert engine_report(("/opt/x",), folder, gpu) == ("/opt/x, as configured", "")
+    native = _install_native(search_path)
+    assert engine_report(None, folder, gpu) == (f"{native}, found on PATH", "")
+    _install_built(folder, Variant.VULKAN)
+    assert engine_report(None, folder, gpu) == ("llama.cpp for vulkan, built by weft runtime install", "")
+
+
+@pytest.mark.parametrize(
+    ("has_cards", "nodes", "first"),
+    [(True, (), Variant.CUDA), (False, ("renderD128",), Variant.VULKAN), (False, ("card0",), Variant.CPU)],
+)
+def test_fastest_variant_follows_the_devices(
+    tmp_path: Path, has_cards: bool, nodes: tuple[str, ...], first: Variant
+) -> None:
+    (tmp_path / "dev" / "dri").mkdir(parents=True)
+    for node in nodes:
+        (tmp_path / "dev" / "dri" / node).touch()
+    found = list(fitting_variants(lambda: has_cards, tmp_path))
+    assert (found[0], found[-1]) == (first, Variant.CPU)

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$weft/api/runner/v1/environment.proto\x12\x12weft.api.runner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xa1\x02\n\x11\x45nvironmentStatus\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x33\n\x05state\x18\x03 \x01(\x0e\x32$.weft.api.runner.v1.EnvironmentState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x38\n\x08variants\x18\x05 \x03(\x0e\x32&.weft.api.runner.v1.EnvironmentVariant\x12\x10\n\x08runtimes\x18\x06 \x03(\t\x12;\n\tinstalled\x18\x07 \x01(\x0b\x32(.weft.api.runner.v1.InstalledEnvironment:\x17\xb2\xb5\x18\x13\n\x11\x45ngineEnvironment\"\xed\x01\n\x14InstalledEnvironment\x12\x37\n\x07variant\x18\x01 \x01(\x0e\x32&.weft.api.runner.v1.EnvironmentVariant\x12\x13\n\x0block_digest\x18\x02 \x01(\t\x12\x16\n\x0epython_version\x18\x03 \x01(\t\x12\x0e\n\x06\x66older\x18\x04 \x01(\t\x12\x17\n\x0finstalled_bytes\x18\x05 \x01(\x03\x12\x30\n\x0cinstall_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cweft_version\x18\x07 \x01(\t*\xd9\x01\n\x10\x45nvironmentState\x12!\n\x1d\x45NVIRONMENT_STATE_UNSPECIFIED\x10\x00\x12#\n\x1f\x45NVIRONMENT_STATE_NOT_INSTALLED\x10\x01\x12\x1e\n\x1a\x45NVIRONMENT_STATE_CHANGING\x10\x02\x12\x1f\n\x1b\x45NVIRONMENT_STATE_INSTALLED\x10\x03\x12\x1e\n\x1a\x45NVIRONMENT_STATE_OUTDATED\x10\x04\x12\x1c\n\x18\x45NVIRONMENT_STATE_BROKEN\x10\x05*t\n\x12\x45nvironmentVariant\x12#\n\x1f\x45NVIRONMENT_VARIANT_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45NVIRONMENT_VARIANT_CPU\x10\x01\x12\x1c\n\x18\x45NVIRONMENT_VARIANT_CUDA\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$weft/api/runner/v1/environment.proto\x12\x12weft.api.runner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xdd\x02\n\x11\x45nvironmentStatus\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x33\n\x05state\x18\x03 \x01(\x0e\x32$.weft.api.runner.v1.EnvironmentState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x38\n\x08variants\x18\x05 \x03(\x0e\x32&.weft.api.runner.v1.EnvironmentVariant\x12\x10\n\x08runtimes\x18\x06 \x03(\t\x12;\n\tinstalled\x18\x07 \x01(\x0b\x32(.weft.api.runner.v1.InstalledEnvironment\x12:\n\x08versions\x18\x08 \x03(\x0b\x32(.weft.api.runner.v1.InstalledEnvironment:\x17\xb2\xb5\x18\x13\n\x11\x45ngineEnvironment\"\xed\x01\n\x14InstalledEnvironment\x12\x37\n\x07variant\x18\x01 \x01(\x0e\x32&.weft.api.runner.v1.EnvironmentVariant\x12\x13\n\x0block_digest\x18\x02 \x01(\t\x12\x16\n\x0epython_version\x18\x03 \x01(\t\x12\x0e\n\x06\x66older\x18\x04 \x01(\t\x12\x17\n\x0finstalled_bytes\x18\x05 \x01(\x03\x12\x30\n\x0cinstall_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cweft_version\x18\x07 \x01(\t*\xd9\x01\n\x10\x45nvironmentState\x12!\n\x1d\x45NVIRONMENT_STATE_UNSPECIFIED\x10\x00\x12#\n\x1f\x45NVIRONMENT_STATE_NOT_INSTALLED\x10\x01\x12\x1e\n\x1a\x45NVIRONMENT_STATE_CHANGING\x10\x02\x12\x1f\n\x1b\x45NVIRONMENT_STATE_INSTALLED\x10\x03\x12\x1e\n\x1a\x45NVIRONMENT_STATE_OUTDATED\x10\x04\x12\x1c\n\x18\x45NVIRONMENT_STATE_BROKEN\x10\x05*\xd1\x01\n\x12\x45nvironmentVariant\x12#\n\x1f\x45NVIRONMENT_VARIANT_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45NVIRONMENT_VARIANT_CPU\x10\x01\x12\x1c\n\x18\x45NVIRONMENT_VARIANT_CUDA\x10\x02\x12\x1e\n\x1a\x45NVIRONMENT_VARIANT_VULKAN\x10\x03\x12\x1c\n\x18\x45NVIRONMENT_VARIANT_ROCM\x10\x04\x12\x1d\n\x19\x45NVIRONMENT_VARIANT_METAL\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,12 +37,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENVIRONMENTSTATUS'].fields_by_name['name']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_ENVIRONMENTSTATUS']._loaded_options = None
   _globals['_ENVIRONMENTSTATUS']._serialized_options = b'\262\265\030\023\n\021EngineEnvironment'
-  _globals['_ENVIRONMENTSTATE']._serialized_start=661
-  _globals['_ENVIRONMENTSTATE']._serialized_end=878
-  _globals['_ENVIRONMENTVARIANT']._serialized_start=880
-  _globals['_ENVIRONMENTVARIANT']._serialized_end=996
+  _globals['_ENVIRONMENTSTATE']._serialized_start=721
+  _globals['_ENVIRONMENTSTATE']._serialized_end=938
+  _globals['_ENVIRONMENTVARIANT']._serialized_start=941
+  _globals['_ENVIRONMENTVARIANT']._serialized_end=1150
   _globals['_ENVIRONMENTSTATUS']._serialized_start=129
-  _globals['_ENVIRONMENTSTATUS']._serialized_end=418
-  _globals['_INSTALLEDENVIRONMENT']._serialized_start=421
-  _globals['_INSTALLEDENVIRONMENT']._serialized_end=658
+  _globals['_ENVIRONMENTSTATUS']._serialized_end=478
+  _globals['_INSTALLEDENVIRONMENT']._serialized_start=481
+  _globals['_INSTALLEDENVIRONMENT']._serialized_end=718
 # @@protoc_insertion_point(module_scope)

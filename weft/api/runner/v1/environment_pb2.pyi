@@ -68,6 +68,12 @@ class _EnvironmentVariantEnumTypeWrapper(google.protobuf.internal.enum_type_wrap
     """For processors."""
     ENVIRONMENT_VARIANT_CUDA: _EnvironmentVariant.ValueType  # 2
     """For NVIDIA cards."""
+    ENVIRONMENT_VARIANT_VULKAN: _EnvironmentVariant.ValueType  # 3
+    """For devices with a Vulkan driver."""
+    ENVIRONMENT_VARIANT_ROCM: _EnvironmentVariant.ValueType  # 4
+    """For AMD cards."""
+    ENVIRONMENT_VARIANT_METAL: _EnvironmentVariant.ValueType  # 5
+    """For Apple's processors."""
 
 class EnvironmentVariant(_EnvironmentVariant, metaclass=_EnvironmentVariantEnumTypeWrapper):
     """EnvironmentVariant is the kind of devices that the packages of an environment are built for."""
@@ -78,6 +84,12 @@ ENVIRONMENT_VARIANT_CPU: EnvironmentVariant.ValueType  # 1
 """For processors."""
 ENVIRONMENT_VARIANT_CUDA: EnvironmentVariant.ValueType  # 2
 """For NVIDIA cards."""
+ENVIRONMENT_VARIANT_VULKAN: EnvironmentVariant.ValueType  # 3
+"""For devices with a Vulkan driver."""
+ENVIRONMENT_VARIANT_ROCM: EnvironmentVariant.ValueType  # 4
+"""For AMD cards."""
+ENVIRONMENT_VARIANT_METAL: EnvironmentVariant.ValueType  # 5
+"""For Apple's processors."""
 global___EnvironmentVariant = EnvironmentVariant
 
 @typing.final
@@ -93,6 +105,7 @@ class EnvironmentStatus(google.protobuf.message.Message):
     VARIANTS_FIELD_NUMBER: builtins.int
     RUNTIMES_FIELD_NUMBER: builtins.int
     INSTALLED_FIELD_NUMBER: builtins.int
+    VERSIONS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, as in `weft runtime install NAME`."""
     summary: builtins.str
@@ -113,6 +126,10 @@ class EnvironmentStatus(google.protobuf.message.Message):
     def installed(self) -> global___InstalledEnvironment:
         """The installation; not set if nothing is installed."""
 
+    @property
+    def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstalledEnvironment]:
+        """All installations that are kept, newest first, if the environment is a program that is built here."""
+
     def __init__(
         self,
         *,
@@ -123,9 +140,10 @@ class EnvironmentStatus(google.protobuf.message.Message):
         variants: collections.abc.Iterable[global___EnvironmentVariant.ValueType] | None = ...,
         runtimes: collections.abc.Iterable[builtins.str] | None = ...,
         installed: global___InstalledEnvironment | None = ...,
+        versions: collections.abc.Iterable[global___InstalledEnvironment] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["installed", b"installed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "installed", b"installed", "name", b"name", "runtimes", b"runtimes", "state", b"state", "summary", b"summary", "variants", b"variants"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "installed", b"installed", "name", b"name", "runtimes", b"runtimes", "state", b"state", "summary", b"summary", "variants", b"variants", "versions", b"versions"]) -> None: ...
 
 global___EnvironmentStatus = EnvironmentStatus
 
@@ -145,9 +163,9 @@ class InstalledEnvironment(google.protobuf.message.Message):
     variant: global___EnvironmentVariant.ValueType
     """The variant."""
     lock_digest: builtins.str
-    """SHA-256 of its lock files, stubs and check."""
+    """SHA-256 of its lock files, stubs and build options."""
     python_version: builtins.str
-    """Version of its Python, such as "3.11.7"."""
+    """Version of its Python, such as "3.11.7"; empty for a program that is built here."""
     folder: builtins.str
     """Folder at the time of installation; its programs contain this path."""
     installed_bytes: builtins.int

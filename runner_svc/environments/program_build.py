@@ -1,0 +1,106 @@
+"""Builds of programs from source distributions, in a folder that a later attempt continues.
+
+CMake and Ninja are packages of an environment in that folder, so its path must stay the same.
+"""
+
+import re
+import shutil
+import tarfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from runner_svc.environments.environment import EngineEnvironment, SourceBuild
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MAX_SAID_LINES = 20
+MAX_STEP_CHARS = 60
+_STEP = re.compile(r"\[(?P<done>\d{1,6})/(?P<total>\d{1,6})\] (?P<what>.*)")
+_NICE = ("nice", "-n", "10")
+"""A build takes all processors for minutes; engines and the mesh go first."""
+Run = Callable[[Sequence[str | Path], Callable[[str], object]], Awaitable[str]]
+"""Runs a program, passes on its lines, and returns how it failed; empty: it succeeded."""
+
+
+def require_tools(environment: EngineEnvironment, variant: str, build: SourceBuild) -> None:
+    """Checks that the programs of a build are on PATH. Raises INVALID_ARGUMENT with what installs them."""
+    missing = [tool for tool in build.tools if not any(map(shutil.which, tool.names))]
+    if missing:
+        words = "; ".join(f"{' or '.join(tool.names)} ({tool.remedy})" for tool in missing)
+        raise WeftError(Reason.INVALID_ARGUMENT, f"{environment.name} ({variant}) is built here and needs {words}")
+
+
+async def build_program(
+    environment: EngineEnvironment,
+    build: SourceBuild,
+    work: Path,
+    run: Run,
+    show: Callable[[str, str, int, int], None],
+    jobs: int,
+) -> Path:
+    """Builds an environment's program with the tools in `work`/tools, and returns its path.
+
+    `show` gets the step (source or build), what is done, and how many of how many parts are. Raises BACKEND_ERROR with
+    the end of the output.
+    """
+    python, cmake = work / "tools" / "bin" / "python", work / "tools" / "bin" / "cmake"
+    source, made = work / "source", work / "build"
+    if not source.is_dir():
+        show("source", "downloading", 0, 1)
+        downloads = work / "download"
+        lock = environment.folder / build.source
+        await _required(run, [python, "-I", *_DOWNLOAD, "--dest", downloads, "--requirement", lock], environment)
+        show("source", "unpacking", 0, 1)
+        _unpack(next(downloads.glob("*.tar.gz")), build.inside, source)
+        shutil.rmtree(downloads)
+    show("source", "complete", 1, 1)
+    show("build", "configuring", 0, 1)
+    ninja = f"-DCMAKE_MAKE_PROGRAM={cmake.with_name('ninja')}"
+    await _required(run, [cmake, "-G", "Ninja", "-S", source, "-B", made, ninja, *build.options], environment)
+
+    def read(line: str) -> None:
+        if (found := _STEP.match(line)) is not None:
+            what = found["what"].rpartition("/")[2][-MAX_STEP_CHARS:]
+            show("build", what, int(found["done"]), int(found["total"]))
+
+    nice = _NICE if shutil.which(_NICE[0]) else ()
+    target = ["--target", environment.program, "--parallel", str(jobs)]
+    await _required(run, [*nice, cmake, "--build", made, *target], environment, read)
+    show("build", "complete", 1, 1)
+    return made / "bin" / environment.program
+
+
+_DOWNLOAD = (
+    *("-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-binary", ":all:"),
+    *("--no-build-isolation", "--require-hashes", "--progress-bar", "off"),
+)
+
+
+async def _required(
+    run: Run, command: Sequence[str | Path], environment: EngineEnvironment, read: Callable[[str], object] = str
+) -> None:
+    lines: list[str] = []
+
+    def keep(line: str) -> None:
+        lines.append(line)
+        del lines[:-MAX_SAID_LINES]
+        read(line)
+
+    if failure := await run(command, keep):
+        said = "\n".join(f"  {line}" for line in lines).rstrip()
+        raise WeftError(
+            Reason.BACKEND_ERROR,
+            f"{environment.name} was not built ({failure}); the same command continues where it ended:\n{said}",
+        )
+
+
+def _unpack(archive: Path, inside: str, target: Path) -> None:
+    """Unpacks one folder of a source distribution, whole or not at all."""
+    temporary = target.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with tarfile.open(archive) as file:
+        members = [each for each in file if each.name.split("/", 1)[-1].startswith(f"{inside}/")]
+        file.extractall(temporary, members, filter="data")
+    (root,) = temporary.iterdir()
+    (root / inside).rename(target)
+    shutil.rmtree(temporary)
