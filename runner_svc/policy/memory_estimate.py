@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from weft.kernel.load_parameters import LoadValue
+if TYPE_CHECKING:
+    from weft.kernel.load_parameters import LoadValue
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE
@@ -111,7 +113,7 @@ class EngineHabits:
 
 
 def settings_for(
-    context_tokens: int, slots: int, parameters: Mapping[str, LoadValue], habits: EngineHabits | None = None
+    context_tokens: int, slots: int, parameters: "Mapping[str, LoadValue]", habits: EngineHabits | None = None
 ) -> MemorySettings:
     """Returns the memory settings of a load: the configuration overridden by its validated parameters."""
     habits = habits or EngineHabits()

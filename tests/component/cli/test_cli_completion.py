@@ -95,7 +95,7 @@ def test_kinds_and_current_names_are_completed(mesh: ScriptedMesh, line: str, of
 
 
 def test_commands_are_completed(tmp_path: Path) -> None:
-    assert _offered(tmp_path, "weft app") == ["apply", "approve"]
+    assert _offered(tmp_path, "weft app") == ["apply"]
 
 
 @pytest.mark.parametrize("line", ["weft get model ", "weft chat ", "weft describe agent/"])

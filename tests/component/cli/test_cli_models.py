@@ -121,7 +121,7 @@ def _wait_for_bytes(stage: Stage, count: int) -> None:
     ("words", "code", "text"),
     [
         (("pull", "acme/tiny-GGUF"), 2, "write hf:acme/tiny-GGUF for the hub's repository"),
-        (("pull", "hf:acme/tiny-GGUF:Q2_K"), 2, "there is: Q4_K_M, Q8_0"),
+        (("pull", "hf:acme/tiny-GGUF:Q2_K"), 2, "available: Q4_K_M, Q8_0"),
         (("pull", "hf:acme/none"), 3, "the hub has no such repository, or it is private"),
     ],
 )

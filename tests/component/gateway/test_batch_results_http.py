@@ -1,8 +1,9 @@
 """`/v1/batches` after the last line's end: the files of answers and errors, and their writers."""
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 from time import thread_time
 
@@ -321,7 +322,16 @@ class Turns:
             self.longest = max(self.longest, thread_time() - began)
 
 
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Without garbage collections: one over the objects of all tests takes longer than a turn."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.slow("floods a service")
+@pytest.mark.usefixtures("no_collections")
 async def test_requests_are_served_while_many_result_lines_are_processed() -> None:
     turns = Turns()
     async with stage() as at:

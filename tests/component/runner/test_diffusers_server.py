@@ -243,7 +243,7 @@ async def test_unsupported_fields_are_rejected_by_name(model: Path) -> None:
     async with _running(model, extra_arguments=("--max-source-bytes", str(1024 * 1024))) as (backend, _):
         large = chat_pb2.MediaPart(data=b"PNG " + b"x" * 2**20, media_type="image/png")
         _, message = await _refusal(backend, _payload(images=[large]))
-        assert message.startswith(f"images[0]: has {2**20 + 4} bytes, and at most {2**20} are taken")
+        assert message.startswith(f"images[0]: has {2**20 + 4} bytes, and at most {2**20} are accepted")
 
 
 @pytest.mark.slow("starts engine processes")

@@ -112,7 +112,7 @@ def test_installer_needs_only_the_standard_library(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "the installation failed: " in ended.stderr
-    assert "Then run make again." in ended.stderr
+    assert "Check the network, then run make again." in ended.stderr
 
 
 @pytest.mark.parametrize(("environment", "variant"), VARIANTS)
