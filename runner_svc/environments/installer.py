@@ -216,7 +216,12 @@ class EnvironmentInstaller:
         program.parent.mkdir(parents=True)
         shutil.copy2(built, program)
         check: list[str | Path] = [sys.executable, "-I", build.check, program, order.variant.value]
-        await self._check(order, check, temporary)
+        try:
+            await self._check(order, check, temporary)
+        except WeftError:
+            # The next attempt may have another compiler or toolkit, which a configured build would not notice.
+            shutil.rmtree(work / "build", ignore_errors=True)
+            raise
         shutil.rmtree(folder, ignore_errors=True)
 
     async def _make_python(self, order: InstallOrder, target: Path, temporary: Path) -> Path:

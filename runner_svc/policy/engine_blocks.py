@@ -126,8 +126,12 @@ class EngineBlocks:
         return changes
 
     def expect(self, request_id: str, prefixes: PromptPrefixes) -> None:
-        """Looks for the blocks of a request that is sent to the engine; later calls for it are ignored."""
-        if request_id not in self._prompts:
+        """Looks for the blocks of a request that is sent to the engine; later calls for the same prompt are ignored.
+
+        Callers may use an id again for another prompt.
+        """
+        known = self._prompts.get(request_id)
+        if known is None or known.prefixes != prefixes:
             self._prompts[request_id] = _Prompt(prefixes)
             if len(self._prompts) > MAX_PROMPTS:
                 self._prompts.popitem(last=False)

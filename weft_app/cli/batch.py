@@ -389,4 +389,4 @@ def _pairs(texts: list[str]) -> dict[str, str]:
 
 def _id(text: str) -> str:
     # The id becomes part of a path.
-    return require_request_id(require_token(text, "ID", MAX_REQUEST_ID_CHARS), "ID")
+    return require_request_id(require_token(text.removesuffix("…"), "ID", MAX_REQUEST_ID_CHARS), "ID")

@@ -89,7 +89,7 @@ def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home:
     with connect(home, CANCEL_TIMEOUT_SECONDS) as api:
 
         def cancel_one(request: str) -> None:
-            require_token(request, "ID", MAX_REQUEST_ID_CHARS)
+            request = require_token(request.removesuffix("…"), "ID", MAX_REQUEST_ID_CHARS)
             request = request if tenant else full_id(api, REQUESTS, request)
             path = f"/v1/requests/{request}/cancel"
             ended = api.post(path, headers={"X-Tenant-ID": tenant}) if tenant else api.post(path, allTenants=True)

@@ -341,7 +341,8 @@ def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterat
     for name, command in dict.fromkeys(runners):
         runtime = require_runtime(name)
         needed, environment = runtime.requirement, runtime.environment
-        if needed is not None:
+        is_installed = environment is not None and not command and environments.link(environment).is_symlink()
+        if needed is not None and not is_installed:
             yield attempt(needed.name, partial(needed.find, command), needed.remedy)
         if environment is not None and not command and runtime.engine_report is None:
             look = partial(environments.description, environment)

@@ -99,7 +99,8 @@ def logs(
         if named[0].startswith(REQUEST_PREFIX):
             if request:
                 raise invalid_field("--request", "cannot be combined with request/ID, which means the same")
-            request = require_token(named[0].removeprefix(REQUEST_PREFIX), "request/ID", MAX_REQUEST_ID_CHARS)
+            request = named[0].removeprefix(REQUEST_PREFIX).removesuffix("…")
+            require_token(request, "request/ID", MAX_REQUEST_ID_CHARS)
             request = _whole_id(request, home)
             wanted = replace(_filter_of(since, request, time.time()), in_text=True)
             folder = LogFolder(WeftHome(home.expanduser().absolute()))

@@ -164,7 +164,7 @@ def _rows(status: pb.EnvironmentStatus) -> Iterator[Document]:
 
 @app.command("use")
 def use(name: NameArgument, version: VersionArgument, home: HomeOption = DEFAULT_HOME) -> None:
-    """Choose the kept version that engines use from their next start.
+    """Choose the kept version that engines use from the next start of their runner.
 
     Example: weft runtime use llama_server cpu
     """
@@ -173,7 +173,7 @@ def use(name: NameArgument, version: VersionArgument, home: HomeOption = DEFAULT
     use_version(environment, folder, chosen)
     receipt = read_receipt(chosen)
     variant = None if receipt is None else variant_of(receipt)
-    say(f"{name} uses {chosen.name} ({variant}); engines that run keep theirs until they restart\n")
+    say(f"{name} uses {chosen.name} ({variant}) from the next start of its runners: weft mesh restart\n")
 
 
 def _version(environment: EngineEnvironment, folder: EnvironmentFolder, word: str) -> Path:
@@ -209,6 +209,8 @@ def remove(
     if version:
         folder = _home(home).environments
         chosen = _version(environment, folder, version)
+        if not force and folder.link(environment).resolve() == chosen.resolve():
+            _require_unused(environment, _home(home))
         remove_version(environment, folder, chosen, force=force)
         say(f"{name} {chosen.name} removed\n")
         return

@@ -17,6 +17,8 @@ _PAGE = 1000
 _BATCH_PAGE = 100
 _WHOLE = re.compile(r"[a-z]+-[0-9a-f]{24}|[a-z0-9]{12}")
 """Ids that services generate. Callers may choose other ids for their requests."""
+_BEGINNING = re.compile(r"[a-z]+-[0-9a-f]{4,}|[a-z0-9]{4,}")
+"""A shorter word would select whatever is there alone, and be a mistake more often than an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +36,22 @@ class RecordIds:
 def full_id(api: MeshApi, ids: RecordIds, word: str) -> str:
     """Returns the id that `word` is, or the only one that begins with it; the … of a table may follow.
 
-    Returns an unknown word unchanged, because the call with it reports the error. Raises INVALID_ARGUMENT with the
-    candidates if several ids begin with it.
+    Only generated ids are shortened: the id `job-1` of a caller never stands for `job-10`. Returns an unknown word
+    without the …, because the call with it reports the error. Raises INVALID_ARGUMENT with the candidates if several
+    ids begin with it.
     """
     beginning = word.removesuffix("…")
-    if not beginning or _WHOLE.fullmatch(word):
-        return word
+    if not _BEGINNING.fullmatch(beginning) or _WHOLE.fullmatch(beginning):
+        return beginning
     try:
-        if beginning == word and ids.path and _exists(api, ids, word):
-            return word
-        found = {each for each in islice(ids.listed(api), MAX_SEARCHED) if each.startswith(beginning)}
+        if ids.path and _exists(api, ids, beginning):
+            return beginning
+        listed = islice(ids.listed(api), MAX_SEARCHED)
+        found = {each for each in listed if each.startswith(beginning) and _WHOLE.fullmatch(each)}
     except WeftError:
-        return word
-    if word in found or not found:
-        return word
+        return beginning
+    if not found:
+        return beginning
     if len(found) > 1:
         more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         raise invalid_field("ID", f"{beginning} is the beginning of {', '.join(sorted(found)[:MAX_NAMED])}{more}")

@@ -145,7 +145,8 @@ class SectionAdder(ModelAdder):
             except WeftError:
                 return self._environments.install_command(runtime.environment.name)
             return ""
-        if runtime.requirement is not None:
+        is_installed = runtime.environment is not None and self._environments.link(runtime.environment).is_symlink()
+        if runtime.requirement is not None and not is_installed:
             try:
                 runtime.requirement.find(None)
             except WeftError:

@@ -25,16 +25,16 @@ def engine_report(
     receipt = read_receipt(environments.link(ENVIRONMENT))
     used = None if receipt is None else variant_of(receipt)
     if used is not None:
-        text = f"llama.cpp for {used.value}, built by weft runtime install"
-    elif LAUNCHER not in command:
+        return f"llama.cpp for {used.value}, built by weft runtime install", ""
+    if LAUNCHER not in command:
         return f"{words}, found on PATH", ""
-    else:
-        used, text = Variant.CPU, f"llama.cpp for {Variant.CPU.value} of {WHEEL} {_wheel_version()}"
+    text = f"llama.cpp of {WHEEL} {_wheel_version()}"
     best = next(iter(fitting), Variant.CPU)
-    if best in (used, Variant.CPU):
+    # The wheel for Apple's processors uses their GPU.
+    if best in (Variant.CPU, Variant.METAL):
         return text, ""
-    command_words = environments.install_command(ENVIRONMENT.name)
-    return text, f"this machine has a device for {best.value}; {command_words} --variant {best.value}"
+    install = environments.install_command(ENVIRONMENT.name)
+    return text, f"this machine has a device for {best.value}; {install} --variant {best.value}"
 
 
 def _wheel_version() -> str:

@@ -224,6 +224,8 @@ async def test_program_that_fails_its_check_is_not_used(stage: Stage) -> None:
     with pytest.raises(WeftError, match="it was built, but does not work here:\n  it is a stone"):
         await stage.install(Variant.VULKAN)
     assert stage.says() == "a pebble for cpu\n"
+    # The next attempt configures anew: it may have another compiler.
+    assert [each.name for each in stage.folder.work(stage.environment).glob("*/build")] == []
 
 
 async def test_missing_build_tool_is_reported_before_anything_is_made(stage: Stage) -> None:

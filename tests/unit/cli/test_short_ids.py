@@ -11,12 +11,13 @@ from weft_app.cli.short_ids import BATCHES, KEYS, OPERATIONS, REQUESTS, TASKS, R
 if TYPE_CHECKING:
     from weft_app.cli.mesh_api import MeshApi
 
-FIRST, SECOND = f"req-1b{'0' * 22}", f"req-1c{'0' * 22}"
+FIRST, SECOND = f"req-1b2c0{'0' * 19}", f"req-1b2c1{'0' * 19}"
+TASK, BATCH, OPERATION = (f"{kind}-abcd{'1' * 20}" for kind in ("task", "batch", "op"))
 EVERY = {
-    "/v1/requests": {"items": [{"requestId": FIRST}, {"requestId": SECOND}, {"requestId": "mine"}]},
-    "/v1/admin/tasks": {"items": [{"id": "task-1"}]},
-    "/v1/batches": {"data": [{"id": "batch-1"}], "has_more": False},
-    "/v1/admin/operations": {"items": [{"name": "operations/op-1"}]},
+    "/v1/requests": {"items": [{"requestId": each} for each in (FIRST, SECOND, "mine", "job-1234567")]},
+    "/v1/admin/tasks": {"items": [{"id": TASK}]},
+    "/v1/batches": {"data": [{"id": BATCH}], "has_more": False},
+    "/v1/admin/operations": {"items": [{"name": f"operations/{OPERATION}"}]},
     "/api/v1/keys": {"items": [{"id": "3k9x0a7bq2mz"}]},
 }
 
@@ -46,12 +47,12 @@ def _full(word: str, ids: RecordIds = REQUESTS) -> str:
 @pytest.mark.parametrize(
     ("word", "ids", "whole"),
     [
-        ("req-1b", REQUESTS, FIRST),
-        ("req-1c…", REQUESTS, SECOND),
-        ("task-", TASKS, "task-1"),
-        ("b", BATCHES, "batch-1"),
-        ("op", OPERATIONS, "op-1"),
-        ("3k", KEYS, "3k9x0a7bq2mz"),
+        ("req-1b2c0", REQUESTS, FIRST),
+        ("req-1b2c1…", REQUESTS, SECOND),
+        ("task-abcd", TASKS, TASK),
+        ("batch-abcd1", BATCHES, BATCH),
+        ("op-abcd…", OPERATIONS, OPERATION),
+        ("3k9x", KEYS, "3k9x0a7bq2mz"),
     ],
 )
 def test_unique_beginning_stands_for_the_id(word: str, ids: RecordIds, whole: str) -> None:
@@ -59,13 +60,18 @@ def test_unique_beginning_stands_for_the_id(word: str, ids: RecordIds, whole: st
 
 
 def test_ambiguous_beginning_is_refused_with_the_candidates() -> None:
-    with pytest.raises(FieldError, match=f"req-1 is the beginning of {FIRST}, {SECOND}"):
-        _full("req-1")
+    with pytest.raises(FieldError, match=f"req-1b2c is the beginning of {FIRST}, {SECOND}"):
+        _full("req-1b2c")
 
 
-@pytest.mark.parametrize("word", ["mine", "unknown"])
-def test_id_of_a_caller_and_an_unknown_word_stay_unchanged(word: str) -> None:
+@pytest.mark.parametrize("word", ["mine", "unknown", "job-1234", "job-1", "req-", "req-1b2", "r"])
+def test_id_of_a_caller_and_a_few_characters_stay_unchanged(word: str) -> None:
+    # `weft cancel job-1` cancelled job-10 when only that was running.
     assert _full(word) == word
+
+
+def test_shortened_id_that_is_unknown_loses_its_ellipsis() -> None:
+    assert _full("req-ffff…") == "req-ffff"
 
 
 def test_generated_id_is_not_looked_up() -> None:

@@ -60,14 +60,18 @@ def test_report_names_the_engine_and_advises_a_faster_one(search_path: Path, tmp
     folder = EnvironmentFolder(tmp_path / "runtimes")
     gpu, none = (Variant.VULKAN, Variant.CPU), (Variant.CPU,)
     text, advice = engine_report(None, folder, gpu)
-    assert text.startswith("llama.cpp for cpu of xllamacpp ")
+    assert text.startswith("llama.cpp of xllamacpp ")
     assert advice.startswith("this machine has a device for vulkan; weft runtime install llama_server")
     assert engine_report(None, folder, none) == (text, "")
+    # Apple's wheel already uses Metal.
+    assert engine_report(None, folder, [Variant.METAL, Variant.CPU]) == (text, "")
     assert engine_report(("/opt/x",), folder, gpu) == ("/opt/x, as configured", "")
     native = _install_native(search_path)
     assert engine_report(None, folder, gpu) == (f"{native}, found on PATH", "")
     _install_built(folder, Variant.VULKAN)
     assert engine_report(None, folder, gpu) == ("llama.cpp for vulkan, built by weft runtime install", "")
+    _install_built(folder, Variant.CPU)
+    assert engine_report(None, folder, gpu) == ("llama.cpp for cpu, built by weft runtime install", "")
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,14 @@ def test_second_engine_call_of_a_request_does_not_move_its_prefixes() -> None:
     assert blocks.prefixes == [1]
 
 
+def test_id_that_is_used_again_belongs_to_its_new_prompt() -> None:
+    # Two tenants may both call a request job-1: the blocks of the second were reported as prefixes of the first.
+    blocks = EngineBlocks()
+    blocks.expect("job-1", _prompt(1, tenant="a"))
+    _processed(blocks, "job-1", _prompt(2, tenant="b"), _stored(11, 12, by="job-1"))
+    assert _changes(blocks) == {2: True}
+
+
 def test_flood_of_blocks_keeps_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_blocks, "MAX_BLOCKS", 4)
     monkeypatch.setattr(engine_blocks, "MAX_PREFIXES", 2)
