@@ -1,7 +1,7 @@
 """Installation of an environment: built in a new folder, checked, and switched to atomically.
 
-A failed or cancelled installation removes its files. Leftovers of a killed one are never used, and the next
-installation removes them.
+A failed or cancelled installation removes its files, except an unfinished build, which the next one continues.
+Leftovers of a killed one are never used, and the next installation removes them.
 """
 
 import asyncio

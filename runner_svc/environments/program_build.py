@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from runner_svc.environments.environment import EngineEnvironment, SourceBuild
+from runner_svc.environments.locked_install import CONNECT_RETRIES, CONNECT_SECONDS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -25,6 +26,8 @@ Run = Callable[[Sequence[str | Path], Callable[[str], object]], Awaitable[str]]
 def require_tools(environment: EngineEnvironment, variant: str, build: SourceBuild) -> None:
     """Checks that the programs of a build are on PATH. Raises INVALID_ARGUMENT with what installs them."""
     missing = [tool for tool in build.tools if not any(map(shutil.which, tool.names))]
+    if not hasattr(tarfile, "data_filter"):
+        raise WeftError(Reason.INVALID_ARGUMENT, f"{environment.name} ({variant}) is built by Python 3.11.4 or later")
     if missing:
         words = "; ".join(f"{' or '.join(tool.names)} ({tool.remedy})" for tool in missing)
         raise WeftError(Reason.INVALID_ARGUMENT, f"{environment.name} ({variant}) is built here and needs {words}")
@@ -71,7 +74,8 @@ async def build_program(
 
 
 _DOWNLOAD = (
-    *("-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-binary", ":all:"),
+    *("-m", "pip", "--disable-pip-version-check", "download", "--no-input", "--no-deps"),
+    *("--no-binary", ":all:", "--timeout", str(CONNECT_SECONDS), "--retries", str(CONNECT_RETRIES)),
     *("--no-build-isolation", "--require-hashes", "--progress-bar", "off"),
 )
 

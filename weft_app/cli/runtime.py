@@ -268,7 +268,7 @@ def _report(status: pb.EnvironmentStatus, output: OutputFormat, text: str) -> No
 
 
 def _run(installer: EnvironmentInstaller, order: InstallOrder) -> None:
-    """Runs the installation. Ctrl-C, SIGTERM and SIGHUP end it and remove all of it."""
+    """Runs the installation. Ctrl-C, SIGTERM and SIGHUP end it; only the progress of a build stays."""
     received: list[int] = []
 
     async def installing() -> None:

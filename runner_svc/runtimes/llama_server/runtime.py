@@ -153,7 +153,9 @@ PROGRAM = "llama-server"
 LAUNCHER = "runner_svc.runtimes.llama_server.xllamacpp_launcher"
 _NO_AMX = " ".join(f"-mno-amx-{part}" for part in ("tile", "int8", "bf16"))
 """llama.cpp's kernels for AMX end with SIGSEGV at the first decode (version of the source lock, GCC 12)."""
-_COMPILER = BuildTool(("c++", "g++", "clang++"), "on Debian and Ubuntu: sudo apt install g++")
+_COMPILER = BuildTool(
+    ("c++", "g++", "clang++"), "GCC 11 or later, or Clang; on Debian and Ubuntu: sudo apt install g++"
+)
 
 
 def _variant(*options: str, tool: BuildTool | None = None) -> EnvironmentVariant:
