@@ -1,6 +1,7 @@
 """What answers are drawn with: formulas, colored code, tasks, collapsible text; nothing of it runs or is fetched."""
 
 from collections.abc import Iterator
+from html import escape
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,6 +58,52 @@ $\htmlData{a=b}{x}$ $\def\a{\a\a}\a$ $\rule{99999em}{99999em}$ \[<img src=x oner
 never closed
 """
 
+DRAW = """async texts => {
+  const folder = document.querySelector("script[src$='main.js']").src.replace("app/main.js", "");
+  const {h, render, Fragment} = await import("preact");
+  const {Blocks} = await import(folder + "app/parts/markdown.js");
+  const drawn = ([text, isComplete]) => {
+    const box = document.createElement("div");
+    render(h(Fragment, null, new Blocks().of(text, isComplete)), box);
+    return box.innerHTML.replaceAll("\\n", "");
+  };
+  return texts.map(drawn);
+}"""
+FOLDED = "<details><summary>{}</summary>{}</details>"
+ONE_LINE = "<details><summary>Click</summary>The answer is 42.</details>"
+DETAILS = {
+    f"{ONE_LINE}\n\nAfter": f"<p>{escape(ONE_LINE, quote=False)}</p><p>After</p>",
+    "<details><summary>a</summary>\nlast words</details>\n\nAfter.": FOLDED.format("a", "<p>last words</p>") + "<p>After.</p>",
+    "<details>\n<summary>List<int> of <b>x</b></summary>\nt\n</details>\nAfter": (
+        FOLDED.format("List&lt;int&gt; of x", "<p>t</p>") + "<p>After</p>"
+    ),
+    "<details>\n<summary>a</summary></details>\nAfter": FOLDED.format("a", "") + "<p>After</p>",
+    "<details>\n</details>\nAfter": FOLDED.format("Details", "") + "<p>After</p>",
+    "<details>\nx\n<details>\ny</details></details>\nAfter": (
+        FOLDED.format("Details", "<p>x</p>" + FOLDED.format("Details", "<p>y</p>")) + "<p>After</p>"
+    ),
+    "- <details>\n  x\n- b\n- c": "<ul><li>&lt;details&gt;<br>x</li><li>b</li><li>c</li></ul>",
+    "- <details>\n  x\n  </details>\n- b": f"<ul><li>{FOLDED.format('Details', '<p>x</p>')}</li><li>b</li></ul>",
+    "- <details>\n  x\n- b\n\n</details>": "<ul><li>&lt;details&gt;<br>x</li><li>b</li></ul><p>&lt;/details&gt;</p>",
+    "<details>\nnever closed\n\nAfter": "<p>&lt;details&gt;<br>never closed</p><p>After</p>",
+    "<details><summary>a\nb</summary>\nc\n</details>": (
+        "<p>&lt;details&gt;&lt;summary&gt;a<br>b&lt;/summary&gt;<br>c<br>&lt;/details&gt;</p>"
+    ),
+    "a <details>\nb\n</details>": "<p>a &lt;details&gt;<br>b<br>&lt;/details&gt;</p>",
+    "<details>\n- a\n- b</details>\nAfter": FOLDED.format("Details", "<ul><li>a</li><li>b</li></ul>") + "<p>After</p>",
+    "<details>\n" * 3 + "x\n" + "</details>\n" * 2: (
+        "<p>&lt;details&gt;</p>" + FOLDED.format("Details", FOLDED.format("Details", "<p>x</p>"))
+    ),
+}
+"""What complete texts with <details> become: whatever is no such box stays, as text."""
+FORMULAS = {
+    "It costs $5; use `$total` then.": "<p>It costs $5; use <code>$total</code> then.</p>",
+    "set $HOME/$USER now": "<p>set $HOME/$USER now</p>",
+    "$5 or $6, US$5/CA$6": "<p>$5 or $6, US$5/CA$6</p>",
+    "$x$, ($2x$).": '<p><span class="formula">$x$</span>, (<span class="formula">$2x$</span>).</p>',
+    "- $$\n  x\n- b\n  $$": "<ul><li>$$<br>x</li><li>b<br>$$</li></ul>",
+}
+
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
@@ -99,6 +146,25 @@ def test_answer_has_formulas_colored_code_tasks_and_collapsible_text(page: "Page
     expect(answer).to_contain_text("After1, not [^a-z].")
     expect(answer.locator(".footnote")).to_have_text("1 The note.")
     picture(page, "chat-rendering")
+
+
+@pytest.mark.parametrize("cases", [DETAILS, FORMULAS], ids=["details", "formulas"])
+def test_no_text_is_lost_in_boxes_and_formulas(page: "Page", mesh: MeshProcess, cases: dict[str, str]) -> None:
+    opened(page, mesh, "chat", "Chat")
+    drawn = page.evaluate(DRAW, [[text, True] for text in cases])
+    assert dict(zip(cases, drawn, strict=True)) == cases
+
+
+def test_box_of_a_growing_text_is_open_ended(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "chat", "Chat")
+    drawn = page.evaluate(DRAW, [["<details><summary>a</summary>\n\nb", False], ["- <details>\n- b", False]])
+    assert drawn == [FOLDED.format("a", "<p>b</p>"), "<ul><li>&lt;details&gt;</li><li>b</li></ul>"]
+
+
+def test_wrong_formula_is_shown_as_it_was_written(page: "Page", mesh: MeshProcess) -> None:
+    answer = answered(page, mesh, "Right $x$, wrong $\\nosuch{y}$ and\n\n$$\n\\nosuch\n$$")
+    expect(answer.locator("math")).to_have_count(1)
+    assert answer.locator(".formula:not(:has(math))").all_text_contents() == ["$\\nosuch{y}$", "$$\n\\nosuch\n$$"]
 
 
 def test_code_can_be_wrapped_and_copy_covers_nothing(page: "Page", mesh: MeshProcess) -> None:

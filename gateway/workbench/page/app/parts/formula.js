@@ -17,8 +17,8 @@ function load() {
   );
 }
 
-/** @param {{tex: string, isBlock: boolean}} props */
-export function Formula({ tex, isBlock }) {
+/** `source`: what is shown where there is no formula of it. @param {{tex: string, source: string, isBlock: boolean}} props */
+export function Formula({ tex, source, isBlock }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const render = katex.value;
   useEffect(load, []);
@@ -27,14 +27,15 @@ export function Formula({ tex, isBlock }) {
     try {
       render(tex, box.current, { ...OPTIONS, displayMode: isBlock });
     } catch {
-      box.current.textContent = tex;
+      box.current.textContent = source;
     }
-  }, [tex, isBlock, render]);
-  return h("span", { ref: box, class: isBlock ? "formula block" : "formula" }, render ? null : tex);
+  }, [tex, source, isBlock, render]);
+  return h("span", { ref: box, class: isBlock ? "formula block" : "formula" }, render ? null : source);
 }
 
-/** A dollar before a space or a digit is money. */
-const INLINE = /\\\(([^]{1,2000}?)\\\)|\\\[([^]{1,2000}?)\\\]|\$\$([^$]{1,2000}?)\$\$|\$(?!\s)((?:\\.|[^$\\\n]){1,1000}?)(?<!\s)\$(?!\d)/y;
+/** A dollar beside a space, or outside beside a letter or digit, is none of a formula, nor is one before code. */
+const INLINE =
+  /\\\(([^]{1,2000}?)\\\)|\\\[([^]{1,2000}?)\\\]|\$\$([^$]{1,2000}?)\$\$|(?<![\p{L}\p{N}])\$(?!\s)((?:\\[^\n`]|[^$\\\n`]){1,1000}?)(?<!\s)\$(?![\p{L}\p{N}])/uy;
 
 /** Adds formulas to a parser. @param {any} markdown */
 export function formulas(markdown) {
@@ -48,7 +49,8 @@ function inline(state, isSilent) {
   const found = INLINE.exec(state.src);
   if (!found || INLINE.lastIndex > state.posMax) return false;
   const [whole, round, square, double, single] = found;
-  if (!isSilent) Object.assign(state.push("formula", "", 0), { content: (round ?? square ?? double ?? single).trim(), block: !(round ?? single) });
+  const content = (round ?? square ?? double ?? single).trim();
+  if (!isSilent) Object.assign(state.push("formula", "", 0), { content, markup: whole, block: !(round ?? single) });
   state.pos += whole.length;
   return true;
 }
@@ -63,11 +65,11 @@ function block(state, first, end, isSilent) {
   let line = first;
   while (!tex.endsWith(close)) {
     line += 1;
-    if (line >= end || state.isEmpty(line)) return false;
+    if (line >= end || state.isEmpty(line) || state.sCount[line] < state.blkIndent) return false;
     tex += `\n${lineOf(line)}`;
   }
   if (isSilent) return true;
-  Object.assign(state.push("formula", "", 0), { content: tex.slice(0, -2).trim(), block: true, map: [first, line + 1] });
+  Object.assign(state.push("formula", "", 0), { content: tex.slice(0, -2).trim(), markup: open + tex, block: true, map: [first, line + 1] });
   state.line = line + 1;
   return true;
 }

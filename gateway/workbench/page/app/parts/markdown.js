@@ -19,6 +19,16 @@ const CODE_DIRECTIONS = /[\u202A-\u202E\u2066-\u2069]/g;
 /** @param {string} character */
 const named = (character) => `⟦U+${character.charCodeAt(0).toString(16).toUpperCase()}⟧`;
 
+/** The first line of collapsible text, its summary where that has its own line, and the ends of one or more in its last line. */
+const DETAILS = /^<details(?: open)?>\s*(?:<summary>(.*)<\/summary>)?$/;
+const SUMMARY = /^<summary>(.*)<\/summary>$/;
+const CLOSED = /((?:<\/details>)+)$/;
+const DETAILS_END = "</details>";
+/** How deep it may be. */
+const MAX_DETAILS = 20;
+/** Tags in a summary that only change how it looks. */
+const STYLES = /<\/?(?:b|i|u|em|strong|code|kbd|small|h[1-6])>/g;
+
 const LINK_PROTOCOLS = new Set(["http:", "https:", "mailto:"]);
 
 /** The address of a link as it may be followed; "" where it is none for a model's text.
@@ -69,7 +79,8 @@ export class Blocks {
     this.isComplete = isComplete;
     const rest = text.slice(this.finalChars);
     // Of a copy: a definition whose line still grows is none yet.
-    const environment = { references: { ...this.environment.references }, footnotes: { ...this.environment.footnotes } };
+    const { references, footnotes } = this.environment;
+    const environment = { references: { ...references }, footnotes: { ...footnotes }, isGrowing: !isComplete };
     const groups = blocksOf(parser.parse(rest, environment));
     const elements = groups.map((group, at) => elementsOf(group, `${this.final.length + at}`));
     const end = isComplete ? 0 : finalEnd(rest, groups);
@@ -172,7 +183,7 @@ function leaf(token) {
     case "footnote":
       return h("sup", null, token.content);
     case "formula":
-      return h(Formula, { tex: token.content, isBlock: token.block });
+      return h(Formula, { tex: token.content, source: token.markup, isBlock: token.block });
     case "checkbox":
       return h("input", { type: "checkbox", checked: token.content === "x", disabled: true, "aria-label": token.content === "x" ? "Done" : "To do" });
     case "hr":
@@ -236,26 +247,38 @@ function footnoteMark(state, isSilent) {
   return true;
 }
 
-/** A `<details>` alone on its line, with its `<summary>`, up to its end: no other HTML is read.
+/** `<details>` with nothing but a whole `<summary>` on its line, up to the line that ends with its `</details>`: no other HTML is read.
  * @param {any} state @param {number} first @param {number} end lines @param {boolean} isSilent */
 function details(state, first, end, isSilent) {
   const lineOf = (/** @type {number} */ line) => state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]).trim();
-  if (!/^<details( open)?>/.test(lineOf(first))) return false;
-  if (isSilent) return true;
+  const opening = DETAILS.exec(lineOf(first));
+  if (!opening || state.level > MAX_DETAILS || state.sCount[first] - state.blkIndent > 3) return false;
   let last = first + 1;
   for (let depth = 1; last < end; last += 1) {
-    depth += /^<details( open)?>/.test(lineOf(last)) ? 1 : lineOf(last) === "</details>" ? -1 : 0;
-    if (depth === 0) break;
+    const line = lineOf(last);
+    if (line && state.sCount[last] < state.blkIndent) return false;
+    depth += Number(line.startsWith("<details")) - Number(CLOSED.exec(line)?.[1].length ?? 0) / DETAILS_END.length;
+    if (depth <= 0) break;
   }
-  const head = lineOf(first).replace(/^<details( open)?>/, "") || (first + 1 < last ? lineOf(first + 1) : "");
-  const summary = /^<summary>(.*)<\/summary>$/.exec(head);
-  state.push("details_open", "details", 1).map = [first, last];
+  // While the text grows, its end is still to come.
+  if (last >= end && !state.env.isGrowing) return false;
+  if (isSilent) return true;
+  // Of a last line with words only these are read.
+  const hasWords = last < end && lineOf(last) !== DETAILS_END;
+  if (hasWords) {
+    const at = state.src.lastIndexOf(DETAILS_END, state.eMarks[last]);
+    state.src = state.src.slice(0, at) + " ".repeat(DETAILS_END.length) + state.src.slice(at + DETAILS_END.length);
+  }
+  const inner = hasWords ? last + 1 : last;
+  const below = opening[1] === undefined && first + 1 < inner ? SUMMARY.exec(lineOf(first + 1)) : null;
+  const summary = opening[1] ?? below?.[1] ?? "";
+  state.push("details_open", "details", 1).map = [first, inner];
   state.push("summary_open", "summary", 1);
-  Object.assign(state.push("inline", "", 0), { content: summary?.[1].replace(/<\/?\w+>/g, "") ?? "Details", children: [], map: [first, first + 1] });
+  Object.assign(state.push("inline", "", 0), { content: summary.replace(STYLES, "").trim() || "Details", children: [], map: [first, first + 1] });
   state.push("summary_close", "summary", -1);
   const { lineMax, parentType } = state;
-  Object.assign(state, { lineMax: last, parentType: "details" });
-  state.md.block.tokenize(state, summary && lineOf(first).length <= "<details open>".length ? first + 2 : first + 1, last);
+  Object.assign(state, { lineMax: inner, parentType: "details" });
+  state.md.block.tokenize(state, below ? first + 2 : first + 1, inner);
   Object.assign(state, { lineMax, parentType, line: Math.min(last + 1, end) });
   state.push("details_close", "details", -1);
   return true;
