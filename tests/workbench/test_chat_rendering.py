@@ -73,7 +73,9 @@ FOLDED = "<details><summary>{}</summary>{}</details>"
 ONE_LINE = "<details><summary>Click</summary>The answer is 42.</details>"
 DETAILS = {
     f"{ONE_LINE}\n\nAfter": f"<p>{escape(ONE_LINE, quote=False)}</p><p>After</p>",
-    "<details><summary>a</summary>\nlast words</details>\n\nAfter.": FOLDED.format("a", "<p>last words</p>") + "<p>After.</p>",
+    "<details><summary>a</summary>\nlast words</details>\n\nAfter.": (
+        FOLDED.format("a", "<p>last words</p>") + "<p>After.</p>"
+    ),
     "<details>\n<summary>List<int> of <b>x</b></summary>\nt\n</details>\nAfter": (
         FOLDED.format("List&lt;int&gt; of x", "<p>t</p>") + "<p>After</p>"
     ),

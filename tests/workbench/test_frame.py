@@ -204,6 +204,53 @@ def test_page_that_failed_to_load_is_loaded_when_the_mesh_is_back(page: "Page", 
     page.get_by_role("textbox", name="Message").wait_for()
 
 
+@pytest.mark.parametrize("late", ["**/pages/usage.js", "**/ui/"])
+def test_page_that_failed_to_load_reloads_nothing_once_it_is_left(page: "Page", mesh: MeshProcess, late: str) -> None:
+    page.clock.install()
+    opened(page, mesh, "chat", "Chat")
+    page.evaluate("globalThis.sameDocument = true")
+    held: list[Route] = []
+    page.route("**/pages/usage.js", lambda route: route.abort())
+    page.route(late, lambda route: held.append(route))  # noqa: PLW0108
+    with page.expect_request(late):
+        page.get_by_role("link", name="Usage").click()
+        if late == "**/ui/":
+            page.get_by_role("alert").get_by_text("This page could not be loaded.").wait_for()
+            page.clock.fast_forward(2000)
+    page.get_by_role("link", name="Chat").click()
+    page.get_by_role("textbox", name="Message").fill("a draft")
+    for route in held:
+        if late == "**/ui/":
+            route.continue_()
+        else:
+            route.abort()
+    page.unroute_all()
+    for _ in range(2):
+        page.evaluate("fetch('/ui/', {method: 'HEAD'})")
+        page.clock.fast_forward(60_000)
+    assert page.evaluate("globalThis.sameDocument") is True
+    assert page.get_by_role("textbox", name="Message").input_value() == "a draft"
+
+
+def test_page_that_fails_again_is_loaded_again_half_a_minute_later(page: "Page", mesh: MeshProcess) -> None:
+    page.clock.install()
+    opened(page, mesh)
+    page.route("**/pages/usage.js", lambda route: route.abort())
+    page.get_by_role("link", name="Usage").click()
+    page.get_by_role("alert").get_by_text("This page could not be loaded.").wait_for()
+    with page.expect_event("load"):
+        page.clock.fast_forward(2000)
+    page.get_by_role("alert").get_by_text("This page could not be loaded.").wait_for()
+    with page.expect_response(lambda response: response.request.method == "HEAD"):
+        page.clock.fast_forward(2000)
+    page.evaluate("fetch('/ui/', {method: 'HEAD'})")
+    page.unroute_all()
+    with page.expect_event("load"):
+        page.clock.fast_forward(31_000)
+    page.get_by_role("heading", level=1, name="Usage").wait_for()
+    assert not page.get_by_text("This page could not be loaded.").count()
+
+
 def test_tab_reconnecting_to_an_updated_gateway_suggests_a_reload(page: "Page", mesh: MeshProcess) -> None:
     page.route("**/ui/", lambda route: route.fulfill(status=200, headers={"etag": '"0123456789abcdef"'}))
     page.route("**/api/v1/watch?**", lambda route: route.abort())

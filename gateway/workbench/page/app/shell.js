@@ -45,11 +45,14 @@ function Outdated() {
     <button onClick=${() => location.reload()}>Reload</button></section>`;
 }
 
-/** Loads the document again, in which a module that failed stays failed; once, if that is not what it failed for. */
+/** Loads the document again, in which a module that failed stays failed; not if that was done less than half a minute ago.
+ * Returns after how many milliseconds it may be done. */
 function reloadOnce() {
-  const last = Number(sessionStorage.getItem(RELOADED) ?? 0);
+  const since = Date.now() - Number(sessionStorage.getItem(RELOADED) ?? 0);
+  if (since >= 0 && since < RELOAD_MILLISECONDS) return RELOAD_MILLISECONDS - since;
   sessionStorage.setItem(RELOADED, String(Date.now()));
-  if (Date.now() - last > RELOAD_MILLISECONDS) location.reload();
+  location.reload();
+  return RELOAD_MILLISECONDS;
 }
 
 /** A page whose module comes when it is first shown. @param {{entry: import("./page_table.js").PageEntry, name: string}} props */
@@ -58,18 +61,23 @@ function Loaded({ entry, name }) {
   const [failure] = useErrorBoundary((error) => console.warn(error));
   useEffect(() => {
     let timer = 0;
+    let isGone = false;
+    const reloadAfter = (/** @type {number} */ milliseconds) => void (isGone || (timer = setTimeout(reload, milliseconds)));
     const reload = async () => {
-      if (await checkVersion()) reloadOnce();
-      else timer = setTimeout(reload, RETRY_MILLISECONDS);
+      const answers = await checkVersion();
+      if (!isGone) reloadAfter(answers ? reloadOnce() : RETRY_MILLISECONDS);
     };
     entry.load().then(
       (module) => setPage({ Page: module.Page }),
       () => {
         setPage({ problem: "This page could not be loaded. Trying again when the gateway answers…" });
-        timer = setTimeout(reload, RETRY_MILLISECONDS);
+        reloadAfter(RETRY_MILLISECONDS);
       },
     );
-    return () => clearTimeout(timer);
+    return () => {
+      isGone = true;
+      clearTimeout(timer);
+    };
   }, [entry]);
   const problem = failure ? `This page failed: ${failure.message ?? failure}` : page.problem;
   if (problem) {
