@@ -10,10 +10,12 @@ const PATH = "/api/v1/inference-tasks";
 const RETRY_MILLISECONDS = [250, 500, 1000, 2000];
 const POSITION_MILLISECONDS = 1000;
 const SUBMIT_TRIES = 3;
+const SUBMIT_MILLISECONDS = 1000;
 /** Refusals of a task after which a request that is not durable may still be answered. */
-const NOT_DURABLE = new Set([413, 429, 501, 503]);
-/** Refusals after which following a task is useless. */
-const FINAL = new Set([401, 403, 404]);
+const NOT_DURABLE = new Set([413, 429, 501]);
+/** How a submission ends whose task the mesh may have: no answer, or none in time. */
+const UNKNOWN = new Set([0, 502, 503, 504]);
+const ENDED = ["completed", "cancelled", "failed"];
 const AWAY = "The mesh does not answer. Trying again…";
 
 /** @param {number} milliseconds */
@@ -36,9 +38,10 @@ export async function submit(answer, body, headers, metadata) {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (NOT_DURABLE.has(error.status)) return;
-      if (error.status !== 0 || tries === SUBMIT_TRIES) throw new ApiError(error.status, { ...error, message: error.message.replace(/^body\./, "") });
+      if (error.status === 503 && tries === SUBMIT_TRIES) return;
+      if (!UNKNOWN.has(error.status) || tries === SUBMIT_TRIES) throw new ApiError(error.status, { ...error, message: error.message.replace(/^body\./, "") });
     }
-    await pause(1000);
+    await pause(SUBMIT_MILLISECONDS);
   }
 }
 
@@ -62,6 +65,7 @@ export async function forgetTasks(answers) {
  * @param {Answer} answer @param {() => void} changed */
 export async function follow(answer, changed) {
   const path = `${PATH}/${segment(answer.taskId)}`;
+  let status = AWAY;
   const timer = setInterval(() => void showPosition(answer, changed), POSITION_MILLISECONDS);
   try {
     for (let failures = 0; ; failures += 1) {
@@ -69,6 +73,7 @@ export async function follow(answer, changed) {
         for await (const { event, data } of events("GET", `${path}/events`, { query: { after: answer.lastEvent || undefined } })) {
           if (!data) continue;
           failures = 0;
+          status = AWAY;
           const body = JSON.parse(data);
           if (event === "output") takeOutput(answer, body);
           else if (event === "task") takeTask(answer, body);
@@ -77,9 +82,13 @@ export async function follow(answer, changed) {
           if (!isRunning(answer)) return;
         }
       } catch (error) {
-        if (error instanceof ApiError && FINAL.has(error.status)) throw error;
+        if (error instanceof ApiError && error.status && error.status < 500) {
+          // As many as may follow tasks do.
+          if (error.status !== 429) throw error;
+          status = error.message;
+        }
       }
-      show(answer, AWAY);
+      show(answer, status);
       changed();
       await pause(RETRY_MILLISECONDS[Math.min(failures, RETRY_MILLISECONDS.length - 1)]);
     }
@@ -91,8 +100,8 @@ export async function follow(answer, changed) {
 /** @param {Answer} answer @param {any} task */
 function takeTask(answer, task) {
   const { state, error, last_event: last, waiting_for: reason, attempt } = task;
-  // A completed task whose last pieces have not come yet is sent again after them.
-  if (state === "completed" && last > answer.lastEvent) return;
+  // A task that has ended is sent before its last pieces, and again after them.
+  if (ENDED.includes(state) && last > answer.lastEvent) return;
   show(answer, "");
   if (state === "pending") {
     if (answer.parts.at(-1)?.kind !== "lost") lose(answer);

@@ -1,0 +1,129 @@
+"""The tasks behind answers of the chat: submitted once, ended, changed in another browser, and deleted."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from chat_steps import asked, behave
+from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
+from pages import expect, finished, opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page, Route
+
+pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
+
+TASKS = "/api/v1/inference-tasks"
+AGENT = {"name": "clerk", "model": "m-a"}
+ALIAS = b"kind: alias\nname: fast\npattern: gpt-clerk\ntarget: agent/clerk\n"
+
+
+@pytest.fixture(scope="module")
+def task_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A model, an agent and an alias of the agent."""
+    folder = tmp_path_factory.mktemp("chat-tasks")
+    config = write_config(folder, {**fake_runner("a"), "agents": [AGENT]})
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        code, _, err = finished(run_weft("apply", "-f", "-", home=mesh.home, stdin=ALIAS))
+        assert code == 0, err
+        yield mesh
+
+
+@pytest.fixture
+def mesh(task_mesh: MeshProcess) -> Iterator[MeshProcess]:
+    """The mesh with the usual behaviour of its fake before and after each test."""
+    yield task_mesh
+    finished(task_mesh.reset("a"))
+
+
+@pytest.fixture
+def other(browser: "Browser") -> "Iterator[Page]":
+    """A tab of another browser."""
+    context = browser.new_context()
+    yield context.new_page()
+    context.close()
+
+
+def completed(answer: "Locator") -> "Locator":
+    """The answer once its receipt is there."""
+    expect(answer.locator(".receipt")).to_contain_text("completed")
+    return answer
+
+
+def submissions(page: "Page", *statuses: int) -> list[Any]:
+    """The submissions of tasks from now on; the first get these statuses, though the mesh has accepted them."""
+    seen: list[Any] = []
+
+    def answer(route: "Route") -> None:
+        if route.request.method != "POST":
+            return route.fallback()
+        seen.append(route.request)
+        if len(seen) > len(statuses):
+            return route.continue_()
+        status = statuses[len(seen) - 1]
+        if status == 503:
+            route.fetch()
+        return route.fulfill(status=status, json={"error": {"message": "no"}})
+
+    page.route(f"**{TASKS}", answer)
+    return seen
+
+
+def refuse(page: "Page", status: int, message: str) -> None:
+    """Refuses to have tasks followed."""
+    page.route("**/events*", lambda route: route.fulfill(status=status, json={"error": {"message": message}}))
+
+
+def tasks_of(page: "Page", mesh: MeshProcess, conversation: str) -> list[Any]:
+    """The tasks that the mesh has of a conversation."""
+    found: list[Any] = page.request.get(f"{mesh.url}{TASKS}").json()["data"]
+    return [task for task in found if (task.get("metadata") or {}).get("conversation") == conversation]
+
+
+@pytest.mark.parametrize("end", ["stopped", "failed"])
+def test_ended_answer_opened_elsewhere_has_its_text(page: "Page", other: "Page", mesh: MeshProcess, end: str) -> None:
+    failure = {"out_of_memory_after_tokens": 5, "fail_times": 1} if end == "failed" else {}
+    behave(mesh, "a", tokens_per_second=50.0, answer_tokens=0, **failure)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    answer = asked(page, "Count")
+    answer.get_by_text("tok0 tok1").wait_for()
+    if end == "stopped":
+        page.keyboard.press("Escape")
+    expect(answer).to_have_attribute("aria-busy", "false")
+    other.goto(page.url)
+    there = other.get_by_role("article").last
+    there.get_by_text("Stopped." if end == "stopped" else "out_of_memory", exact=True).wait_for()
+    expect(there).to_contain_text("tok0 tok1")
+
+
+def test_submission_without_an_answer_is_repeated_and_is_one_task(page: "Page", mesh: MeshProcess) -> None:
+    behave(mesh, "a", text="Once.", tokens_per_second=0.0)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    seen = submissions(page, 503)
+    completed(asked(page, "Repeat")).get_by_text("Once.").wait_for()
+    assert len({request.headers["idempotency-key"] for request in seen}) == 1
+    assert len(seen) == 2
+    assert len(tasks_of(page, mesh, page.url.rpartition("/")[2])) == 1
+
+
+@pytest.mark.parametrize(("status", "tries"), [(413, 1), (429, 1), (501, 1), (503, 3)])
+def test_answer_without_a_task_is_streamed(page: "Page", mesh: MeshProcess, status: int, tries: int) -> None:
+    behave(mesh, "a", text="Streamed.", tokens_per_second=0.0)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    seen = submissions(page, *[status] * 4)
+    with page.expect_request("**/v1/chat/completions"):
+        completed(asked(page, "Stream")).get_by_text("Streamed.").wait_for()
+    assert len(seen) == tries
+
+
+def test_following_ends_if_the_mesh_refuses_it_and_goes_on_if_it_is_away(page: "Page", mesh: MeshProcess) -> None:
+    behave(mesh, "a", text="There.", tokens_per_second=0.0)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    for status, shown in ((503, "The mesh does not answer. Trying again…"), (429, "too many")):
+        refuse(page, status, "too many")
+        answer = asked(page, f"Wait for {status}")
+        answer.get_by_text(shown).wait_for()
+        page.unroute_all()
+        completed(answer).get_by_text("There.").wait_for()
+    refuse(page, 400, "not like this")
+    asked(page, "End").get_by_role("alert").get_by_text("not like this").wait_for()
