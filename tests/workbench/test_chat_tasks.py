@@ -1,5 +1,6 @@
 """The tasks behind answers of the chat: submitted once, ended, changed in another browser, and deleted."""
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,18 @@ def test_answer_without_a_task_is_streamed(page: "Page", mesh: MeshProcess, stat
     with page.expect_request("**/v1/chat/completions"):
         completed(asked(page, "Stream")).get_by_text("Streamed.").wait_for()
     assert len(seen) == tries
+
+
+def test_agent_is_asked_for_one_attempt(page: "Page", mesh: MeshProcess) -> None:
+    behave(mesh, "a", text="Done.", tokens_per_second=0.0)
+    attempts = {}
+    for model in ("agent/clerk", "gpt-clerk", "pool"):
+        opened(page, mesh, f"chat?model={model}", "Chat")
+        seen = submissions(page)
+        completed(asked(page, "Do it"))
+        attempts[model] = json.loads(seen[0].post_data).get("max_attempts")
+        page.unroute_all()
+    assert attempts == {"agent/clerk": 1, "gpt-clerk": 1, "pool": None}
 
 
 def test_following_ends_if_the_mesh_refuses_it_and_goes_on_if_it_is_away(page: "Page", mesh: MeshProcess) -> None:

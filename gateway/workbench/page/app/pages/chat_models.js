@@ -9,8 +9,9 @@ import { State } from "../parts/widgets.js";
 /**
  * @typedef {{
  *   id: string, kind: string, status: string, contextTokens: number, skills: string[] | null, isRemote: boolean, about: string,
+ *   targets: string[],
  * }} Model
- * `skills`: null where they are not known. `about`: what it stands for, or its description.
+ * `skills`: null where they are not known. `targets`: the names that an alias or a route leads to. `about`: what it stands for, or its description.
  */
 
 /** Names that answer chats, in the order of the mesh; null before they are known. @type {import("@preact/signals").Signal<Model[] | null>} */
@@ -23,16 +24,19 @@ const SHOWN_AT_ONCE = 100;
 const LAST = "weft.chat.model";
 /** What the list of names is made of. */
 const KINDS = ["model", "agent", "route", "alias"];
+/** How the names of agents begin. */
+const AGENT = "agent/";
 /** Changes within this time are one. */
 const REFRESH_MILLISECONDS = 500;
 
 /** @param {any} entry of GET /v1/models @returns {Model} */
 function modelOf({ id, meta }) {
   const kind = meta.alias_of ? "alias" : meta.agent ? "agent" : meta.route ? "route" : (meta.members ?? []).length > 1 ? "pool" : "model";
-  const stands = meta.alias_of ?? (meta.agent ? meta.model : (meta.candidates ?? []).join(", "));
+  const targets = meta.alias_of ? [meta.alias_of] : (meta.candidates ?? []);
+  const stands = meta.agent ? meta.model : targets.join(", ");
   const about = [stands && `for ${stands}`, meta.description].filter(Boolean).join(": ");
   return {
-    id, kind, about, status: meta.status, contextTokens: meta.context_tokens, skills: meta.skills ?? null, isRemote: Boolean(meta.remote),
+    id, kind, about, targets, status: meta.status, contextTokens: meta.context_tokens, skills: meta.skills ?? null, isRemote: Boolean(meta.remote),
   };
 }
 
@@ -60,6 +64,12 @@ export function usualModel() {
 export function takes(id, skill) {
   const found = models.value?.find((model) => model.id === id);
   return !found?.skills || found.skills.includes(skill);
+}
+
+/** Whether a name leads to an agent, as far as is known. @param {string} id @param {number} depth of names that lead to names @returns {boolean} */
+export function leadsToAgent(id, depth = 4) {
+  const targets = models.value?.find((model) => model.id === id)?.targets ?? [];
+  return id.startsWith(AGENT) || (depth > 0 && targets.some((target) => leadsToAgent(target, depth - 1)));
 }
 
 /** The choice of one model. @param {{value: string, label: string, onChoose: (id: string) => void}} props */

@@ -2,6 +2,7 @@
 import { ApiError, events, get, post, remove, segment } from "../api.js";
 import { can } from "../session.js";
 import { isRunning, touch } from "./chat_conversation.js";
+import { leadsToAgent, models, refreshModels } from "./chat_models.js";
 import { append, facts, show, takeCall, takeTool, waitSeconds } from "./chat_stream.js";
 
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
@@ -30,10 +31,13 @@ export const canBeDurable = (body) => body.model !== "auto" && can("inference:vi
  * @param {Answer} answer @param {Record<string, any>} body @param {Record<string, string>} headers @param {Record<string, string>} metadata */
 export async function submit(answer, body, headers, metadata) {
   const { stream, stream_options, ...asked } = body;
+  if (models.value === null) await refreshModels();
+  // Only its user lets an agent use its tools again.
+  const once = leadsToAgent(body.model) ? { max_attempts: 1 } : {};
   for (let tries = 1; ; tries += 1) {
     try {
       const options = { headers: { ...headers, "Idempotency-Key": answer.id, "X-Priority": "normal" } };
-      answer.taskId = answer.requestId = (await post(PATH, { body: { ...asked, metadata } }, options)).id;
+      answer.taskId = answer.requestId = (await post(PATH, { body: { ...asked, metadata }, ...once }, options)).id;
       return;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
