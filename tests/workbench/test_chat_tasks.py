@@ -97,6 +97,42 @@ def test_ended_answer_opened_elsewhere_has_its_text(page: "Page", other: "Page",
     expect(there).to_contain_text("tok0 tok1")
 
 
+def test_answer_regenerated_elsewhere_keeps_later_messages(page: "Page", other: "Page", mesh: MeshProcess) -> None:
+    behave(mesh, "a", text="Old.", tokens_per_second=0.0)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    completed(asked(page, "One"))
+    other.goto(page.url)
+    completed(other.get_by_role("article").last)
+    completed(asked(page, "Two"))
+    behave(mesh, "a", text="New.", tokens_per_second=0.0)
+    other.get_by_role("button", name="Regenerate").click()
+    completed(other.get_by_role("article").filter(has_text="New."))
+    for _ in range(2):
+        page.reload()
+        page.get_by_role("article").first.get_by_text("New.").wait_for()
+        expect(page.locator(".said")).to_have_text(["One", "Two"])
+        expect(page.get_by_role("article").locator(".markdown")).to_have_text(["New.", "Old."])
+
+
+def test_message_edited_elsewhere_changes_no_message_that_is_stored(
+    page: "Page", other: "Page", mesh: MeshProcess
+) -> None:
+    behave(mesh, "a", text="Old.", tokens_per_second=0.0)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    completed(asked(page, "One"))
+    completed(asked(page, "Two"))
+    other.goto(page.url)
+    completed(other.get_by_role("article").last)
+    other.get_by_role("button", name="Edit").first.click()
+    other.get_by_role("textbox", name="Edited message").fill("Edited")
+    other.get_by_role("button", name="Send again").click()
+    expect(other.locator(".said")).to_have_text(["Edited"])
+    completed(other.get_by_role("article").last)
+    page.reload()
+    page.get_by_text("Another browser has changed an earlier message").wait_for()
+    expect(page.locator(".said")).to_have_text(["One", "Two"])
+
+
 def test_submission_without_an_answer_is_repeated_and_is_one_task(page: "Page", mesh: MeshProcess) -> None:
     behave(mesh, "a", text="Once.", tokens_per_second=0.0)
     opened(page, mesh, "chat?model=pool", "Chat")

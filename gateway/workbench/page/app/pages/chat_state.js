@@ -50,11 +50,23 @@ async function renew(conversation) {
   const asked = conversation.turns.flatMap((turn) => turn.answers).map((answer) => answer.taskId);
   const isLocal = conversation.turns.at(-1)?.answers.some((answer) => !answer.taskId);
   if (!newer || isLocal || newer.turns.at(-1)?.answers.every((answer) => asked.includes(answer.taskId))) return;
-  const { turns } = conversation;
-  const isSame = (/** @type {number} */ at) => at < newer.turns.length - 1 && turns[at]?.text === newer.turns[at].text;
-  conversation.turns = newer.turns.map((turn, at) => (isSame(at) ? turns[at] : turn));
+  if (!merge(conversation, newer.turns)) return;
   changed(conversation);
   await complete(conversation);
+}
+
+/** Takes over the newest answers, and what was asked after them; false: the messages before differ, and all stays as it is here.
+ * @param {Conversation} conversation @param {Conversation["turns"]} newer */
+function merge({ turns }, newer) {
+  const last = newer.length - 1;
+  if (newer.some(({ text }, at) => at < turns.length && turns[at].text !== text)) {
+    notify("Another browser has changed an earlier message of this conversation. Here it stays as it was.");
+    return false;
+  }
+  const known = turns[last];
+  if (!known) turns.push(...newer.slice(turns.length));
+  else if (known.answers.length === newer[last].answers.length) turns[last] = { ...known, id: newer[last].id, answers: newer[last].answers };
+  return true;
 }
 
 /** The conversation of that id if an answer of it comes now. @param {string} id */
