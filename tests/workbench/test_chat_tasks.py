@@ -176,3 +176,42 @@ def test_following_ends_if_the_mesh_refuses_it_and_goes_on_if_it_is_away(page: "
         completed(answer).get_by_text("There.").wait_for()
     refuse(page, 400, "not like this")
     asked(page, "End").get_by_role("alert").get_by_text("not like this").wait_for()
+
+
+def test_deleted_conversation_leaves_no_task_on_the_mesh(page: "Page", other: "Page", mesh: MeshProcess) -> None:
+    behave(mesh, "a", text="Text.", tokens_per_second=0.0)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    completed(asked(page, "One"))
+    page.get_by_role("button", name="Regenerate").click()
+    completed(page.get_by_role("article").last)
+    other.goto(page.url)
+    completed(other.get_by_role("article").last)
+    completed(asked(other, "Two"))
+    conversation = page.url.rpartition("/")[2]
+    gone, *_ = tasks = tasks_of(page, mesh, conversation)
+    assert len(tasks) == 3
+    page.route(f"**{TASKS}?limit=1000*", lambda route: route.continue_(url=route.request.url.replace("=1000", "=1")))
+    page.route(f"**{TASKS}/{gone['id']}*", lambda route: route.fulfill(status=500, json={"error": {"message": "no"}}))
+    page.get_by_text("More").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    page.get_by_text("1 of 3 answers could not be deleted from the mesh.").wait_for()
+    assert [task["id"] for task in tasks_of(page, mesh, conversation)] == [gone["id"]]
+
+
+def test_where_conversations_are_kept_is_always_shown(page: "Page", mesh: MeshProcess) -> None:
+    behave(mesh, "a", text="Text.", tokens_per_second=0.0)
+    body = {"model": "pool", "messages": [{"role": "user", "content": "Untold"}]}
+    about = {"conversation": "chat-untitled", "turn": "turn-1", "column": "0"}
+    accepted = page.request.post(f"{mesh.url}{TASKS}", data={"body": {**body, "metadata": about}})
+    assert accepted.ok, accepted.text()
+    opened(page, mesh, "chat?model=pool", "Chat")
+    page.get_by_text("From other browsers").click()
+    page.get_by_role("link", name="Untitled").click()
+    completed(page.get_by_role("article").last)
+    for number in range(8):
+        opened(page, mesh, "chat?model=pool", "Chat")
+        completed(asked(page, f"Number {number}"))
+    page.get_by_role("searchbox", name="Search conversations").fill("number 3")
+    expect(page.get_by_role("complementary", name="Conversations").get_by_role("link")).to_have_count(1)
+    expect(page.get_by_text("prompts and answers on the mesh too, by default for 7 days")).to_be_visible()

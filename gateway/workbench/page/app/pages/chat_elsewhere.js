@@ -7,6 +7,8 @@ import { defaultOptions, newAnswer, newConversation, newId } from "./chat_conver
 /** @typedef {import("./chat_conversation.js").Turn} Turn */
 
 const PATH = "/api/v1/inference-tasks";
+/** Tasks of a page of the list. */
+const PAGE = 1000;
 
 /** The newest answers of this caller's conversations, newest first. @param {number} limit of tasks that are read @returns {Promise<any[]>} */
 async function tasksOf(limit) {
@@ -15,11 +17,22 @@ async function tasksOf(limit) {
   return data.filter((/** @type {any} */ task) => task.metadata?.conversation);
 }
 
+/** All tasks of this caller, newest first. @returns {AsyncGenerator<any>} */
+export async function* tasksOfCaller() {
+  if (!can("inference:view")) return;
+  let token = "";
+  do {
+    const { data, next_page_token: next } = await get(PATH, { limit: PAGE, caller: caller.value?.name, page_token: token });
+    yield* data;
+    token = next ?? "";
+  } while (token);
+}
+
 /** The conversations with recent answers. @returns {Promise<import("./chat_store.js").Summary[]>} */
 export async function recentConversations() {
   const newest = new Map((await tasksOf(200)).reverse().map((task) => [task.metadata.conversation, task]));
   return [...newest].map(([id, { metadata, model, created_at: time }]) => ({
-    id, title: metadata.title, models: [model], updatedAt: Date.parse(time), chars: 0,
+    id, title: metadata.title ?? "", models: [model], updatedAt: Date.parse(time), chars: 0,
   }));
 }
 
@@ -27,7 +40,7 @@ export async function recentConversations() {
  * @param {string} id @param {number} limit of tasks that are searched @returns {Promise<Conversation | null>} */
 export async function fetchConversation(id, limit) {
   const tasks = (await tasksOf(limit)).filter((task) => task.metadata.conversation === id);
-  const { turn, title } = tasks[0]?.metadata ?? {};
+  const { turn, title = "" } = tasks[0]?.metadata ?? {};
   // A column that was asked again has several: the newest counts.
   const columns = new Map(tasks.filter((task) => task.metadata.turn === turn).reverse().map((task) => [task.metadata.column, task]));
   const found = await Promise.all([...columns.keys()].sort().map((column) => get(`${PATH}/${segment(columns.get(column).id)}`, { body: true })));

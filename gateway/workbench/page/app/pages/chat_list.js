@@ -21,7 +21,7 @@ export function ConversationList({ onChosen }) {
   useEffect(() => void refresh(), []);
   const words = typed.toLowerCase();
   const others = elsewhere.filter((other) => !deleted.has(other.id) && kept.value.every((each) => each.id !== other.id));
-  const found = kept.value.filter((each) => each.title.toLowerCase().includes(words) || each.models.some((model) => model.includes(words)));
+  const found = kept.value.filter((each) => (each.title ?? "").toLowerCase().includes(words) || each.models.some((model) => model.includes(words)));
   const create = () => {
     start();
     go("chat");
@@ -45,7 +45,7 @@ export function ConversationList({ onChosen }) {
   return html`<button onClick=${create}>New conversation</button>
     ${kept.value.length >= SEARCHED_FROM &&
     html`<input type="search" aria-label="Search conversations" placeholder="Search" value=${typed} onInput=${(/** @type {any} */ event) => setTyped(event.target.value)} />`}
-    ${kept.value.length === 0 && html`<p class="faint">Conversations are stored in this browser, their answers for a time on the mesh.</p>`}
+    <p class="faint">Stored in this browser; prompts and answers on the mesh too, by default for 7 days.</p>
     <${Links} summaries=${found} onChosen=${onChosen} />
     <details onToggle=${(/** @type {any} */ event) => event.target.open && void attempt(async () => setElsewhere(await recentConversations()))}>
       <summary>From other browsers</summary><${Links} summaries=${others} onChosen=${onChosen} />

@@ -4,7 +4,7 @@ import { go } from "../navigation.js";
 import { attempt, notify } from "../parts/notices.js";
 import { bodyOf, isRunning, newAnswer, newConversation, newId, titleOf, touch } from "./chat_conversation.js";
 import { ask, fetchReceipt } from "./chat_ask.js";
-import { fetchConversation } from "./chat_elsewhere.js";
+import { fetchConversation, tasksOfCaller } from "./chat_elsewhere.js";
 import { remember } from "./chat_models.js";
 import { forget, keep, load } from "./chat_store.js";
 import { cancel, forgetTasks } from "./chat_task.js";
@@ -186,8 +186,20 @@ export async function remove(...ids) {
   for (const { conversation } of running.values()) if (ids.includes(conversation.id)) stopAll(conversation);
   const gone = await Promise.all(ids.map(async (id) => conversationOf(id) ?? (await load(id))));
   await forget(...ids);
-  void attempt(() => forgetTasks(gone.flatMap((each) => each?.turns.flatMap((turn) => turn.answers) ?? [])));
+  void attempt(() => removeTasks(ids, gone.flatMap((each) => each?.turns.flatMap((turn) => turn.answers) ?? [])));
   if (!ids.includes(shown.value.id)) return;
   start();
   go("chat", {}, { replace: true });
+}
+
+/** Deletes the tasks of answers, and those that only the mesh knows as answers of the conversations.
+ * @param {string[]} ids of conversations @param {Answer[]} answers */
+async function removeTasks(ids, answers) {
+  const tasks = new Set(answers.flatMap(({ taskId }) => taskId || []));
+  try {
+    for await (const task of tasksOfCaller()) if (ids.includes(task.metadata?.conversation)) tasks.add(task.id);
+  } finally {
+    const remaining = await forgetTasks(tasks);
+    if (remaining) notify(`${remaining} of ${tasks.size} answers could not be deleted from the mesh.`, { isError: true });
+  }
 }

@@ -52,17 +52,19 @@ export async function submit(answer, body, headers, metadata) {
 /** Stops a task wherever it runs. @param {Answer} answer */
 export const cancel = (answer) => post(`${PATH}/${segment(answer.taskId)}/cancel`);
 
-/** Deletes the tasks of answers; those that run are cancelled before. @param {Answer[]} answers */
-export async function forgetTasks(answers) {
-  for (const { taskId } of answers.filter((each) => each.taskId)) {
-    const path = `${PATH}/${segment(taskId)}`;
+/** Deletes tasks; those that run are cancelled before. Returns how many remain. @param {Iterable<string>} ids */
+export async function forgetTasks(ids) {
+  let remaining = 0;
+  for (const id of ids) {
+    const path = `${PATH}/${segment(id)}`;
     try {
       await remove(path);
       await remove(path, { query: { forget: true } });
     } catch (error) {
-      if (!(error instanceof ApiError && error.status === 404)) throw error;
+      if (!(error instanceof ApiError && error.status === 404)) remaining += 1;
     }
   }
+  return remaining;
 }
 
 /** Fills an answer from its task until that has ended. Raises ApiError where it cannot be followed.
