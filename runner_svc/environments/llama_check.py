@@ -144,4 +144,5 @@ def _padded(raw: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    # An empty text would be a failure.
+    sys.exit(main(*sys.argv[1:]) or None)

@@ -140,7 +140,7 @@ async def test_prompt_temperature_voice_detection_and_translation_reach_the_mode
         ):
             heard, _ = await _words(backend, fox, **fields)
             assert "dog" in heard.text, fields
-        with pytest.raises(WeftError, match="language: this model knows only English") as refused:
+        with pytest.raises(WeftError, match="language: this model supports only English") as refused:
             await _words(backend, fox, language="nl")
         assert refused.value.reason is Reason.INVALID_ARGUMENT
         _require_fox((await _words(backend, fox))[0])
@@ -259,7 +259,7 @@ async def test_duration_limit_applies_to_the_stated_and_the_actual_length(fox: P
             await _words(backend, _encoded(fox, "adts"))
     async with _running(extra_arguments=("--max-channels", "1", "--max-audio-bytes", str(1024 * 1024))) as (backend, _):
         _require_fox((await _words(backend, fox))[0])
-        with pytest.raises(WeftError, match=r"file: has .* bytes; at most 1048576 are read"):
+        with pytest.raises(WeftError, match=r"file: has .* bytes; at most 1048576 are accepted"):
             await _words(backend, bytes(2_000_000))
 
 
