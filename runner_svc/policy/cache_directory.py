@@ -317,7 +317,8 @@ class CacheDirectory:
         """Whether a slot may hold another partition's text, now or when the turn starts."""
         if partition is None or any(loose != partition for loose in self._loose.values()):
             return True
-        return slot.owner not in (UnownedContent.EMPTY, partition)
+        # A loose turn that begins later may reach an empty slot first. Nothing is lost there by not reading the cache.
+        return slot.owner != partition and (self._several or slot.owner is not UnownedContent.EMPTY)
 
     def _choose(
         self, partition: Partition | None, marks: Sequence[bytes], busy: Collection[int], kept_marks: int
