@@ -57,14 +57,16 @@ def submissions(page: "Page", *statuses: int) -> list[Any]:
 
     def answer(route: "Route") -> None:
         if route.request.method != "POST":
-            return route.fallback()
+            route.fallback()
+            return
         seen.append(route.request)
         if len(seen) > len(statuses):
-            return route.continue_()
+            route.continue_()
+            return
         status = statuses[len(seen) - 1]
         if status == 503:
             route.fetch()
-        return route.fulfill(status=status, json={"error": {"message": "no"}})
+        route.fulfill(status=status, json={"error": {"message": "no"}})
 
     page.route(f"**{TASKS}", answer)
     return seen
