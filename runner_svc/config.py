@@ -57,6 +57,8 @@ class RunnerConfig:
     """Other hosts that run parts of its models."""
     max_requests: int | None = None
     """Maximum concurrent requests over all its models; None: limited only by its slots."""
+    stored_prompts_mb: int = 0
+    """Maximum size on disk, in MiB, of the prompts of engines that ended; 0: none are stored."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     """Environment variables for wake recipes."""
     conceals_local_addresses: bool = False

@@ -15,6 +15,7 @@ from typing_extensions import override
 from runner_svc.added_models import SUFFIX, AddedModels
 from runner_svc.backend.port import EnginePage
 from runner_svc.cache.manager import CacheManager
+from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.chat.request import ChatSetup
 from runner_svc.config import RunnerConfig
 from runner_svc.followed_servers import FollowedServers
@@ -28,6 +29,7 @@ from runner_svc.model_files.digest import model_digest
 from runner_svc.policy.engine_health import engine_health
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.replacement import ReplacementOrder, replacement_order, replacement_words
 from runner_svc.prewarmer import Prewarmer
@@ -103,7 +105,12 @@ class RunnerService(Service):
         """Models of instances that finish their last requests and accept no others."""
         self._coming: set[asyncio.Task[None]] = set()
         """Instances that load once others of the same model have ended."""
-        self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
+        store, budget_bytes = config.session_file.with_suffix(".prompts"), config.stored_prompts_mb * MEBIBYTE
+        self._caches = CacheManager.over(
+            self._instances.values(),
+            config.session_file.parent,
+            PromptStore(store, budget_bytes) if budget_bytes else None,
+        )
         self._followed = FollowedServers(self, clock)
         self._added: AddedModels | None = None
         if config.server_adder is not None:
@@ -200,6 +207,7 @@ class RunnerService(Service):
             await self._leases.start(self._registry)
         if self._sampler is not None:
             await self._sampler.start()
+        await self._caches.open()
         for instance in self._instances.values():
             await instance.start()
         for server in self._config.followed:
@@ -375,6 +383,7 @@ class RunnerService(Service):
             if isinstance(end, Exception):
                 # A failure must not prevent stopping the others, the tools and the connection.
                 log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
+        await self._caches.settle()
         if self._sampler is not None:
             await self._sampler.stop()
         # Only now: leases are released after their engines have ended, while the session is still open.
@@ -482,6 +491,7 @@ class RunnerService(Service):
 
     def _prepare(self, instance: Instance) -> None:
         instance.on_adopted = partial(self._note_adopted, instance)
+        instance.set_before_end(partial(self._caches.put_away, instance))
         instance.set_idle_work(Prewarmer(instance, self._caches, self._chats, self._mesh_view, self._clock))
 
     async def _mesh_view(self) -> "FleetView":

@@ -149,6 +149,9 @@ class RunnerSettings:
     """Loopback port of the runner's own HTTP API (see docs/api.md); 0 picks a free one. Default: no HTTP API."""
     memory_wait_seconds: Seconds = 300.0
     """Longest time that a load waits for accelerator memory."""
+    stored_prompts_mb: Annotated[int, Ge(0), Le(1_048_576)] = 2048
+    """Disk space in the home, in MiB, for encrypted prompts of models that are unloaded, so that conversations continue
+    without their prompts being processed again, also after a restart; 0: none are stored."""
     probe_interval_seconds: Seconds = 5.0
     """For `openai_http`: how often the server is probed."""
     probe_failures: Annotated[int, Ge(1), Le(1000)] = 3

@@ -273,6 +273,15 @@ class Backend(Protocol):
         """Deletes saved caches; unknown names are ignored."""
         del names
 
+    @property
+    def state_identity(self) -> str:
+        """Digest of all that must be equal for another process to restore its saved caches; empty: none can."""
+        return ""
+
+    def saved_file(self, name: str) -> Path | None:
+        """Returns the file of a saved cache; None: there is none."""
+        return None
+
     def processes(self) -> tuple[ProcessId, ...]:
         """Returns the running processes of the engine; empty: there are none, or weft does not run them."""
         return ()

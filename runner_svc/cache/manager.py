@@ -9,6 +9,7 @@ from typing import Protocol, Self
 
 from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
 from runner_svc.cache.model_cache import ModelCache, RequestCache, RunningTurn, SaltStore
+from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt
@@ -77,21 +78,32 @@ class CachedModel(Protocol):
 class CacheManager:
     """The prefix caches of all models of a runner."""
 
-    def __init__(self, caches: Iterable[ModelCache], model_of: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        caches: Iterable[ModelCache],
+        model_of: Mapping[str, str] = MappingProxyType({}),
+        store: PromptStore | None = None,
+    ) -> None:
         """`model_of`: models by the name of their adapter; an adapter shares its model's cache."""
+        self._store = store
         self._caches = {cache.model: cache for cache in caches}
         self._model_of = model_of
 
     @classmethod
-    def over(cls, models: Iterable[CachedModel], state_folder: Path | None = None) -> Self:
-        """Builds the caches of these models. Salts are stored in `state_folder`; None: in memory."""
+    def over(
+        cls, models: Iterable[CachedModel], state_folder: Path | None = None, store: PromptStore | None = None
+    ) -> Self:
+        """Builds the caches of these models. Salts are stored in `state_folder`; None: in memory.
+
+        `store`: for the prompts of engines that end; None: they are forgotten.
+        """
         models = tuple(models)
         model_of = {name: model.model for model in models for name in model.names if name != model.model}
-        return cls((_cache_of(model, state_folder) for model in models), model_of)
+        return cls((_cache_of(model, state_folder, store) for model in models), model_of, store)
 
     def add(self, model: CachedModel) -> None:
         """Adds the cache of a newly served model; replaces one with the same name."""
-        self._caches[model.model] = _cache_of(model, None)
+        self._caches[model.model] = _cache_of(model, None, self._store)
 
     def remove(self, model: CachedModel) -> None:
         """Removes the cache of a model that is no longer served, unless another model has its name."""
@@ -162,13 +174,28 @@ class CacheManager:
         """Uses a model's current backend, which changes after its files are pulled."""
         self._caches[model.model].backend = model.backend
 
+    async def open(self) -> None:
+        """Reads the stored prompts, before any engine starts."""
+        if self._store is not None:
+            await self._store.open()
+
+    async def put_away(self, model: CachedModel) -> None:
+        """Stores the prompts of a model's idle engine, which ends now, for its next start."""
+        if self.has(model):
+            await self._caches[model.model].put_away()
+
+    async def settle(self) -> None:
+        """Waits until the prompts of ended engines are on disk."""
+        if self._store is not None:
+            await self._store.settle()
+
     async def close(self) -> None:
         """Ends the background tasks."""
         for cache in self._caches.values():
             await cache.close()
 
 
-def _cache_of(model: CachedModel, state_folder: Path | None) -> ModelCache:
+def _cache_of(model: CachedModel, state_folder: Path | None, store: PromptStore | None) -> ModelCache:
     async def token_size() -> int | None:
         return await kv_bytes_per_token(model.model_path, model.plan.parameters)
 
@@ -179,6 +206,7 @@ def _cache_of(model: CachedModel, state_folder: Path | None) -> ModelCache:
         token_size=token_size,
         is_expected=model.expects,
         on_flush=model.forget,
+        store=store,
     )
 
 

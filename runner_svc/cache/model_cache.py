@@ -14,6 +14,7 @@ import msgspec
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot
 from runner_svc.cache.prompt_keeper import PromptKeeper, TokenSize
+from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from runner_svc.policy.engine_blocks import PromptPrefixes
@@ -64,11 +65,14 @@ class ModelCache:
         token_size: TokenSize = _unknown,
         is_expected: Callable[[KeptPrompt], bool] = lambda _: False,
         on_flush: Callable[[str | None, str | None], None] = lambda _, __: None,
+        store: PromptStore | None = None,
     ) -> None:
         """`salts` is required if the backend's isolation is SALT; `token_size` is called with every flush.
 
-        `is_expected`: see KeptPrompts. `on_flush` is called with the tenant and the tag of each flush.
+        `is_expected`: see KeptPrompts. `on_flush` is called with the tenant and the tag of each flush. `store`: for the
+        prompts of an engine that ends.
         """
+        self._store = store
         self._is_expected = is_expected
         self._on_flush = on_flush
         self.model = model
@@ -144,11 +148,13 @@ class ModelCache:
             return
         if directory.wants_snapshot:
             await self._note_empty_slots(directory)
-        begun = directory.begin_ahead(partition, prompt_marks(payload))
+        keeper, marks = self._keeper, prompt_marks(payload)
+        found, kept_marks = (None, 0) if keeper is None else await keeper.best(partition, marks)
+        begun = directory.begin_ahead(partition, marks, kept_marks)
         if begun is None:
             yield None
             return
-        async with self._swapped_turn(directory, begun, self._keeper) as turn:
+        async with self._swapped_turn(directory, begun, keeper, found) as turn:
             yield turn
 
     @asynccontextmanager
@@ -168,6 +174,8 @@ class ModelCache:
         Raises UNSUPPORTED_OPERATION if the engine shares its cache among all callers.
         """
         self._on_flush(tenant, tag)
+        if self._store is not None:
+            self._store.forget(self.model, tenant, tag)
         isolation = self.backend.cache_isolation
         if (reports := self.backend.prefix_reports) is not None:
             reports.forget(tenant, tag)
@@ -190,6 +198,12 @@ class ModelCache:
         erasures = directory.forget(tenant, tag)
         return await self._erase(directory, erasures, self._begin_erasure(erasures))
 
+    async def put_away(self) -> None:
+        """Stores the prompts of the idle engine, which ends now, for its next start."""
+        directory, keeper = self._directory, self._keeper
+        if directory is not None and keeper is not None and self._incarnation[0] == self.backend.process_id:
+            await keeper.put_away(directory)
+
     async def close(self) -> None:
         """Ends the background tasks; no new ones start."""
         self._is_closed = True
@@ -208,7 +222,7 @@ class ModelCache:
         return self._directory
 
     def _keeper_of(self, budget_bytes: int) -> PromptKeeper:
-        return PromptKeeper(self.model, self.backend, budget_bytes, self.token_size, self._is_expected)
+        return PromptKeeper(self.model, self.backend, budget_bytes, self.token_size, self._is_expected, self._store)
 
     def _slot_count(self) -> int:
         match self.backend.cache_isolation:

@@ -1,10 +1,14 @@
-"""Saves prompts before they lose their slot, and restores them when they are requested again."""
+"""Saves prompts before they lose their slot or their engine ends, and restores them when they are requested again."""
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from runner_svc.backend.port import Backend
+from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, LostPrompt, Partition, common_marks
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
 from weft.kernel.errors import WeftError
@@ -33,7 +37,9 @@ class PromptKeeper:
         budget_bytes: int,
         token_size: TokenSize,
         is_expected: Callable[[KeptPrompt], bool] = lambda _: False,
+        store: PromptStore | None = None,
     ) -> None:
+        """`store`: where prompts are stored when the engine ends; None: nowhere."""
         self.kept = KeptPrompts(budget_bytes, is_expected)
         self._token_size = token_size
         self._model = model
@@ -41,6 +47,8 @@ class PromptKeeper:
         self._numbers = itertools.count(1)
         self._works = True
         self._saving: dict[asyncio.Task[None], LostPrompt] = {}
+        self._store = store if backend.state_identity else None
+        self._identity = f"{model}:{backend.state_identity}"
 
     @property
     def works(self) -> bool:
@@ -52,6 +60,8 @@ class PromptKeeper:
 
         An agent's next turn arrives while the prompt of its last one is being saved, which deletes the earlier version.
         """
+        if self._store is not None:
+            await self._store.settle(self._identity)
         while True:
             found, most = self.kept.best(partition, marks)
             better = [
@@ -60,8 +70,10 @@ class PromptKeeper:
                 if lost.partition == partition and common_marks(lost.marks, marks) > most
             ]
             if not better:
-                return found, most
+                break
             await asyncio.wait(better)
+        stored, count = (None, 0) if self._store is None else self._store.prompts.best(partition, marks, self._identity)
+        return (stored, count) if count > most else (found, most)
 
     def moment(self, directory: CacheDirectory, turn: CacheTurn) -> Moment:
         """Returns a value that changes if the slot of a turn may have received other text, or if text is flushed."""
@@ -75,53 +87,91 @@ class PromptKeeper:
         """
         if turn.slot is None:
             return turn.fresh
+
+        def is_same() -> bool:
+            return self.moment(directory, turn) == begin
+
         if turn.loses is not None and not self.kept.has(turn.loses.partition, turn.loses.marks):
             # Not cancelled with its caller: the engine would write a file that is never deleted.
-            saving = start_task(self._save(directory, turn, begin), name=f"keep-prompt-{self._model}")
+            saving = start_task(self._save(turn.slot, turn.loses, is_same), name=f"keep-prompt-{self._model}")
             self._saving[saving] = turn.loses
             saving.add_done_callback(self._saving.pop)
             await asyncio.shield(saving)
-        is_restored = turn.restores and self.moment(directory, turn) == begin and await self._restored(turn.slot, found)
+        is_restored = turn.restores and await self._restored(turn.slot, found, is_same)
         if directory.loose_count != begin[0]:
             # The engine may have chosen this slot for another turn meanwhile.
             directory.distrust(turn)
             return True
         return turn.fresh and not is_restored
 
-    async def _restored(self, slot: int, found: KeptPrompt | None) -> bool:
-        if found is None:
+    async def _restored(self, slot: int, found: KeptPrompt | None, is_same: Callable[[], bool]) -> bool:
+        store = self._store if found is not None and found.identity else None
+        if found is None or (store is not None and not await self._is_read(store, found)) or not is_same():
             return False
         self.kept.use(found)
         try:
             await self._backend.restore_slot(slot, found.name)
         except WeftError as error:
-            log.warning("stored prompt was not restored", model=self._model, message=error.message)
+            log.warning("saved prompt was not restored", model=self._model, message=error.message)
             self.kept.drop(found)
             self._delete([found])
+            if store is not None:
+                store.drop(found)
             return False
+        finally:
+            if store is not None:
+                self._delete([found])
         return True
+
+    async def _is_read(self, store: PromptStore, found: KeptPrompt) -> bool:
+        """Reads a stored prompt into a file for the engine. Returns whether it could."""
+        file = self._backend.saved_file(found.name)
+        return file is not None and await store.read(found, file)
+
+    async def put_away(self, directory: CacheDirectory) -> None:
+        """Stores all prompts, those in slots too, before the idle engine ends. They are encrypted after its end."""
+        if self._store is None:
+            return
+        if self._saving:
+            await asyncio.wait(self._saving)
+        self._put(self._store, self.kept)
+        begin = directory.loose_count, self.kept.flush_count
+        for slot, prompt in directory.idle_prompts():
+            if self._works and not self._store.prompts.has(prompt.partition, prompt.marks, self._identity):
+                await self._save(slot, prompt, lambda: (directory.loose_count, self.kept.flush_count) == begin)
+                self._put(self._store, [self.kept.best(prompt.partition, prompt.marks)[0]])
+
+    def _put(self, store: PromptStore, prompts: Iterable[KeptPrompt | None]) -> None:
+        for kept in prompts:
+            file = None if kept is None else self._backend.saved_file(kept.name)
+            if kept is None or file is None or store.prompts.has(kept.partition, kept.marks, self._identity):
+                continue
+            with suppress(OSError):
+                size = file.stat().st_size
+                stored = replace(kept, name=secrets.token_hex(8), identity=self._identity, byte_count=size)
+                # The open file remains readable when the engine's folder is deleted.
+                store.put(stored, file.open("rb"))
 
     def forget(self, tenant: str | None, tag: str | None) -> None:
         """Deletes the prompts of a tenant and a tag; None: any."""
         self._delete(self.kept.forget(tenant, tag))
 
-    async def _save(self, directory: CacheDirectory, turn: CacheTurn, begin: Moment) -> None:
-        if turn.slot is None or turn.loses is None:
-            return
-        room = self.kept.make_room(await self._expected_bytes(turn.slot))
+    async def _save(self, slot: int, lost: LostPrompt, is_same: Callable[[], bool]) -> None:
+        """Saves the prompt in a slot; `is_same` tells whether the slot is known to have nothing else."""
+        room = self.kept.make_room(await self._expected_bytes(slot))
         if room is None:
             return
         self._delete(room)
         name = f"prompt-{next(self._numbers)}"
         try:
-            byte_count = await self._backend.save_slot(turn.slot, name)
+            byte_count = await self._backend.save_slot(slot, name)
         except WeftError as error:
             # For example a model with a projector, which llama.cpp cannot save.
             log.warning("prompts are kept in slots only", model=self._model, message=error.message)
             self._works = False
             byte_count = 0
-        kept = KeptPrompt(name=name, partition=turn.loses.partition, marks=turn.loses.marks, byte_count=byte_count)
-        usable = byte_count > 0 and self.moment(directory, turn) == begin
+        kept = KeptPrompt(name=name, partition=lost.partition, marks=lost.marks, byte_count=byte_count)
+        usable = byte_count > 0 and is_same()
         self._delete(self.kept.add(kept) if usable else [kept])
 
     async def _expected_bytes(self, slot: int) -> int:

@@ -111,6 +111,10 @@ class Instance:
         """Sets the work of the engine while it has no requests."""
         self.idle_work, self._lifecycle.while_serving = work, work.run
 
+    def set_before_end(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Sets what is done with the idle engine before it is ended."""
+        self._lifecycle.before_end = work
+
     def expects(self, prompt: KeptPrompt) -> bool:
         """Whether a request announced that a saved prompt is needed again."""
         return self.idle_work.expects(prompt)

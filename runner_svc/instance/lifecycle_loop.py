@@ -60,6 +60,8 @@ ATTACH_POLL_SECONDS = 0.5
 """Polling interval for a server that is being woken."""
 REQUESTS_END_SECONDS = 1.0
 """How long failed requests may take to release their backend before it is ended."""
+BEFORE_END_SECONDS = 5.0
+"""How long the prompts of an engine may take to be saved before it is ended."""
 CRASH_LOG_LINES = 10
 """Number of the backend's last output lines in the detail of a crash loop."""
 INTERNAL_ERROR = "an internal error; the runner's log has the details"
@@ -112,6 +114,8 @@ class LifecycleLoop:
         self.restart_log = RestartLog(clock)
         self.idle_timer = IdleTimer(config.hibernation, memory, records, clock)
         self.while_serving: Callable[[], Coroutine[None, None, None]] = IdleWork().run
+        self.before_end: Callable[[], Coroutine[None, None, None]] = _nothing
+        """What is done with an idle engine before it is ended, for at most BEFORE_END_SECONDS."""
         self.stopping = False
         self.keeps_process = False
         """Whether the model sleeps in a process that still runs."""
@@ -188,11 +192,14 @@ class LifecycleLoop:
                     await self._end_backend()
                     command = self._note(Broke(INTERNAL_ERROR))
         finally:
+            serves = self.state.doing is Command.SERVE
             self._note(EndAsked())
             gone = WeftError(Reason.SHUTTING_DOWN, "the runner is stopping")
             self.awake.settle(gone)
             self.asleep.settle(gone)
             try:
+                if serves:
+                    await self._prepare_end()
                 await self._end_backend()
             finally:
                 self._memory.give_up()
@@ -327,6 +334,16 @@ class LifecycleLoop:
         await self._end_backend()
         return Cleared()
 
+    async def _prepare_end(self) -> None:
+        if not self._records.idle.is_set() or self._memory.lost.is_set():
+            return
+        try:
+            await within(self._clock, BEFORE_END_SECONDS, self.before_end())
+        except TimeoutError:
+            log.warning("the engine's prompts were not all stored", model=self._config.name)
+        except WeftError as error:
+            log.warning("the engine's prompts were not stored", model=self._config.name, message=error.message)
+
     async def _end_backend(self) -> None:
         """Ends the requests without retrying them, then the backend: without requests it obeys its first SIGTERM."""
         self._records.fail_all(self._verdict)
@@ -352,6 +369,7 @@ class LifecycleLoop:
             return SleepFailed()
         self.keeps_process = await self._sleeps_in_place()
         if not self.keeps_process:
+            await self._prepare_end()
             await self._end_backend()
         log.info("model went to sleep", model=self._config.name)
         return Slept()
@@ -430,6 +448,10 @@ class LifecycleLoop:
             if self.wake_requested.is_set():
                 return WakeAsked()
         return PauseOver()
+
+
+async def _nothing() -> None:
+    """Before the end of an engine whose prompts are not stored."""
 
 
 class IdleWork:

@@ -176,6 +176,15 @@ class CacheDirectory:
         """Returns the owner of a slot's content, or of its future content while a turn uses it."""
         return self._slots[slot].owner
 
+    def idle_prompts(self) -> list[tuple[int, LostPrompt]]:
+        """Returns the prompts in slots without a turn; none while a loose turn runs, which may change them."""
+        return [
+            (slot.number, LostPrompt(slot.owner, slot.marks))
+            for slot in self._slots
+            if not self._loose and slot.turn is None
+            if isinstance(slot.owner, Partition) and len(slot.marks) >= MIN_LOST_MARKS
+        ]
+
     def begin(
         self,
         partition: Partition | None,
@@ -207,7 +216,7 @@ class CacheDirectory:
         self._note(partition)
         return self._loosen(self._next_turn(None, fresh=partition is None), partition)
 
-    def begin_ahead(self, partition: Partition, marks: Sequence[bytes]) -> CacheTurn | None:
+    def begin_ahead(self, partition: Partition, marks: Sequence[bytes], kept_marks: int = 0) -> CacheTurn | None:
         """Starts a turn without a waiting request; None: it would remove text that a request may use.
 
         It gets an empty slot, or the one of its interrupted turn. If prompts are saved, it may also replace text of its
@@ -220,7 +229,7 @@ class CacheDirectory:
         if not spare:
             return None
         self._note(partition)
-        turn = self._place(spare[0], partition, marks, kept_marks=0)
+        turn = self._place(spare[0], partition, marks, kept_marks)
         spare[0].ahead_version = spare[0].version
         return turn
 

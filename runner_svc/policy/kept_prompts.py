@@ -1,6 +1,6 @@
-"""The saved prompts of an engine that no slot holds any more, within a size budget. Pure."""
+"""Saved prompts that no slot of an engine holds any more, within a size budget. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from runner_svc.policy.cache_directory import Partition, common_marks
@@ -15,10 +15,12 @@ class KeptPrompt:
     partition: Partition
     marks: tuple[bytes, ...]
     byte_count: int
+    identity: str = ""
+    """`MODEL:DIGEST` of the engine, files and settings that can use it; empty: only the process that saved it can."""
 
 
 class KeptPrompts:
-    """The saved prompts of one engine incarnation, least recently used first."""
+    """Saved prompts of one engine incarnation, or those on disk of many; the least recently used comes first."""
 
     def __init__(self, budget_bytes: int, is_expected: Callable[[KeptPrompt], bool] = lambda _: False) -> None:
         """`is_expected`: whether a prompt is expected again, so that others are dropped before it."""
@@ -32,18 +34,25 @@ class KeptPrompts:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def best(self, partition: Partition | None, marks: Sequence[bytes]) -> tuple[KeptPrompt | None, int]:
+    def __iter__(self) -> Iterator[KeptPrompt]:
+        return iter(list(self._prompts.values()))
+
+    def best(
+        self, partition: Partition | None, marks: Sequence[bytes], identity: str = ""
+    ) -> tuple[KeptPrompt | None, int]:
         """Returns the partition's prompt with the most common leading marks, and their number."""
         found: KeptPrompt | None = None
         most = 0
         for kept in self._prompts.values():
-            if kept.partition == partition and (count := common_marks(kept.marks, marks)) > most:
+            if kept.partition != partition or kept.identity != identity:
+                continue
+            if (count := common_marks(kept.marks, marks)) > most:
                 found, most = kept, count
         return found, most
 
-    def has(self, partition: Partition, marks: Sequence[bytes]) -> bool:
+    def has(self, partition: Partition, marks: Sequence[bytes], identity: str = "") -> bool:
         """Whether a saved prompt begins with all of these marks."""
-        return self.best(partition, marks)[1] == len(marks)
+        return self.best(partition, marks, identity)[1] == len(marks)
 
     def use(self, kept: KeptPrompt) -> None:
         """Records that a prompt was restored."""
@@ -71,7 +80,8 @@ class KeptPrompts:
         dropped = [
             known
             for known in self._prompts.values()
-            if known.partition == kept.partition and common_marks(known.marks, kept.marks) == len(known.marks)
+            if (known.partition, known.identity) == (kept.partition, kept.identity)
+            and common_marks(known.marks, kept.marks) == len(known.marks)
         ]
         self._prompts[kept.name] = kept
         self.byte_count += kept.byte_count
@@ -84,10 +94,14 @@ class KeptPrompts:
         if kept.name in self._prompts:
             self._remove(kept)
 
-    def forget(self, tenant: str | None, tag: str | None) -> list[KeptPrompt]:
-        """Removes and returns the prompts of a tenant and a tag; None: any."""
+    def forget(self, tenant: str | None, tag: str | None, model: str | None = None) -> list[KeptPrompt]:
+        """Removes and returns the prompts of a tenant, a tag and a model; None: any."""
         self.flush_count += 1
-        meant = [kept for kept in self._prompts.values() if kept.partition.is_meant(tenant, tag)]
+        meant = [
+            kept
+            for kept in self._prompts.values()
+            if kept.partition.is_meant(tenant, tag) and model in (None, kept.identity.rpartition(":")[0])
+        ]
         for kept in meant:
             self._remove(kept)
         return meant

@@ -130,6 +130,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         observer=None if accelerators is None else host_observer(accelerators),
         device_indexes=section.devices,
         memory_wait_seconds=section.memory_wait_seconds,
+        stored_prompts_mb=section.stored_prompts_mb,
         agents=published_agents(section),
         tools=tool_sources(section, os.environ),
         max_requests=section.max_requests,

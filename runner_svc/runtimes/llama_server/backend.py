@@ -46,7 +46,7 @@ from runner_svc.runtimes.llama_server.arguments import (
     slots_of,
 )
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS, LlamaServerModel
-from runner_svc.runtimes.llama_server.saved_prompts import SavedPrompts
+from runner_svc.runtimes.llama_server.saved_prompts import SavedPrompts, state_identity
 from runner_svc.runtimes.metrics_page import LLAMA_CPP, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
@@ -145,6 +145,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         self._slot_count: int | None = None
         """Number of slots that the running server reports, 0 if none; None: it is not running."""
         self._saved: SavedPrompts | None = None
+        self._state_identity = ""
         self._sandbox = TemplateSandbox()
         self._translation: ModelTemplates | None = None
         """Templates of a translation model; None: the server renders the prompts."""
@@ -226,6 +227,15 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         if self._saved is not None:
             self._saved.delete(names)
 
+    @property
+    @override
+    def state_identity(self) -> str:
+        return self._state_identity
+
+    @override
+    def saved_file(self, name: str) -> Path | None:
+        return None if self._saved is None or self._saved.folder is None else self._saved.folder / name
+
     @override
     def resident_bytes(self) -> int | None:
         resident = super().resident_bytes()
@@ -250,6 +260,9 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         self.parameters = replace(self.parameters, templates=templates.all if is_known else None)
         if self.model.kept_prompts_mb and not reranks(self.model):
             self._saved = SavedPrompts(self.model.kept_prompts_mb)
+            arguments = (*(self.context.command or self.command), *server_arguments(self.model, order))
+            variables = self.environment(order)
+            self._state_identity = await asyncio.to_thread(state_identity, arguments, variables)
         is_translator = is_known and templates.usual is not None and translates(templates.usual)
         self._translation = templates if is_translator else None
 

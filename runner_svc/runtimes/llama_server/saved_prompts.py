@@ -4,8 +4,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from runner_svc.memory.machine_memory import engine_memory_bytes
@@ -58,6 +60,24 @@ class SavedPrompts:
         """Deletes the folder with all prompts."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def state_identity(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Returns a digest of a server's arguments and variables, and of the programs and files that they name.
+
+    llama.cpp accepts saved slots of another model with the same shape, and would answer with them.
+    """
+    known: list[object] = [*arguments, *sorted(variables.items())]
+    with suppress(PackageNotFoundError):
+        known.append(version("xllamacpp"))
+    for argument in arguments:
+        # An adapter is FILE:SCALE.
+        for path in {Path(argument), Path(argument.rpartition(":")[0])}:
+            with suppress(OSError):
+                if path.is_absolute() and path.is_file():
+                    stat = path.stat()
+                    known.append((stat.st_size, stat.st_mtime_ns))
+    return sha256(repr(known).encode()).hexdigest()
 
 
 def _remove_abandoned() -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from kit.engine_settings import engine_settings
 from kit.one_model import OneModel
-from runner_harness import events_of, ready_runner
+from runner_harness import RunningRunner, events_of, ready_runner
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
 from weft.api.common.v1 import chat_pb2
@@ -30,6 +31,32 @@ async def test_server_resumes_conversations_that_lost_their_slots() -> None:
         found = [await ask.cached("a", f"{prompt} And then?") for prompt in prompts]
         assert min(found) > 200
         assert await ask.cached("c", prompts[0]) == 0
+
+
+@pytest.mark.slow("computes prompts")
+async def test_prompt_survives_an_unload_and_a_restart_of_the_runner(tmp_path: Path) -> None:
+    server = TestLlamaServerFromTheWheel().make_backend
+    models = [ServedModel(name="m", slots=2, make_backend=server)]
+    messages = [_user("Name a colour. " * 60)]
+    cached, answers = [], []
+
+    async def ask(runner: RunningRunner) -> None:
+        events = await events_of(runner.generate(messages=messages, max_tokens=64))
+        cached.append(events[-1].finished.receipt.usage.cached_prompt_tokens)
+        answers.append("".join(event.delta.text for event in events))
+
+    async with ready_runner(tmp_path, models, stored_prompts_mb=100) as runner:
+        await ask(runner)
+        await ask(runner)
+        await runner.unload()
+        await runner.wake()
+        await runner.until(Phase.READY)
+        await ask(runner)
+    async with ready_runner(tmp_path, models, stored_prompts_mb=100) as runner:
+        await ask(runner)
+    assert cached[0] == 0
+    assert cached[1] == cached[2] == cached[3] > 200
+    assert answers[1] == answers[2] == answers[3]
 
 
 @pytest.mark.slow("computes prompts")

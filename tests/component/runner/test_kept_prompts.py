@@ -75,6 +75,8 @@ async def test_a_turn_that_comes_while_its_prompt_is_saved_finds_it() -> None:
 class _SlowSaves:
     """Saves a slot once it is let to."""
 
+    state_identity = ""
+
     def __init__(self) -> None:
         self.saving = asyncio.Event()
 

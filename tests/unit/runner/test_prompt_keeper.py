@@ -22,6 +22,7 @@ class Engine:
         self.restored: list[str] = []
         self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
         self.fails = False
+        self.state_identity = ""
 
     async def slot_snapshots(self) -> list[SlotSnapshot]:
         return [SlotSnapshot(number=0, is_busy=False, is_empty=False, task=1, token_count=10)]

@@ -1,0 +1,218 @@
+"""Prompts on disk, encrypted: the cached prompts of engines that ended, for their next start."""
+
+import asyncio
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from errno import ENOSPC
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from runner_svc.policy.cache_directory import Partition
+from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
+from weft.kernel.log import get_logger
+from weft.kernel.service import start_task
+
+MIN_FREE_BYTES = 1024 * 1024 * 1024
+"""Nothing is stored that would leave less free disk space than this."""
+MAX_AGE_SECONDS = 7 * 86_400.0
+"""A prompt that was not used for this long is deleted."""
+PIECE_BYTES = 4 * 1024 * 1024
+"""Bytes that are encrypted together."""
+KEY_BYTES = 32
+_SUFFIX = ".prompt"
+_NONCE_BYTES = 8
+_COUNT_BYTES = 4
+_PRIVATE = 0o600
+
+log = get_logger("weft.runner")
+
+
+class _Header(msgspec.Struct):
+    identity: str
+    tenant: str
+    tag: str
+    adapter: str
+    marks: tuple[bytes, ...]
+    byte_count: int
+
+
+class _DamagedError(Exception):
+    """A file that is not as it was written."""
+
+
+class PromptStore:
+    """The stored prompts of a runner, within a size budget. Used on the event loop; threads read and write the files.
+
+    Each file is encrypted with AES-256-GCM by a key in the same folder and bound to its name: it protects copies of
+    single files, and damaged or exchanged ones are noticed. The least recently used prompt is deleted first.
+    """
+
+    def __init__(self, folder: Path, budget_bytes: int) -> None:
+        self.prompts = KeptPrompts(budget_bytes)
+        self._folder = folder
+        self._key = b""
+        self._writing: dict[asyncio.Task[None], str] = {}
+
+    async def open(self) -> None:
+        """Reads which prompts earlier processes stored; before that, nothing is stored or found."""
+        try:
+            self._key, found = await asyncio.to_thread(self._scan)
+        except OSError as error:
+            log.warning("prompts are not stored", folder=str(self._folder), error=error.strerror)
+            return
+        for prompt in found:
+            self._delete(self.prompts.add(prompt))
+
+    async def settle(self, identity: str = "") -> None:
+        """Waits until the prompts for an identity are written; empty: all prompts."""
+        if writing := [task for task, written in self._writing.items() if identity in ("", written)]:
+            await asyncio.wait(writing)
+
+    def put(self, prompt: KeptPrompt, state: BinaryIO) -> None:
+        """Stores an engine's state in the background, unless its prompt is flushed meanwhile; closes the file."""
+        task = start_task(self._put(prompt, state, self.prompts.flush_count), name="store-prompt")
+        self._writing[task] = prompt.identity
+        task.add_done_callback(self._writing.pop)
+
+    async def read(self, prompt: KeptPrompt, target: Path) -> bool:
+        """Writes a prompt's state to a file for its engine. Returns whether it could; a damaged one is deleted."""
+        self.prompts.use(prompt)
+        try:
+            await asyncio.to_thread(self._unseal, self._file(prompt.name), target)
+        except (FileNotFoundError, _DamagedError) as error:
+            log.warning("a stored prompt is damaged and was deleted", error=type(error).__name__)
+            self.drop(prompt)
+        except OSError as error:
+            log.warning("a stored prompt cannot be read", error=error.strerror)
+        else:
+            return True
+        return False
+
+    def drop(self, prompt: KeptPrompt) -> None:
+        """Deletes a prompt that cannot be used."""
+        self.prompts.drop(prompt)
+        self._delete([prompt])
+
+    def forget(self, model: str, tenant: str | None, tag: str | None) -> None:
+        """Deletes a model's prompts of a tenant and a tag; None: any."""
+        self._delete(self.prompts.forget(tenant, tag, model))
+
+    async def _put(self, prompt: KeptPrompt, state: BinaryIO, flush_count: int) -> None:
+        with state:
+            room = self.prompts.make_room(prompt.byte_count) if self._key else None
+            if room is None:
+                return
+            self._delete(room)
+            try:
+                await asyncio.to_thread(self._seal, prompt, state)
+            except OSError as error:
+                log.warning("a prompt was not stored", folder=str(self._folder), error=str(error)[:256])
+                self._delete([prompt])
+                return
+        is_flushed = self.prompts.flush_count != flush_count
+        self._delete([prompt] if is_flushed else self.prompts.add(prompt))
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}{_SUFFIX}"
+
+    def _delete(self, prompts: list[KeptPrompt]) -> None:
+        for prompt in prompts:
+            self._file(prompt.name).unlink(missing_ok=True)
+
+    def _scan(self) -> tuple[bytes, list[KeptPrompt]]:
+        """Returns the key and the stored prompts, least recently used first. Deletes files that it cannot use."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key = _key_in(self._folder / "key")
+        found: list[tuple[float, KeptPrompt]] = []
+        for file in self._folder.iterdir():
+            if file.name == "key":
+                continue
+            used_at = file.stat().st_mtime
+            is_used = file.suffix == _SUFFIX and used_at + MAX_AGE_SECONDS > time.time()
+            if (prompt := _prompt_in(key, file) if is_used else None) is None:
+                file.unlink()
+            else:
+                found.append((used_at, prompt))
+        return key, [prompt for _, prompt in sorted(found, key=lambda pair: pair[0])]
+
+    def _seal(self, prompt: KeptPrompt, state: BinaryIO) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - 6 MB of memory
+
+        if shutil.disk_usage(self._folder).free - prompt.byte_count < MIN_FREE_BYTES:
+            raise OSError(ENOSPC, "the disk is nearly full")
+        file, cipher, nonce = self._file(prompt.name), AESGCM(self._key), secrets.token_bytes(_NONCE_BYTES)
+        owner = prompt.partition
+        header = _Header(prompt.identity, owner.tenant, owner.tag, owner.adapter, prompt.marks, prompt.byte_count)
+        pieces = chain([msgspec.json.encode(header)], iter(partial(state.read, PIECE_BYTES), b""))
+        draft = file.with_suffix(".new")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as written:
+            written.write(nonce)
+            for number, piece in enumerate(pieces):
+                sealed = cipher.encrypt(nonce + _count(number), piece, prompt.name.encode())
+                written.write(_count(len(sealed)) + sealed)
+        draft.replace(file)
+
+    def _unseal(self, file: Path, target: Path) -> None:
+        pieces = _pieces(self._key, file)
+        header = msgspec.json.decode(next(pieces), type=_Header)
+        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as written:
+            byte_count = sum(written.write(piece) for piece in pieces)
+        if byte_count != header.byte_count:
+            raise _DamagedError
+        os.utime(file)
+
+
+def _prompt_in(key: bytes, file: Path) -> KeptPrompt | None:
+    """Returns the prompt in a file; None: the file is damaged."""
+    try:
+        header = msgspec.json.decode(next(_pieces(key, file)), type=_Header)
+    except (_DamagedError, msgspec.DecodeError):
+        return None
+    return KeptPrompt(
+        name=file.stem,
+        identity=header.identity,
+        partition=Partition(header.tenant, header.tag, header.adapter),
+        marks=header.marks,
+        byte_count=header.byte_count,
+    )
+
+
+def _pieces(key: bytes, file: Path) -> Iterator[bytes]:
+    """Yields the decrypted pieces of a file, the header first. Raises _DamagedError and OSError."""
+    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - as in `_seal`
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+
+    cipher = AESGCM(key)
+    with file.open("rb") as opened:
+        nonce, number = opened.read(_NONCE_BYTES), 0
+        while (size := opened.read(_COUNT_BYTES)) or number == 0:
+            try:
+                sealed = opened.read(min(int.from_bytes(size, "big"), 2 * PIECE_BYTES))
+                piece = cipher.decrypt(nonce + _count(number), sealed, file.stem.encode())
+            except (InvalidTag, ValueError) as error:
+                raise _DamagedError from error
+            yield piece
+            number += 1
+
+
+def _count(number: int) -> bytes:
+    return number.to_bytes(_COUNT_BYTES, "big")
+
+
+def _key_in(file: Path) -> bytes:
+    """Returns the key in a file, which it creates if there is none."""
+    if file.is_file() and len(key := file.read_bytes()) == KEY_BYTES:
+        return key
+    # Files of a lost key cannot be read and are deleted.
+    key, draft = secrets.token_bytes(KEY_BYTES), file.with_suffix(".new")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as written:
+        written.write(key)
+    draft.replace(file)
+    return key

@@ -1,0 +1,240 @@
+"""Prompts of an engine that ended come back from disk at its next start, and to their own tenant only."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.engines import fake_engine
+from kit.one_model import OneModel
+
+from runner_svc.backend.port import CacheUse, CallInfo, LoadOrder
+from runner_svc.cache.manager import CacheManager
+from runner_svc.cache.prompt_store import PromptStore
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from weft.kernel.request import CacheMode
+from weft_testing.conformance.prefix_cache import MODEL, Tenants
+
+TOPICS = ("sea", "hills", "city", "river")
+SEA = "sea: tell me more about the sea. " * 60
+BUDGET = 64 * 1024 * 1024
+
+
+def _call(use: CacheUse | None) -> CallInfo:
+    return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
+
+
+class _Runner:
+    """The cache of one model whose prompts are stored in a folder."""
+
+    def __init__(self, folder: Path, backend: LlamaServerBackend | None = None) -> None:
+        self.backend = backend or fake_engine(name=MODEL, slots=2, context_tokens=4096)
+        self.model = OneModel(self.backend)
+        self.desk = CacheManager.over([self.model], store=PromptStore(folder, BUDGET))
+        self.ask = Tenants(self.backend, self.desk, _call)
+
+    async def start(self) -> None:
+        await self.desk.open()
+        await self.backend.start()
+
+    async def end(self) -> None:
+        await self.desk.put_away(self.model)
+        await self.backend.stop()
+        await self.desk.settle()
+
+    async def restart(self, order: LoadOrder | None = None) -> None:
+        await self.end()
+        await self.backend.start(order)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "prompts"
+
+
+async def test_prompts_in_slots_and_in_memory_survive_a_restart_of_their_engine(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    texts = [SEA.replace("sea", topic) for topic in TOPICS]
+    for text in texts:
+        await runner.ask.cached("a", text)
+    await runner.restart()
+    assert min([await runner.ask.cached("a", text) for text in texts]) > 200
+    await runner.end()
+
+
+async def test_prompt_is_found_by_the_next_runner(folder: Path) -> None:
+    first, second = _Runner(folder), _Runner(folder)
+    await first.start()
+    await first.ask.cached("a", SEA)
+    await first.end()
+    await second.start()
+    assert await second.ask.cached("a", SEA + "And then?") > 200
+    await second.end()
+
+
+async def test_stored_prompt_is_restored_only_for_its_tenant_and_tag(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA, tag="x")
+    await runner.restart()
+    found = [await runner.ask.cached("b", SEA, tag="x"), await runner.ask.cached("a", SEA, tag="y")]
+    assert (found, await runner.ask.cached("a", SEA, tag="x") > 200) == ([0, 0], True)
+    await runner.end()
+
+
+async def test_prompt_is_not_restored_into_an_engine_with_other_settings(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.restart(LoadOrder(parameters={"context_tokens": 2048}))
+    assert await runner.ask.cached("a", SEA) == 0
+    await runner.end()
+
+
+@pytest.mark.parametrize("scope", [("all", {}), ("tenant", {"tenant": "a"}), ("model", {"model": MODEL})])
+async def test_flush_deletes_the_prompts_of_an_unloaded_model(folder: Path, scope: tuple[str, dict[str, str]]) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    await runner.ask.flush(scope[0], **scope[1])
+    assert [file.name for file in folder.iterdir()] == ["key"]
+
+
+async def test_request_without_the_cache_leaves_nothing_on_disk(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA, mode=CacheMode.NONE)
+    await runner.end()
+    assert [file.name for file in folder.iterdir()] == ["key"]
+
+
+async def test_stored_files_are_private_and_do_not_show_the_prompt(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("tenant-7", SEA)
+    await runner.end()
+    modes = {file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    stored = b"".join(file.read_bytes() for file in folder.glob("*.prompt"))
+    assert (folder.stat().st_mode & 0o777, modes) == (0o700, {0o600})
+    assert len(stored) > 1_000
+    assert b"sea" not in stored
+    assert b"tenant-7" not in stored
+
+
+def _cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def _cut_before_its_state(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: 12 + int.from_bytes(content[8:12], "big")])
+
+
+def _change(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-20] ^= 1
+    file.write_bytes(content)
+
+
+def _delete(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize("damage", [_cut, _cut_before_its_state, _change, _delete])
+async def test_prompt_of_a_damaged_file_is_processed_again(folder: Path, damage: Callable[[Path], None]) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    (file,) = folder.glob("*.prompt")
+    damage(file)
+    await runner.backend.start()
+    assert await runner.ask.cached("a", SEA) == 0
+    assert not file.exists()
+    await runner.end()
+
+
+async def test_exchanged_files_are_not_used(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.ask.cached("b", SEA.replace("sea", "hills"))
+    await runner.end()
+    one, other = folder.glob("*.prompt")
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    await runner.backend.start()
+    assert [await runner.ask.cached("a", SEA), await runner.ask.cached("b", SEA.replace("sea", "hills"))] == [0, 0]
+    await runner.end()
+
+
+async def test_lost_key_starts_an_empty_store(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    (folder / "key").unlink()
+    await _Runner(folder).desk.open()
+    assert [file.name for file in folder.iterdir()] == ["key"]
+
+
+async def test_prompt_unused_for_a_week_is_deleted(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    (file,) = folder.glob("*.prompt")
+    os.utime(file, (0, 0))
+    await _Runner(folder).desk.open()
+    assert not file.exists()
+
+
+async def test_unwritable_folder_stores_nothing_and_fails_no_request(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    runner = _Runner(in_the_way / "prompts")
+    await runner.start()
+    assert await runner.ask.cached("a", SEA) == 0
+    await runner.restart()
+    assert await runner.ask.cached("a", SEA) == 0
+    await runner.end()
+
+
+async def test_nearly_full_disk_stores_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner_svc.cache.prompt_store.MIN_FREE_BYTES", 1 << 62)
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    assert [file.name for file in folder.iterdir()] == ["key"]
+
+
+async def test_flush_during_the_writing_deletes_the_prompt(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.desk.put_away(runner.model)
+    await asyncio.gather(runner.ask.flush("all"), runner.desk.settle())
+    assert [file.name for file in folder.iterdir()] == ["key"]
+    await runner.end()
+
+
+async def test_least_recently_used_prompt_gives_way_to_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    (file,) = folder.glob("*.prompt")
+    size = file.stat().st_size
+    next_runner: Any = _Runner(folder)
+    next_runner.desk._store.prompts.budget_bytes = size + size // 2
+    await next_runner.start()
+    await next_runner.ask.cached("b", SEA)
+    await next_runner.end()
+    assert len(list(folder.glob("*.prompt"))) == 1
+    assert not file.exists()
