@@ -177,14 +177,14 @@ def test_laptop_joins_as_a_user_service(mesh: Container) -> None:
     made = json.loads(mesh.run("weft", "runner", "token", "create", "-o", "json", *HOME))
     mesh.run(*PERSON, f"mkdir -p ~/.config/weft && cat > ~/.config/weft/weft.yaml <<'END'\n{LAPTOP}\nEND")
     mesh.run(*PERSON, f"echo WEFT_JOIN_TOKEN={made['token']} > ~/.config/weft/weft.env")
-    mesh.run(*PERSON, f"{WEFT} service install join http://127.0.0.1:7443")
+    mesh.run(*PERSON, f"{WEFT} mesh service install join http://127.0.0.1:7443")
     try:
         mesh.until("weft", "mesh", "wait", "model/smol-laptop", "--for", "ready", "--timeout", "60s", *HOME)
         said = mesh.run("weft", "chat", "smol-laptop", "Say hello", "--max-tokens", "5", *HOME)
         assert said.strip()
     finally:
-        mesh.run(*PERSON, f"{WEFT} service remove join")
-    assert mesh.code(*PERSON, f"{WEFT} service status") == 3
+        mesh.run(*PERSON, f"{WEFT} mesh service remove join")
+    assert mesh.code(*PERSON, f"{WEFT} mesh service status") == 3
 
 
 def _rows() -> list[tuple[str, str]]:

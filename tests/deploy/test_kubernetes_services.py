@@ -49,7 +49,7 @@ until_served runner
 until_served gateway
 tls=$FOLDER/weft-tls-registry
 export WEFT_CA_FILE=$tls/ca.crt WEFT_CERTIFICATE_FILE=$tls/tls.crt WEFT_KEY_FILE=$tls/tls.key
-"$WEFT" wait model/smollm2-135m --for ready --timeout 100s --home "$FOLDER/home-gateway" >&2
+"$WEFT" mesh wait model/smollm2-135m --for ready --timeout 100s --home "$FOLDER/home-gateway" >&2
 key=$("$WEFT" keys create -o name --home "$FOLDER/home-gateway")
 export CA=$FOLDER/weft-tls-router/ca.crt ROUTER=weft-router-0.weft-router.$DOMAIN
 "$WEFT" runner token create -o json --home "$FOLDER/home-gateway" --address "$ROUTER:7443" > "$FOLDER/token.json"
@@ -64,7 +64,7 @@ request = urllib.request.Request(f"https://{place}:7480/publisher/v1/register", 
 request.add_header("authorization", "Bearer " + token)
 print(urllib.request.urlopen(request, timeout=60, context=context).read().decode(), file=sys.stderr)
 '
-"$WEFT" health --home "$FOLDER/home-registry" >&2
+"$WEFT" mesh health --home "$FOLDER/home-registry" >&2
 "$PYTHON" -c '
 import json, sys, time, urllib.error, urllib.request
 body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 5}
@@ -79,7 +79,7 @@ for _ in range(60):
         sys.stderr.write(error.read().decode())
         time.sleep(1)
 ' "$key"
-env -u WEFT_CERTIFICATE_FILE -u WEFT_KEY_FILE "$WEFT" health --home "$FOLDER/home-registry" >&2 && exit 9 || true
+env -u WEFT_CERTIFICATE_FILE -u WEFT_KEY_FILE "$WEFT" mesh health --home "$FOLDER/home-registry" >&2 && exit 9 || true
 """
 """Prints the answer to a chat; ends with 9 where a caller without a certificate is let in."""
 
