@@ -24,6 +24,7 @@ from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.kernel.address import metadata_of
 from weft.kernel.rpc import open_channel
+from weft_app.cli.stages import STOP_LINE
 from weft_testing.fake_backend.behaviour import Behaviour
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
@@ -153,11 +154,12 @@ class MeshProcess:
 def running_mesh(
     home: Path, *arguments: str, within: tuple[str, ...] = (), weft: tuple[str, ...] = WEFT
 ) -> Iterator[MeshProcess]:
-    """`weft up --home <home>` until it is ready; ended with the block, and nothing of it may be left.
+    """`weft up --home <home>` until it is ready and has said so; ended with the block, and nothing of it may be left.
 
     `within` is a command that it is started by.
     """
-    with (home.parent / f"{home.name}.out").open("wb") as output:
+    said = home.parent / f"{home.name}.out"
+    with said.open("wb") as output:
         process = subprocess.Popen(
             [*within, *weft, "up", "--home", str(home), *arguments],
             env=user_environment(),
@@ -170,6 +172,10 @@ def running_mesh(
     family: list[psutil.Process] = []
     try:
         wait_until_ready(mesh)
+        deadline = time.monotonic() + START_SECONDS
+        while STOP_LINE not in said.read_text():
+            assert time.monotonic() < deadline, said.read_text()
+            time.sleep(POLL_SECONDS)
         family = mesh.family()
         yield mesh
         family += mesh.family()

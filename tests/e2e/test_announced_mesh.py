@@ -14,7 +14,6 @@ from join_process import make_token, relay_facts, running_join
 from mesh_process import (
     WEFT,
     MeshProcess,
-    eventually,
     fake_runner,
     run_weft,
     running_mesh,
@@ -113,7 +112,7 @@ async def test_announcement_is_listed_and_contains_no_secret(
     assert found.pop("version")
     assert found == {"name": "atlas", "port": port, "addresses": [LAN_MESH], "fingerprint": facts["fingerprint"]}
     banner = (mesh.home.parent / "home.out").read_text()
-    await eventually(lambda: "as atlas on this network" in banner, 5, banner)
+    assert "as atlas on this network" in banner
     assert f"and for this fingerprint: {facts['fingerprint']}" in banner
 
 
