@@ -407,3 +407,18 @@ def test_shown_code_reads_attachments_from_the_folder(page: "Page", chat_mesh: M
     text = ran(["bash", "-c", "cat" + shell[shell.index(" <<END") :]], chat_mesh, tmp_path)
     image = json_format.Parse(text, ChatRequest()).payload.messages[0].content[1].image
     assert (image.data, image.media_type) == (png(3, 2), "image/png")
+
+
+def test_message_written_before_the_page_is_complete_stays(page: "Page", mesh: MeshProcess) -> None:
+    """The page then began another conversation, and what had been written in the first was lost."""
+    page.add_init_script(
+        """new MutationObserver((_, observer) => {
+          const field = document.querySelector("textarea");
+          if (!field) return;
+          observer.disconnect();
+          field.value = "a draft";
+        }).observe(document, { childList: true, subtree: true });"""
+    )
+    opened(page, mesh, "chat", "Chat")
+    expect(page.get_by_role("combobox", name="Model")).not_to_have_value("")
+    assert page.get_by_role("textbox", name="Message").input_value() == "a draft"

@@ -31,6 +31,8 @@ const running = new Map();
 export async function open(id, model = "") {
   wanted = id;
   if (id && shown.value.id === id) return void complete(shown.value);
+  // A message may be written in it already.
+  if (!id && !model && shown.value.turns.length === 0) return;
   if (!id) return start(model ? [model] : undefined);
   const found = conversationOf(id) ?? (await load(id)) ?? (await fetchConversation(id, SEARCHED).catch(() => null));
   if (wanted !== id) return;
