@@ -95,6 +95,10 @@ def _cache_metrics(instances: Iterable[pb.InstanceDescription], page: MetricsPag
     yield page.count(
         "weft_runner_prewarmed_prompt_tokens", "Prompt tokens of agents processed while idle.", _MODEL, prewarmed
     )
+    restored = _by_model((model, each.restored_prompt_count) for model, each in caches)
+    yield page.count("weft_runner_restored_prompts", "Prompts restored from memory or disk.", _MODEL, restored)
+    stored = _by_model((model, each.stored_bytes) for model, each in caches)
+    yield page.gauge("weft_runner_stored_prompt_bytes", "Size of a model's prompts on disk.", _MODEL, stored)
 
 
 def _load_metrics(states: Iterable[InstanceState], page: MetricsPage) -> Iterator[Metric]:

@@ -76,8 +76,7 @@ class ModelCache:
         self._is_expected = is_expected
         self._on_flush = on_flush
         self.model = model
-        self.figures = runner_service_pb2.CacheFigures()
-        """Hits, misses and tokens of answered requests, from the engine's figures."""
+        self._figures = runner_service_pb2.CacheFigures()
         self.token_size = token_size
         self.backend = backend
         self._salts = salts or SaltStore(None)
@@ -90,14 +89,21 @@ class ModelCache:
         """Erasures that the engine has not confirmed yet, with their slots."""
         self._is_closed = False
 
+    @property
+    def figures(self) -> runner_service_pb2.CacheFigures:
+        """Hits, misses and tokens of answered requests, from the engine's figures, and saved prompts."""
+        if self._store is not None:
+            self._figures.stored_bytes = self._store.prompts.bytes_of(self.model)
+        return self._figures
+
     def note(self, usage: usage_pb2.Usage) -> None:
         """Counts one answered request."""
         if usage.cached_prompt_tokens:
-            self.figures.hit_count += 1
+            self._figures.hit_count += 1
         else:
-            self.figures.miss_count += 1
-        self.figures.prompt_token_count += usage.prompt_tokens
-        self.figures.cached_token_count += usage.cached_prompt_tokens
+            self._figures.miss_count += 1
+        self._figures.prompt_token_count += usage.prompt_tokens
+        self._figures.cached_token_count += usage.cached_prompt_tokens
 
     def generating(
         self, partition: Partition | None, payload: GenerationPayload
@@ -222,7 +228,12 @@ class ModelCache:
         return self._directory
 
     def _keeper_of(self, budget_bytes: int) -> PromptKeeper:
-        return PromptKeeper(self.model, self.backend, budget_bytes, self.token_size, self._is_expected, self._store)
+        keeper = PromptKeeper(self.model, self.backend, budget_bytes, self.token_size, self._is_expected, self._store)
+        keeper.on_restored = self._note_restored
+        return keeper
+
+    def _note_restored(self) -> None:
+        self._figures.restored_prompt_count += 1
 
     def _slot_count(self) -> int:
         match self.backend.cache_isolation:

@@ -48,6 +48,7 @@ class PromptKeeper:
         self._works = True
         self._saving: dict[asyncio.Task[None], LostPrompt] = {}
         self._store = store if backend.state_identity else None
+        self.on_restored: Callable[[], None] = lambda: None
         self._identity = f"{model}:{backend.state_identity}"
 
     @property
@@ -121,6 +122,7 @@ class PromptKeeper:
         finally:
             if store is not None:
                 self._delete([found])
+        self.on_restored()
         return True
 
     async def _is_read(self, store: PromptStore, found: KeptPrompt) -> bool:

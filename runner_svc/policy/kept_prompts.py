@@ -18,6 +18,11 @@ class KeptPrompt:
     identity: str = ""
     """`MODEL:DIGEST` of the engine, files and settings that can use it; empty: only the process that saved it can."""
 
+    @property
+    def model(self) -> str:
+        """The model in its identity."""
+        return self.identity.rpartition(":")[0]
+
 
 class KeptPrompts:
     """Saved prompts of one engine incarnation, or those on disk of many; the least recently used comes first."""
@@ -100,11 +105,15 @@ class KeptPrompts:
         meant = [
             kept
             for kept in self._prompts.values()
-            if kept.partition.is_meant(tenant, tag) and model in (None, kept.identity.rpartition(":")[0])
+            if kept.partition.is_meant(tenant, tag) and model in (None, kept.model)
         ]
         for kept in meant:
             self._remove(kept)
         return meant
+
+    def bytes_of(self, model: str) -> int:
+        """Returns the size of a model's prompts."""
+        return sum(kept.byte_count for kept in self._prompts.values() if kept.model == model)
 
     def _remove(self, kept: KeptPrompt) -> None:
         del self._prompts[kept.name]

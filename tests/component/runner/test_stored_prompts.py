@@ -49,6 +49,11 @@ class _Runner:
         await self.backend.start(order)
 
 
+def _stored(folder: Path) -> list[Path]:
+    """The files of the store, except the key."""
+    return [file for file in folder.iterdir() if file.name != "key"]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "prompts"
@@ -61,7 +66,11 @@ async def test_prompts_in_slots_and_in_memory_survive_a_restart_of_their_engine(
     for text in texts:
         await runner.ask.cached("a", text)
     await runner.restart()
+    stored = sum(len(file.read_bytes()) for file in _stored(folder))
+    assert 0 < runner.desk.figures(MODEL).stored_bytes < stored, "the files have headers"
+    before = runner.desk.figures(MODEL).restored_prompt_count
     assert min([await runner.ask.cached("a", text) for text in texts]) > 200
+    assert runner.desk.figures(MODEL).restored_prompt_count == before + 4
     await runner.end()
 
 
@@ -101,7 +110,7 @@ async def test_flush_deletes_the_prompts_of_an_unloaded_model(folder: Path, scop
     await runner.ask.cached("a", SEA)
     await runner.end()
     await runner.ask.flush(scope[0], **scope[1])
-    assert [file.name for file in folder.iterdir()] == ["key"]
+    assert _stored(folder) == []
 
 
 async def test_request_without_the_cache_leaves_nothing_on_disk(folder: Path) -> None:
@@ -109,7 +118,7 @@ async def test_request_without_the_cache_leaves_nothing_on_disk(folder: Path) ->
     await runner.start()
     await runner.ask.cached("a", SEA, mode=CacheMode.NONE)
     await runner.end()
-    assert [file.name for file in folder.iterdir()] == ["key"]
+    assert _stored(folder) == []
 
 
 async def test_stored_files_are_private_and_do_not_show_the_prompt(folder: Path) -> None:
@@ -117,12 +126,26 @@ async def test_stored_files_are_private_and_do_not_show_the_prompt(folder: Path)
     await runner.start()
     await runner.ask.cached("tenant-7", SEA)
     await runner.end()
-    modes = {file.stat().st_mode & 0o777 for file in folder.iterdir()}
-    stored = b"".join(file.read_bytes() for file in folder.glob("*.prompt"))
-    assert (folder.stat().st_mode & 0o777, modes) == (0o700, {0o600})
+    stored = b"".join(file.read_bytes() for file in _stored(folder))
+    assert [_mode(path) for path in (folder, folder / "key", *_stored(folder))] == [0o700, 0o600, 0o600]
     assert len(stored) > 1_000
     assert b"sea" not in stored
     assert b"tenant-7" not in stored
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def _file(path: Path) -> Path:
+    path.touch()
+    return path
+
+
+def _exchange(one: Path, other: Path) -> None:
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
 
 
 def _cut(file: Path) -> None:
@@ -150,7 +173,7 @@ async def test_prompt_of_a_damaged_file_is_processed_again(folder: Path, damage:
     await runner.start()
     await runner.ask.cached("a", SEA)
     await runner.end()
-    (file,) = folder.glob("*.prompt")
+    (file,) = _stored(folder)
     damage(file)
     await runner.backend.start()
     assert await runner.ask.cached("a", SEA) == 0
@@ -164,10 +187,8 @@ async def test_exchanged_files_are_not_used(folder: Path) -> None:
     await runner.ask.cached("a", SEA)
     await runner.ask.cached("b", SEA.replace("sea", "hills"))
     await runner.end()
-    one, other = folder.glob("*.prompt")
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
+    one, other = _stored(folder)
+    _exchange(one, other)
     await runner.backend.start()
     assert [await runner.ask.cached("a", SEA), await runner.ask.cached("b", SEA.replace("sea", "hills"))] == [0, 0]
     await runner.end()
@@ -178,9 +199,9 @@ async def test_lost_key_starts_an_empty_store(folder: Path) -> None:
     await runner.start()
     await runner.ask.cached("a", SEA)
     await runner.end()
-    (folder / "key").unlink()
+    _delete(folder / "key")
     await _Runner(folder).desk.open()
-    assert [file.name for file in folder.iterdir()] == ["key"]
+    assert _stored(folder) == []
 
 
 async def test_prompt_unused_for_a_week_is_deleted(folder: Path) -> None:
@@ -188,16 +209,14 @@ async def test_prompt_unused_for_a_week_is_deleted(folder: Path) -> None:
     await runner.start()
     await runner.ask.cached("a", SEA)
     await runner.end()
-    (file,) = folder.glob("*.prompt")
+    (file,) = _stored(folder)
     os.utime(file, (0, 0))
     await _Runner(folder).desk.open()
     assert not file.exists()
 
 
 async def test_unwritable_folder_stores_nothing_and_fails_no_request(tmp_path: Path) -> None:
-    in_the_way = tmp_path / "file"
-    in_the_way.touch()
-    runner = _Runner(in_the_way / "prompts")
+    runner = _Runner(_file(tmp_path / "file") / "prompts")
     await runner.start()
     assert await runner.ask.cached("a", SEA) == 0
     await runner.restart()
@@ -211,7 +230,7 @@ async def test_nearly_full_disk_stores_nothing(folder: Path, monkeypatch: pytest
     await runner.start()
     await runner.ask.cached("a", SEA)
     await runner.end()
-    assert [file.name for file in folder.iterdir()] == ["key"]
+    assert _stored(folder) == []
 
 
 async def test_flush_during_the_writing_deletes_the_prompt(folder: Path) -> None:
@@ -220,21 +239,21 @@ async def test_flush_during_the_writing_deletes_the_prompt(folder: Path) -> None
     await runner.ask.cached("a", SEA)
     await runner.desk.put_away(runner.model)
     await asyncio.gather(runner.ask.flush("all"), runner.desk.settle())
-    assert [file.name for file in folder.iterdir()] == ["key"]
+    assert _stored(folder) == []
     await runner.end()
 
 
-async def test_least_recently_used_prompt_gives_way_to_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_least_recently_used_prompt_gives_way_to_another(folder: Path) -> None:
     runner = _Runner(folder)
     await runner.start()
     await runner.ask.cached("a", SEA)
     await runner.end()
-    (file,) = folder.glob("*.prompt")
-    size = file.stat().st_size
+    (file,) = _stored(folder)
+    size = len(file.read_bytes())
     next_runner: Any = _Runner(folder)
     next_runner.desk._store.prompts.budget_bytes = size + size // 2
     await next_runner.start()
     await next_runner.ask.cached("b", SEA)
     await next_runner.end()
-    assert len(list(folder.glob("*.prompt"))) == 1
+    assert len(_stored(folder)) == 1
     assert not file.exists()

@@ -24,6 +24,7 @@ def _description() -> pb.DescribeResponse:
     cache = pb.CacheFigures(
         hit_count=3, miss_count=1, prompt_token_count=400, cached_token_count=200, prewarmed_token_count=90
     )
+    cache.restored_prompt_count, cache.stored_bytes = 2, 4_096
     found.instances.add(model="vllm", cache=cache)
     found.instances.add(model="llama")
     return found
@@ -53,6 +54,8 @@ async def test_model_metrics_have_slots_memory_faults_and_caches() -> None:
     assert 'weft_runner_cache_hit_rate{model="vllm"} 0.75' in lines
     assert 'weft_runner_cached_prompt_tokens_total{model="vllm"} 200.0' in lines
     assert 'weft_runner_prewarmed_prompt_tokens_total{model="vllm"} 90.0' in lines
+    assert 'weft_runner_restored_prompts_total{model="vllm"} 2.0' in lines
+    assert 'weft_runner_stored_prompt_bytes{model="vllm"} 4096.0' in lines
     # Without requests there is no hit rate.
     assert not [line for line in lines if line.startswith('weft_runner_cache_hit_rate{model="llama"')]
 

@@ -902,6 +902,8 @@ class CacheFigures(google.protobuf.message.Message):
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     CACHED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     PREWARMED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    RESTORED_PROMPT_COUNT_FIELD_NUMBER: builtins.int
+    STORED_BYTES_FIELD_NUMBER: builtins.int
     hit_count: builtins.int
     """Requests with a part of their prompt in the cache."""
     miss_count: builtins.int
@@ -912,6 +914,10 @@ class CacheFigures(google.protobuf.message.Message):
     """Prompt tokens that were cached."""
     prewarmed_token_count: builtins.int
     """Prompt tokens of agents that were processed while the engine was idle. They are not part of the other figures."""
+    restored_prompt_count: builtins.int
+    """Saved prompts that were restored from main memory or from disk."""
+    stored_bytes: builtins.int
+    """Size on disk of the prompts that are stored for this engine while it does not run, in bytes."""
     def __init__(
         self,
         *,
@@ -920,8 +926,10 @@ class CacheFigures(google.protobuf.message.Message):
         prompt_token_count: builtins.int = ...,
         cached_token_count: builtins.int = ...,
         prewarmed_token_count: builtins.int = ...,
+        restored_prompt_count: builtins.int = ...,
+        stored_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "hit_count", b"hit_count", "miss_count", b"miss_count", "prewarmed_token_count", b"prewarmed_token_count", "prompt_token_count", b"prompt_token_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "hit_count", b"hit_count", "miss_count", b"miss_count", "prewarmed_token_count", b"prewarmed_token_count", "prompt_token_count", b"prompt_token_count", "restored_prompt_count", b"restored_prompt_count", "stored_bytes", b"stored_bytes"]) -> None: ...
 
 global___CacheFigures = CacheFigures
 
