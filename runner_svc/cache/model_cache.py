@@ -180,8 +180,6 @@ class ModelCache:
         Raises UNSUPPORTED_OPERATION if the engine shares its cache among all callers.
         """
         self._on_flush(tenant, tag)
-        if self._store is not None:
-            self._store.forget(self.model, tenant, tag)
         isolation = self.backend.cache_isolation
         if (reports := self.backend.prefix_reports) is not None:
             reports.forget(tenant, tag)

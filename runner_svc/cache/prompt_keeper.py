@@ -106,29 +106,41 @@ class PromptKeeper:
         return turn.fresh and not is_restored
 
     async def _restored(self, slot: int, found: KeptPrompt | None, is_same: Callable[[], bool]) -> bool:
-        store = self._store if found is not None and found.identity else None
-        if found is None or (store is not None and not await self._is_read(store, found)) or not is_same():
+        if found is None or not is_same():
             return False
+        if self._store is not None and found.identity:
+            return await self._read_and_restored(self._store, slot, found, is_same)
         self.kept.use(found)
-        try:
-            await self._backend.restore_slot(slot, found.name)
-        except WeftError as error:
-            log.warning("saved prompt was not restored", model=self._model, message=error.message)
+        if not await self._is_restored(slot, found.name):
             self.kept.drop(found)
             self._delete([found])
-            if store is not None:
-                store.drop(found)
             return False
-        finally:
-            if store is not None:
-                self._delete([found])
-        self.on_restored()
         return True
 
-    async def _is_read(self, store: PromptStore, found: KeptPrompt) -> bool:
-        """Reads a stored prompt into a file for the engine. Returns whether it could."""
-        file = self._backend.saved_file(found.name)
-        return file is not None and await store.read(found, file)
+    async def _read_and_restored(
+        self, store: PromptStore, slot: int, found: KeptPrompt, is_same: Callable[[], bool]
+    ) -> bool:
+        # Several turns may restore one prompt simultaneously.
+        name = f"stored-{next(self._numbers)}"
+        file = self._backend.saved_file(name)
+        try:
+            if file is None or not await store.read(found, file) or not is_same():
+                return False
+            if await self._is_restored(slot, name):
+                return True
+            store.drop(found)
+            return False
+        finally:
+            self._backend.delete_saved([name])
+
+    async def _is_restored(self, slot: int, name: str) -> bool:
+        try:
+            await self._backend.restore_slot(slot, name)
+        except WeftError as error:
+            log.warning("saved prompt was not restored", model=self._model, message=error.message)
+            return False
+        self.on_restored()
+        return True
 
     async def put_away(self, directory: CacheDirectory) -> None:
         """Stores all prompts, those in slots too, before the idle engine ends. They are encrypted after its end."""

@@ -100,8 +100,8 @@ class PromptStore:
         self.prompts.drop(prompt)
         self._delete([prompt])
 
-    def forget(self, model: str, tenant: str | None, tag: str | None) -> None:
-        """Deletes a model's prompts of a tenant and a tag; None: any."""
+    def forget(self, tenant: str | None, tag: str | None, model: str | None) -> None:
+        """Deletes the prompts of a tenant, a tag and a model; None: any, also of models that are no longer served."""
         self._delete(self.prompts.forget(tenant, tag, model))
 
     async def _put(self, prompt: KeptPrompt, state: BinaryIO, flush_count: int) -> None:

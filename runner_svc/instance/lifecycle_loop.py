@@ -341,8 +341,8 @@ class LifecycleLoop:
             await within(self._clock, BEFORE_END_SECONDS, self.before_end())
         except TimeoutError:
             log.warning("the engine's prompts were not all stored", model=self._config.name)
-        except WeftError as error:
-            log.warning("the engine's prompts were not stored", model=self._config.name, message=error.message)
+        except Exception:
+            log.exception("the engine's prompts were not stored", model=self._config.name)
 
     async def _end_backend(self) -> None:
         """Ends the requests without retrying them, then the backend: without requests it obeys its first SIGTERM."""

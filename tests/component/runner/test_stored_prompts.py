@@ -14,6 +14,7 @@ from runner_svc.backend.port import CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.request import CacheMode
 from weft_testing.conformance.prefix_cache import MODEL, Tenants
 
@@ -113,6 +114,28 @@ async def test_flush_deletes_the_prompts_of_an_unloaded_model(folder: Path, scop
     assert _stored(folder) == []
 
 
+async def test_flush_of_everything_deletes_the_prompts_of_models_that_are_not_served_any_more(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    others = CacheManager.over([], store=PromptStore(folder, BUDGET))
+    await others.open()
+    await others.flush(pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_ALL))
+    assert _stored(folder) == []
+
+
+async def test_two_turns_restore_one_prompt_simultaneously(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.restart()
+    found = await asyncio.gather(*(runner.ask.cached("a", f"{SEA}{end}") for end in ("And then?", "Why?")))
+    assert min(found) > 200
+    assert _saved(runner) == []
+    await runner.end()
+
+
 async def test_request_without_the_cache_leaves_nothing_on_disk(folder: Path) -> None:
     runner = _Runner(folder)
     await runner.start()
@@ -131,6 +154,13 @@ async def test_stored_files_are_private_and_do_not_show_the_prompt(folder: Path)
     assert len(stored) > 1_000
     assert b"sea" not in stored
     assert b"tenant-7" not in stored
+
+
+def _saved(runner: _Runner) -> list[Path]:
+    """What the engine's folder in main memory has."""
+    folder = runner.backend._saved and runner.backend._saved.folder
+    assert folder is not None
+    return list(folder.iterdir())
 
 
 def _mode(path: Path) -> int:
@@ -178,6 +208,7 @@ async def test_prompt_of_a_damaged_file_is_processed_again(folder: Path, damage:
     await runner.backend.start()
     assert await runner.ask.cached("a", SEA) == 0
     assert not file.exists()
+    assert _saved(runner) == []
     await runner.end()
 
 
