@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from kit.one_model import OneModel
 from runner_svc.backend.port import CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_store import PromptStore
+from runner_svc.policy.cache_directory import Partition
+from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.request import CacheMode
@@ -210,6 +213,18 @@ async def test_prompt_of_a_damaged_file_is_processed_again(folder: Path, damage:
     assert not file.exists()
     assert _saved(runner) == []
     await runner.end()
+
+
+async def test_file_without_its_state_is_not_given_to_an_engine(folder: Path, tmp_path: Path) -> None:
+    store, target = PromptStore(folder, BUDGET), tmp_path / "state"
+    await store.open()
+    prompt = KeptPrompt(name="p", partition=Partition("a"), marks=(b"1",), byte_count=5, identity="m:1")
+    store.put(prompt, BytesIO(b"state"))
+    await store.settle()
+    assert await store.read(prompt, target)
+    assert target.read_bytes() == b"state"
+    _cut_before_its_state(folder / "p.prompt")
+    assert not await store.read(prompt, target)
 
 
 async def test_exchanged_files_are_not_used(folder: Path) -> None:
