@@ -146,16 +146,16 @@ def test_user_service_runs_without_a_session(machine: Container) -> None:
     _let_linger(machine)
     weft = WEFT
     machine.run(*PERSON, "mkdir -p ~/.config/weft && cp /etc/weft/weft.yaml ~/.config/weft/")
-    machine.run(*PERSON, f"{weft} service install mesh")
+    machine.run(*PERSON, f"{weft} mesh service install mesh")
     try:
         machine.until(*PERSON, f"{weft} wait model/smol --for ready --timeout 60s")
         machine.run(*PERSON, "kill -9 $(cat ~/.weft/run/up.lock)")
         machine.until(*PERSON, f"{weft} wait model/smol --for ready --timeout 60s")
-        said = json.loads(machine.run(*PERSON, f"{weft} service status -o json"))
+        said = json.loads(machine.run(*PERSON, f"{weft} mesh service status -o json"))
         assert [(item["state"], item["restarts"]) for item in said["items"]] == [("active", 1)]
     finally:
-        machine.run(*PERSON, f"{weft} service remove mesh")
-    assert machine.code(*PERSON, f"{weft} service status") == 3
+        machine.run(*PERSON, f"{weft} mesh service remove mesh")
+    assert machine.code(*PERSON, f"{weft} mesh service status") == 3
 
 
 def test_weft_installed_in_a_user_home_is_rejected_for_the_machine(machine: Container) -> None:
