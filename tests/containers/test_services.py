@@ -148,9 +148,9 @@ def test_user_service_runs_without_a_session(machine: Container) -> None:
     machine.run(*PERSON, "mkdir -p ~/.config/weft && cp /etc/weft/weft.yaml ~/.config/weft/")
     machine.run(*PERSON, f"{weft} mesh service install mesh")
     try:
-        machine.until(*PERSON, f"{weft} wait model/smol --for ready --timeout 60s")
+        machine.until(*PERSON, f"{weft} mesh wait model/smol --for ready --timeout 60s")
         machine.run(*PERSON, "kill -9 $(cat ~/.weft/run/up.lock)")
-        machine.until(*PERSON, f"{weft} wait model/smol --for ready --timeout 60s")
+        machine.until(*PERSON, f"{weft} mesh wait model/smol --for ready --timeout 60s")
         said = json.loads(machine.run(*PERSON, f"{weft} mesh service status -o json"))
         assert [(item["state"], item["restarts"]) for item in said["items"]] == [("active", 1)]
     finally:
