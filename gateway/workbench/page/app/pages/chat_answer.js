@@ -1,11 +1,15 @@
 // One answer of a model: its thinking, words, tools and notices, what it waits for, its error and its receipt.
 import { html, useState } from "../parts/html.js";
+import { Dialog } from "../parts/dialog.js";
 import { Markdown } from "../parts/markdown.js";
 import { count, figure, seconds } from "../parts/format.js";
 import { Code, Facts, Progress } from "../parts/widgets.js";
 import { address } from "../navigation.js";
 import { isRunning, revisionOf, textOf } from "./chat_conversation.js";
-import { regenerate, stop } from "./chat_state.js";
+import { Edit } from "./chat_edit.js";
+import { ModelPicker } from "./chat_models.js";
+import { editAnswer, regenerate, showAnswer } from "./chat_state.js";
+import { Versions } from "./chat_versions.js";
 
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
 /** @typedef {import("./chat_conversation.js").Part} Part */
@@ -14,25 +18,44 @@ import { regenerate, stop } from "./chat_state.js";
 export function AnswerView({ answer, at, column, onCode }) {
   revisionOf(answer);
   const runs = isRunning(answer);
+  // The id of the version that is edited, or asked of another model.
+  const [edited, setEdited] = useState("");
+  const [asked, setAsked] = useState("");
   const lastText = answer.parts.findLastIndex((part) => part.kind === "text" || part.kind === "thinking");
   return html`<article class="reply" aria-busy=${runs}>
     <h2 class="who-says"><bdi>${answer.model}</bdi></h2>
-    ${answer.parts.map((part, number) => html`<${PartView} key=${number} part=${part} revision=${partRevision(part)}
+    ${edited === answer.id
+      ? html`<${Edit} text=${textOf(answer)} label="Edited answer" action="Save"
+          onDone=${(/** @type {string | null} */ text) => (setEdited(""), text !== null && editAnswer(at, column, text))} />`
+      : answer.parts.map((part, number) => html`<${PartView} key=${`${answer.id} ${number}`} part=${part} revision=${partRevision(part)}
       isGrowing=${runs && number === lastText} isLast=${number === answer.parts.length - 1} />`)}
     ${runs && html`<${Wait} answer=${answer} />`}
     ${answer.state === "complete" && !answer.parts.length && html`<p class="faint">The answer is empty.</p>`}
+    ${answer.isEdited && html`<p class="faint">Edited.</p>`}
     ${answer.state === "stopped" && html`<p class="faint">Stopped.</p>`}
     ${answer.finishReason === "length" && html`<p class="faint">Truncated: the token limit was reached.</p>`}
     ${answer.error && html`<p class="problem" role="alert">${answer.error.message}${answer.error.code && html` <code>${answer.error.code}</code>`}</p>`}
-    <div class="actions">
-      ${runs
-        ? html`<button class="quiet" onClick=${() => stop(answer)}>Stop</button>`
-        : html`<${CopyButton} text=${textOf(answer)} />
-            <button class="quiet" onClick=${() => regenerate(at, column)}>${answer.error || answer.state === "stopped" ? "Retry" : "Regenerate"}</button>
-            <button class="quiet" onClick=${onCode}>Show as code</button>`}
+    <div class="actions"><${Versions} versions=${answer.versions} isDisabled=${runs} onShow=${(/** @type {number} */ number) => showAnswer(at, column, number)} />
+      ${!runs &&
+      html`<${CopyButton} text=${textOf(answer)} />
+        <button class="quiet" onClick=${() => regenerate(at, column)}>${answer.error || answer.state === "stopped" ? "Retry" : "Regenerate"}</button>
+        <button class="quiet" onClick=${() => setAsked(answer.id)}>Other model</button>
+        <button class="quiet" onClick=${() => setEdited(answer.id)}>Edit answer</button>
+        <button class="quiet" onClick=${onCode}>Show as code</button>`}
     </div>
-    ${!runs && html`<${Receipt} answer=${answer} />`}
+    ${!runs && html`<${Receipt} key=${answer.id} answer=${answer} />`}
+    ${asked === answer.id && html`<${OtherModel} answer=${answer} onClose=${() => setAsked("")} onChoose=${(/** @type {string} */ model) => regenerate(at, column, model)} />`}
   </article>`;
+}
+
+/** Asks another model for an answer. @param {{answer: Answer, onChoose: (model: string) => void, onClose: () => void}} props */
+function OtherModel({ answer, onChoose, onClose }) {
+  const [model, setModel] = useState(answer.model);
+  return html`<${Dialog} title="Regenerate with another model" onClose=${onClose}>
+    <${ModelPicker} value=${model} label="Other model" onChoose=${setModel} />
+    <div class="buttons"><button onClick=${onClose}>Cancel</button>
+      <button class="main" onClick=${() => (onClose(), onChoose(model))}>Regenerate</button></div>
+  </${Dialog}>`;
 }
 
 /** What changes of a part, so that parts that do not are left alone. @param {Part} part */

@@ -14,14 +14,17 @@ import { signal } from "@preact/signals";
  *   id: string, model: string, requestId: string, taskId: string, isSubmitted: boolean, lastEvent: number,
  *   attempt: number, state: "waiting" | "streaming" | "complete" | "stopped" | "failed",
  *   parts: Part[], status: string, share: number | null, finishReason: string, usage: any, facts: Record<string, string>,
- *   error: {message: string, code: string} | null, receipt: any, isReceiptSought: boolean,
+ *   error: {message: string, code: string} | null, receipt: any, isReceiptSought: boolean, isEdited?: boolean,
+ *   versions?: (Answer[] | null)[],
  * }} Answer
  * `taskId`: the task of a durable answer, else "". `isSubmitted`: false until the mesh has accepted or refused it.
  * `lastEvent`, `attempt`: up to where its events are in the parts.
  * `status`, `share`: what it waits for, and how far that is. `facts`: the receipt as the stream has it.
  * `isReceiptSought`: the mesh has given its receipt, or was asked in vain.
+ * `versions`: the other answers of the same model to the same message; null in the place of the one that has this list.
  */
-/** @typedef {{id: string, text: string, attachments: Attachment[], answers: Answer[]}} Turn One answer per model. */
+/** @typedef {{id: string, text: string, attachments: Attachment[], answers: Answer[], versions?: (Turn[] | null)[]}} Turn
+ * One answer per model. `versions`: the other forms of the message, each with what followed it; null in its own place. */
 /** @typedef {{system: string, temperature: string, maxTokens: string, thinking: "" | "on" | "off", allowRemote: boolean}} Options */
 /** @typedef {{id: string, title: string, createdAt: number, updatedAt: number, models: string[], options: Options, turns: Turn[]}} Conversation */
 

@@ -8,6 +8,7 @@ import { fetchConversation, tasksOfCaller } from "./chat_elsewhere.js";
 import { remember } from "./chat_models.js";
 import { forget, keep, load } from "./chat_store.js";
 import { cancel, forgetTasks } from "./chat_task.js";
+import { addVersion, allAnswers, showVersion } from "./chat_versions.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
@@ -49,7 +50,7 @@ export async function open(id, model = "") {
 /** Takes over what another browser has asked since in a conversation. @param {Conversation} conversation */
 async function renew(conversation) {
   const newer = await fetchConversation(conversation.id, SEARCHED_FOR_NEWS).catch(() => null);
-  const asked = conversation.turns.flatMap((turn) => turn.answers).map((answer) => answer.taskId);
+  const asked = allAnswers(conversation.turns).map((answer) => answer.taskId);
   const isLocal = conversation.turns.at(-1)?.answers.some((answer) => !answer.taskId);
   if (!newer || isLocal || newer.turns.at(-1)?.answers.every((answer) => asked.includes(answer.taskId))) return;
   if (!merge(conversation, newer.turns)) return;
@@ -67,7 +68,10 @@ function merge({ turns }, newer) {
   }
   const known = turns[last];
   if (!known) turns.push(...newer.slice(turns.length));
-  else if (known.answers.length === newer[last].answers.length) turns[last] = { ...known, id: newer[last].id, answers: newer[last].answers };
+  else if (known.answers.length === newer[last].answers.length) {
+    known.id = newer[last].id;
+    newer[last].answers.forEach((answer, column) => addVersion(known.answers, column, answer, 1));
+  }
   return true;
 }
 
@@ -122,13 +126,44 @@ export function send(text, attachments) {
   answerTurn(conversation, conversation.turns.length - 1);
 }
 
-/** Sends a message again with another text: what came after it is dropped. @param {number} at @param {string} text */
+/** Sends a message again with another text; the earlier version stays with what came after it. @param {number} at @param {string} text */
 export function resend(at, text) {
   const conversation = shown.value;
   stopAll(conversation);
-  conversation.turns.length = at + 1;
-  conversation.turns[at] = { ...conversation.turns[at], id: newId("turn-"), text };
+  const { attachments } = conversation.turns[at];
+  addVersion(conversation.turns, at, { id: newId("turn-"), text, attachments, answers: [] }, Infinity);
   answerTurn(conversation, at);
+}
+
+/** Shows another version of a message. @param {number} at @param {number} number */
+export function showTurn(at, number) {
+  change(({ turns }) => showVersion(turns, at, number, Infinity));
+  void complete(shown.value);
+}
+
+/** Shows another version of an answer. @param {number} at @param {number} column @param {number} number */
+export function showAnswer(at, column, number) {
+  change(({ turns }) => showVersion(turns[at].answers, column, number, 1));
+  void complete(shown.value);
+}
+
+/** Deletes a message with its answers, and with all other versions of it. @param {number} at */
+export async function removeTurn(at) {
+  const conversation = shown.value;
+  if (conversation.turns.length === 1) return remove(conversation.id);
+  const tasks = allAnswers(conversation.turns.splice(at, 1)).flatMap(({ taskId }) => taskId || []);
+  changed(conversation);
+  await forgetAll(new Set(tasks));
+}
+
+/** Puts an answer with another text in the place of one. @param {number} at @param {number} column @param {string} text */
+export function editAnswer(at, column, text) {
+  change(({ turns }) => {
+    const { answers } = turns[at];
+    const parts = [{ kind: /** @type {"text"} */ ("text"), text }];
+    const edited = { ...newAnswer(answers[column].model), requestId: "", isSubmitted: true, parts, isReceiptSought: true, isEdited: true };
+    addVersion(answers, column, { ...edited, state: "complete" }, 1);
+  });
 }
 
 /** @param {Conversation} conversation @param {number} at */
@@ -137,12 +172,12 @@ function answerTurn(conversation, at) {
   conversation.models.forEach((_, column) => void run(conversation, column, at));
 }
 
-/** Asks the model of a column again for its answer. @param {number} at @param {number} column */
-export function regenerate(at, column) {
+/** Asks again for an answer; the earlier one stays as a version. @param {number} at @param {number} column @param {string} model */
+export function regenerate(at, column, model = "") {
   const conversation = shown.value;
   const { answers } = conversation.turns[at];
   stop(answers[column]);
-  answers[column] = newAnswer(conversation.models[column] ?? answers[column].model);
+  addVersion(answers, column, newAnswer(model || (conversation.models[column] ?? answers[column].model)), 1);
   void run(conversation, column, at);
 }
 
@@ -173,14 +208,14 @@ function changed(conversation) {
 }
 
 /** Stops an answer everywhere: what came of it stays. @param {Answer | undefined} answer */
-export function stop(answer) {
+function stop(answer) {
   if (answer?.taskId && isRunning(answer)) void attempt(() => cancel(answer));
   else if (answer) running.get(answer.id)?.abort.abort();
 }
 
 /** @param {Conversation} conversation */
 export function stopAll(conversation) {
-  for (const turn of conversation.turns) for (const answer of turn.answers) if (isRunning(answer)) stop(answer);
+  for (const answer of allAnswers(conversation.turns)) if (isRunning(answer)) stop(answer);
 }
 
 /** Deletes conversations, and their answers on the mesh; those that come are stopped. @param {string[]} ids */
@@ -188,7 +223,7 @@ export async function remove(...ids) {
   for (const { conversation } of running.values()) if (ids.includes(conversation.id)) stopAll(conversation);
   const gone = await Promise.all(ids.map(async (id) => conversationOf(id) ?? (await load(id))));
   await forget(...ids);
-  void attempt(() => removeTasks(ids, gone.flatMap((each) => each?.turns.flatMap((turn) => turn.answers) ?? [])));
+  void attempt(() => removeTasks(ids, gone.flatMap((each) => allAnswers(each?.turns ?? []))));
   if (!ids.includes(shown.value.id)) return;
   start();
   go("chat", {}, { replace: true });
@@ -201,7 +236,12 @@ async function removeTasks(ids, answers) {
   try {
     for await (const task of tasksOfCaller()) if (ids.includes(task.metadata?.conversation)) tasks.add(task.id);
   } finally {
-    const remaining = await forgetTasks(tasks);
-    if (remaining) notify(`${remaining} of ${tasks.size} answers could not be deleted from the mesh.`, { isError: true });
+    await forgetAll(tasks);
   }
+}
+
+/** @param {Set<string>} tasks */
+async function forgetAll(tasks) {
+  const remaining = await forgetTasks(tasks);
+  if (remaining) notify(`${remaining} of ${tasks.size} answers could not be deleted from the mesh.`, { isError: true });
 }

@@ -1,6 +1,7 @@
 // Where conversations are kept: this browser's IndexedDB, up to a number and a size. Answers are on the mesh too, as tasks.
 import { signal } from "@preact/signals";
 import { notify } from "../parts/notices.js";
+import { allAnswers, allTurns } from "./chat_versions.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
 /** @typedef {{id: string, title: string, models: string[], updatedAt: number, chars: number}} Summary */
@@ -128,13 +129,13 @@ export async function forget(...ids) {
 /** How long a conversation is, without writing it out: pictures have millions of characters. @param {Conversation} conversation */
 function charsOf(conversation) {
   let chars = conversation.options.system.length + 500;
-  for (const turn of conversation.turns) {
+  for (const turn of allTurns(conversation.turns)) {
     chars += turn.text.length + 200;
     for (const file of turn.attachments) chars += file.data.length;
-    for (const answer of turn.answers) {
-      chars += 2000;
-      for (const part of answer.parts) chars += part.kind === "tool" ? part.arguments.length + (part.result?.length ?? 0) : part.text.length;
-    }
+  }
+  for (const answer of allAnswers(conversation.turns)) {
+    chars += 2000;
+    for (const part of answer.parts) chars += part.kind === "tool" ? part.arguments.length + (part.result?.length ?? 0) : part.text.length;
   }
   return chars;
 }

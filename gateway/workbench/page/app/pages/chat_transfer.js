@@ -40,12 +40,7 @@ const timeOf = (value) => (typeof value === "number" && Number.isFinite(value) ?
 
 /** @param {any} given @returns {Conversation} */
 function conversationOf(given) {
-  const turns = listOf(given?.turns).map((turn) => ({
-    id: newId("turn-"),
-    text: textOf(turn?.text),
-    attachments: listOf(turn?.attachments).flatMap(attachmentOf),
-    answers: listOf(turn?.answers).slice(0, 2).map(answerOf),
-  }));
+  const turns = listOf(given?.turns).map(turnOf);
   const models = listOf(given?.models).map(textOf).slice(0, 2);
   const { system, temperature, maxTokens, thinking } = given?.options ?? {};
   return {
@@ -65,7 +60,25 @@ function conversationOf(given) {
   };
 }
 
-/** @param {any} given */
+/** @param {any} given @returns {import("./chat_conversation.js").Turn} */
+function turnOf(given) {
+  return {
+    id: newId("turn-"),
+    text: textOf(given?.text),
+    attachments: listOf(given?.attachments).flatMap(attachmentOf),
+    answers: listOf(given?.answers).slice(0, 2).map(answerOf),
+    ...versionsOf(given, turnOf),
+  };
+}
+
+/** @template T @param {any} given @param {(item: any) => T} itemOf @returns {{versions?: (T[] | null)[]}} */
+function versionsOf(given, itemOf) {
+  const versions = listOf(given?.versions).map((each) => (each === null ? null : listOf(each).map(itemOf)));
+  const isWhole = versions.filter((each) => each === null).length === 1 && versions.every((each) => each?.length !== 0);
+  return isWhole ? { versions } : {};
+}
+
+/** @param {any} given @returns {import("./chat_conversation.js").Answer} */
 function answerOf(given) {
   const answer = newAnswer(textOf(given?.model));
   const error = given?.error ? { message: textOf(given.error.message), code: textOf(given.error.code) } : null;
@@ -75,6 +88,7 @@ function answerOf(given) {
   return Object.assign(answer, {
     requestId: textOf(given?.requestId), state, error, parts: listOf(given?.parts).flatMap(partOf), finishReason: textOf(given?.finishReason),
     isReceiptSought: true, // It may be a request of another mesh.
+    isEdited: given?.isEdited === true, ...versionsOf(given, answerOf),
   });
 }
 

@@ -1,10 +1,13 @@
 // The messages of a conversation and their answers.
 import { html, useEffect, useRef, useState } from "../parts/html.js";
+import { Confirm } from "../parts/dialog.js";
 import { AnswerView } from "./chat_answer.js";
 import { CodeDialog } from "./chat_code.js";
 import { isBusy, revisionOf } from "./chat_conversation.js";
+import { Edit } from "./chat_edit.js";
 import { SentFiles } from "./chat_files.js";
-import { resend } from "./chat_state.js";
+import { removeTurn, resend, showTurn } from "./chat_state.js";
+import { Versions } from "./chat_versions.js";
 import { EndFollower } from "../parts/end_follower.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
@@ -22,7 +25,7 @@ export function Turns({ conversation }) {
   return html`<div class="turns" ref=${box} tabindex="0" role="log" aria-live="off" aria-label="Conversation">
     <div class=${isWide ? "turns-inner wide" : "turns-inner"}>
       ${!conversation.turns.length && html`<p class="faint empty">Send a message to the model above. The answer continues if this page is closed.</p>`}
-      ${conversation.turns.map((turn, at) => html`<${TurnView} key=${turn.id} conversation=${conversation} turn=${turn} at=${at} />`)}
+      ${conversation.turns.map((turn, at) => html`<${TurnView} key=${at} conversation=${conversation} turn=${turn} at=${at} />`)}
     </div>
     <p class="announced" role="status">${announcementOf(conversation)}</p>
     ${!isAtEnd && html`<button class="to-end" onClick=${() => box.current?.scrollTo({ top: box.current.scrollHeight })}>↓ To the end</button>`}
@@ -60,39 +63,29 @@ function useFollowedEnd(box) {
 /** @param {{conversation: Conversation, turn: Turn, at: number}} props */
 function TurnView({ conversation, turn, at }) {
   revisionOf(conversation);
-  const [isEdited, setEdited] = useState(false);
+  // The id of the version that is edited.
+  const [edited, setEdited] = useState("");
+  const [isDeleted, setDeleted] = useState(false);
   const [codeOf, setCodeOf] = useState(-1);
   return html`<section class="turn" aria-label=${`Message ${at + 1}`}>
     <div class="asked">
       <${SentFiles} files=${turn.attachments} />
-      ${isEdited
-        ? html`<${Edit} text=${turn.text} onDone=${(/** @type {string | null} */ text) => (setEdited(false), text !== null && resend(at, text))} />`
+      ${edited === turn.id
+        ? html`<${Edit} text=${turn.text} label="Edited message" action="Send again"
+            onDone=${(/** @type {string | null} */ text) => (setEdited(""), text !== null && resend(at, text))} />`
         : html`${turn.text && html`<div class="said" dir="auto">${turn.text}</div>`}
-            <div class="actions"><button class="quiet" onClick=${() => setEdited(true)}>Edit</button></div>`}
+            <div class="actions"><${Versions} versions=${turn.versions} isDisabled=${isBusy(conversation)} onShow=${(/** @type {number} */ number) => showTurn(at, number)} />
+              <button class="quiet" onClick=${() => setEdited(turn.id)}>Edit</button>
+              <button class="quiet" aria-label="Delete message" disabled=${isBusy(conversation)} onClick=${() => setDeleted(true)}>Delete</button></div>`}
     </div>
     <div class=${turn.answers.length > 1 ? "columns" : ""}>
       ${turn.answers.map(
-        (answer, column) => html`<${AnswerView} key=${answer.id} answer=${answer} at=${at} column=${column} onCode=${() => setCodeOf(column)} />`,
+        (answer, column) => html`<${AnswerView} key=${column} answer=${answer} at=${at} column=${column} onCode=${() => setCodeOf(column)} />`,
       )}
     </div>
     ${codeOf >= 0 && html`<${CodeDialog} conversation=${conversation} at=${at} column=${codeOf} onClose=${() => setCodeOf(-1)} />`}
+    ${isDeleted && html`<${Confirm} title="Delete this message" action="Delete" isDangerous
+      text=${`The message${turn.versions ? ", its other versions with what followed them," : ""} and its answers are deleted from this browser and from the mesh. Later messages stay.`}
+      onDo=${async () => void removeTurn(at)} onClose=${() => setDeleted(false)} />`}
   </section>`;
-}
-
-/** A message that is changed. @param {{text: string, onDone: (text: string | null) => void}} props */
-function Edit({ text, onDone }) {
-  const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
-  useEffect(() => field.current?.focus(), []);
-  const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      onDone(field.current?.value ?? "");
-    } else if (event.key === "Escape") {
-      event.preventDefault();
-      onDone(null);
-    }
-  };
-  return html`<textarea ref=${field} aria-label="Edited message" dir="auto" onKeyDown=${onKeyDown} defaultValue=${text}></textarea>
-    <div class="actions"><button class="quiet" onClick=${() => onDone(null)}>Cancel</button>
-      <button onClick=${() => onDone(field.current?.value ?? "")}>Send again</button></div>`;
 }
