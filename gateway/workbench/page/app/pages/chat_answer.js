@@ -8,6 +8,7 @@ import { address } from "../navigation.js";
 import { isRunning, revisionOf, textOf } from "./chat_conversation.js";
 import { Edit } from "./chat_edit.js";
 import { ModelPicker } from "./chat_models.js";
+import { PaceLine, elapsedSince } from "./chat_pace.js";
 import { editAnswer, regenerate, showAnswer } from "./chat_state.js";
 import { Versions } from "./chat_versions.js";
 
@@ -36,8 +37,7 @@ export function AnswerView({ answer, at, column, onCode }) {
     ${answer.finishReason === "length" && html`<p class="faint">Truncated: the token limit was reached.</p>`}
     ${answer.error && html`<p class="problem" role="alert">${answer.error.message}${answer.error.code && html` <code>${answer.error.code}</code>`}</p>`}
     <div class="actions"><${Versions} versions=${answer.versions} isDisabled=${runs} onShow=${(/** @type {number} */ number) => showAnswer(at, column, number)} />
-      ${!runs &&
-      html`<${CopyButton} text=${textOf(answer)} />
+      ${runs ? html`<${PaceLine} answer=${answer} />` : html`<${CopyButton} text=${textOf(answer)} />
         <button class="quiet" onClick=${() => regenerate(at, column)}>${answer.error || answer.state === "stopped" ? "Retry" : "Regenerate"}</button>
         <button class="quiet" onClick=${() => setAsked(answer.id)}>Other model</button>
         <button class="quiet" onClick=${() => setEdited(answer.id)}>Edit answer</button>
@@ -67,7 +67,7 @@ function PartView({ part, isGrowing, isLast }) {
     case "text":
       return html`<${Markdown} text=${part.text} isComplete=${!isGrowing} />`;
     case "thinking":
-      return html`<details class="thinking"><summary>${isGrowing && isLast ? "Thinking…" : "Thinking"}</summary>
+      return html`<details class="thinking"><summary>${thinkingOf(part, isGrowing && isLast)}</summary>
         <${Markdown} text=${part.text} isComplete=${!isGrowing} /></details>`;
     case "tool":
       return html`<details class="notice-part"><summary>Tool <code>${part.name}</code>${
@@ -82,6 +82,12 @@ function PartView({ part, isGrowing, isLast }) {
     default:
       return html`<p class="notice-part warning">${part.text} <code>${part.code}</code></p>`;
   }
+}
+
+/** @param {{since?: number, seconds?: number}} part @param {boolean} isGrowing */
+function thinkingOf({ since, seconds: took }, isGrowing) {
+  if (!isGrowing) return took ? `Thinking · ${seconds(took)}` : "Thinking";
+  return `Thinking… ${elapsedSince(since ?? 0)}`.trim();
 }
 
 /** What an answer waits for. @param {{answer: Answer}} props */

@@ -3,11 +3,11 @@ import { signal } from "@preact/signals";
 
 /** @typedef {{kind: "image" | "audio", name: string, type: string, bytes: number, data: string}} Attachment `data`: a data: URL */
 /**
- * @typedef {{kind: "text" | "thinking", text: string}
+ * @typedef {{kind: "text" | "thinking", text: string, since?: number, seconds?: number}
  *   | {kind: "tool", id: string, name: string, arguments: string, result: string | null, isFailed: boolean}
  *   | {kind: "signal", name: string, text: string}
  *   | {kind: "warning", code: string, text: string} | {kind: "lost", text: string, why: string}} Part
- * A piece of an answer, at its place in it. `lost`: what an attempt had answered before it was lost.
+ * A piece of an answer, at its place in it. `since`, `seconds`: when thinking began, 0 where that is not known, and how long it took. `lost`: what an attempt had answered before it was lost.
  */
 /**
  * @typedef {{
@@ -15,12 +15,13 @@ import { signal } from "@preact/signals";
  *   attempt: number, state: "waiting" | "streaming" | "complete" | "stopped" | "failed",
  *   parts: Part[], status: string, share: number | null, finishReason: string, usage: any, facts: Record<string, string>,
  *   error: {message: string, code: string} | null, receipt: any, isReceiptSought: boolean, isEdited?: boolean,
- *   versions?: (Answer[] | null)[],
+ *   askedAt?: number, tokens?: number, versions?: (Answer[] | null)[],
  * }} Answer
  * `taskId`: the task of a durable answer, else "". `isSubmitted`: false until the mesh has accepted or refused it.
  * `lastEvent`, `attempt`: up to where its events are in the parts.
  * `status`, `share`: what it waits for, and how far that is. `facts`: the receipt as the stream has it.
  * `isReceiptSought`: the mesh has given its receipt, or was asked in vain.
+ * `askedAt`: in milliseconds. `tokens`: so far.
  * `versions`: the other answers of the same model to the same message; null in the place of the one that has this list.
  */
 /** @typedef {{id: string, text: string, attachments: Attachment[], answers: Answer[], versions?: (Turn[] | null)[]}} Turn
@@ -62,7 +63,7 @@ export function newConversation(models, options = defaultOptions()) {
 /** @param {string} model @returns {Answer} */
 export function newAnswer(model) {
   return {
-    id: newId("answer-"), model, requestId: newId("req-"), taskId: "", isSubmitted: false, lastEvent: 0, attempt: 0,
+    id: newId("answer-"), model, askedAt: Date.now(), requestId: newId("req-"), taskId: "", isSubmitted: false, lastEvent: 0, attempt: 0,
     state: "waiting", parts: [], status: "", share: null,
     finishReason: "", usage: null, facts: {}, error: null, receipt: null, isReceiptSought: false,
   };

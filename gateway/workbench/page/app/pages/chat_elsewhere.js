@@ -53,7 +53,7 @@ export async function fetchConversation(id, limit) {
 }
 
 /** The turns of one model. @param {any} task @returns {Turn[]} */
-function turnsOf({ id, body: { model, messages } }) {
+function turnsOf({ id, created_at: time, body: { model, messages } }) {
   /** @type {Turn[]} */
   const turns = [];
   for (const { role, content } of messages) {
@@ -62,7 +62,7 @@ function turnsOf({ id, body: { model, messages } }) {
     const parts = [{ kind: /** @type {"text"} */ ("text"), text: content }];
     turns.at(-1)?.answers.push({ ...newAnswer(model), requestId: "", isSubmitted: true, state: "complete", parts, isReceiptSought: true });
   }
-  turns.at(-1)?.answers.push({ ...newAnswer(model), taskId: id, requestId: id, isSubmitted: true });
+  turns.at(-1)?.answers.push({ ...newAnswer(model), taskId: id, requestId: id, isSubmitted: true, askedAt: Date.parse(time) });
   return turns;
 }
 

@@ -1,6 +1,7 @@
 // The stream of one answer: its events become the parts of the answer, its comments what it waits for.
 import { ApiError, events } from "../api.js";
 import { seconds } from "../parts/format.js";
+import { arrived } from "./chat_pace.js";
 
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
 
@@ -33,6 +34,7 @@ function take(answer, chunk) {
   if (content) append(answer, "text", content);
   if (refusal) append(answer, "text", refusal);
   for (const call of calls ?? []) takeCall(answer, call);
+  if (thinking || content || refusal || calls) arrived(answer, true);
   if (choice.finish_reason) answer.finishReason = choice.finish_reason;
 }
 

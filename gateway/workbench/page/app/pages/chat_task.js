@@ -3,6 +3,7 @@ import { ApiError, events, get, post, remove, segment } from "../api.js";
 import { can } from "../session.js";
 import { isRunning, touch } from "./chat_conversation.js";
 import { leadsToAgent, models, refreshModels } from "./chat_models.js";
+import { arrived, beginAgain } from "./chat_pace.js";
 import { append, facts, show, takeCall, takeTool, waitSeconds } from "./chat_stream.js";
 
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
@@ -75,14 +76,19 @@ export async function follow(answer, changed) {
   const timer = setInterval(() => void showPosition(answer, changed), POSITION_MILLISECONDS);
   try {
     for (let failures = 0; ; failures += 1) {
+      // Up to where this connection repeats what came before it.
+      let repeated = Infinity;
       try {
         for await (const { event, data } of events("GET", `${path}/events`, { query: { after: answer.lastEvent || undefined } })) {
           if (!data) continue;
           failures = 0;
           status = AWAY;
           const body = JSON.parse(data);
-          if (event === "output") takeOutput(answer, body);
-          else if (event === "task") takeTask(answer, body);
+          if (event === "output") takeOutput(answer, body, body.last_event > repeated);
+          else if (event === "task") {
+            repeated = Math.min(repeated, body.last_event);
+            takeTask(answer, body);
+          }
           else throw new ApiError(0, body.error ?? {});
           changed();
           if (!isRunning(answer)) return;
@@ -121,6 +127,7 @@ function takeTask(answer, task) {
 
 /** What an attempt that was lost had answered stays in sight: the next attempt begins again. @param {Answer} answer */
 function lose(answer) {
+  beginAgain(answer);
   const at = answer.parts.findLastIndex((part) => part.kind === "lost") + 1;
   const parts = answer.parts.splice(at);
   if (!parts.length) return;
@@ -137,16 +144,16 @@ function lose(answer) {
   );
 }
 
-/** @param {Answer} answer @param {any} output */
-function takeOutput(answer, { attempt, last_event: last, events: pieces = [] }) {
+/** @param {Answer} answer @param {any} output @param {boolean} isLive */
+function takeOutput(answer, { attempt, last_event: last, events: pieces = [] }, isLive) {
   if (attempt !== answer.attempt) lose(answer);
   answer.attempt = attempt;
   answer.lastEvent = last;
-  for (const piece of pieces) takeEvent(answer, piece);
+  for (const piece of pieces) takeEvent(answer, piece, isLive);
 }
 
-/** One event of the mesh, as its JSON of protobuf. @param {Answer} answer @param {any} event */
-function takeEvent(answer, { delta, progress, usage, finished, tool_call: call, tool_result: result, signal, warning }) {
+/** One event of the mesh, as its JSON of protobuf. @param {Answer} answer @param {any} event @param {boolean} isLive */
+function takeEvent(answer, { delta, progress, usage, finished, tool_call: call, tool_result: result, signal, warning }, isLive) {
   if (progress && answer.state === "waiting") {
     const [done, all] = [Number(progress.processed_tokens ?? 0), Number(progress.prompt_tokens ?? 0)];
     show(answer, `Processing the prompt: ${done}/${all} tokens`, all ? done / all : null);
@@ -163,17 +170,18 @@ function takeEvent(answer, { delta, progress, usage, finished, tool_call: call, 
   if (result) takeTool(answer, { tool_result: result });
   if (signal) takeTool(answer, { signal: { ...signal, arguments: objectOf(signal.arguments) } });
   if (warning) takeTool(answer, { warning: { ...warning, code: nameOf(warning.code, "WARNING_CODE_") } });
-  if (delta) takeDelta(answer, delta);
+  if (delta) takeDelta(answer, delta, isLive);
 }
 
-/** @param {Answer} answer @param {any} delta */
-function takeDelta(answer, { text, reasoning, refusal, tool_calls: calls = [], finish_reason: reason }) {
+/** @param {Answer} answer @param {any} delta @param {boolean} isLive */
+function takeDelta(answer, { text, reasoning, refusal, tool_calls: calls = [], finish_reason: reason }, isLive) {
   answer.state = "streaming";
   show(answer, "");
   if (reasoning) append(answer, "thinking", reasoning);
   if (text) append(answer, "text", text);
   if (refusal) append(answer, "text", refusal);
   for (const { index = 0, name, arguments_text: written } of calls) takeCall(answer, { index, function: { name, arguments: written } });
+  if (text || reasoning || refusal || calls.length) arrived(answer, isLive);
   if (reason) answer.finishReason = nameOf(reason, "FINISH_REASON_");
 }
 
