@@ -2,9 +2,11 @@
 import { html, useEffect, useRef, useState } from "../parts/html.js";
 import { ErrorNote } from "../parts/widgets.js";
 import { revisionOf } from "./chat_conversation.js";
+import { draftKey, draftOf, keepDraft } from "./chat_drafts.js";
 import { FileChips, read } from "./chat_files.js";
 import { takes } from "./chat_models.js";
-import { send, stopAll } from "./chat_state.js";
+import { QueuedMessages, hasRoom } from "./chat_queue.js";
+import { send, sendQueued, stopAll, unqueue } from "./chat_state.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
 /** @typedef {import("./chat_conversation.js").Attachment} Attachment */
@@ -16,10 +18,18 @@ export function Composer({ conversation, isBusy }) {
   revisionOf(conversation);
   const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const chooser = useRef(/** @type {HTMLInputElement | null} */ (null));
-  const [files, setFiles] = useState(/** @type {Attachment[]} */ ([]));
+  const key = draftKey(conversation);
+  const [files, setShownFiles] = useState(/** @type {Attachment[]} */ (draftOf(key).files));
   const [problem, setProblem] = useState(/** @type {unknown} */ (null));
   const [isOver, setOver] = useState(false);
-  useEffect(() => field.current?.focus(), []);
+  useEffect(() => {
+    if (field.current) field.current.value = draftOf(key).text;
+    field.current?.focus();
+  }, []);
+  const setFiles = (/** @type {Attachment[]} */ chosen) => {
+    setShownFiles(chosen);
+    keepDraft(key, field.current?.value ?? "", chosen);
+  };
   const refusal = (/** @type {"image" | "audio"} */ skill) => {
     const unable = conversation.models.find((model) => !takes(model, skill));
     return unable ? `${unable} does not support ${NAMES[skill]}.` : "";
@@ -28,7 +38,7 @@ export function Composer({ conversation, isBusy }) {
   const add = async (/** @type {File[]} */ given) => {
     try {
       const added = await read(given, refusal);
-      setFiles((before) => [...before, ...added]);
+      setFiles([...draftOf(key).files, ...added]);
       setProblem(null);
     } catch (error) {
       setProblem(error);
@@ -36,11 +46,21 @@ export function Composer({ conversation, isBusy }) {
   };
   const submit = () => {
     const text = field.current?.value ?? "";
-    if ((!text.trim() && !files.length) || isBusy || !conversation.models.every(Boolean)) return;
-    if (field.current) field.current.value = "";
-    setFiles([]);
+    if ((!text.trim() && !files.length) || !conversation.models.every(Boolean)) return;
+    if (isBusy && !hasRoom(conversation)) return setProblem("The queue is full.");
+    write("", []);
     setProblem(null);
     send(text, files);
+  };
+  const write = (/** @type {string} */ text, /** @type {Attachment[]} */ attached) => {
+    if (field.current) field.current.value = text;
+    setFiles(attached);
+  };
+  /** A message that waits is written again, before what is written now. @param {number} at */
+  const edit = (at) => {
+    const message = unqueue(at);
+    if (message) write([message.text, field.current?.value].filter(Boolean).join("\n"), [...message.attachments, ...files]);
+    field.current?.focus();
   };
   const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -52,18 +72,20 @@ export function Composer({ conversation, isBusy }) {
     event.preventDefault();
     void add([...given]);
   };
-  return html`<div class="composer"><${ErrorNote} error=${problem} /><div class=${isOver ? "field over" : "field"}
+  return html`<div class="composer"><${ErrorNote} error=${problem} />
+    <${QueuedMessages} messages=${conversation.queued ?? []} isBusy=${isBusy} onSend=${sendQueued} onEdit=${edit} onRemove=${unqueue} /><div class=${isOver ? "field over" : "field"}
       onDragOver=${(/** @type {DragEvent} */ event) => (event.preventDefault(), setOver(true))} onDragLeave=${() => setOver(false)}
       onDrop=${(/** @type {DragEvent} */ event) => (event.preventDefault(), setOver(false), onFiles(event, event.dataTransfer?.files))}>
     <${FileChips} files=${files} onChange=${setFiles} />
-    <textarea ref=${field} aria-label="Message" placeholder="Message" rows="1" dir="auto" onKeyDown=${onKeyDown}
+    <textarea ref=${field} aria-label="Message" placeholder="Message" rows="1" dir="auto" onKeyDown=${onKeyDown} onInput=${() => keepDraft(key, field.current?.value ?? "", files)}
       onPaste=${(/** @type {ClipboardEvent} */ event) => onFiles(event, event.clipboardData?.files)}></textarea>
     ${accepted.length > 0 &&
     html`<button class="quiet" title=${accepted.map((skill) => NAMES[/** @type {"image" | "audio"} */ (skill)]).join(" and ")} onClick=${() => chooser.current?.click()}>Attach</button>
       <input ref=${chooser} type="file" hidden multiple aria-label="Files to attach" accept=${accepted.map((skill) => `${skill}/*`).join(",")}
         onChange=${(/** @type {any} */ event) => (void add([...event.target.files]), (event.target.value = ""))} />`}
     ${isBusy
-      ? html`<button class="main" title="Escape" onClick=${() => stopAll(conversation)}>Stop</button>`
+      ? html`<button class="quiet" title="Enter" onClick=${submit}>Queue</button>
+          <button class="main" title="Escape" onClick=${() => stopAll(conversation)}>Stop</button>`
       : html`<button class="main" title="Enter" onClick=${submit}>Send</button>`}
   </div></div>`;
 }

@@ -27,7 +27,8 @@ import { signal } from "@preact/signals";
 /** @typedef {{id: string, text: string, attachments: Attachment[], answers: Answer[], versions?: (Turn[] | null)[]}} Turn
  * One answer per model. `versions`: the other forms of the message, each with what followed it; null in its own place. */
 /** @typedef {{system: string, temperature: string, maxTokens: string, thinking: "" | "on" | "off", allowRemote: boolean}} Options */
-/** @typedef {{id: string, title: string, createdAt: number, updatedAt: number, models: string[], options: Options, turns: Turn[]}} Conversation */
+/** @typedef {{id: string, title: string, createdAt: number, updatedAt: number, models: string[], options: Options, turns: Turn[], queued?: Queued[]}} Conversation */
+/** @typedef {{text: string, attachments: Attachment[]}} Queued A message that waits for the answer before it. */
 
 /** @type {WeakMap<object, import("@preact/signals").Signal<number>>} */
 const revisions = new WeakMap();

@@ -2,11 +2,13 @@
 import { signal } from "@preact/signals";
 import { go } from "../navigation.js";
 import { attempt, notify } from "../parts/notices.js";
-import { bodyOf, isRunning, newAnswer, newConversation, newId, titleOf, touch } from "./chat_conversation.js";
+import { bodyOf, isBusy, isRunning, newAnswer, newConversation, newId, titleOf, touch } from "./chat_conversation.js";
 import { ask, fetchReceipt } from "./chat_ask.js";
 import { fetchConversation, tasksOfCaller } from "./chat_elsewhere.js";
+import { keepDraft } from "./chat_drafts.js";
 import { remember } from "./chat_models.js";
-import { forget, keep, load } from "./chat_store.js";
+import { enqueue, isDue, takeQueued } from "./chat_queue.js";
+import { deleted, forget, keep, load } from "./chat_store.js";
 import { cancel, forgetTasks } from "./chat_task.js";
 import { addVersion, allAnswers, showVersion } from "./chat_versions.js";
 
@@ -116,14 +118,34 @@ export function change(how) {
   void keep(conversation);
 }
 
-/** Sends a message and asks every model of the conversation. @param {string} text @param {Attachment[]} attachments */
+/** Sends a message and asks every model of the conversation; while an answer comes, the message waits for its end.
+ * @param {string} text @param {Attachment[]} attachments */
 export function send(text, attachments) {
   const conversation = shown.value;
+  if (isBusy(conversation)) return change(() => enqueue(conversation, { text, attachments }));
   remember(conversation.models[0]);
   conversation.title ||= titleOf(text || (attachments[0]?.name ?? ""));
-  conversation.turns.push({ id: newId("turn-"), text, attachments, answers: [] });
+  addTurn(conversation, { text, attachments });
   go(`chat/${conversation.id}`, {}, { replace: true });
+}
+
+/** @param {Conversation} conversation @param {import("./chat_conversation.js").Queued} message */
+function addTurn(conversation, message) {
+  conversation.turns.push({ id: newId("turn-"), ...message, answers: [] });
   answerTurn(conversation, conversation.turns.length - 1);
+}
+
+/** Sends a message that waits. @param {number} at @param {Conversation} conversation */
+export function sendQueued(at, conversation = shown.value) {
+  const message = takeQueued(conversation, at);
+  if (message) addTurn(conversation, message);
+}
+
+/** Takes a message out of the queue of the shown conversation. @param {number} at */
+export function unqueue(at) {
+  const message = takeQueued(shown.value, at);
+  change(() => {});
+  return message;
 }
 
 /** Sends a message again with another text; the earlier version stays with what came after it. @param {number} at @param {string} text */
@@ -196,6 +218,7 @@ async function run(conversation, column, at) {
   running.delete(answer.id);
   changed(conversation);
   if (isRunning(answer)) return;
+  if (isDue(conversation) && !deleted.has(conversation.id)) sendQueued(0, conversation);
   await fetchReceipt(answer);
   await keep(conversation);
 }
@@ -223,6 +246,7 @@ export async function remove(...ids) {
   for (const { conversation } of running.values()) if (ids.includes(conversation.id)) stopAll(conversation);
   const gone = await Promise.all(ids.map(async (id) => conversationOf(id) ?? (await load(id))));
   await forget(...ids);
+  for (const id of ids) keepDraft(id, "", []);
   void attempt(() => removeTasks(ids, gone.flatMap((each) => allAnswers(each?.turns ?? []))));
   if (!ids.includes(shown.value.id)) return;
   start();

@@ -133,6 +133,7 @@ function charsOf(conversation) {
     chars += turn.text.length + 200;
     for (const file of turn.attachments) chars += file.data.length;
   }
+  for (const { text, attachments } of conversation.queued ?? []) chars += text.length + attachments.reduce((sum, file) => sum + file.data.length, 0);
   for (const answer of allAnswers(conversation.turns)) {
     chars += 2000;
     for (const part of answer.parts) chars += part.kind === "tool" ? part.arguments.length + (part.result?.length ?? 0) : part.text.length;
