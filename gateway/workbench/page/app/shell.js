@@ -2,6 +2,7 @@
 import { html, useEffect, useErrorBoundary, useState, useRef } from "./parts/html.js";
 import { awayBecause, comebacks, connection, restart } from "./live.js";
 import { address, applyTheme, followLink, place, theme } from "./navigation.js";
+import { Overlays, show } from "./overlays.js";
 import { Notices } from "./parts/notices.js";
 import { PAGES, pageOf } from "./page_table.js";
 import { checkVersion, isOutdated } from "./version.js";
@@ -23,7 +24,7 @@ export function Shell() {
     <a class="skip" href="#main">Skip to content</a>
     <${Header} current=${found?.entry.path} />
     <main id="main" tabindex="-1">${isOutdated.value && html`<${Outdated} />`}<${Content} found=${found} /></main>
-    <${Notices} />
+    <${Notices} /><${Overlays} />
   </div>`;
 }
 
@@ -134,6 +135,7 @@ function Header({ current }) {
       )}
     </nav>
     <div class="who">
+      ${caller.value?.authenticated && html`<button title="Ctrl+K" onClick=${() => show("search")}>Search</button>`}
       <label>Theme <select value=${theme.value} onChange=${(/** @type {any} */ event) => applyTheme(event.target.value)}>
         <option value="">System</option><option value="light">Light</option><option value="dark">Dark</option></select></label>
       ${caller.value?.keysRequired &&

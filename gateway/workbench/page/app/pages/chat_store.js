@@ -112,6 +112,9 @@ export async function load(id) {
   }
 }
 
+/** All conversations that are kept. @returns {Promise<Conversation[]>} */
+export const loadAll = () => within("readonly", (conversations) => resultOf(conversations.getAll()));
+
 /** Deletes conversations. @param {string[]} ids */
 export async function forget(...ids) {
   for (const id of ids) deleted.add(id);
