@@ -329,9 +329,9 @@ def test_images_and_recordings_are_sent_with_a_message(page: "Page", chat_mesh: 
     parts = until_idle(chat_mesh, "a").last_request_body["messages"][0]["content"]
     assert [part["type"] for part in parts] == ["text", "image_url", "input_audio"]
     page.locator("input[type=file][accept*='image']").set_input_files(
-        {"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"}
+        {"name": "a.bin", "mimeType": "application/octet-stream", "buffer": b"\x00"}
     )
-    page.get_by_text("a.txt is neither an image nor a recording.").wait_for()
+    page.get_by_text("a.bin is not a text file, an image or a recording.").wait_for()
     picture(page, "chat-files")
 
 

@@ -35,6 +35,7 @@ class Call {
 
   /** @param {import("./chat_conversation.js").Attachment} file */
   marked(file) {
+    if (file.kind === "text") return file;
     const number = this.names.push(file.name) - 1;
     return { ...file, data: `${file.data.slice(0, file.data.indexOf(",") + 1)}${this.mark}-${number}-` };
   }

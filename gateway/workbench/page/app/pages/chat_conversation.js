@@ -1,7 +1,8 @@
 // A conversation: what was asked, the answers of its one or two models, and the requests that both make.
 import { signal } from "@preact/signals";
+import { withFiles } from "./chat_text_files.js";
 
-/** @typedef {{kind: "image" | "audio", name: string, type: string, bytes: number, data: string}} Attachment `data`: a data: URL */
+/** @typedef {{kind: "text" | "image" | "audio", name: string, type: string, bytes: number, data: string}} Attachment `data`: the text, else a data: URL */
 /**
  * @typedef {{kind: "text" | "thinking", text: string, since?: number, seconds?: number}
  *   | {kind: "tool", id: string, name: string, arguments: string, result: string | null, isFailed: boolean}
@@ -84,10 +85,12 @@ export const isBusy = (conversation) => conversation.turns.some((turn) => turn.a
 
 /** The content of a user's message. @param {Turn} turn */
 function contentOf(turn) {
-  if (!turn.attachments.length) return turn.text;
+  const text = withFiles(turn.text, turn.attachments);
+  const media = turn.attachments.filter((file) => file.kind !== "text");
+  if (!media.length) return text;
   return [
-    ...(turn.text ? [{ type: "text", text: turn.text }] : []),
-    ...turn.attachments.map((file) =>
+    ...(text ? [{ type: "text", text }] : []),
+    ...media.map((file) =>
       file.kind === "image"
         ? { type: "image_url", image_url: { url: file.data } }
         : { type: "input_audio", input_audio: { data: file.data.slice(file.data.indexOf(",") + 1), format: formatOf(file) } },

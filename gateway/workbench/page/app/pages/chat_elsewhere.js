@@ -2,6 +2,7 @@
 import { get, segment } from "../api.js";
 import { can, caller } from "../session.js";
 import { defaultOptions, newAnswer, newConversation, newId } from "./chat_conversation.js";
+import { withoutFiles } from "./chat_text_files.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
 /** @typedef {import("./chat_conversation.js").Turn} Turn */
@@ -68,14 +69,16 @@ function turnsOf({ id, created_at: time, body: { model, messages } }) {
 
 /** What `contentOf` has written. @param {string | any[]} content @returns {Pick<Turn, "text" | "attachments">} */
 function askedOf(content) {
-  if (typeof content === "string") return { text: content, attachments: [] };
-  const attachments = content.filter((part) => part.type !== "text").map(({ image_url: image, input_audio: audio }) => {
+  const written = typeof content === "string" ? content : (content.find((part) => part.type === "text")?.text ?? "");
+  const { text, files } = withoutFiles(written);
+  if (typeof content === "string") return { text, attachments: files };
+  const media = content.filter((part) => part.type !== "text").map(({ image_url: image, input_audio: audio }) => {
     const type = image ? (/^data:([^;,]*)/.exec(image.url)?.[1] ?? "") : `audio/${audio.format === "mp3" ? "mpeg" : audio.format}`;
     const data = image ? image.url : `data:${type};base64,${audio.data}`;
     const kind = /** @type {"image" | "audio"} */ (image ? "image" : "audio");
     return { kind, name: image ? kind : `audio.${audio.format}`, type, bytes: Math.floor(data.length * 0.75), data };
   });
-  return { text: content.find((part) => part.type === "text")?.text ?? "", attachments };
+  return { text, attachments: [...files, ...media] };
 }
 
 /** @param {any} body @returns {import("./chat_conversation.js").Options} */

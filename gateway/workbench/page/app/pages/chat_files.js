@@ -1,6 +1,8 @@
-// Pictures and recordings of a message: read whole as they are, shown, and made smaller only where somebody asks for it.
+// Files of a message: read whole as they are, shown, and pictures made smaller only where somebody asks for it.
 import { html, useState } from "../parts/html.js";
 import { bytes } from "../parts/format.js";
+import { Code } from "../parts/widgets.js";
+import { textOfFile } from "./chat_text_files.js";
 import { attempt } from "../parts/notices.js";
 
 /** @typedef {import("./chat_conversation.js").Attachment} Attachment */
@@ -9,13 +11,16 @@ import { attempt } from "../parts/notices.js";
 const SMALL_PIXELS = 1024;
 const JPEG_QUALITY = 0.9;
 
-/** Reads files. Raises Error for one that is neither a picture nor a recording, or that no chosen model takes.
+/** Reads files. Raises Error for one that is no text, picture or recording, or that a chosen model does not take.
  * @param {File[]} files @param {(skill: "image" | "audio") => string} refusal of a model, "" where all take it @returns {Promise<Attachment[]>} */
 export async function read(files, refusal) {
   const found = [];
   for (const file of files) {
     const kind = /^(image|audio)\//.exec(file.type)?.[1];
-    if (kind !== "image" && kind !== "audio") throw new Error(`${file.name} is neither an image nor a recording.`);
+    if (kind !== "image" && kind !== "audio") {
+      found.push({ kind: "text", name: file.name || "text", type: file.type, bytes: file.size, data: await textOfFile(file) });
+      continue;
+    }
     const why = refusal(kind);
     if (why) throw new Error(why);
     found.push({ kind, name: file.name || kind, type: file.type, bytes: file.size, data: await dataOf(file) });
@@ -74,7 +79,10 @@ export function SentFiles({ files }) {
     ${files.map((file, at) =>
       file.kind === "image"
         ? html`<img key=${at} src=${file.data} alt=${file.name} title=${file.name} />`
-        : html`<audio key=${at} src=${file.data} controls aria-label=${file.name}></audio>`,
+        : file.kind === "text"
+          ? html`<details key=${at} class="text-file"><summary><bdi>${file.name}</bdi> <span class="faint">${bytes(file.bytes)}</span></summary>
+              <${Code} label=${file.name} text=${file.data} canWrap /></details>`
+          : html`<audio key=${at} src=${file.data} controls aria-label=${file.name}></audio>`,
     )}
   </div>`;
 }

@@ -118,6 +118,10 @@ function partOf(given) {
 function attachmentOf(given) {
   const data = typeof given?.data === "string" ? given.data : "";
   const kind = given?.kind;
+  if (kind === "text") {
+    const text = textOf(data);
+    return [{ kind, name: textOf(given.name).slice(0, 200), type: "text/plain", bytes: new Blob([text]).size, data: text }];
+  }
   if ((kind !== "image" && kind !== "audio") || !data.startsWith(`data:${kind}/`)) return [];
   return [{ kind, name: textOf(given.name).slice(0, 200), type: textOf(given.type).slice(0, 100), bytes: Math.floor(data.length * 0.75), data }];
 }
