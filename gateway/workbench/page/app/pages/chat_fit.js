@@ -32,18 +32,24 @@ async function fitOf(conversation, column, signal) {
 /** @param {any[]} content */
 const textsOf = (content) => content.map(({ text }) => text ?? "").join("");
 
+/** Whether a model counts without being loaded for it. @param {string} id */
+const isLoaded = (id) => (models.value?.find((model) => model.id === id)?.status ?? "active") === "active";
+
 /** What a message takes of the context of each model, once it has files or is long; nothing where a model does not count.
  * @param {{conversation: Conversation, text: string, files: Attachment[]}} props */
 export function Fits({ conversation, text, files }) {
   const [fits, setFits] = useState(/** @type {Fit[]} */ ([]));
   const isCounted = files.length > 0 || text.length >= MIN_CHARS;
+  const asleep = conversation.models.filter((model) => !isLoaded(model));
   useEffect(() => {
     setFits([]);
     if (!isCounted) return undefined;
     const abort = new AbortController();
     const turns = [...conversation.turns, { id: newId("turn-"), text, attachments: files, answers: [] }];
     const count = async () => {
-      const counted = await Promise.allSettled(conversation.models.map((_, column) => fitOf({ ...conversation, turns }, column, abort.signal)));
+      const counted = await Promise.allSettled(
+        conversation.models.flatMap((model, column) => (isLoaded(model) ? [fitOf({ ...conversation, turns }, column, abort.signal)] : [])),
+      );
       if (!abort.signal.aborted) setFits(counted.flatMap((each) => (each.status === "fulfilled" && each.value.context ? [each.value] : [])));
     };
     const timer = setTimeout(() => void count(), DEBOUNCE_MILLISECONDS);
@@ -51,8 +57,9 @@ export function Fits({ conversation, text, files }) {
       clearTimeout(timer);
       abort.abort();
     };
-  }, [isCounted && text, files, conversation.models, conversation.turns.length]);
-  return html`<div class="fits" role="status">${fits.map((fit) => html`<${FitLine} key=${fit.model} fit=${fit} />`)}</div>`;
+  }, [isCounted && text, files, conversation.models, conversation.turns.length, asleep.join(" ")]);
+  return html`<div class="fits" role="status">${fits.map((fit) => html`<${FitLine} key=${fit.model} fit=${fit} />`)}
+    ${isCounted && asleep.map((model) => html`<p key=${model} class="faint"><bdi>${model}</bdi> is not loaded, so its tokens are not counted.</p>`)}</div>`;
 }
 
 /** @param {{fit: Fit}} props */
