@@ -417,6 +417,7 @@ def test_message_written_before_the_page_is_complete_stays(page: "Page", mesh: M
           if (!field) return;
           observer.disconnect();
           field.value = "a draft";
+          field.dispatchEvent(new Event("input", { bubbles: true }));
         }).observe(document, { childList: true, subtree: true });"""
     )
     opened(page, mesh, "chat", "Chat")
