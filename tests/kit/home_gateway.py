@@ -12,8 +12,9 @@ import structlog
 import gateway.service
 from weft.kernel.health import HealthSource
 from weft.kernel.metrics import MetricsPage
-from weft_app.compose.gateway import RemoteMesh, gateway_config
+from weft_app.compose.gateway import RemoteMesh
 from weft_app.compose.home import WeftHome
+from weft_app.compose.service_configs import gateway_config
 from weft_app.config.config import AddressSettings, WeftConfig
 
 START_SECONDS = 30.0

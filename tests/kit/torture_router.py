@@ -31,8 +31,8 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
 from weft_app.compose.durable_services import record_service, router_database, usage_service
 from weft_app.compose.home import WeftHome
-from weft_app.compose.router import router_config
 from weft_app.compose.security import new_host
+from weft_app.compose.service_configs import router_config
 from weft_app.compose.serving import registry_address, serve_until_stopped
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config

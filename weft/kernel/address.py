@@ -3,6 +3,8 @@
 import re
 from ipaddress import ip_address
 
+from weft.kernel.errors import invalid_field
+
 RUNNER_KEY = "weft-runner"
 """Metadata key with the name of the runner that a relayed call is for."""
 
@@ -65,6 +67,14 @@ def is_loopback(host: str) -> bool:
 
 
 _ANY_HOSTS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not bound to
+
+
+def split_address(address: str, field: str) -> tuple[str, int]:
+    """Splits `host:port`, with an IPv6 host in brackets. Raises INVALID_ARGUMENT naming `field`."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise invalid_field(field, "must be an address and a port, such as 0.0.0.0:7443")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def is_any_host(host: str) -> bool:

@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft import __version__
+from weft.kernel.address import split_address
 from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.service import start_task, stop_tasks
 from weft_app.compose.announcement import (
@@ -25,9 +26,8 @@ from weft_app.compose.announcement import (
     multicast_errors,
     open_multicast,
 )
-from weft_app.compose.grpc_host import is_loopback
 from weft_app.compose.machine import this_machine
-from weft_app.compose.relay import RelayEndpoint, split_address
+from weft_app.compose.relay import RelayEndpoint
 from weft_app.config.config import AnnounceSettings, WeftConfig
 
 if TYPE_CHECKING:
@@ -179,17 +179,6 @@ def _addresses(interfaces: tuple[str, ...], relay: RelayEndpoint, host: str) -> 
     if not relay.is_everywhere:
         return tuple(each for each in found if each == host)
     return tuple(each for each in found if not interfaces or each in interfaces)
-
-
-def require_announceable(config: WeftConfig) -> None:
-    """Raises INVALID_ARGUMENT if the mesh is to be announced and other machines cannot reach its relay."""
-    if not config.announce.enabled:
-        return
-    listen = config.relay.listen
-    if not listen or is_loopback(split_address(listen, "relay.listen")[0]):
-        raise invalid_field(
-            "announce.enabled", "needs a relay that other machines reach: add --host 0.0.0.0, or set relay.listen"
-        )
 
 
 def _machine_name() -> str:

@@ -17,7 +17,7 @@ from gateway.admin.instances import EngineLogClient, RunnerDescriptions
 from gateway.admin.operations import AdminPorts, DiscoverySource, look_nowhere
 from gateway.admin.process_client import ProcessesClient
 from gateway.app import GatewayPorts
-from gateway.config import REGISTRY_TIMEOUT_SECONDS, EdgeTls, GatewayConfig
+from gateway.config import REGISTRY_TIMEOUT_SECONDS
 from gateway.operations import OperationsClient
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.result_links import KEY_BYTES
@@ -57,7 +57,8 @@ from weft_app.compose.invitation import join_command
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
-from weft_app.compose.security import channel_security, key_check, keys_required
+from weft_app.compose.security import channel_security, key_check
+from weft_app.compose.service_configs import gateway_config
 from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.shutdown import CriticalTasks, stop_requested, until
 from weft_app.compose.tracing import close_tracing, tracing_of
@@ -109,26 +110,6 @@ REGISTRY_WAIT_SECONDS = 5.0
 """How long a starting gateway waits for the registry before it opens its port anyway, so that probes get answers."""
 WATCH_QUEUE_SECONDS = 1.0
 """Polling interval of the router's queues while a stream of `/api/v1/watch` reads them."""
-
-
-def gateway_config(config: WeftConfig) -> GatewayConfig:
-    """Returns the configuration of the HTTP edge."""
-    return replace(config.gateway, host=config.host, port=config.port, auth_required=keys_required(config))
-
-
-def gateway_config_behind_edge(config: WeftConfig) -> GatewayConfig:
-    """Returns the configuration of the gateway, on loopback if `weft up` has a proxy at the public address."""
-    outer = gateway_config(config)
-    if config.edge.proxy == "none":
-        return outer
-    return replace(
-        outer,
-        host="127.0.0.1",
-        port=0,
-        tls=EdgeTls(authority_file=outer.tls.authority_file),
-        allowed_hosts=outer.allowed_hosts | {config.host.lower()},
-        public_scheme="https" if outer.tls.is_set else "http",
-    )
 
 
 RESULT_KEY_SETTING = "gateway.results.key_file"

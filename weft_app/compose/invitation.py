@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.kernel.address import is_loopback
+from weft.kernel.address import is_loopback, split_address
 from weft.kernel.errors import invalid_field
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import MAX_URL_CHARS, JoinAddress, Trust, parse_fingerprint, parse_join_address
 from weft_app.compose.machine import this_machine
-from weft_app.compose.relay import RelayEndpoint, known_endpoint, split_address
+from weft_app.compose.relay import RelayEndpoint, known_endpoint
 
 SCHEME = "weft://"
 MAX_ADDRESSES = 8

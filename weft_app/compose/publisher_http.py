@@ -23,6 +23,7 @@ from gateway.http.server import AppServer
 from router_svc.relay import Relay
 from runner_svc.publishers.messages import Chunk, Leave, read, read_piece, read_registration
 from runner_svc.publishers.session import PublisherSession, PublisherTask
+from weft.kernel.address import split_address
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.interrupt import Interruptible
@@ -31,7 +32,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import Service
 from weft_app.compose.home import WeftHome
 from weft_app.compose.publishers import Publishers
-from weft_app.compose.relay import RelayListener, relay_certificate, shown_host, split_address
+from weft_app.compose.relay import RelayListener, relay_certificate, shown_host
 from weft_app.config.config import WeftConfig
 
 log = get_logger("weft.publishers")

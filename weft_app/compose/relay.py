@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from router_svc.config import MAX_LINKS
 from router_svc.relay import RELAY_SERVICE, Relay, add_relay_to_server
-from weft.kernel.address import is_any_host
+from weft.kernel.address import is_any_host, split_address
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
@@ -118,14 +118,6 @@ def known_endpoint(home: WeftHome) -> RelayEndpoint | None:
     with suppress(OSError, ValueError, TypeError):
         return RelayEndpoint(**json.loads(_endpoint_file(home).read_text("utf-8")))
     return None
-
-
-def split_address(address: str, field: str) -> tuple[str, int]:
-    """Splits `host:port`, with an IPv6 host in brackets. Raises INVALID_ARGUMENT naming `field`."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise invalid_field(field, "must be an address and a port, such as 0.0.0.0:7443")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def relay_certificate(section: RelaySettings, home: WeftHome, host: str) -> ServerCertificate | None:

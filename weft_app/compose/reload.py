@@ -18,12 +18,10 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.edge_certificate import with_edge_certificate
-from weft_app.compose.gateway import gateway_config_behind_edge
 from weft_app.compose.home import WeftHome
 from weft_app.compose.mesh_runners import MeshRunners
-from weft_app.compose.registry import registry_config
-from weft_app.compose.router import router_config
 from weft_app.compose.runner_processes import left_behind_notes, retire_others
+from weft_app.compose.service_configs import gateway_config_behind_edge, registry_config, router_config
 from weft_app.compose.startable import expected_mesh, require_environments, require_startable
 from weft_app.config.config import CONFIG_NAME
 from weft_app.config.reload_plan import ReloadPlan, plan_reload

@@ -1,66 +1,23 @@
 """Configuration and serving of a router."""
 
 import os
-import socket
 
 import grpc
 
 import router_svc.service
-from router_svc.announcement import RouterAnnouncement, default_router_name
-from router_svc.client_registry import ClientsConfig
-from router_svc.config import RelayConfig, RouterConfig
-from router_svc.policy.limits import QueueLimits, SchedulerLimits
-from router_svc.policy.settings import RateLimitConfig, TenantRates
-from router_svc.settings import RouterSettings
+from router_svc.announcement import RouterAnnouncement
 from weft.kernel.clock import SystemClock
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.rpc import open_channel
-from weft.kernel.settings import values_of
-from weft_app.compose.environment import DEFAULT_RATES
 from weft_app.compose.home import WeftHome, keep_address
 from weft_app.compose.join_listeners import join_listeners
-from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
+from weft_app.compose.service_configs import router_config
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
-
-
-def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
-    """Returns the configuration of a router.
-
-    `address` is its own, for gateways and runners behind its relay. Without one it is not part of the mesh and places
-    all requests.
-    """
-    section = config.router
-    rates, default_rates = section.rate_limits or TenantRates(), DEFAULT_RATES if section.multi_tenant else ()
-    return RouterConfig(
-        registry_address=registry_address,
-        name=(section.name or default_router_name(socket.gethostname(), address)) if address else "",
-        address=address,
-        security=channel_security(config),
-        default_timeout_seconds=config.gateway.request_timeout_seconds,
-        wake_recipes=section.wake_recipes,
-        # Recipes come with models, so they get no other variables.
-        wake_environment={
-            name: value for name, value in os.environ.items() if name == "PATH" or name.startswith("WEFT_WAKE_")
-        },
-        limits=scheduler_limits(section),
-        settings=section,
-        clients=ClientsConfig(profiles=section.clients),
-        rate_limits=RateLimitConfig(
-            default=default_rates if rates.default is None else rates.default, tenants=rates.tenants
-        ),
-        relay=None if config.relay.listen is None else RelayConfig(address=address),
-        journal=journal_rules(section),
-    )
-
-
-def scheduler_limits(section: RouterSettings) -> SchedulerLimits:
-    """Returns the limits of the scheduler."""
-    return SchedulerLimits(**values_of(QueueLimits, section))
 
 
 async def serve_router(

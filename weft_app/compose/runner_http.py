@@ -36,10 +36,9 @@ from weft.kernel.service import Service
 from weft.kernel.tracing import ServiceName
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.environment import RunnerEnvironment
-from weft_app.compose.gateway import gateway_config
 from weft_app.compose.journal import journal_rules
-from weft_app.compose.router import router_config
 from weft_app.compose.security import channel_security, key_check
+from weft_app.compose.service_configs import gateway_config, router_config
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 

@@ -7,16 +7,14 @@ from gateway.http.tls import server_context
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.fleet import ExpectedMesh, ModelView, expected_model
+from weft.kernel.address import is_loopback, split_address
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.request import journal_mode_of
-from weft_app.compose.announcer import require_announceable
 from weft_app.compose.edge_certificate import checked_edge_certificate
-from weft_app.compose.gateway import gateway_config
 from weft_app.compose.home import WeftHome
 from weft_app.compose.published_agents import published_agents
-from weft_app.compose.registry import registry_config
-from weft_app.compose.router import router_config
 from weft_app.compose.security import is_on_loopback
+from weft_app.compose.service_configs import gateway_config, registry_config, router_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.runners import with_replicas
 from weft_app.edge.binary import envoy_binary
@@ -53,6 +51,17 @@ def require_startable(config: WeftConfig, home: WeftHome) -> None:
     require_announceable(config)
     router_config(config, home.address("weft"))
     registry_config(config, home)
+
+
+def require_announceable(config: WeftConfig) -> None:
+    """Raises INVALID_ARGUMENT if the mesh is to be announced and other machines cannot reach its relay."""
+    if not config.announce.enabled:
+        return
+    listen = config.relay.listen
+    if not listen or is_loopback(split_address(listen, "relay.listen")[0]):
+        raise invalid_field(
+            "announce.enabled", "needs a relay that other machines reach: add --host 0.0.0.0, or set relay.listen"
+        )
 
 
 def require_environments(runners: Iterable[RunnerSettings], home: WeftHome) -> None:

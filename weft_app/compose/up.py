@@ -47,7 +47,7 @@ from weft_app.compose.discovered_here import DiscoveredHere
 from weft_app.compose.durable_services import RouterStores, router_stores
 from weft_app.compose.edge_certificate import own_edge_certificate, renew_edge_certificate, with_edge_certificate
 from weft_app.compose.engine_reports import Engine, engine_reports, reported
-from weft_app.compose.gateway import gateway_config, gateway_config_behind_edge, gateway_ports
+from weft_app.compose.gateway import gateway_ports
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
 from weft_app.compose.join_listeners import join_listeners
@@ -55,12 +55,11 @@ from weft_app.compose.machine import local_url, network_urls
 from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
-from weft_app.compose.registry import registry_config
 from weft_app.compose.reload import MeshReload
-from weft_app.compose.router import router_config
 from weft_app.compose.runner_pages import RunnerPages
 from weft_app.compose.runner_processes import left_behind_notes, retire_others
 from weft_app.compose.security import KeyCheck, channel_security, is_on_loopback, key_check, keys_required
+from weft_app.compose.service_configs import gateway_config, gateway_config_behind_edge, registry_config, router_config
 from weft_app.compose.startable import expected_mesh, require_environments, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig

@@ -9,7 +9,7 @@ from weft.kernel.errors import FieldError
 from weft.kernel.request import Priority
 from weft.kernel.units import Rate, RateUnit
 from weft_app.compose.environment import environment_of, read_environment
-from weft_app.compose.router import router_config
+from weft_app.compose.service_configs import router_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 

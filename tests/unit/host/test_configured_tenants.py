@@ -9,7 +9,7 @@ from weft.documents.codec import document_of
 from weft.documents.kinds.tenant import to_canonical_limits
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 from weft_app.cli.columns import limit_words
-from weft_app.compose.registry import configured_tenants
+from weft_app.compose.service_configs import configured_tenants
 
 RATES = (
     Rate(10, MINUTE),

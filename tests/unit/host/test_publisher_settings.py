@@ -8,7 +8,7 @@ from router_svc.service import RouterService, build
 from weft.kernel.errors import WeftError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_listeners import join_listeners
-from weft_app.compose.router import router_config
+from weft_app.compose.service_configs import router_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 

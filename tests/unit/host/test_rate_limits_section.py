@@ -10,8 +10,8 @@ from gateway.config import RateLimitConfig
 from weft.kernel.errors import FieldError
 from weft.kernel.units import Rate
 from weft_app.compose.environment import read_environment
-from weft_app.compose.gateway import gateway_config
 from weft_app.compose.runner_http import runner_api_config
+from weft_app.compose.service_configs import gateway_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config, parse_config
 

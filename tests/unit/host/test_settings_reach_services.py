@@ -11,8 +11,7 @@ import pytest
 from gateway.config import GatewayConfig
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from weft.kernel.errors import FieldError
-from weft_app.compose.gateway import gateway_config
-from weft_app.compose.router import scheduler_limits
+from weft_app.compose.service_configs import gateway_config, scheduler_limits
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 from weft_app.config.schema import schema

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft_app.compose.gateway import gateway_config
 from weft_app.compose.security import channel_security, server_tls
+from weft_app.compose.service_configs import gateway_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 from weft_testing.certificates import Authority

@@ -16,8 +16,8 @@ from weft_app.compose.announcement import (
     listed,
     parse_announcement,
 )
-from weft_app.compose.announcer import require_announceable
 from weft_app.compose.join_address import JoinAddress, Trust
+from weft_app.compose.startable import require_announceable
 from weft_app.config.loader import load_config
 
 PIN, OTHER_PIN = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32

@@ -5,6 +5,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from weft.kernel.address import split_address
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.authority import self_signed_certificate
@@ -12,7 +13,7 @@ from weft_app.compose.certificate import certificate_from_files
 from weft_app.compose.grpc_host import is_local, is_loopback
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
-from weft_app.compose.relay import known_endpoint, split_address
+from weft_app.compose.relay import known_endpoint
 from weft_app.config.config import RelaySettings
 
 PIN = "sha256:" + "ab" * 32

@@ -14,7 +14,7 @@ from weft.kernel.errors import FieldError
 from weft.signing.signatures import new_key_file
 from weft_app.compose.environment import KEY_PATH_VARIABLE
 from weft_app.compose.home import WeftHome
-from weft_app.compose.registry import governance_config
+from weft_app.compose.service_configs import governance_config
 from weft_app.config.loader import parse_config
 from weft_testing.fake_clock import FakeClock
 

@@ -9,7 +9,7 @@ from registry_svc.config import RegistryConfig, RegistrySettings
 from weft.kernel.errors import FieldError
 from weft_app.compose.environment import allow_cloud_fallback
 from weft_app.compose.home import WeftHome
-from weft_app.compose.registry import registry_config
+from weft_app.compose.service_configs import registry_config
 from weft_app.config.config import WeftConfig
 
 URL = "sqlite://"
