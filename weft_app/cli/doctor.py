@@ -5,15 +5,15 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,6 @@ from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, UpstreamSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
-from runner_svc.runtimes.unmanaged_server import read_key
 from weft.client._home import ADDRESS_VARIABLES
 from weft.documents.resource_kinds import ResourceKind
 from weft.gpu.nvml import read_within
@@ -68,8 +67,13 @@ from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import config_files, load_config
 from weft_app.edge.binary import INSTALL, envoy_binary
 
+if TYPE_CHECKING:
+    from runner_svc.policy.model_names import ServerList
+
 FINDING_INDENT = " " * 8
 """On a terminal: the width of the longest verdict and a space."""
+ORDERED_SECONDS = 0.5
+"""Checks that end within this time are shown in order on a terminal."""
 MIN_FREE_BYTES = 1024**3
 MAX_NAMED_LEASES = 4
 MAX_EXAMINED_REQUESTS = 200
@@ -106,14 +110,16 @@ def doctor(
     """
     # A plain path, so that this home is checked even if variables refer to another mesh.
     folder = WeftHome(Path(home.expanduser().absolute()))
-    findings = _printed(examine_mesh(home) if mesh else examine(folder, config, network), output)
+    is_page = output is OutputFormat.TABLE and sys.stdout.isatty()
+    found = examine_mesh(home) if mesh else examine(folder, config, network, as_known=is_page)
+    findings = _printed(found, output, is_page=is_page)
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _printed(findings: Iterator[Finding], output: OutputFormat) -> list[Finding]:
-    """Prints and returns the findings; a terminal shows each one immediately."""
-    if output is not OutputFormat.TABLE or not sys.stdout.isatty():
+def _printed(findings: Iterator[Finding], output: OutputFormat, *, is_page: bool) -> list[Finding]:
+    """Prints and returns the findings; the page of a terminal shows each one immediately."""
+    if not is_page:
         found = list(findings)
         _FINDINGS.print(found, output)
         return found
@@ -134,8 +140,13 @@ def _finding_lines(finding: Finding, columns: int) -> Iterator[str]:
         yield from fill(safe_text(f"fix: {finding.remedy}"), initial_indent=FINDING_INDENT)
 
 
-def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -> Iterator[Finding]:
-    """Yields the findings of all checks in the order of a start. `network` has the options for `weft up`."""
+def examine(
+    home: WeftHome, config_path: Path | None, network: NetworkOptions, *, as_known: bool = False
+) -> Iterator[Finding]:
+    """Yields the findings of all checks in the order of a start. `network` has the options for `weft up`.
+
+    `as_known`: a check that takes longer than ORDERED_SECONDS comes when it ends, and delays no other.
+    """
     yield platform_finding(sys.platform, f"{platform.system()} {platform.machine()}", platform.python_version())
     yield _packages()
     yield _home(home)
@@ -175,8 +186,16 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
         lambda: _prompts(home) if home.running() is not None else (),
     ]
     with ThreadPoolExecutor(len(checks), thread_name_prefix="doctor") as pool:
-        for found in pool.map(lambda check: list(check()), checks):
-            yield from found
+        started = [pool.submit(lambda check: list(check()), each) for each in checks]
+        for each in by_end(started, ORDERED_SECONDS) if as_known else started:
+            yield from each.result()
+
+
+def by_end(started: Sequence[Future[list[Finding]]], seconds: float) -> Iterator[Future[list[Finding]]]:
+    """Yields checks that end within `seconds` in their order, and then each other one when it ends."""
+    ended, later = wait(started, seconds)
+    yield from (each for each in started if each in ended)
+    yield from as_completed(later)
 
 
 def _edge(config: WeftConfig) -> Iterator[Finding]:
@@ -271,9 +290,11 @@ def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> 
 
 def _runners(config: WeftConfig, home: WeftHome) -> Iterator[Finding]:
     """Yields runners that would not start and models that could not load, with the errors of `weft up`."""
+    if not config.runners:
+        return
     from weft_app.compose.runner import runner_config  # noqa: PLC0415 - with the engines of all runtimes
 
-    for runner in config.runners or ():
+    for runner in config.runners:
         address = home.address(f"runner-{runner.name}")
         try:
             built = runner_config(
@@ -324,10 +345,15 @@ def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:
 
 def _followed(config: WeftConfig) -> Iterator[Finding]:
     """Yields the models of each followed server."""
+    runners = [runner for runner in config.runners or () if runner.follows_server]
+    if not runners:
+        return
     from weft_app.compose.followed_servers import list_of_followed  # noqa: PLC0415 - few configurations need it
 
-    for runner in config.runners or ():
-        found = asyncio.run(list_of_followed(runner)) if runner.follows_server else None
+    async def lists() -> "Sequence[ServerList | None]":
+        return await asyncio.gather(*map(list_of_followed, runners))
+
+    for runner, found in zip(runners, asyncio.run(lists()), strict=True):
         if found is not None and found.models is None:
             yield warning("server", f"{runner.name}: {found.why}", found.remedy)
         elif found is not None and found.models is not None:
@@ -379,6 +405,8 @@ def _keys(config: WeftConfig) -> Iterator[Finding]:
     for model in (model for runner in config.runners or () for model in runner.models):
         if isinstance(model, UpstreamSettings) and model.api_key_env is not None:
             waiting.setdefault(model.api_key_env, []).append(model.name)
+    if waiting:
+        from runner_svc.runtimes.unmanaged_server import read_key  # noqa: PLC0415 - with an HTTP client
     for variable, names in sorted(waiting.items()):
         try:
             read_key(variable, os.environ)

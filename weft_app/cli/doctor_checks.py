@@ -215,7 +215,8 @@ def registry_findings(addresses: str | None) -> Iterator[Finding]:
     """Yields one finding about several registries; none for fewer than two addresses."""
     several = addresses_of(addresses or "")
     if len(several) > 1:
-        yield finding_of([_asked(address) for address in several])
+        with ThreadPoolExecutor(MAX_ASKED_AT_ONCE) as pool:
+            yield finding_of(list(pool.map(_asked, several)))
 
 
 def finding_of(states: Sequence[RegistryState]) -> Finding:

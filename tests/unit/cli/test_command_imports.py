@@ -98,6 +98,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
         **{line: Program(CALL, environment={**completing(line), **nowhere}) for line in COMPLETED},
         **{words: Program(CALL, words.split(), nowhere) for words in COMMANDS},
         "up --help": Program(CALL, ["up", "--help"]),
+        "doctor": Program(CALL, ["doctor", "--home", str(folder / "doctor"), "--port", "0", "-o", "json"]),
     }
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -146,6 +147,13 @@ def test_help_of_a_tree_in_an_archive_opens_no_module(tmp_path: Path) -> None:
 def test_read_commands_need_no_service_library(ended: Mapping[str, Ended]) -> None:
     assert ended["reading"].code == 0, ended["reading"].stderr
     assert ended["reading"].modules & OF_SERVICES == set()
+
+
+def test_doctor_checks_a_configuration_without_its_services(ended: Mapping[str, Ended]) -> None:
+    """Half of its time went into importing the gateway, to check its settings."""
+    assert '"check": "configuration"' in ended["doctor"].stdout, ended["doctor"].stderr
+    services = {f"{each}.service" for each in ("gateway", "router_svc", "registry_svc", "runner_svc")}
+    assert ended["doctor"].modules & (services | {"fastapi", "starlette", "uvicorn", "aiohttp"}) == set()
 
 
 def test_up_prints_a_line_before_it_imports_the_configuration(ended: Mapping[str, Ended]) -> None:

@@ -4,6 +4,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ from threading import Thread
 import pytest
 
 from weft.kernel.errors import WeftError
-from weft_app.cli.doctor import doctor, examine
+from weft_app.cli.doctor import by_end, doctor, examine
 from weft_app.cli.doctor_checks import Finding, Verdict
 from weft_app.cli.network_options import NetworkOptions, TlsChoice
 from weft_app.cli.up import up
@@ -176,3 +177,14 @@ def test_up_options_are_validated_as_up_does(tmp_path: Path) -> None:
 def test_doctor_has_every_network_option_of_up() -> None:
     given = {each.name for each in fields(NetworkOptions)}
     assert given <= inspect.signature(doctor).parameters.keys() & inspect.signature(up).parameters.keys()
+
+
+def test_slow_check_is_shown_after_the_others_when_it_ends() -> None:
+    """An unresponsive server kept the lines of all later checks from a terminal."""
+    slow, first, second = (Future[list[Finding]]() for _ in range(3))
+    second.set_result([])
+    first.set_result([])
+    shown = by_end([slow, first, second], seconds=0)
+    assert [next(shown), next(shown)] == [first, second]
+    slow.set_result([])
+    assert list(shown) == [slow]
