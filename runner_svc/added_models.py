@@ -5,15 +5,13 @@ request.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from google.protobuf.json_format import MessageToJson, Parse, ParseError
-
+from runner_svc.added_models_file import AddedModelsFile
 from runner_svc.followed_servers import FollowedServers, FollowingHost, ServerOf, record_models, server_record
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.followed_models import FollowedModel
@@ -21,7 +19,6 @@ from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.file_replacement import replace_file
 from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import (
@@ -35,8 +32,6 @@ from weft.kernel.model_source import (
 from weft.kernel.names import require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 
-SCHEMA_VERSION = 1
-MAX_FILE_BYTES = 16 * 1024**2
 MAX_REASONS = 16
 MAX_ADDED_MODELS = 32
 """Maximum number of models by source on one runner, besides its configured models."""
@@ -340,84 +335,6 @@ def added_model(request: AddRequest) -> added_model_pb2.AddedModel:
     return added_model_pb2.AddedModel(
         name=request.name, source=shown_source(request.source), stored_source=str(request.source)
     )
-
-
-SUFFIX = ".added.json"
-"""Suffix of each runner's file."""
-
-
-def remembered_models(folder: Path) -> list[added_model_pb2.AddedModel]:
-    """Returns the added models in the files of all runners in a folder; unreadable files are skipped."""
-    found: list[added_model_pb2.AddedModel] = []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        with suppress(OSError, ParseError, UnicodeDecodeError):
-            found += _parsed(path).models
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftBehind:
-    """Added models of a runner that was removed from the configuration, so that no process serves them."""
-
-    runner: str
-    models: Sequence[str]
-    """Their names, without those that were added to another runner since."""
-    file: Path
-    """The file to delete to forget them."""
-
-
-def models_left_behind(folder: Path, runners: Collection[str]) -> list[LeftBehind]:
-    """Returns the added models in the files of a folder that belong to none of these runners."""
-    added = dict[Path, list[str]]()
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        with suppress(OSError, ParseError, UnicodeDecodeError):
-            added[path] = [each.name for each in _parsed(path).models]
-    configured = {path for path in added if path.name.removesuffix(SUFFIX) in runners}
-    served = {name for path in configured for name in added[path]}
-    return [
-        LeftBehind(runner=path.name.removesuffix(SUFFIX), models=names, file=path)
-        for path in added
-        if path not in configured and (names := [name for name in added[path] if name not in served])
-    ]
-
-
-def _parsed(path: Path) -> added_model_pb2.AddedModels:
-    with path.open("rb") as file:
-        return Parse(file.read(MAX_FILE_BYTES), added_model_pb2.AddedModels(), ignore_unknown_fields=True)
-
-
-class AddedModelsFile:
-    """A runner's file of added models, always replaced as a whole."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> list[added_model_pb2.AddedModel]:
-        """Returns the models. Logs an error, sets the file aside and returns none if it is unreadable."""
-        try:
-            found = _parsed(self._path)
-        except FileNotFoundError:
-            return []
-        except (OSError, ParseError, UnicodeDecodeError) as error:
-            log.error("the file of added models cannot be read", file=str(self._path), why=str(error)[:256])  # noqa: TRY400
-            self._keep_aside()
-            return []
-        if found.schema_version > SCHEMA_VERSION:
-            log.error("the file of added models was written by a later release of weft", file=str(self._path))
-            self._keep_aside()
-            return []
-        return list(found.models)
-
-    def write(self, models: list[added_model_pb2.AddedModel]) -> None:
-        """Replaces the file. Raises OSError and leaves the old file if that fails."""
-        message = added_model_pb2.AddedModels(schema_version=SCHEMA_VERSION, models=models)
-        replace_file(self._path, f"{MessageToJson(message)}\n".encode())
-
-    def _keep_aside(self) -> None:
-        try:
-            self._path.replace(self._path.with_suffix(".unreadable"))
-        except OSError as error:
-            log.warning("file could not be renamed", file=str(self._path), why=error.strerror)
 
 
 def _not_kept(error: OSError) -> WeftError:

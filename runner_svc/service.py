@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import grpc
 from typing_extensions import override
 
-from runner_svc.added_models import SUFFIX, AddedModels
+from runner_svc.added_models import AddedModels
+from runner_svc.added_models_file import SUFFIX
 from runner_svc.backend.port import EnginePage
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_store import PromptStore

@@ -47,6 +47,7 @@ from runner_svc.openai_upstream.request import (
     model_field,
     warning_frame,
 )
+from runner_svc.openai_upstream.server_probes import HEALTH, MODELS
 from runner_svc.openai_upstream.sse import MAX_EVENT_BYTES, SseDecoder
 from runner_svc.openai_upstream.stream import DONE, StreamReader
 from runner_svc.openai_upstream.tool_calls import (
@@ -64,8 +65,6 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT
 
-HEALTH = "/health"
-MODELS = "/v1/models"
 MESSAGES = "/v1/messages"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from runner_svc.openai_upstream.client import HEALTH, MODELS
-from runner_svc.openai_upstream.server_probes import LISTED, ServerProbe, lacks_list
+from runner_svc.openai_upstream.server_probes import HEALTH, LISTED, MODELS, ServerProbe, lacks_list
 from runner_svc.policy.model_names import ServerList, listed_models
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024

@@ -11,6 +11,7 @@ SHARED_AGE = 0.9
 """Maximum age of a reused result, as a fraction of the probe interval. Below 1, so that a model never counts one result
 as two consecutive probes."""
 
+HEALTH, MODELS = "/health", "/v1/models"
 LISTED = 200
 _UNKNOWN_PATH = frozenset({404, 405, 501})
 

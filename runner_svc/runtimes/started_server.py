@@ -24,7 +24,8 @@ from runner_svc.backend.port import (
     LoadOrder,
 )
 from runner_svc.backend.prefix_reports import PrefixReports
-from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.server_probes import HEALTH
 from runner_svc.policy.engine_blocks import ClearedCache
 from runner_svc.policy.host_memory import configured_limit
 from runner_svc.policy.parameters import EngineParameters

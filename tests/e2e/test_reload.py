@@ -14,7 +14,7 @@ import pytest
 from kit.listing_server import listing_server
 from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
-from runner_svc.added_models import SUFFIX
+from runner_svc.added_models_file import SUFFIX
 
 pytestmark = pytest.mark.timeout(300)
 

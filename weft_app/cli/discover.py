@@ -3,27 +3,28 @@
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
-from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
 from weft_app.cli.network_options import Discover
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import TextTable, custom_columns, document_text, safe_text, say
-from weft_app.compose.discovery import Discovered
-from weft_app.compose.discovery import discover as look
-from weft_app.compose.home import WeftHome
-from weft_app.config.config import AcceleratorSettings, DiscoverySettings, WeftConfig
-from weft_app.config.loader import load_config, parse_section
 
 if TYPE_CHECKING:
     from runner_svc.discovery import FoundServer
     from weft_app.compose.announcement import Announcement
+    from weft_app.compose.discovery import Discovered
+    from weft_app.compose.home import WeftHome
+    from weft_app.config.config import DiscoverySettings, WeftConfig
 
+LISTEN_SECONDS = 1.0
+"""Time for announced meshes to answer, which takes them some 0.1 s. A lost query is not repeated: `weft runner join`
+listens longer."""
 SHOWN_MODELS = 6
 """Maximum number of models in a server's line."""
 SHOWN_FILES = 8
@@ -47,46 +48,45 @@ def discover(
 
     Example: weft models discover box.lan:8000 box.lan:11434
     """
-    loaded = load_config(config)
-    settings = loaded.discovery
-    if addresses:
-        settings = parse_section(DiscoverySettings, {"addresses": addresses, "max_files": settings.max_files})
-    folder = WeftHome(home.expanduser().absolute())
-    asyncio.run(_show(settings, loaded.accelerators, folder, output, listens=not addresses))
-
-
-async def _show(
-    settings: DiscoverySettings,
-    accelerators: AcceleratorSettings,
-    home: WeftHome,
-    output: OutputFormat,
-    *,
-    listens: bool,
-) -> None:
-    """Prints engines and models of this machine, then announced meshes, which take longer to find."""
-    async with asyncio.TaskGroup() as tasks:
-        announced = tasks.create_task(_found_meshes()) if listens else None
-        found = await look(settings, home, accelerators=accelerators)
+    with ThreadPoolExecutor(1, thread_name_prefix="announcements") as pool:
+        announced = None if addresses else pool.submit(_found_meshes)
+        found, settings = _found_here(addresses, config, home)
         if output is OutputFormat.TABLE:
             say("".join(f"{line}\n" for line in _page(found, settings)))
-    meshes = () if announced is None else announced.result()
+        meshes = () if announced is None else announced.result()
     if output is not OutputFormat.TABLE:
         say(document_text({**_document(found), "meshes": [asdict(mesh) for mesh in meshes]}, output))
     elif meshes:
         say("".join(f"{line}\n" for line in ("", *TextTable(_MESHES).text(meshes).splitlines(), "", _JOIN_LINE)))
 
 
-async def _found_meshes() -> "Sequence[Announcement]":
+def _found_here(addresses: list[str] | None, config: Path | None, home: Path) -> "tuple[Discovered, DiscoverySettings]":
+    """Returns engines and models of this machine, and the settings that they were found with."""
+    # Imported here: announcements can arrive in the meantime.
+    from weft_app.compose.discovery import discover as look  # noqa: PLC0415
+    from weft_app.compose.home import WeftHome  # noqa: PLC0415
+    from weft_app.config.config import DiscoverySettings  # noqa: PLC0415
+    from weft_app.config.loader import load_config, parse_section  # noqa: PLC0415
+
+    loaded = load_config(config)
+    settings = loaded.discovery
+    if addresses:
+        settings = parse_section(DiscoverySettings, {"addresses": addresses, "max_files": settings.max_files})
+    folder = WeftHome(home.expanduser().absolute())
+    return asyncio.run(look(settings, folder, accelerators=loaded.accelerators)), settings
+
+
+def _found_meshes() -> "Sequence[Announcement]":
     from weft_app.compose.announcement import find_meshes  # noqa: PLC0415 - `up` imports this
 
     try:
-        return await find_meshes()
+        return asyncio.run(find_meshes(LISTEN_SECONDS))
     except WeftError as error:
         note(f"could not look for announced meshes: {error.message}")
         return ()
 
 
-def _page(found: Discovered, settings: DiscoverySettings) -> Iterator[str]:
+def _page(found: "Discovered", settings: "DiscoverySettings") -> Iterator[str]:
     if found.servers:
         yield from TextTable(_SERVERS).text(found.servers).splitlines()
     if found.files:
@@ -95,6 +95,8 @@ def _page(found: Discovered, settings: DiscoverySettings) -> Iterator[str]:
         yield f"\n{found.left_out} more model files are not served; weft models ls --found lists them"
     if found.is_something:
         yield "\nweft up --discover=yes serves them; in weft.yaml that is:\n"
+        import yaml  # noqa: PLC0415 - `up` imports this
+
         yield yaml.safe_dump({"runners": found.runners()}, sort_keys=False).rstrip()
     elif not found.servers:
         yield f"nothing found: no engine answers at {', '.join(settings.addresses)}, and no program has model files"
@@ -121,7 +123,9 @@ def _models(server: "FoundServer") -> str:
     return shown_models(server.models, SHOWN_MODELS)
 
 
-def _document(found: Discovered) -> dict[str, Any]:
+def _document(found: "Discovered") -> dict[str, Any]:
+    from weft.documents.codec import document_of  # noqa: PLC0415 - it needs protobuf
+
     servers = [
         {
             **{name: getattr(server, name) for name in ("program", "version", "url")},
@@ -140,7 +144,9 @@ def _document(found: Discovered) -> dict[str, Any]:
     }
 
 
-def offered_models(config: WeftConfig, home: WeftHome, wanted: Discover | None, *, no_demo: bool) -> Discovered | None:
+def offered_models(
+    config: "WeftConfig", home: "WeftHome", wanted: Discover | None, *, no_demo: bool
+) -> "Discovered | None":
     """Returns the engines and models that `weft up` should serve; None: none, or the configuration has runners.
 
     Asks on a terminal. Elsewhere only lists them, unless the command line or the settings say yes.
@@ -148,6 +154,8 @@ def offered_models(config: WeftConfig, home: WeftHome, wanted: Discover | None, 
     mode = wanted or Discover(config.discovery.mode)
     if config.runners is not None or mode is Discover.NO:
         return None
+    from weft_app.compose.discovery import discover as look  # noqa: PLC0415 - most starts have runners
+
     found = asyncio.run(look(config.discovery, home, accelerators=config.accelerators))
     if not found.is_something:
         return None
@@ -176,7 +184,7 @@ def shown_server(server: "FoundServer") -> str:
     return safe_text(f"{server.title} at {server.url}: {models}")
 
 
-def _found_lines(found: Discovered) -> Iterator[str]:
+def _found_lines(found: "Discovered") -> Iterator[str]:
     for server in found.servers:
         yield f"  {shown_server(server)}"
     if count := len(found.files):

@@ -64,7 +64,7 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "models:pull",
             "Pull a model from the Hugging Face hub, by short name, from a URL or a folder. No mesh needs to run.",
         ),
-        "models": ("models:app", "List and remove pulled models; add models of running servers and providers."),
+        "models": ("", "List and remove pulled models; add models of running servers and providers."),
         "ps": ("ps:ps", "Show each model on each runner: memory, how long it stays loaded, process, slots."),
         "top": ("top:top", "Show devices, models, the queue and ended requests on a live page; quit with q or Ctrl-C."),
         "load": (
@@ -190,6 +190,15 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
     },
     "models": {
+        "ls": ("models:list_models", "List the models that were pulled: their size, when, and which models use them."),
+        "rm": (
+            "models:remove",
+            "Remove pulled models, with the files that no other one has. What a model uses is refused.",
+        ),
+        "gc": (
+            "models:collect",
+            "Remove files that belong to no model, and rests of pulls that ended 7 days ago or earlier.",
+        ),
         "discover": (
             "discover:discover",
             "Show engines and models of other programs on this machine, a weft.yaml for them, and announced meshes.",
@@ -467,10 +476,10 @@ def _prepare(command: Any) -> None:
     if command.help and "\b" not in command.help:
         # Typer keeps the line breaks of the source.
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help))
-    subcommands = getattr(command, "commands", {})
-    for each in subcommands.values():
+    for each in getattr(command, "commands", {}).values():
         _prepare(each)
-    if subcommands:
+    # A group may get its commands later.
+    if hasattr(command, "commands"):
         _accept_aliases(command)
     typers_own = command.invoke
 

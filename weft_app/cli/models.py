@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from runner_svc.added_models import remembered_models
+from runner_svc.added_models_file import remembered_models
 from runner_svc.model_store.found import found_models, program_folders
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import FORMS, ModelStore
@@ -48,11 +48,6 @@ from weft_app.config.loader import load_config
 _TENTHS = 10
 """Number of progress lines without a terminal."""
 
-app = typer.Typer(
-    help="List and remove pulled models; add models of running servers and providers.",
-    epilog="Example: weft models ls",
-    no_args_is_help=True,
-)
 SourceArgument = Annotated[
     str,
     typer.Argument(
@@ -173,7 +168,6 @@ def _pull_there(source: str, runner: str, form: ModelForm | None, home: Path, ou
         print_document(ended["result"]["pulled"], output)
 
 
-@app.command("ls")
 def list_models(
     found: Annotated[
         bool, typer.Option("--found", help="List models of Ollama, LM Studio and the hub's cache instead.")
@@ -199,7 +193,6 @@ def list_models(
     _MODELS.print(map(document_of, models), output)
 
 
-@app.command("rm")
 def remove(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="As `weft models ls` shows it.")],
     force: Annotated[bool, typer.Option("--force", help="Also remove models that weft.yaml uses.")] = False,
@@ -234,7 +227,6 @@ def remove(
         say(f"{model.source} removed: {size_words(freed)} freed{left}\n")
 
 
-@app.command("gc")
 def collect(
     everything: Annotated[
         bool, typer.Option("--partial", help="Also partial files of ended pulls that are less than 7 days old.")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.compose.join_address import JoinAddress
 
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncZeroconf
+
+    from weft_app.compose.join_address import JoinAddress
 
 SERVICE_TYPE = "_weft._tcp.local."
 """The DNS-SD service: `_weft`, over TCP."""
@@ -58,8 +59,10 @@ class Announcement:
         return {key: value for key, value in given.items() if value}
 
     @property
-    def join_addresses(self) -> tuple[JoinAddress, ...]:
+    def join_addresses(self) -> "tuple[JoinAddress, ...]":
         """The possible addresses of the relay."""
+        from weft_app.compose.join_address import JoinAddress  # noqa: PLC0415 - with gRPC; `find_meshes` needs none
+
         return tuple(JoinAddress(host=address, port=self.port, is_tls=True) for address in self.addresses)
 
     @property
@@ -87,7 +90,7 @@ def parse_announcement(
     )
 
 
-def joined_mesh(found: Sequence[Announcement], fingerprint: str) -> tuple[JoinAddress, ...]:
+def joined_mesh(found: Sequence[Announcement], fingerprint: str) -> "tuple[JoinAddress, ...]":
     """Returns the addresses announced with this fingerprint. Raises NOT_FOUND if there are none.
 
     Names are not compared, because any mesh can announce any name.
@@ -180,7 +183,7 @@ async def find_meshes(seconds: float = LISTEN_SECONDS, interfaces: Sequence[str]
     return tuple(sorted((mesh for mesh in found if mesh is not None), key=lambda mesh: (mesh.name, mesh.fingerprint)))
 
 
-async def find_addresses(fingerprint: str) -> tuple[JoinAddress, ...]:
+async def find_addresses(fingerprint: str) -> "tuple[JoinAddress, ...]":
     """Returns the addresses now announced with this fingerprint. Raises NOT_FOUND or CONNECT_FAILED."""
     return joined_mesh(await find_meshes(), fingerprint)
 

@@ -49,7 +49,7 @@ class DiscoveredHere:
 
     async def _served(self, config: WeftConfig) -> frozenset[str]:
         # Imported here, as in `discover`: a start does not need it.
-        from runner_svc.added_models import remembered_models  # noqa: PLC0415
+        from runner_svc.added_models_file import remembered_models  # noqa: PLC0415
 
         added = await asyncio.to_thread(remembered_models, self._home.state / "runners")
         return served_sources(config, added)

@@ -82,7 +82,7 @@ async def discover(
     Files get the size that `weft run` would choose for this machine with these accelerators; None: no accelerators.
     """
     # Imported here: a start with a configuration searches for nothing and needs no HTTP client.
-    from runner_svc.added_models import remembered_models  # noqa: PLC0415
+    from runner_svc.added_models_file import remembered_models  # noqa: PLC0415
     from runner_svc.discovery import find_servers  # noqa: PLC0415
     from runner_svc.model_store.found import found_models, program_folders  # noqa: PLC0415
 

@@ -281,7 +281,7 @@ def retirement_notes(retired: Iterable[RetiredRunner], waited_for: Collection[st
 def left_behind_notes(home: WeftHome, configured: Collection[str]) -> dict[str, str]:
     """Returns a sentence about each runner that is no longer configured but has added models."""
     # Imported here: most starts find no such models.
-    from runner_svc.added_models import models_left_behind  # noqa: PLC0415
+    from runner_svc.added_models_file import models_left_behind  # noqa: PLC0415
 
     return {
         left.runner: f"{', '.join(left.models)}: added to the runner {left.runner}, which the configuration does not "

@@ -13,8 +13,8 @@ from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.faults import HttpFaultError, UnansweredError, Unconnected, UnconnectedError
 from runner_svc.openai_upstream.address import base_url, require_known_place, server_root
 from runner_svc.openai_upstream.answers import head_fault, unreached
-from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
-from runner_svc.openai_upstream.server_probes import LISTED, SHARED_AGE, ServerProbe, lacks_list
+from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
+from runner_svc.openai_upstream.server_probes import HEALTH, LISTED, MODELS, SHARED_AGE, ServerProbe, lacks_list
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.model_names import ListedModels, listed_models, not_listed_message
 from runner_svc.policy.timeouts import TimeoutProfile

@@ -4,8 +4,9 @@ from contextlib import suppress
 
 import msgspec
 
-from runner_svc.openai_upstream.client import MODELS, OpenAiHttp
+from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
+from runner_svc.openai_upstream.server_probes import MODELS
 from runner_svc.policy.model_names import listed_models
 from runner_svc.runtimes.llama_props import ServerProps, count_in_answer, read_props
 from weft.kernel.abilities import UNKNOWN, Abilities

@@ -15,9 +15,10 @@ from runner_svc.anthropic_upstream.stream import MessagesReader
 from runner_svc.backend.port import CallInfo
 from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream.address import base_url, is_loopback
-from runner_svc.openai_upstream.client import MESSAGES, MODELS, Endpoint, Open, OpenAiHttp
+from runner_svc.openai_upstream.client import MESSAGES, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
 from runner_svc.openai_upstream.request import Json, PreparedBody, call_ids
+from runner_svc.openai_upstream.server_probes import MODELS
 from runner_svc.openai_upstream.stream import StreamReader
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, parameter_profile, served_operations
 from runner_svc.runtimes.openai_remote.runtime import (

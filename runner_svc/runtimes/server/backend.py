@@ -17,7 +17,8 @@ from runner_svc.backend.port import (
     LoadOrder,
 )
 from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
-from runner_svc.openai_upstream.client import CHAT, MODELS, Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.client import CHAT, Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.server_probes import MODELS
 from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.policy.progress import EngineUsage

@@ -15,8 +15,9 @@ import msgspec
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
-from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
+from runner_svc.openai_upstream.server_probes import HEALTH, MODELS
 from runner_svc.policy.memory_estimate import ModelShape
 from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.kv_events import can_follow

@@ -9,16 +9,8 @@ import pytest
 from kit.engines import fake_model
 from runner_harness import running_runner
 
-from runner_svc.added_models import (
-    SUFFIX,
-    AddedModels,
-    AddRequest,
-    LeftBehind,
-    ShowPull,
-    added_model,
-    models_left_behind,
-    remembered_models,
-)
+from runner_svc.added_models import AddedModels, AddRequest, ShowPull, added_model
+from runner_svc.added_models_file import SUFFIX, LeftBehind, models_left_behind, remembered_models
 from runner_svc.backend.port import Backend
 from runner_svc.followed_servers import FollowedServer, FollowedServers
 from runner_svc.instance.settings import HibernationSettings, ServedModel

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.added_models import SUFFIX, AddedModels
+from runner_svc.added_models import AddedModels
+from runner_svc.added_models_file import SUFFIX
 from runner_svc.followed_servers import FollowedServer, FollowedServers
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.followed_models import FollowedModel
