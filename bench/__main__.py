@@ -19,7 +19,6 @@ from bench.placements import measure_placements
 from bench.real import measure_real
 from bench.report import Figures, Report, markdown
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
-from bench.start import measure_start
 from bench.tasks import measure_tasks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +30,6 @@ ORDER = (
 OWN_SCENARIOS: Mapping[str, Callable[[Options, Figures, Path], None]] = {
     "placements": measure_placements,
     "tasks": measure_tasks,
-    "start": measure_start,
 }
 """What is done to weft alone, each on a mesh of its own."""
 

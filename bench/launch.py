@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from bench.contender import BACKEND_ROLE, MODEL, RAW_NAME, Contender, fill, pyth
 from bench.cpu import backend_of, listening_port
 from bench.load import DRAIN_SECONDS, Job, Result
 from weft.client import WeftError, connect
+from weft_testing.free_port import free_port
 
 READY_POLL_SECONDS = 0.05
 STOP_SECONDS = 30.0
@@ -150,13 +150,6 @@ def _ask(method: str, port: int, path: str, body: bytes | None, headers: dict[st
     if response.status != 200:
         raise LaunchError(f"{path} answered {response.status}: {answer[:300].decode(errors='replace')}")
     return answer
-
-
-def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

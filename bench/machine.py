@@ -3,7 +3,6 @@
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,21 +55,11 @@ def _cpu_model() -> str:
 
 
 def _commit(root: Path) -> str:
-    commit = _git(root, ["rev-parse", "HEAD"])
-    if commit is None:
-        return "unknown"
-    return f"{commit} (and uncommitted changes)" if _git(root, ["status", "--porcelain"]) else commit
-
-
-def _git(root: Path, arguments: Sequence[str]) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments],  # noqa: S607 - git is wherever the user has it
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
+        commit, changes = (
+            subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, timeout=10, check=True).stdout  # noqa: S607 - git is wherever the user has it
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return commit.strip() + (" (and uncommitted changes)" if changes else "")

@@ -26,11 +26,6 @@ class Measure:
         return "met" if (value <= self.goal if self.at_most else value >= self.goal) else "missed"
 
 
-HELP_WALL = Measure("start: weft --help", "s", 0.3, 2)
-HELP_CPU = Measure("start: CPU of weft --help", "s", None, 2)
-UP_WALL = Measure("start: weft up until its services listen", "s", 1.5, 2)
-UP_CPU = Measure("start: CPU of weft up's host until its services listen", "s", None, 2)
-HOST_MEMORY = Measure("start: memory of weft up's host, idle", "MB", 130, 0)
 UNARY_CPU = Measure("CPU per unary chat request (16 tokens)", "us", None, 0)
 UNARY_RATE = Measure("unary chat requests", "1/s", None, 0)
 CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", 10)
@@ -68,4 +63,3 @@ TASK_CLAIM = {
 }
 TASK_CLAIM_RATIO = Measure("durable tasks: the same with 100,000 waiting, beside 1,000", "", 1.1, 3)
 PLACEMENT_RATE = Measure("placements on one core, 1,000 runners, 10,000 queued", "1/s", 20_000, 0, at_most=False)
-PLACEMENT_CPU = Measure("one placement of these", "us")

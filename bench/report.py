@@ -177,6 +177,11 @@ class Figures:
         if note:
             self._notes[measure, contender] = note
 
+    @property
+    def measures(self) -> list[Measure]:
+        """Those with figures, in the order of their first ones."""
+        return list(dict.fromkeys(measure for measure, _ in self._samples))
+
     def rows(self, order: Sequence[Measure]) -> list[Row]:
         """Return every measure that has figures, in this order."""
         return [

@@ -27,7 +27,7 @@ import msgspec
 from aiohttp import web
 
 from bench.contender import SGLANG_ROUTER, VLLM_ROUTER, WEFT, Contender, ensure_installed
-from bench.launch import LaunchError, answering, free_port, get, started
+from bench.launch import LaunchError, answering, get, started
 from bench.load import percentile
 from bench.routing import (
     ANSWER_TOKENS,
@@ -43,6 +43,7 @@ from bench.routing import (
     words,
 )
 from weft.kernel.request import CHARS_PER_TOKEN
+from weft_testing.free_port import free_port
 
 MODEL = "stub"
 START_SECONDS = 30.0

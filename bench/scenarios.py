@@ -41,7 +41,7 @@ class Options:
         return not named or scenario in named
 
 
-SCENARIO_NAMES = ("memory", "unary", "stream", "latency", "real", "placements", "tasks", "start")
+SCENARIO_NAMES = ("memory", "unary", "stream", "latency", "real", "placements", "tasks")
 
 
 def chat(tokens: int, *, stream: bool) -> dict[str, object]:
