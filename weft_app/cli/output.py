@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,6 +91,23 @@ def shown(text: str) -> str:
     return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
 
 
+SHORT_ID_CHARS = 8
+"""Minimum number of characters of a shortened id after its kind. Commands accept the beginnings of ids."""
+_ID_CHARS = 24
+_SHORTENED = re.compile(rf"(?:req|task|batch|op)-[0-9a-f]{{{_ID_CHARS}}}")
+"""Ids that services generate and `weft_app.cli.short_ids` completes."""
+
+
+def short_ids(texts: Iterable[str]) -> dict[str, str]:
+    """Returns a beginning with … for each generated id among the texts, unique among them."""
+    found = {text for text in texts if _SHORTENED.fullmatch(text)}
+    for chars in range(SHORT_ID_CHARS, _ID_CHARS):
+        short = {each: shortened(each, each.index("-") + chars + 2) for each in found}
+        if len(set(short.values())) == len(found):
+            return short
+    return {}
+
+
 MIN_COLUMN_CHARS = 10
 """A column that is cut to fit a terminal keeps at least this width."""
 WANTED_COLUMN_CHARS = 20
@@ -136,6 +154,8 @@ class TextTable:
         self._room = shutil.get_terminal_size().columns if is_cut and sys.stdout.isatty() else None
         self._wider = wider
         self._is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._ids: Sequence[str] = ()
+        """Generated ids in the first rows."""
         self.titles = [column.title for column in columns]
         self._widths = dict(enumerate(max(column.min_chars, len(column.title)) for column in columns))
 
@@ -163,6 +183,9 @@ class TextTable:
 
     def _lines(self, rows: Iterable[Any], *, is_colored: bool) -> list[str]:
         table = [self.cells(row) for row in rows]
+        if self._room is not None:
+            short = short_ids(cell for cells in table for cell in cells)
+            self._ids, table = tuple(short), [[short.get(cell, cell) for cell in cells] for cells in table]
         for cells in table:
             self._widen(cells)
         if self._room is not None:
@@ -174,6 +197,9 @@ class TextTable:
 
     def line(self, cells: Sequence[str]) -> str:
         """Returns one more row below those already printed."""
+        if self._room is not None:
+            short = short_ids((*self._ids, *cells))
+            cells = [short.get(cell, cell) for cell in cells]
         self._widen(cells)
         if self._room is not None:
             self._widths = _cut(self._widths, self._room)

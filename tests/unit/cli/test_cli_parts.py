@@ -82,8 +82,24 @@ def test_later_rows_of_a_watch_stay_within_the_terminal(monkeypatch: pytest.Monk
     monkeypatch.setenv("COLUMNS", "30")
     table = TextTable(SOME_MINOR)
     table.text(())
-    row = table.row({"a": "req-" + "1" * 24, "b": "team", "c": "a long message", "d": "9s"})
-    assert row == f"req-{'1' * 24} …\n"
+    row = table.row({"a": "job-" + "1" * 24, "b": "team", "c": "a long message", "d": "9s"})
+    assert row == f"job-{'1' * 24} …\n"
+
+
+def test_table_on_a_terminal_shortens_generated_ids_to_unique_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """28 characters of id took a third of the width."""
+    first, second, third = (f"req-1b86a2f0{end:0<16}" for end in ("1", "2", "31"))
+    callers = "job-1b86a2f01000000000000000"
+    columns = custom_columns("REQUEST:a")
+    rows = [{"a": each} for each in (first, second, callers)]
+    piped = TextTable(columns).text(rows)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    table = TextTable(columns)
+    assert table.text(rows).splitlines()[1:] == ["req-1b86a2f01…", "req-1b86a2f02…", callers]
+    assert table.row({"a": third}) == "req-1b86a2f03…\n", "a later row of a watch"
+    assert TextTable(columns).text(rows[:1]).splitlines()[1:] == ["req-1b86a2f0…"]
+    for whole in (piped, TextTable(columns, is_cut=False).text(rows)):
+        assert whole.splitlines()[1:] == [first, second, callers]
 
 
 def test_states_are_colored_on_a_terminal_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
