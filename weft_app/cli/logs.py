@@ -9,14 +9,13 @@ from typing import Annotated
 
 import typer
 
-from runner_svc.runtimes.table import find_runtime
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_name, require_name_of_model, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_logged
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS
-from weft_app.cli.mesh_api import Document, connect
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.mesh_logs import (
     COMPONENTS,
     DEFAULT_LINES,
@@ -194,17 +193,25 @@ def _path_of(model: str) -> str:
 
 
 def _print_output(home: Path, model: Document, lines: int, *, follow: bool) -> None:
-    name, runner = model["name"], model["status"].get("runner")
+    name = model["name"]
     with connect(home, RETRY_LIMIT_SECONDS) as api:
-        served_by = api.document(ResourceKind.RUNNER, runner) if runner else {"status": {}}
-        runtime = find_runtime(served_by["status"].get("runtime", ""))
-        if runtime is not None and runtime.no_output:
-            note(f"{name}: {runtime.no_output}")
-            return
         # As text, so that 0 is sent, too.
         path, count = _path_of(name), str(lines)
-        batches = api.stream(path, follow=True, lines=count) if follow else [api.get(path, lines=count)]
-        for batch in filter(None, batches):
+        last = {"lines": []} if follow else api.get(path, lines=count)
+        if not last["lines"] and (why := _why_no_output(api, model)):
+            note(f"{name}: {why}")
+            return
+        for batch in filter(None, api.stream(path, follow=True, lines=count) if follow else [last]):
             if batch.get("lostLineCount"):
                 note(f"{batch['lostLineCount']} lines were lost, because this reader is too slow")
             say("".join(f"{safe_text(line)}\n" for line in batch["lines"]))
+
+
+def _why_no_output(api: MeshApi, model: Document) -> str:
+    """Returns why the runtime of a model has no output; empty: it may have some."""
+    from runner_svc.runtimes.table import find_runtime  # noqa: PLC0415 - with the settings of all runtimes
+
+    runner = model["status"].get("runner")
+    served_by = api.document(ResourceKind.RUNNER, runner) if runner else {"status": {}}
+    runtime = find_runtime(served_by["status"].get("runtime", ""))
+    return "" if runtime is None else runtime.no_output

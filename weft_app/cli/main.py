@@ -533,6 +533,7 @@ def main(
 
 _UNKNOWN = object()
 _SCALARS = (str, bool, int, float)
+_DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 def without_conversion(command: Any) -> None:
@@ -598,6 +599,8 @@ def _plain(value: Any, param: Any) -> Any:
 def _plain_one(value: Any, kind: type, info: ParameterInfo) -> Any:
     if issubclass(kind, Enum):
         return next((each for each in kind if value in (each, each.value)), _UNKNOWN)
+    if kind is int and type(value) is str and _DIGITS.fullmatch(value):
+        value = int(value)
     if kind is Path:
         return Path(value) if _is_usual_path(value, info) else _UNKNOWN
     return value if kind in _SCALARS and type(value) is kind and _is_within(value, info) else _UNKNOWN

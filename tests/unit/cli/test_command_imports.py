@@ -60,7 +60,7 @@ COMMANDS = ("ps", "get models -o json", "describe x", "explain x")
 FAST = (
     *("get models", "get all -o json", "get agents -o wide", "describe pool p", "events", "status", "ps"),
     *("get requests", "get clients", "get tasks", "get tenants", "explain r", "cancel request r"),
-    *("get secrets", "get leases", "get routers", "mesh usage", "config get", "top --once"),
+    *("logs m -n 5", "get secrets", "get leases", "get routers", "mesh usage", "config get", "top --once"),
 )
 """Commands over the HTTP API."""
 CALLS_NOTHING_OF_THE_MESH = {"grpc", "google", "yaml", "asyncio", "gateway", "registry_svc", "router_svc", "runner_svc"}
@@ -224,7 +224,8 @@ class _Answers(BaseHTTPRequestHandler):
         health = {"status": "ok", "components": []}
         others = {"hosts": [], "hasMore": False, "allowCloudFallback": True}
         listed = {"items": items, "total": 0, "historyMissing": False, **others, **health}
-        found = request if "/requests/" in path else pool if path.endswith("/pools/p") else listed
+        named = {"p": pool, "m": {"kind": "model", "name": "m", "status": {}}, "logs": {"lines": ["a"]}}
+        found = request if "/requests/" in path else named.get(path.rpartition("/")[2], listed)
         body = json.dumps(found).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))

@@ -22,7 +22,7 @@ class Mesh(MeshApi):
 
     @override
     def get(self, path: str, **_: Any) -> Any:
-        log = {"lines": ["a line of the engine"]}
+        log = {"lines": [] if self.runtime == "openai_http" else ["a line of the engine"]}
         return log if path.endswith("/logs") else {"name": "llama", "status": {"runner": "r1", "runtime": self.runtime}}
 
     @override
