@@ -161,9 +161,10 @@ async def test_stored_files_are_private_and_do_not_show_the_prompt(folder: Path)
 
 def _saved(runner: _Runner) -> list[Path]:
     """What the engine's folder in main memory has."""
-    folder = runner.backend._saved and runner.backend._saved.folder
-    assert folder is not None
-    return list(folder.iterdir())
+    saved = runner.backend._saved
+    assert saved is not None
+    assert saved.folder is not None
+    return list(saved.folder.iterdir())
 
 
 def _mode(path: Path) -> int:
