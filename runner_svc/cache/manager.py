@@ -153,8 +153,9 @@ class CacheManager:
             if model not in self._caches:
                 raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {request.model}")
             caches = [self._caches[model]]
-        if self._store is not None:
-            self._store.forget(request.tenant or None, request.tag or None, caches[0].model if request.model else None)
+        if self._store is not None and not request.model:
+            # Those of models that are no longer served, too.
+            self._store.forget(request.tenant or None, request.tag or None)
         erasures = [cache.forget(request.tenant or None, request.tag or None) for cache in caches]
         outcomes = await asyncio.gather(*erasures, return_exceptions=True)
         erased: list[tuple[ModelCache, ErasedCache]] = []

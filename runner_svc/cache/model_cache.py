@@ -180,6 +180,9 @@ class ModelCache:
         Raises UNSUPPORTED_OPERATION if the engine shares its cache among all callers.
         """
         self._on_flush(tenant, tag)
+        if self._store is not None:
+            # In one step with the prompts in memory, which are stored when the engine ends.
+            self._store.forget(tenant, tag, self.model)
         isolation = self.backend.cache_isolation
         if (reports := self.backend.prefix_reports) is not None:
             reports.forget(tenant, tag)

@@ -26,7 +26,7 @@ MAX_AGE_SECONDS = 7 * 86_400.0
 PIECE_BYTES = 4 * 1024 * 1024
 """Bytes that are encrypted together."""
 KEY_BYTES = 32
-_SUFFIX = ".prompt"
+_SUFFIX, _DRAFT_SUFFIX = ".prompt", ".new"
 _NONCE_BYTES = 8
 _COUNT_BYTES = 4
 _PRIVATE = 0o600
@@ -100,8 +100,8 @@ class PromptStore:
         self.prompts.drop(prompt)
         self._delete([prompt])
 
-    def forget(self, tenant: str | None, tag: str | None, model: str | None) -> None:
-        """Deletes the prompts of a tenant, a tag and a model; None: any, also of models that are no longer served."""
+    def forget(self, tenant: str | None, tag: str | None, model: str | None = None) -> None:
+        """Deletes the prompts of a tenant, a tag and a model; None: any."""
         self._delete(self.prompts.forget(tenant, tag, model))
 
     async def _put(self, prompt: KeptPrompt, state: BinaryIO, flush_count: int) -> None:
@@ -114,7 +114,7 @@ class PromptStore:
                 await asyncio.to_thread(self._seal, prompt, state)
             except OSError as error:
                 log.warning("a prompt was not stored", folder=str(self._folder), error=str(error)[:256])
-                self._delete([prompt])
+                self._file(prompt.name).with_suffix(_DRAFT_SUFFIX).unlink(missing_ok=True)
                 return
         is_flushed = self.prompts.flush_count != flush_count
         self._delete([prompt] if is_flushed else self.prompts.add(prompt))
@@ -151,7 +151,7 @@ class PromptStore:
         owner = prompt.partition
         header = _Header(prompt.identity, owner.tenant, owner.tag, owner.adapter, prompt.marks, prompt.byte_count)
         pieces = chain([msgspec.json.encode(header)], iter(partial(state.read, PIECE_BYTES), b""))
-        draft = file.with_suffix(".new")
+        draft = file.with_suffix(_DRAFT_SUFFIX)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as written:
             written.write(nonce)
             for number, piece in enumerate(pieces):
@@ -211,7 +211,7 @@ def _key_in(file: Path) -> bytes:
     if file.is_file() and len(key := file.read_bytes()) == KEY_BYTES:
         return key
     # Files of a lost key cannot be read and are deleted.
-    key, draft = secrets.token_bytes(KEY_BYTES), file.with_suffix(".new")
+    key, draft = secrets.token_bytes(KEY_BYTES), file.with_suffix(_DRAFT_SUFFIX)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as written:
         written.write(key)
     draft.replace(file)

@@ -63,18 +63,18 @@ class SavedPrompts:
 
 
 def state_identity(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Returns a digest of a server's arguments and variables, and of the programs and files that they name.
+    """Returns a digest of a server's command and variables, with size and time of the files that the command names.
 
     llama.cpp accepts saved slots of another model with the same shape, and would answer with them.
     """
     known: list[object] = [*arguments, *sorted(variables.items())]
     with suppress(PackageNotFoundError):
         known.append(version("xllamacpp"))
-    for argument in arguments:
+    for argument in (shutil.which(arguments[0]) or "", *arguments):
         # An adapter is FILE:SCALE.
-        for path in {Path(argument), Path(argument.rpartition(":")[0])}:
+        for path in (Path(argument), Path(argument.rpartition(":")[0])):
             with suppress(OSError):
-                if path.is_absolute() and path.is_file():
+                if path.is_file():
                     stat = path.stat()
                     known.append((stat.st_size, stat.st_mtime_ns))
     return sha256(repr(known).encode()).hexdigest()

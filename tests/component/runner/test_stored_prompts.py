@@ -128,6 +128,34 @@ async def test_flush_of_everything_deletes_the_prompts_of_models_that_are_not_se
     assert _stored(folder) == []
 
 
+async def test_prompts_put_away_while_a_flush_begins_are_not_stored(folder: Path) -> None:
+    """The store forgot them before the engine's memory did, and was given them again in between."""
+    runner = _Runner(folder)
+    await runner.start()
+    for topic in TOPICS:
+        await runner.ask.cached("a", SEA.replace("sea", topic))
+    flushing = asyncio.create_task(runner.ask.flush("all"))
+    await asyncio.sleep(0)
+    await runner.desk.put_away(runner.model)
+    await flushing
+    await runner.desk.settle()
+    assert _stored(folder) == []
+    await runner.end()
+
+
+async def test_failed_write_leaves_no_part_of_a_file(folder: Path) -> None:
+    class Broken(BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError("no")
+
+    store = PromptStore(folder, BUDGET)
+    await store.open()
+    prompt = KeptPrompt(name="p", partition=Partition("a"), marks=(b"1",), byte_count=5, identity="m:1")
+    store.put(prompt, Broken())
+    await store.settle()
+    assert (_stored(folder), len(store.prompts)) == ([], 0)
+
+
 async def test_two_turns_restore_one_prompt_simultaneously(folder: Path) -> None:
     runner = _Runner(folder)
     await runner.start()

@@ -917,7 +917,7 @@ class CacheFigures(google.protobuf.message.Message):
     restored_prompt_count: builtins.int
     """Saved prompts that were restored from main memory or from disk."""
     stored_bytes: builtins.int
-    """Size on disk of the prompts that are stored for this engine while it does not run, in bytes."""
+    """Size in bytes of the model's prompts on disk, which outlast its engine."""
     def __init__(
         self,
         *,
