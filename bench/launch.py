@@ -64,7 +64,7 @@ class Target:
 
 @contextmanager
 def running_stub(root: Path, folder: Path) -> Iterator[Target]:
-    """A stub of its own, asked without anybody between."""
+    """Starts a stub backend for direct requests, without a contender in front of it."""
     with _process(STUB, root, folder, {}) as (process, port):
         until_it_answers(STUB, process, port, folder)
         yield Target(contender=STUB, process=process, port=port, stub=process, stub_port=port)
@@ -96,7 +96,7 @@ def answering(
 
 
 def with_key(contender: Contender, root: Path, folder: Path) -> Contender:
-    """The contender in `folder`, with a key of its own where it asks for one. Raises LaunchError when it gives none."""
+    """Returns the contender with a new API key, if it requires one. Raises LaunchError if it creates none."""
     if not contender.key_command:
         return contender
     known = {"bin": str(Path(python_of(contender, root)).parent), "home": str(folder / "home")}
@@ -112,7 +112,7 @@ def with_key(contender: Contender, root: Path, folder: Path) -> Contender:
 
 
 def run_load(job: Job, root: Path) -> Result:
-    """Run a job in a generator process of its own. Raises LaunchError when nothing was answered."""
+    """Runs a job in a separate load generator process. Raises LaunchError if no request was answered."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.load"],
         input=msgspec.json.encode(job),
