@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot
-from runner_svc.cache.prompt_keeper import PromptKeeper, TokenSize
+from runner_svc.cache.prompt_keeper import PromptKeeper, Restored, TokenSize
 from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.kept_prompts import KeptPrompt
-from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES
@@ -34,6 +34,8 @@ MAX_ERASING_TASKS = 64
 """Maximum number of background erasures; further slots are erased when they are next used."""
 ERASURE_WAIT_SECONDS = 1.0
 """Maximum wait of a turn for the erasure of its slot. A later erasure would also remove the turn's own text."""
+MIN_PACE_TOKENS = 64
+"""Minimum number of processed prompt tokens from which the engine's pace is learned: fewer are mostly overhead."""
 
 log = get_logger("weft.runner")
 
@@ -47,6 +49,8 @@ class RunningTurn:
     """Warnings for the caller."""
     worked: bool = False
     """Whether the engine is known to have processed the prompt."""
+    restored: Restored | None = None
+    """The saved prompt that was restored for it."""
 
 
 async def _unknown() -> int | None:
@@ -82,6 +86,7 @@ class ModelCache:
         self._salts = salts or SaltStore(None)
         self._incarnation: tuple[int | None, int] = (None, 0)
         self._directory: CacheDirectory | None = None
+        self._token_seconds = 0.0
         self._keeper: PromptKeeper | None = None
         """Saves prompts that lose their slot; None: the engine cannot save them."""
         self._erasing: set[asyncio.Task[None]] = set()
@@ -104,6 +109,24 @@ class ModelCache:
             self._figures.miss_count += 1
         self._figures.prompt_token_count += usage.prompt_tokens
         self._figures.cached_token_count += usage.cached_prompt_tokens
+
+    def note_turn(self, turn: RunningTurn, receipt: receipt_pb2.Receipt) -> None:
+        """Learns the engine's pace from the receipt of a turn, and writes to it what restoring a prompt saved."""
+        usage, prefill = receipt.usage, receipt.engine_timings.prefill_time
+        processed = usage.prompt_tokens - usage.cached_prompt_tokens
+        if processed >= MIN_PACE_TOKENS and (seconds := prefill.ToNanoseconds() / 1e9):
+            self._token_seconds = seconds / processed
+            if self._keeper is not None:
+                self._keeper.token_seconds = self._token_seconds
+        if turn.restored is None or not usage.cached_prompt_tokens:
+            return
+        told, prompt = receipt.restored_prompt, turn.restored.prompt
+        told.source = told.SOURCE_DISK if prompt.identity else told.SOURCE_MEMORY
+        told.token_count = usage.cached_prompt_tokens
+        if prompt.token_count:
+            saved = prompt.seconds * told.token_count / prompt.token_count - turn.restored.seconds
+            if saved > 0:
+                told.saved_time.FromNanoseconds(int(saved * 1e9))
 
     def generating(
         self, partition: Partition | None, payload: GenerationPayload
@@ -141,7 +164,9 @@ class ModelCache:
         begin = None if keeper is None else keeper.moment(directory, begun)
         async with self._turn(directory, begun, before) as turn:
             if keeper is not None and begin is not None:
-                turn.use = CacheUse(slot=begun.slot, fresh=await keeper.swap(directory, begun, begin, found))
+                fresh, turn.restored = await keeper.swap(directory, begun, begin, found)
+                turn.use = CacheUse(slot=begun.slot, fresh=fresh)
+                self._figures.restored_prompt_count += turn.restored is not None
                 directory.keeps = keeper.works
             yield turn
 
@@ -230,11 +255,8 @@ class ModelCache:
 
     def _keeper_of(self, budget_bytes: int) -> PromptKeeper:
         keeper = PromptKeeper(self.model, self.backend, budget_bytes, self.token_size, self._is_expected, self._store)
-        keeper.on_restored = self._note_restored
+        keeper.token_seconds = self._token_seconds
         return keeper
-
-    def _note_restored(self) -> None:
-        self._figures.restored_prompt_count += 1
 
     def _slot_count(self) -> int:
         match self.backend.cache_isolation:
@@ -325,6 +347,10 @@ class RequestCache:
     def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
         """Cache use of a generating turn; see ModelCache.generating."""
         return self._cache.generating(self._partition, payload)
+
+    def note_turn(self, turn: RunningTurn, receipt: receipt_pb2.Receipt) -> None:
+        """See ModelCache.note_turn."""
+        self._cache.note_turn(turn, receipt)
 
     def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
         """Cache use of an embedding turn; see ModelCache.embedding."""

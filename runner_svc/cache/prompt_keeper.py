@@ -5,7 +5,7 @@ import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from runner_svc.backend.port import Backend
 from runner_svc.cache.prompt_store import PromptStore
@@ -21,6 +21,15 @@ Moment = tuple[int, int, int]
 """Number of loose turns, number of flushes, and the version of a slot."""
 
 log = get_logger("weft.runner")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A saved prompt that was restored for a turn."""
+
+    prompt: KeptPrompt
+    seconds: float
+    """Time that it took."""
 
 
 class PromptKeeper:
@@ -48,8 +57,9 @@ class PromptKeeper:
         self._works = True
         self._saving: dict[asyncio.Task[None], LostPrompt] = {}
         self._store = store if backend.state_identity else None
-        self.on_restored: Callable[[], None] = lambda: None
         self._identity = f"{model}:{backend.state_identity}"
+        self.token_seconds = 0.0
+        """Time in which the engine processes one token of a prompt; 0: unknown."""
 
     @property
     def works(self) -> bool:
@@ -81,13 +91,16 @@ class PromptKeeper:
         version = 0 if turn.slot is None else directory.version_of(turn.slot)
         return directory.loose_count, self.kept.flush_count, version
 
-    async def swap(self, directory: CacheDirectory, turn: CacheTurn, begin: Moment, found: KeptPrompt | None) -> bool:
+    async def swap(
+        self, directory: CacheDirectory, turn: CacheTurn, begin: Moment, found: KeptPrompt | None
+    ) -> tuple[bool, Restored | None]:
         """Saves the prompt that a turn's slot loses, then restores the one that was found for the turn.
 
-        `begin`: the moment at which the turn started. Returns whether the turn must not use its slot's current content.
+        `begin`: the moment at which the turn started. Returns whether the turn must not use its slot's current content,
+        and what was restored.
         """
         if turn.slot is None:
-            return turn.fresh
+            return turn.fresh, None
 
         def is_same() -> bool:
             return self.moment(directory, turn) == begin
@@ -98,24 +111,27 @@ class PromptKeeper:
             self._saving[saving] = turn.loses
             saving.add_done_callback(self._saving.pop)
             await asyncio.shield(saving)
-        is_restored = turn.restores and await self._restored(turn.slot, found, is_same)
+        restored = await self._restored(turn.slot, found, is_same) if turn.restores else None
         if directory.loose_count != begin[0]:
             # The engine may have chosen this slot for another turn meanwhile.
             directory.distrust(turn)
-            return True
-        return turn.fresh and not is_restored
+            return True, None
+        return turn.fresh and restored is None, restored
 
-    async def _restored(self, slot: int, found: KeptPrompt | None, is_same: Callable[[], bool]) -> bool:
+    async def _restored(self, slot: int, found: KeptPrompt | None, is_same: Callable[[], bool]) -> Restored | None:
         if found is None or not is_same():
-            return False
+            return None
+        now = asyncio.get_running_loop().time
+        begin = now()
         if self._store is not None and found.identity:
-            return await self._read_and_restored(self._store, slot, found, is_same)
-        self.kept.use(found)
-        if not await self._is_restored(slot, found.name):
-            self.kept.drop(found)
-            self._delete([found])
-            return False
-        return True
+            is_restored = await self._read_and_restored(self._store, slot, found, is_same)
+        else:
+            self.kept.use(found)
+            is_restored = await self._is_restored(slot, found.name)
+            if not is_restored:
+                self.kept.drop(found)
+                self._delete([found])
+        return Restored(found, now() - begin) if is_restored else None
 
     async def _read_and_restored(
         self, store: PromptStore, slot: int, found: KeptPrompt, is_same: Callable[[], bool]
@@ -139,7 +155,6 @@ class PromptKeeper:
         except WeftError as error:
             log.warning("saved prompt was not restored", model=self._model, message=error.message)
             return False
-        self.on_restored()
         return True
 
     async def put_away(self, directory: CacheDirectory) -> None:
@@ -172,7 +187,9 @@ class PromptKeeper:
 
     async def _save(self, slot: int, lost: LostPrompt, is_same: Callable[[], bool]) -> None:
         """Saves the prompt in a slot; `is_same` tells whether the slot is known to have nothing else."""
-        room = self.kept.make_room(await self._expected_bytes(slot))
+        per_token, token_count = await self._token_size(), await self._token_count(slot)
+        # With an unknown size, the budget is checked after saving.
+        room = self.kept.make_room((per_token or 0) * token_count)
         if room is None:
             return
         self._delete(room)
@@ -184,16 +201,21 @@ class PromptKeeper:
             log.warning("prompts are kept in slots only", model=self._model, message=error.message)
             self._works = False
             byte_count = 0
-        kept = KeptPrompt(name=name, partition=lost.partition, marks=lost.marks, byte_count=byte_count)
+        kept = KeptPrompt(
+            name=name,
+            partition=lost.partition,
+            marks=lost.marks,
+            byte_count=byte_count,
+            token_count=token_count,
+            seconds=token_count * self.token_seconds,
+        )
         usable = byte_count > 0 and is_same()
         self._delete(self.kept.add(kept) if usable else [kept])
 
-    async def _expected_bytes(self, slot: int) -> int:
-        """Returns the size of a slot's prompt; 0: unknown, the budget is checked after saving."""
-        if (per_token := await self._token_size()) is None:
-            return 0
+    async def _token_count(self, slot: int) -> int:
+        """Returns the number of tokens in a slot; 0: unknown."""
         snapshots = await self._backend.slot_snapshots()
-        return per_token * next((one.token_count for one in snapshots if one.number == slot), 0)
+        return next((one.token_count for one in snapshots if one.number == slot), 0)
 
     def _delete(self, prompts: list[KeptPrompt]) -> None:
         self._backend.delete_saved([kept.name for kept in prompts])

@@ -41,6 +41,8 @@ class _Header(msgspec.Struct):
     adapter: str
     marks: tuple[bytes, ...]
     byte_count: int
+    token_count: int
+    seconds: float
 
 
 class _DamagedError(Exception):
@@ -51,7 +53,7 @@ class PromptStore:
     """The stored prompts of a runner, within a size budget. Used on the event loop; threads read and write the files.
 
     Each file is encrypted with AES-256-GCM by a key in the same folder and bound to its name: it protects copies of
-    single files, and damaged or exchanged ones are noticed. The least recently used prompt is deleted first.
+    single files, and damaged or exchanged ones are noticed.
     """
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
@@ -149,7 +151,16 @@ class PromptStore:
             raise OSError(ENOSPC, "the disk is nearly full")
         file, cipher, nonce = self._file(prompt.name), AESGCM(self._key), secrets.token_bytes(_NONCE_BYTES)
         owner = prompt.partition
-        header = _Header(prompt.identity, owner.tenant, owner.tag, owner.adapter, prompt.marks, prompt.byte_count)
+        header = _Header(
+            prompt.identity,
+            owner.tenant,
+            owner.tag,
+            owner.adapter,
+            prompt.marks,
+            prompt.byte_count,
+            prompt.token_count,
+            prompt.seconds,
+        )
         pieces = chain([msgspec.json.encode(header)], iter(partial(state.read, PIECE_BYTES), b""))
         draft = file.with_suffix(_DRAFT_SUFFIX)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as written:
@@ -181,6 +192,8 @@ def _prompt_in(key: bytes, file: Path) -> KeptPrompt | None:
         partition=Partition(header.tenant, header.tag, header.adapter),
         marks=header.marks,
         byte_count=header.byte_count,
+        token_count=header.token_count,
+        seconds=header.seconds,
     )
 
 

@@ -26,6 +26,7 @@ class AnswerReceipt:
         self._decoded_tokens = 0
         self._timings: timing_pb2.EngineTimings | None = None
         """Times that are known for every turn so far; None: no turn has ended."""
+        self._restored = receipt_pb2.RestoredPrompt()
         self._warnings: list[warning_pb2.Warning] = []
         self._tool_runs = 0
         self._signal_bytes = 0
@@ -44,6 +45,12 @@ class AnswerReceipt:
             self._decoded_tokens += turn.usage.completion_tokens
             self._decode_seconds += turn.usage.completion_tokens / turn.tokens_per_second
         self._add_timings(turn.engine_timings)
+        if turn.HasField("restored_prompt"):
+            saved = self._restored.saved_time.ToNanoseconds() + turn.restored_prompt.saved_time.ToNanoseconds()
+            self._restored.source = turn.restored_prompt.source
+            self._restored.token_count += turn.restored_prompt.token_count
+            if saved:
+                self._restored.saved_time.FromNanoseconds(saved)
 
     def add_unfinished_turn(self, seen: TokenCounter) -> None:
         """Adds the estimate for a turn that ended before the engine reported its figures."""
@@ -95,6 +102,8 @@ class AnswerReceipt:
             receipt.tokens_per_second = self._decoded_tokens / self._decode_seconds
         if self._timings is not None:
             receipt.engine_timings.CopyFrom(self._timings)
+        if self._restored.token_count:
+            receipt.restored_prompt.CopyFrom(self._restored)
         self.fill(receipt)
         return [
             event_pb2.InferenceEvent(usage=self._usage),

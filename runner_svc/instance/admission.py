@@ -159,6 +159,8 @@ class AdmittedRequest:
                         turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
                         if frame and frame[-1].WhichOneof("event") == "finished":
                             self._measure(frame[-1].finished.receipt, _choices(payload))
+                            if self._cache is not None:
+                                self._cache.note_turn(turn, frame[-1].finished.receipt)
                             last = frame
                             continue
                         record.with_caller = True

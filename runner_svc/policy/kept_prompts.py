@@ -1,4 +1,8 @@
-"""Saved prompts that no slot of an engine holds any more, within a size budget. Pure."""
+"""Saved prompts that no slot of an engine holds any more, within a size budget. Pure.
+
+What is dropped first is chosen by GreedyDual-Size (Cao and Irani, 1997): the prompt that saves the fewest seconds per
+byte, where prompts that were not used for long lose against newer ones.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +19,10 @@ class KeptPrompt:
     partition: Partition
     marks: tuple[bytes, ...]
     byte_count: int
+    token_count: int = 0
+    """0: unknown."""
+    seconds: float = 0.0
+    """Time that processing its tokens takes; 0: unknown."""
     identity: str = ""
     """`MODEL:DIGEST` of the engine, files and settings that can use it; empty: only the process that saved it can."""
 
@@ -25,7 +33,7 @@ class KeptPrompt:
 
 
 class KeptPrompts:
-    """Saved prompts of one engine incarnation, or those on disk of many; the least recently used comes first."""
+    """Saved prompts of one engine incarnation, or those on disk of many."""
 
     def __init__(self, budget_bytes: int, is_expected: Callable[[KeptPrompt], bool] = lambda _: False) -> None:
         """`is_expected`: whether a prompt is expected again, so that others are dropped before it."""
@@ -35,6 +43,10 @@ class KeptPrompts:
         self.flush_count = 0
         """Number of flushes so far: a prompt whose saving overlaps a flush is dropped."""
         self._prompts: dict[str, KeptPrompt] = {}
+        """By name, the least recently used first."""
+        self._values: dict[str, float] = {}
+        """By name: seconds per byte, plus the value of the last dropped prompt when it was used."""
+        self._last_dropped = 0.0
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -62,21 +74,22 @@ class KeptPrompts:
     def use(self, kept: KeptPrompt) -> None:
         """Records that a prompt was restored."""
         if (known := self._prompts.pop(kept.name, None)) is not None:
-            self._prompts[kept.name] = known
+            self._note_used(known)
 
     def make_room(self, byte_count: int) -> list[KeptPrompt] | None:
-        """Removes and returns the oldest prompts until these bytes fit, expected ones last. None: they never fit."""
+        """Removes and returns prompts of least value until these bytes fit, expected ones last. None: never fits."""
         if byte_count > self.budget_bytes:
             return None
         dropped: list[KeptPrompt] = []
         while self.byte_count + byte_count > self.budget_bytes:
-            oldest = min(self._prompts.values(), key=self._is_expected)
-            self._remove(oldest)
-            dropped.append(oldest)
+            least = min(self._prompts.values(), key=lambda kept: (self._is_expected(kept), self._values[kept.name]))
+            self._last_dropped = self._values[least.name]
+            self._remove(least)
+            dropped.append(least)
         return dropped
 
     def add(self, kept: KeptPrompt) -> list[KeptPrompt]:
-        """Adds a prompt. Returns the prompts to delete: its earlier turns, and the oldest ones beyond the budget.
+        """Adds a prompt. Returns the prompts to delete: its earlier turns, and those of least value beyond the budget.
 
         A prompt larger than the budget is not added but returned for deletion.
         """
@@ -88,7 +101,7 @@ class KeptPrompts:
             if (known.partition, known.identity) == (kept.partition, kept.identity)
             and common_marks(known.marks, kept.marks) == len(known.marks)
         ]
-        self._prompts[kept.name] = kept
+        self._note_used(kept)
         self.byte_count += kept.byte_count
         for known in dropped:
             self._remove(known)
@@ -115,6 +128,10 @@ class KeptPrompts:
         """Returns the size of a model's prompts."""
         return sum(kept.byte_count for kept in self._prompts.values() if kept.model == model)
 
+    def _note_used(self, kept: KeptPrompt) -> None:
+        self._prompts[kept.name] = kept
+        self._values[kept.name] = self._last_dropped + kept.seconds / max(1, kept.byte_count)
+
     def _remove(self, kept: KeptPrompt) -> None:
-        del self._prompts[kept.name]
+        del self._prompts[kept.name], self._values[kept.name]
         self.byte_count -= kept.byte_count

@@ -113,6 +113,14 @@ def _tokens(receipt: Document) -> str | None:
     return f"{receipt['promptTokens']} in{cached}, {receipt['completionTokens']} out"
 
 
+def _restored(receipt: Document) -> str | None:
+    """Returns what was restored from a saved prompt; None: nothing."""
+    if (restored := receipt.get("restoredPrompt")) is None:
+        return None
+    saved = f", about {time_words(restored['savedSeconds'])} saved" if "savedSeconds" in restored else ""
+    return f"{restored['tokenCount']} tokens from {restored['source']}{saved}"
+
+
 def _waited(receipt: Document) -> str:
     return f"{time_words(receipt['queueWaitSeconds'])} in the queue, {time_words(receipt['loadWaitSeconds'])} for loads"
 
@@ -139,12 +147,13 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited First_token Engine GPU Tokens Not_cached Work Remote:leftPremises Cancelled Router",
+    "Waited First_token Engine GPU Tokens Restored Not_cached Work Remote:leftPremises Cancelled Router",
     Waited=_waited,
     First_token=_first_token,
     Engine=_engine,
     GPU=_device_usage,
     Tokens=_tokens,
+    Restored=_restored,
     Not_cached=prompt_change,
     Work=lambda receipt: ", ".join(work_parts(receipt)) or None,
     Cancelled=_cancelled,

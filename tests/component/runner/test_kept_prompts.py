@@ -84,6 +84,9 @@ class _SlowSaves:
         await self.saving.wait()
         return 100
 
+    async def slot_snapshots(self) -> tuple[()]:
+        return ()
+
     def delete_saved(self, names: list[str]) -> None:
         assert not names
 

@@ -17,9 +17,10 @@ from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from weft.api.common.v1 import receipt_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.request import CacheMode
-from weft_testing.conformance.prefix_cache import MODEL, Tenants
+from weft.kernel.request import CacheMode, Handling
+from weft_testing.conformance.prefix_cache import MODEL, Tenants, completion
 
 TOPICS = ("sea", "hills", "city", "river")
 SEA = "sea: tell me more about the sea. " * 60
@@ -52,6 +53,21 @@ class _Runner:
         await self.end()
         await self.backend.start(order)
 
+    async def receipt(self, text: str, prefill_seconds: float = 0.0) -> receipt_pb2.Receipt:
+        """The receipt of a request to an engine that needed this long for the prompt; 0: it does not say."""
+        payload, use = completion(text), self.desk.of_request(MODEL, "a", Handling())
+        receipt = receipt_pb2.Receipt()
+        async with use.generating(payload) as turn:
+            async for frame in self.backend.generate(payload, _call(turn.use)):
+                turn.worked = True
+                if frame[-1].HasField("finished"):
+                    receipt = frame[-1].finished.receipt
+            receipt.engine_timings.Clear()
+            if prefill_seconds:
+                receipt.engine_timings.prefill_time.FromNanoseconds(int(prefill_seconds * 1e9))
+            use.note_turn(turn, receipt)
+        return receipt
+
 
 def _stored(folder: Path) -> list[Path]:
     """The files of the store, except the key."""
@@ -61,6 +77,27 @@ def _stored(folder: Path) -> list[Path]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "prompts"
+
+
+async def test_receipt_says_where_a_prompt_was_restored_from_and_what_that_saved(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    cold = await runner.receipt(SEA, prefill_seconds=1000.0)
+    assert not cold.HasField("restored_prompt")
+    for topic in TOPICS[1:]:
+        await runner.receipt(SEA.replace("sea", topic))
+    in_memory = await runner.receipt(SEA)
+    await runner.end()
+    again = _Runner(folder)
+    await again.start()
+    on_disk = await again.receipt(SEA)
+    await again.end()
+    for source, receipt in (("MEMORY", in_memory), ("DISK", on_disk)):
+        told = receipt.restored_prompt
+        assert receipt_pb2.RestoredPrompt.Source.Name(told.source) == f"SOURCE_{source}"
+        assert told.token_count == receipt.usage.cached_prompt_tokens > 200
+        whole = 1000.0 * told.token_count / cold.usage.prompt_tokens
+        assert 0.8 * whole < told.saved_time.ToSeconds() <= whole
 
 
 async def test_prompts_in_slots_and_in_memory_survive_a_restart_of_their_engine(folder: Path) -> None:

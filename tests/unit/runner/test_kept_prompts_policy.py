@@ -1,5 +1,7 @@
 """The list of kept prompts and its budget."""
 
+from dataclasses import replace
+
 from runner_svc.policy.cache_directory import Partition, common_marks
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
 
@@ -45,6 +47,23 @@ def test_least_recently_used_prompts_are_evicted() -> None:
     kept.use(prompts[0])
     assert kept.add(_kept("w")) == [prompts[1]]
     assert kept.byte_count == 30
+
+
+def test_prompts_that_save_the_fewest_seconds_per_byte_are_evicted_first() -> None:
+    kept = KeptPrompts(30)
+    prompts = [replace(_kept(name), seconds=seconds) for name, seconds in (("x", 9.0), ("y", 1.0), ("z", 5.0))]
+    for prompt in prompts:
+        kept.add(prompt)
+    assert kept.make_room(20) == [prompts[1], prompts[2]]
+
+
+def test_prompt_that_saves_much_is_evicted_once_it_was_not_used_for_long() -> None:
+    kept = KeptPrompts(20)
+    large = replace(_kept("x"), seconds=50.0)
+    kept.add(large)
+    evicted = [kept.add(replace(_kept(f"y{number}"), seconds=10.0)) for number in range(20)]
+    assert [large] in evicted[5:]
+    assert [large] not in evicted[:5]
 
 
 def test_prompt_beyond_the_whole_budget_evicts_nothing() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from runner_svc.backend.port import SlotSnapshot
-from runner_svc.cache.prompt_keeper import PromptKeeper
+from runner_svc.cache.prompt_keeper import PromptKeeper, Restored
 from runner_svc.policy.cache_directory import CacheDirectory, Partition
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -58,7 +58,7 @@ class Stage:
     async def token_size(self) -> int | None:
         return self.bytes_per_token
 
-    def begin(self, marks: tuple[bytes, ...], partition: Partition = A) -> "asyncio.Task[bool]":
+    def begin(self, marks: tuple[bytes, ...], partition: Partition = A) -> "asyncio.Task[tuple[bool, Restored | None]]":
         found, kept_marks = self.keeper.kept.best(partition, marks)
         self.turn = self.directory.begin(partition, marks, kept_marks=kept_marks)
         begin = self.keeper.moment(self.directory, self.turn)
@@ -69,7 +69,7 @@ class Stage:
         self.engine.goes_on.set()
         await self.begin(HILLS, B)
         self.directory.end(self.turn, worked=True)
-        return await self.begin(SEA)
+        return (await self.begin(SEA))[0]
 
 
 async def test_prompt_that_lost_its_slot_is_restored() -> None:
@@ -94,7 +94,7 @@ async def test_prompt_saved_while_its_slot_may_have_been_reused_is_deleted() -> 
     await stage.engine.asked.wait()
     stage.directory.begin_loose(B)
     stage.engine.goes_on.set()
-    assert await swapping, "the slot may have the text of the other turn"
+    assert (await swapping)[0], "the slot may have the text of the other turn"
     assert stage.directory.end(stage.turn, worked=True), "and is erased"
     assert (stage.engine.deleted, len(stage.keeper.kept)) == (stage.engine.saved, 0)
 

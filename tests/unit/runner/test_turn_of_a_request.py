@@ -56,6 +56,9 @@ class HeldPrefix:
         finally:
             self.is_held = False
 
+    def note_turn(self, turn: RunningTurn, receipt: receipt_pb2.Receipt) -> None:
+        pass
+
 
 def _request(engine: ScriptedEngine, prefix: HeldPrefix, abilities: Abilities = UNKNOWN) -> AdmittedRequest:
     clock = FakeClock()

@@ -89,6 +89,7 @@ class Receipt(google.protobuf.message.Message):
     DEVICE_USAGE_FIELD_NUMBER: builtins.int
     LACKED_ROUTER_FIELD_NUMBER: builtins.int
     PROMPT_CHANGE_FIELD_NUMBER: builtins.int
+    RESTORED_PROMPT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Id of the request, the same in all services."""
     outcome: global___Outcome.ValueType
@@ -178,6 +179,10 @@ class Receipt(google.protobuf.message.Message):
         useless. Not set: no change, or the request has no session.
         """
 
+    @property
+    def restored_prompt(self) -> global___RestoredPrompt:
+        """Saved part of the prompt that was restored instead of being processed. Not set: none."""
+
     def __init__(
         self,
         *,
@@ -207,12 +212,67 @@ class Receipt(google.protobuf.message.Message):
         device_usage: global___DeviceUsage | None = ...,
         lacked_router: builtins.bool = ...,
         prompt_change: global___PromptChange | None = ...,
+        restored_prompt: global___RestoredPrompt | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "restored_prompt", b"restored_prompt", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
+
+@typing.final
+class RestoredPrompt(google.protobuf.message.Message):
+    """RestoredPrompt is a part of a prompt that the engine read from an earlier request's saved cache."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Source:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _SourceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[RestoredPrompt._Source.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        SOURCE_UNSPECIFIED: RestoredPrompt._Source.ValueType  # 0
+        """Unknown."""
+        SOURCE_MEMORY: RestoredPrompt._Source.ValueType  # 1
+        """In memory, when another prompt took its slot."""
+        SOURCE_DISK: RestoredPrompt._Source.ValueType  # 2
+        """On disk, when its engine was unloaded or its runner stopped."""
+
+    class Source(_Source, metaclass=_SourceEnumTypeWrapper):
+        """Source is where it was saved."""
+
+    SOURCE_UNSPECIFIED: RestoredPrompt.Source.ValueType  # 0
+    """Unknown."""
+    SOURCE_MEMORY: RestoredPrompt.Source.ValueType  # 1
+    """In memory, when another prompt took its slot."""
+    SOURCE_DISK: RestoredPrompt.Source.ValueType  # 2
+    """On disk, when its engine was unloaded or its runner stopped."""
+
+    SOURCE_FIELD_NUMBER: builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    SAVED_TIME_FIELD_NUMBER: builtins.int
+    source: global___RestoredPrompt.Source.ValueType
+    """Where it was saved."""
+    token_count: builtins.int
+    """Prompt tokens that the engine did not process again, as it reports them. Also part of the cached prompt tokens."""
+    @property
+    def saved_time(self) -> google.protobuf.duration_pb2.Duration:
+        """Estimated time that processing these tokens would have taken, by the pace when they were processed, minus the time
+        of restoring. Absent: the pace is unknown, or nothing was saved.
+        """
+
+    def __init__(
+        self,
+        *,
+        source: global___RestoredPrompt.Source.ValueType = ...,
+        token_count: builtins.int = ...,
+        saved_time: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["saved_time", b"saved_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["saved_time", b"saved_time", "source", b"source", "token_count", b"token_count"]) -> None: ...
+
+global___RestoredPrompt = RestoredPrompt
 
 @typing.final
 class PromptChange(google.protobuf.message.Message):
