@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / ".venv-dist" / "bin"
-"""What `make dist` installs: build, twine, pipx and uv."""
+"""What `make dist` installs: build, twine, pipx, pex and uv."""
 # uv's launchers are shell scripts.
 PROGRAMS = ("sh", "bash", "dirname", "realpath", "readlink", "uname")
 PASSED = ("PIP_", "UV_", "SSL_CERT_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
