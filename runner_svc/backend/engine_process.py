@@ -5,13 +5,12 @@ import math
 import random
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 from typing_extensions import override
 
 from runner_svc.backend.port import Backend, CallInfo, ExitReport
@@ -28,6 +27,7 @@ from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise.guarded_engine import ProcessLimits
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
+from runner_svc.supervise.peer_process import require_peer
 from runner_svc.supervise.process import SupervisedProcess
 from runner_svc.supervise.process_time import GpuTime, TreeTime, resident_bytes
 from weft.gpu.process import process_id_of
@@ -131,9 +131,9 @@ class ProcessBackend(Backend):
     def resident_bytes(self) -> int | None:
         return resident_bytes([process.pid for process in self.processes()])
 
-    async def listens_on(self, port: int) -> bool:
-        """Whether the program or one of its descendants listens on a TCP port."""
-        return await asyncio.to_thread(_listens_on, self._process.member_pids(), port)
+    async def require_peer(self, transport: asyncio.BaseTransport) -> None:
+        """Returns once the program or a descendant has accepted a connection; see `peer_process.require_peer`."""
+        await require_peer(transport, self._process.member_pids)
 
     @override
     async def wait_exit(self) -> ExitReport:
@@ -285,12 +285,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _listens_on(pids: Iterable[int], port: int) -> bool:
-    for pid in pids:
-        with suppress(psutil.Error):
-            for connection in psutil.Process(pid).net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-                    return True
-    return False

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runner_svc.engine_http.faults import HttpFaultError
+    from runner_svc.supervise.peer_process import VerifyPeer
 
 
 class EngineConnection(asyncio.Protocol):
@@ -48,6 +49,15 @@ class EngineConnection(asyncio.Protocol):
         else:
             transport.write(request)
         return answer
+
+    async def verify(self, verify: "VerifyPeer") -> None:
+        """Returns once `verify` has accepted the other end; closes the connection if it raises."""
+        try:
+            if self._transport is not None:
+                await verify(self._transport)
+        except BaseException:
+            self.abort()
+            raise
 
     @property
     def has_ended(self) -> bool:
@@ -135,8 +145,12 @@ class EngineClient:
         headers: Mapping[str, str],
         connect_seconds: float,
         idle_seconds: float,
+        verify: "VerifyPeer | None" = None,
     ) -> None:
-        """`headers` are sent with every request. `idle_seconds`: maximum idle time of a connection."""
+        """`headers` are sent with every request. `idle_seconds`: maximum idle time of a connection.
+
+        `verify` checks the other end of a new connection before anything is sent; None: it is trusted.
+        """
         url = URL(base_url)
         self._host, self._port = url.raw_host or "", url.port or 0
         self._socket_path = socket_path
@@ -148,6 +162,7 @@ class EngineClient:
         _require_lines(self._own_headers, len(self._headers))
         self._connect_seconds = connect_seconds
         self._idle_seconds = idle_seconds
+        self._verify = verify
         self._idle: list[EngineConnection] = []
         self._all: set[EngineConnection] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -211,6 +226,12 @@ class EngineClient:
         except ClosedClientError:
             connection.abort()
             raise
+        if self._verify is not None:
+            # Without the timeout: a busy server with one thread accepts late.
+            try:
+                await connection.verify(self._verify)
+            except OSError as error:
+                raise unconnected(error) from error
         return connection
 
     def _require_open(self) -> None:

@@ -59,6 +59,7 @@ from runner_svc.openai_upstream.tool_calls import (
 )
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.supervise.peer_process import VerifyPeer
 from weft.api.common.v1 import chat_pb2, embedding_pb2, rerank_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.errors import WeftError, invalid_field
@@ -108,6 +109,8 @@ class Endpoint:
     """Without a trailing slash; without /v1 unless the server is a provider."""
     socket_path: str = ""
     """Unix socket of the server; empty: it listens on the port in the base URL."""
+    verify: VerifyPeer | None = field(default=None, repr=False)
+    """Checks the other end of each new connection before a request is sent; None: it is trusted."""
     api_key: str = field(default="", repr=False)
     """Empty: no Authorization header is sent."""
     present_key: Callable[[], str] | None = field(default=None, repr=False)
@@ -180,6 +183,7 @@ class OpenAiHttp:
             headers=_HEADERS if endpoint.present_key is not None else _HEADERS | self._authorization(endpoint.api_key),
             connect_seconds=timeouts.connect_seconds,
             idle_seconds=PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS,
+            verify=endpoint.verify,
         )
         self._encoder = msgspec.json.Encoder()
 

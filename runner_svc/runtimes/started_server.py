@@ -1,7 +1,7 @@
 """An OpenAI-compatible server that weft starts: a child process, its port, its health, and requests to it.
 
-Another program on its port is never mistaken for it: the server binds port 0 and prints its address, or it gets a free
-port, and one of its processes must be the listener once that port responds.
+Another program on its port is never mistaken for it: nothing is sent on a connection before one of the server's
+processes has accepted it.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from runner_svc.runtimes.kv_events import BlockEvents
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.server_calls import ServerCalls
 from runner_svc.runtimes.settings import StartedModelSettings
+from runner_svc.supervise.peer_process import ForeignPeerError
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
@@ -59,7 +60,7 @@ Model = TypeVar("Model", bound=StartedModelSettings)
 
 
 class _ForeignListenerError(WeftError):
-    """The port seems to work, but none of the server's processes listens on it."""
+    """Another process than the server accepts connections on the port."""
 
 
 class StartLog:
@@ -116,7 +117,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     needs_port: bool = False
     """Whether the server needs an assigned port because it does not print the one it has chosen."""
     external_listener: bool = False
-    """Whether a process that the server did not start listens on its port, which disables the check of the listener."""
+    """Whether a process that the server did not start listens on its port, which disables the check of connections."""
     listener_remedy: str = ""
     """Advice for a correct server without a process listening on its port; empty: none."""
     health_path: str = HEALTH
@@ -375,14 +376,24 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             limit_bytes += self.kept_prompt_bytes
         await self.start_process(arguments, environment, log.read_lines, self.folder, limit_bytes)
         endpoint = self.endpoint(await self.while_loading(self.address(log)), key)
+        if not self.external_listener and not endpoint.socket_path:
+            endpoint = replace(endpoint, verify=self._require_own)
         self._http = http = OpenAiHttp(endpoint, self.context.timeouts, self.explain_break)
         await self.while_loading(self.until_ready(http, log))
-        if self.needs_port and not self.external_listener and not await self.listens_on(self._port):
-            message = f"another program listens on port {self._port}, not the server{self.listener_remedy}"
-            raise _ForeignListenerError(Reason.CONNECT_FAILED, message)
         log.finish(self._port)
         self._memory = log.memory
         return http
+
+    async def _require_own(self, transport: asyncio.BaseTransport) -> None:
+        """See `require_peer`. Raises _ForeignListenerError instead during a load, which tries another port."""
+        try:
+            await self.require_peer(transport)
+        except ForeignPeerError as error:
+            if self._log is None:
+                raise
+            port = transport.get_extra_info("peername")[1]
+            message = f"another program listens on port {port}, not the server{self.listener_remedy}"
+            raise _ForeignListenerError(Reason.CONNECT_FAILED, message) from error
 
     @override
     def _running(self) -> OpenAiHttp:

@@ -13,7 +13,7 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
 from runner_svc.runtimes.comfyui.prompt_run import RunLimits
 from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
-from weft.api.common.v1 import workflow_pb2
+from weft.api.common.v1 import image_pb2, workflow_pb2
 from weft.dispatch.workflow_graph import to_canonical_workflow
 from weft.documents.reader import read_message
 from weft_testing.fake_comfyui.server import FakeComfyUi
@@ -51,6 +51,7 @@ INPUTS: list[dict[str, Any]] = [
         "choices": ["none", "error", "out_of_memory", "crash", "hang"],
     },
 ]
+HILL = image_pb2.ImagePayload(prompt="a hill", size="128x64", seed=11)
 DOCUMENT: dict[str, Any] = {"graph": GRAPH, "inputs": INPUTS, "outputs": ["9"]}
 
 

@@ -75,7 +75,7 @@ async def _listen(runner: web.AppRunner, settings: ServerSettings) -> None:
     if settings.uds:
         await web.UnixSite(runner, settings.uds, backlog=1024).start()
         return
-    await web.TCPSite(runner, settings.host, settings.port, backlog=1024).start()
+    await web.TCPSite(runner, settings.host, settings.port, backlog=1024, reuse_port=settings.reuse_port).start()
     host, port = runner.addresses[0][:2]
     print(f"listening on http://{host}:{port}", flush=True)  # noqa: T201 - the report is the interface
 

@@ -49,6 +49,8 @@ class ServerSettings:
     """Whether it was started as `serve MODEL`: it has a vLLM's routes, and requires its key only below /v1."""
     request_metrics: bool = False
     """Whether a vLLM reports the times of each request."""
+    reuse_port: bool = False
+    """Whether other processes of this user may listen on its port too, as with some servers."""
     uds: str = ""
     """Unix socket to listen on instead of a port."""
     sleep_mode: bool = False
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=_between(0, 65_535), default=0)
     parser.add_argument("--alias", "-a", "--served-model-name", default="")
+    parser.add_argument("--reuse-port", action="store_true")
     parser.add_argument("--uds", default="")
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--enable-per-request-metrics", action="store_true")
@@ -138,6 +141,7 @@ def _settings(values: argparse.Namespace, *, is_vllm: bool) -> ServerSettings:
         speaks_vllm=values.speaks_vllm or is_vllm,
         is_vllm=is_vllm,
         request_metrics=values.enable_per_request_metrics,
+        reuse_port=values.reuse_port,
         uds=values.uds,
         sleep_mode=values.enable_sleep_mode,
         text_only=values.text_only,

@@ -7,11 +7,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
+from typing_extensions import override
 from yarl import URL
 
 from runner_svc.openai_upstream.answers import read_bounded
 from runner_svc.openai_upstream.media import form
 from runner_svc.runtimes.comfyui.messages import OutputFile, QueuedPrompt, read_queue, refused_prompt
+from runner_svc.supervise.peer_process import VerifyPeer
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -31,16 +33,50 @@ class ComfyUnreachableError(Exception):
     """ComfyUI did not respond; whether it executed the call is unknown."""
 
 
+class _CheckedConnector(aiohttp.TCPConnector):
+    """Connections whose other end is checked before anything is sent."""
+
+    def __init__(self, verify: VerifyPeer) -> None:
+        super().__init__()
+        self._verify = verify
+
+    @override
+    async def _create_connection(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> Any:
+        protocol = await super()._create_connection(req, traces, timeout)
+        try:
+            assert protocol.transport is not None, "it was just connected"
+            await self._verify(protocol.transport)
+        except BaseException:
+            protocol.close()
+            raise
+        return protocol
+
+
 class ComfyApi:
     """Client of one ComfyUI. Errors do not contain its address."""
 
-    def __init__(self, base_url: str, *, connect_seconds: float, max_message_bytes: int, max_image_bytes: int) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        connect_seconds: float,
+        max_message_bytes: int,
+        max_image_bytes: int,
+        verify: VerifyPeer | None = None,
+    ) -> None:
+        """`verify` checks the other end of each connection; None: it is trusted."""
         self._base_url = base_url.rstrip("/")
         self._max_message_bytes, self._max_image_bytes = max_message_bytes, max_image_bytes
         self._timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=connect_seconds)
         # Proxies from the environment are not meant for engines.
         self._session = aiohttp.ClientSession(
-            timeout=self._timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+            connector=None if verify is None else _CheckedConnector(verify),
+            timeout=self._timeout,
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
         )
 
     async def close(self) -> None:

@@ -186,6 +186,7 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
             connect_seconds=self.context.timeouts.connect_seconds,
             max_message_bytes=self._limits.max_message_bytes,
             max_image_bytes=self._limits.max_image_bytes,
+            verify=http.endpoint.verify,
         )
         self._free_before = await self._free_bytes()
         self._sampling = asyncio.create_task(self._sample())

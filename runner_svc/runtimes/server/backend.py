@@ -29,7 +29,7 @@ from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.placeholders import filled, placeholders_of
 from runner_svc.runtimes.server.presets import Route, ServerPreset
 from runner_svc.runtimes.server.runtime import ServerModel, check_template, command_of, find_program, preset_of
-from runner_svc.runtimes.started_server import StartedServer, StartLog
+from runner_svc.runtimes.started_server import HEALTH_TIMEOUT_SECONDS, StartedServer, StartLog
 from weft.api.common.v1 import tokenize_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -68,8 +68,7 @@ def upstream_name(model: ServerModel) -> str:
 class ServerBackend(StartedServer[ServerModel]):
     """Backend of one server program process.
 
-    The program gets its port and need not print it. Since it may not require a key, weft checks that one of its
-    processes listens on the port, unless `external_listener` is set.
+    The program gets its port and need not print it. Connections to it are checked unless `external_listener` is set.
     """
 
     needs_port = True
@@ -198,6 +197,7 @@ class ServerBackend(StartedServer[ServerModel]):
     async def until_ready(self, http: OpenAiHttp, log: StartLog) -> None:
         if self.model.ready is not None and self.model.ready.line is not None:
             await log.is_ready.wait()
+            await http.status_of(self.health_path, HEALTH_TIMEOUT_SECONDS)  # whatever it answers: checks the listener
         else:
             await super().until_ready(http, log)
 

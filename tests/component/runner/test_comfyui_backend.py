@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from kit.comfyui import (
     GRAPH,
+    HILL,
     LIMITS,
     attached,
     call,
@@ -34,8 +35,6 @@ from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 from weft_testing.fake_comfyui.nodes import picture
 from weft_testing.fake_comfyui.server import FakeComfyUi
-
-HILL = image_pb2.ImagePayload(prompt="a hill", size="128x64", seed=11)
 
 
 @asynccontextmanager

@@ -57,17 +57,19 @@ class ScriptedPorts(EnginePorts):
 
 @asynccontextmanager
 async def _foreign_server() -> AsyncGenerator[int]:
-    """Yields the port of another program that answers every request with 200, whatever the key."""
+    """Yields the port of another program, which must receive nothing."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        await writer.drain()
+        received.append(await reader.read())
         writer.close()
+
+    received: list[bytes] = []
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
+    assert received
+    assert not any(received)
 
 
 def _backend(*arguments: str, **given: Any) -> ToldServer:
