@@ -1,0 +1,179 @@
+"""Who may call what: each HTTP route and each rpc, by each kind of caller, is admitted as `authorization.txt` says.
+
+The gate of the HTTP edge and the interceptor of the gRPC servers decide. What a servicer decides afterwards, by the
+names, kinds or tenant in a request, has its own tests.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+import weft.api
+from gateway.auth.authentication import HOME_SOCKET, KeyGate
+from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
+from gateway.request_facts import FACTS_KEY, RequestFacts
+from gateway.routing import Needs, needs_of, routes_of
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import MESH_ACCESS, KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc_auth import AuthInterceptor, access_of, caller, checks_kind
+from weft_app.cli.keys import KeyRole, scopes_of
+from weft_testing.fake_clock import FakeClock
+
+TABLE = Path(__file__).with_name("authorization.txt")
+PEPPER, SECRET = b"p" * 32, "5" * 64
+SCOPES = {
+    "named": ("inference/team-*:*", "models/team-*:*", "operations/team-*:*"),
+    **{role.value: scopes_of(role) for role in KeyRole},
+}
+"""Scopes of the callers with a key. Runners, routers and standbys have one of the role `service`, or a certificate."""
+CALLERS = ("none", "join", *SCOPES, "local", "certificate")
+OUTCOMES = {Reason.UNAUTHENTICATED: "401", Reason.PERMISSION_DENIED: "403"}
+RING = KeyRing(
+    pepper=PEPPER,
+    keys={
+        name.ljust(12, "0"): KeyVerifier(
+            key_id=name.ljust(12, "0"),
+            tenant="ann",
+            access=parse_scopes(scopes, "scopes"),
+            digest=key_digest(PEPPER, SECRET),
+        )
+        for name, scopes in SCOPES.items()
+    },
+)
+
+
+def credentials_of(who: str) -> tuple[tuple[str, str], ...]:
+    if who in SCOPES:
+        return (("x-api-key", key_text(who.ljust(12, "0"), SECRET)),)
+    return (("authorization", "Bearer a-valid-join-token"),) if who == "join" else ()
+
+
+class Call:
+    """What gRPC says about a call of a caller."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return credentials_of(self._who)
+
+    def peer(self) -> str:
+        return "unix:/run/weft.sock" if self._who == "local" else "ipv4:192.0.2.1:5000"
+
+    def auth_context(self) -> Mapping[str, tuple[bytes, ...]]:
+        return {"peer_uri": (b"weft://mesh/runner-1",)} if self._who == "certificate" else {}
+
+
+def rpc_outcome(method: str, who: str) -> str:
+    """`ok`, the status of a refusal, or `name` or `kind` if the servicer checks the names or kinds in the request."""
+    interceptor, call, access = AuthInterceptor(lambda: RING, FakeClock()), Call(who), access_of(method)
+    if interceptor.is_open(method) or access is None:
+        return "ok"
+    try:
+        interceptor.check(method, call)  # type: ignore[arg-type]
+    except WeftError as error:
+        return OUTCOMES[error.reason]
+    if checks_kind(method):
+        return "kind"
+    return "ok" if caller().may(access) else "name"
+
+
+async def http_outcome(needs: Needs, who: str) -> str:
+    """As `rpc_outcome`."""
+    if who == "certificate":
+        return "-"  # the HTTP edge asks for no certificates
+    keys: Any = SimpleNamespace(ring=RING, is_ready=True)
+    headers = [(name.encode(), value.encode()) for name, value in credentials_of(who)]
+    facts = RequestFacts.__new__(RequestFacts)
+    scope: dict[str, Any] = {"type": "http", "headers": headers, "query_string": b"", FACTS_KEY: facts}
+    scope |= {
+        "app": SimpleNamespace(state=SimpleNamespace(gate=KeyGate(keys, FakeClock()))),
+        HOME_SOCKET: who == "local",
+    }
+    try:
+        await needs(Request(scope))
+    except WeftError as error:
+        return OUTCOMES[error.reason]
+    if needs.key:
+        return "kind"
+    return "ok" if needs.access is None or facts.principal.may(needs.access) else "name"
+
+
+def routes() -> Iterator[tuple[str, Needs]]:
+    served: dict[tuple[str, str], list[str]] = {}
+    needs: dict[tuple[str, str], Needs] = {}
+    for server, routers in (("gateway", GATEWAY_ROUTERS), ("runner", RUNNER_ROUTERS)):
+        for route in routes_of(routers):
+            for method in route.methods or ():
+                served.setdefault((method, route.path), []).append(server)
+                assert needs.setdefault((method, route.path), needs_of(route)) == needs_of(route)
+    for (method, path), servers in served.items():
+        yield f"{'+'.join(servers)} {method} {path}", needs[method, path]
+
+
+def rpcs() -> Iterator[str]:
+    yield from ("/grpc.health.v1.Health/Check", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    for info in pkgutil.walk_packages(weft.api.__path__, "weft.api."):
+        if info.name.endswith("_service_pb2"):
+            for service in importlib.import_module(info.name).DESCRIPTOR.services_by_name.values():
+                yield from (f"/{service.full_name}/{method.name}" for method in service.methods)
+
+
+async def actual() -> dict[str, list[str]]:
+    """The outcomes of each route and rpc, in the order of CALLERS."""
+    found = {where: [await http_outcome(needs, who) for who in CALLERS] for where, needs in routes()}
+    for method in rpcs():
+        found[f"rpc {method.removeprefix('/weft.api.')}"] = [rpc_outcome(method, who) for who in CALLERS]
+    return found
+
+
+def expected() -> dict[str, list[str]]:
+    lines = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
+    rows = {(words := line.rsplit(maxsplit=len(CALLERS)))[0]: words[1:] for line in lines}
+    assert len(rows) == len(lines), "a row is there twice"
+    assert rows.pop("caller") == list(CALLERS)
+    return rows
+
+
+def line_of(where: str, outcomes: list[str]) -> str:
+    return f"{where:<68} {' '.join(f'{outcome:<8}' for outcome in outcomes)}".rstrip()
+
+
+async def test_each_route_and_rpc_has_a_row_and_admits_exactly_its_callers() -> None:
+    found, rows = await actual(), expected()
+    assert len(found) > 250
+    wrong = [f"decide who may call it, and add: {line_of(*row)}" for row in found.items() if row[0] not in rows]
+    wrong += [f"remove the row of what is gone: {where}" for where in rows if where not in found]
+    wrong += [
+        f"{who} gets {outcome} and not {wanted}: {where}"
+        for where in found.keys() & rows.keys()
+        for who, outcome, wanted in zip(CALLERS, found[where], rows[where], strict=True)
+        if outcome != wanted
+    ]
+    assert not wrong, f"{TABLE.name} differs:\n" + "\n".join(sorted(wrong))
+
+
+def test_only_services_and_local_callers_act_for_another_tenant() -> None:
+    may = set()
+    for who in CALLERS[2:]:
+        rpc_outcome("/weft.api.registry.v1.RegistryService/ListResources", who)
+        with suppress(WeftError):
+            caller().tenant_for("bob", "tenant")
+            may.add(who)
+    assert may == {"service", "local", "certificate"}
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["weft.api.router.v1.NewService/Anything", "weft.api.router.v1.TaskService/Anything", "os.path/join", "/"],
+)
+def test_unknown_rpc_is_for_services_only(method: str) -> None:
+    assert access_of(f"/{method}") == MESH_ACCESS
