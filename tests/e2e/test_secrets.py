@@ -1,17 +1,22 @@
-"""Whatever is secret stays where it belongs: not in logs at any level, not in answers, not in lists of processes."""
+"""Whatever is secret stays where it belongs: not in logs at any level, not in answers, traces or lists of processes."""
 
 import base64
 import json
+import resource
 import sqlite3
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from test_runner_http import op_token
 
+from weft_testing.counting_provider import Reply, counting_provider
 from weft_testing.free_port import free_port
+from weft_testing.otlp_receiver import running_receiver
 
 KEY = b"canary-of-a-shared-key-0123456789"
 PROMPT = "canary-of-a-prompt"
@@ -47,22 +52,24 @@ def _engine_keys(mesh: MeshProcess) -> set[str]:
     } - {""}
 
 
-async def _said(mesh: MeshProcess, runner_url: str) -> dict[str, str]:
-    """Everything that anybody can read without being the owner of these files."""
+PATHS = (
+    "/metrics",
+    "/v1/models",
+    "/v1/admin/models",
+    "/v1/admin/audit",
+    "/v1/admin/operations",
+    "/v1/admin/gpu-memory",
+)
+
+
+async def _said(mesh: MeshProcess, *urls: str, headers: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Everything that anybody can read without being the owner of these files. `urls`: in addition to the gateway's."""
     said = {str(path): path.read_text() for path in (mesh.home / "logs").iterdir() if path.is_file()}
     said["console"] = (mesh.home.parent / f"{mesh.home.name}.out").read_text()
     said["processes"] = json.dumps([process.cmdline() for process in mesh.family()])
-    paths = (
-        "/metrics",
-        "/v1/models",
-        "/v1/admin/models",
-        "/v1/admin/audit",
-        "/v1/admin/operations",
-        "/v1/admin/gpu-memory",
-    )
     async with aiohttp.ClientSession() as http:
-        for url in (*(mesh.url + path for path in paths), f"{runner_url}/metrics", f"{runner_url}/v1/capabilities"):
-            async with http.get(url) as response:
+        for url in (*(mesh.url + path for path in PATHS), *urls):
+            async with http.get(url, headers=headers) as response:
                 assert response.status == 200, url
                 said[url] = await response.text()
     for command in (("ps",), ("mesh", "audit", "list"), ("get", "runners"), ("get", "models"), ("logs", PLAIN)):
@@ -111,10 +118,88 @@ async def test_debug_logs_answers_and_process_lists_contain_no_secret(tmp_path: 
             "prompt": {PROMPT},
             **_made_by_the_mesh(mesh.home),
         }
-        said = await _said(mesh, url)
+        pages = (f"{url}/metrics", f"{url}/v1/capabilities")
+        said = await _said(mesh, *pages)
         assert _found(said, {"plain": {PLAIN}}), "nothing was searched"
         assert _found(said, secrets) == []
         await eventually(answered, SECONDS, "the model does not wake")
         keys = _engine_keys(mesh)
         assert keys, "the engine has no key"
-        assert _found(await _said(mesh, url), {"key of an engine": keys, **secrets}) == []
+        assert _found(await _said(mesh, *pages), {"key of an engine": keys, **secrets}) == []
+
+
+PROVIDER_KEY, CLOUD, SECRET = "sk-canary-of-a-provider-0123456789", "frontier", "provider-key"
+WRONG_KEY = f"weft_{'w' * 12}_{'c0ffee' * 10}c0de"
+ALLOWING_CORES = ("sh", "-c", 'ulimit -c unlimited; exec "$@"', "sh")
+
+
+async def test_keys_and_prompts_are_in_no_log_error_trace_metric_command_line_or_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path, fake_runner("a"), log={"level": "debug"}, auth={"required": True})
+    home, given = tmp_path / "home", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 3}
+    errors: list[str] = []
+
+    async def weft(*arguments: str, stdin: str = "") -> str:
+        code, out, error = await run_weft(*arguments, home=home, stdin=stdin.encode())
+        assert code == 0, error
+        return out.strip()
+
+    with running_receiver() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1")
+        up = running_mesh(home, "--config", str(config), within=ALLOWING_CORES, weft=COLD_WEFT)
+        with up as mesh:
+            async with counting_provider() as provider:
+                key = await weft("keys", "create", "--role", "admin", "-o", "name")
+
+                async def ask(key: str = key, **body: Any) -> int:
+                    bearer = {"Authorization": f"Bearer {key}"}
+                    async with (
+                        aiohttp.ClientSession(headers=bearer) as http,
+                        http.post(f"{mesh.url}/v1/chat/completions", json=given | body) as response,
+                    ):
+                        if response.status != 200:
+                            errors.append(await response.text())
+                        return response.status
+
+                async def serves(model: str) -> bool:
+                    return await ask(model=model, allow_remote=model == CLOUD) == 200
+
+                async def until_served(model: str) -> None:
+                    try:
+                        await eventually(lambda: serves(model), SECONDS, f"{model} does not answer")
+                    except AssertionError as failure:
+                        failure.add_note("\n".join(errors[:1] + errors[-1:]))
+                        raise
+
+                await weft("keys", "secret", "create", SECRET, "-", stdin=PROVIDER_KEY)
+                await weft("models", "create", CLOUD, "--url", provider.base_url, "--api-key-ref", f"secret/{SECRET}")
+                await until_served(PLAIN)
+                await until_served(CLOUD)
+                keys = _engine_keys(mesh)
+                assert await ask(WRONG_KEY, model=PLAIN) == 401
+                assert await ask(model=PLAIN, temperature="hot") == 400
+                rejection = {"error": {"message": f"Incorrect API key provided: {PROVIDER_KEY}", "type": "invalid_key"}}
+                provider.replies.append(Reply(status=401, body=json.dumps(rejection).encode()))
+                assert await ask(model=CLOUD, allow_remote=True) >= 400
+                async with await mesh.backend("a") as engine:
+                    await engine.set_behaviour(crash_after_tokens=0)
+                assert await ask(model=PLAIN) >= 500
+                await until_served(PLAIN)
+            keys |= _engine_keys(mesh)
+            said = await _said(mesh, headers={"Authorization": f"Bearer {key}"})
+            said["errors"] = "\n".join(errors)
+            cores = {process.pid: process.rlimit(resource.RLIMIT_CORE)[0] for process in mesh.family()}
+        said["traces"] = repr(collector.spans)
+    assert _found({"traces": said["traces"]}, {"plain": {PLAIN}}), "no trace was searched"
+    secrets = {
+        "API key": {key, key.rpartition("_")[2]},
+        "wrong key": {WRONG_KEY, WRONG_KEY.rpartition("_")[2]},
+        "provider's key": _spellings(PROVIDER_KEY.encode()),
+        "key of an engine": keys,
+        "prompt": {PROMPT},
+    }
+    assert len(keys) == 2
+    assert _found(said, secrets) == []
+    assert set(cores.values()) == {0}, cores

@@ -67,8 +67,12 @@ Result = TypeVar("Result")
 
 def run_service(work: Coroutine[Any, Any, Result]) -> Result:
     """Runs a service to its end on uvloop, and returns its result."""
-    import uvloop  # noqa: PLC0415 - Windows lacks it
+    import resource  # noqa: PLC0415 - Windows lacks it
 
+    import uvloop  # noqa: PLC0415 - as above
+
+    # A core would contain prompts and keys. Engines inherit the limit, which their command may raise again.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     return uvloop.run(work)
 
 
