@@ -19,7 +19,7 @@ _OUTSIDE = ("http://", "https://", "mailto:")
 
 def pages() -> list[Path]:
     """Every Markdown file that people read: docs, the front pages, and design notes beside the code."""
-    tops = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "weft_app" / "DESIGN.md"]
+    tops = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "weft_app" / "DESIGN.md"]
     designs = [*ROOT.glob("*_svc/**/*.md"), *ROOT.glob("gateway/**/*.md")]
     others = [
         *ROOT.glob("docs/*.md"),

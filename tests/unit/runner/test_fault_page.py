@@ -1,4 +1,4 @@
-"""tests/faults.md names tests: they exist, and no fault is without one."""
+"""tests/faults.md and docs/threats.md name tests: they exist, and no fault and no promise is without one."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "tests" / "faults.md"
+THREATS = ROOT / "docs" / "threats.md"
 NAMED = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 ROW = re.compile(r"^\| ([FMT]\d+(?:, [FMT]\d+)*) \|.*\|(.*)\|$", re.MULTILINE)
 FAULTS = (
@@ -27,8 +28,15 @@ def _missing(text: str) -> list[str]:
     ]
 
 
-def test_every_test_named_by_the_page_exists() -> None:
-    assert _missing(PAGE.read_text()) == []
+@pytest.mark.parametrize("page", [PAGE, THREATS])
+def test_every_test_named_by_the_page_exists(page: Path) -> None:
+    assert _missing(page.read_text()) == []
+
+
+def test_every_promise_names_its_test() -> None:
+    promises = [line for line in THREATS.read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(promises) > 10
+    assert [line for line in promises if not NAMED.search(line)] == []
 
 
 def test_every_fault_has_a_row_and_every_row_a_test() -> None:
