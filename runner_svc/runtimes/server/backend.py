@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from runner_svc.backend.port import (
     ErasedCache,
     LoadOrder,
 )
+from runner_svc.engine_http.faults import BadHeadError, BrokenAnswerError, UnansweredError, UnconnectedError
 from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
 from runner_svc.openai_upstream.client import CHAT, Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.server_probes import MODELS
@@ -197,9 +199,19 @@ class ServerBackend(StartedServer[ServerModel]):
     async def until_ready(self, http: OpenAiHttp, log: StartLog) -> None:
         if self.model.ready is not None and self.model.ready.line is not None:
             await log.is_ready.wait()
-            await http.status_of(self.health_path, HEALTH_TIMEOUT_SECONDS)  # whatever it answers: checks the listener
+            if not self.external_listener:
+                await self._require_listener(http)
         else:
             await super().until_ready(http, log)
+
+    async def _require_listener(self, http: OpenAiHttp) -> None:
+        """Raises CONNECT_FAILED unless the server accepts connections, whatever it answers."""
+        with suppress(UnansweredError, BadHeadError, BrokenAnswerError, TimeoutError):
+            try:
+                await http.get(self.health_path, HEALTH_TIMEOUT_SECONDS, max_bytes=0)
+            except UnconnectedError as error:
+                message = f"the server does not listen on its port {self._port}{self.listener_remedy}"
+                raise WeftError(Reason.CONNECT_FAILED, message) from error
 
     @override
     def endpoint(self, base_url: str, api_key: str) -> Endpoint:

@@ -164,7 +164,7 @@ async def test_program_is_ready_by_an_output_line() -> None:
         server_settings(command=(sys.executable, "-c", script, "{port}"), ready=ReadySettings(line="is warm$"))
     )
     assert error.reason is Reason.CONNECT_FAILED
-    assert "not the server" in error.message
+    assert "does not listen on its port" in error.message
     command = fake_command(*TOLD, dialect=Dialect(lacks=("/health",)))
     async with _running(server_settings(command=command, ready=ReadySettings(line=r"listening on http"))) as backend:
         assert await events_of(backend, chat())
