@@ -21,9 +21,18 @@ from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.routing import Needs, needs_of, routes_of
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import MESH_ACCESS, KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.principal import (
+    LOCAL,
+    MESH_ACCESS,
+    KeyRing,
+    KeyVerifier,
+    Principal,
+    key_digest,
+    key_text,
+    parse_scopes,
+)
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import AuthInterceptor, access_of, caller, checks_kind
+from weft.kernel.rpc_auth import AuthInterceptor, access_of, as_caller, caller, checks_kind
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_testing.fake_clock import FakeClock
 
@@ -72,18 +81,24 @@ class Call:
         return {"peer_uri": (b"weft://mesh/runner-1",)} if self._who == "certificate" else {}
 
 
+def principal_of(method: str, who: str) -> Principal:
+    """Who a servicer is told that the caller is. Raises as the interceptor."""
+    with as_caller(LOCAL):
+        AuthInterceptor(lambda: RING, FakeClock()).check(method, Call(who))  # type: ignore[arg-type]
+        return caller()
+
+
 def rpc_outcome(method: str, who: str) -> str:
     """`ok`, the status of a refusal, or `name` or `kind` if the servicer checks the names or kinds in the request."""
-    interceptor, call, access = AuthInterceptor(lambda: RING, FakeClock()), Call(who), access_of(method)
-    if interceptor.is_open(method) or access is None:
+    if (access := access_of(method)) is None:
         return "ok"
     try:
-        interceptor.check(method, call)  # type: ignore[arg-type]
+        principal = principal_of(method, who)
     except WeftError as error:
         return OUTCOMES[error.reason]
     if checks_kind(method):
         return "kind"
-    return "ok" if caller().may(access) else "name"
+    return "ok" if principal.may(access) else "name"
 
 
 async def http_outcome(needs: Needs, who: str) -> str:
@@ -164,9 +179,8 @@ async def test_each_route_and_rpc_has_a_row_and_admits_exactly_its_callers() -> 
 def test_only_services_and_local_callers_act_for_another_tenant() -> None:
     may = set()
     for who in CALLERS[2:]:
-        rpc_outcome("/weft.api.registry.v1.RegistryService/ListResources", who)
         with suppress(WeftError):
-            caller().tenant_for("bob", "tenant")
+            principal_of("/weft.api.registry.v1.RegistryService/ListResources", who).tenant_for("bob", "tenant")
             may.add(who)
     assert may == {"service", "local", "certificate"}
 
