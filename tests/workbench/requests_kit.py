@@ -19,23 +19,25 @@ def served_mesh(folder: Path) -> Iterator[MeshProcess]:
     """One model that answers at once, one with a single slot that speaks slowly, and one that dies as it answers."""
     quick = fake_runner("a", pool="quick", answer_tokens=24, tokens_per_second=200)
     slow = fake_runner("b", pool="slow", slots=1, answer_tokens=0, tokens_per_second=20)
-    dying = fake_runner("c", pool="dying", crash_after_tokens=2)
+    # Slowly enough that its answer has begun: before that it would be retried.
+    dying = fake_runner("c", pool="dying", crash_after_tokens=2, tokens_per_second=10)
     config = write_config(folder, quick, slow, dying, router={"queue_timeout_seconds": 600.0})
     with running_mesh(folder / "home", "--config", str(config)) as mesh:
         yield mesh
 
 
-def call(mesh: MeshProcess, method: str, path: str, body: Any = None, request_id: str = "") -> Any:
+def call(mesh: MeshProcess, method: str, path: str, body: Any = None, request_id: str = "", tenant: str = "") -> Any:
     """The JSON answer; raises HTTPError for a refusal."""
-    headers = {"Content-Type": "application/json"} | ({"X-Request-ID": request_id} if request_id else {})
+    named = {"X-Request-ID": request_id, "X-Tenant-ID": tenant}
+    headers = {"Content-Type": "application/json"} | {name: value for name, value in named.items() if value}
     data = None if body is None else json.dumps(body).encode()
     with urlopen(Request(f"{mesh.url}{path}", method=method, data=data, headers=headers), timeout=120) as answer:
         return json.load(answer)
 
 
-def chat(mesh: MeshProcess, model: str, request_id: str = "", **fields: Any) -> Any:
+def chat(mesh: MeshProcess, model: str, request_id: str = "", *, tenant: str = "", **fields: Any) -> Any:
     body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
-    return call(mesh, "POST", "/v1/chat/completions", body, request_id)
+    return call(mesh, "POST", "/v1/chat/completions", body, request_id, tenant)
 
 
 @contextmanager

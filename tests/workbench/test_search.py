@@ -38,6 +38,9 @@ def test_pages_models_and_actions_are_found_and_opened_by_keyboard(page: "Page",
     expect(searched(page, "theme dark")).to_have_count(1)
     page.keyboard.press("Enter")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    expect(searched(page, "queue").first).to_have_text("Waiting requests queue")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/ui/requests?state=waiting")
     searched(page, "no such thing at all")
     page.get_by_text("Nothing found.").wait_for()
     page.keyboard.press("Escape")

@@ -79,7 +79,7 @@ async function follow(kinds, signal) {
   for (let failures = 0; !signal.aborted; failures += 1) {
     const updates = new Updates(asked);
     try {
-      for await (const { data, comment } of events("GET", "/api/v1/watch", { query: { kinds: asked.join(",") }, signal })) {
+      for await (const { data, comment } of events("GET", "/api/v1/watch", { query: { kinds: asked.join(","), ...queryOf(asked) }, signal })) {
         failures = 0;
         if (connection.value !== "live") opened();
         if (data) updates.take(JSON.parse(data));
@@ -106,6 +106,9 @@ async function follow(kinds, signal) {
     await new Promise((resolve) => setTimeout(resolve, RETRY_MILLISECONDS[Math.min(failures, RETRY_MILLISECONDS.length - 1)]));
   }
 }
+
+/** Requests of all tenants, if the caller may name them; tasks only of its tenant. @param {string[]} kinds @returns {Record<string, string>} */
+const queryOf = (kinds) => (kinds.includes("request") && !kinds.includes("task") ? { allTenants: "true" } : {});
 
 function opened() {
   if (connection.value === "away") comebacks.value += 1;

@@ -7,7 +7,6 @@ export const PAGES = [
   { path: "", title: "Overview", group: "Use", needs: "models:view", load: () => import("./pages/overview.js") },
   { path: "chat", title: "Chat", group: "Use", needs: "inference:create", load: () => import("./pages/chat.js") },
   { path: "requests", title: "Requests", group: "Use", needs: "inference:view", load: () => import("./pages/requests.js") },
-  { path: "queue", title: "Queue", group: "Use", needs: "inference:view", load: () => import("./pages/queue.js") },
   { path: "tasks", title: "Tasks", group: "Use", needs: "inference:view", load: () => import("./pages/tasks.js") },
   { path: "usage", title: "Usage", group: "Use", needs: "inference:view", load: () => import("./pages/usage.js") },
   { path: "models", title: "Models", group: "Mesh", needs: "models:view", load: () => import("./pages/models.js") },
@@ -16,6 +15,9 @@ export const PAGES = [
   { path: "operations", title: "Operations", group: "Mesh", needs: "operations:view", load: () => import("./pages/operations.js") },
   { path: "settings", title: "Settings", group: "Mesh", needs: "models:view", load: () => import("./pages/settings.js") },
 ];
+
+/** Where pages with an earlier address are now. @type {Record<string, [string, Record<string, string>]>} */
+export const MOVED = { queue: ["requests", { state: "waiting" }] };
 
 /** The page of a path, and what is left of the path: the name of what it shows. @param {string} path */
 export function pageOf(path) {

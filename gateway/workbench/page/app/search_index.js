@@ -26,8 +26,11 @@ export async function index(onShortcuts, add) {
 }
 
 /** @returns {Entry[]} */
-const pages = () =>
-  PAGES.filter((page) => can(page.needs)).map(({ path, title }) => ({ id: `page ${path}`, group: "Pages", title, open: () => go(path) }));
+const pages = () => {
+  const found = PAGES.filter((page) => can(page.needs)).map(({ path, title }) => ({ id: `page ${path}`, group: "Pages", title, open: () => go(path) }));
+  const waiting = { id: "page waiting", group: "Pages", title: "Waiting requests", about: "queue", text: "queue", needsWords: true, open: () => go("requests", { state: "waiting" }) };
+  return can("inference:view") ? [...found, waiting] : found;
+};
 
 /** @param {() => void} onShortcuts @returns {Entry[]} */
 function actions(onShortcuts) {
@@ -80,7 +83,7 @@ export const requestOf = (id) =>
 /** @returns {Promise<Entry[]>} */
 async function requests() {
   if (!can("inference:view")) return [];
-  const lists = await Promise.all(STATES.map((state) => get("/v1/requests", { limit: MAX_REQUESTS, state })));
+  const lists = await Promise.all(STATES.map((state) => get("/v1/requests", { limit: MAX_REQUESTS, state, allTenants: true })));
   return lists.flatMap((list) => list.items).map((/** @type {any} */ { requestId, askedModel, state }) => ({
     id: requestId, group: "Requests", title: requestId, about: [askedModel, state].filter(Boolean).join(", "), needsWords: true,
     open: () => go(`requests/${requestId}`),

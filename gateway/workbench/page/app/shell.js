@@ -1,10 +1,10 @@
 // The frame of the page: navigation, the key, the connection, and the page of the address.
 import { html, useEffect, useErrorBoundary, useState, useRef } from "./parts/html.js";
 import { awayBecause, comebacks, connection, restart } from "./live.js";
-import { address, applyTheme, followLink, place, theme } from "./navigation.js";
+import { address, applyTheme, followLink, go, place, theme } from "./navigation.js";
 import { Overlays, show } from "./overlays.js";
 import { Notices } from "./parts/notices.js";
-import { PAGES, pageOf } from "./page_table.js";
+import { MOVED, PAGES, pageOf } from "./page_table.js";
 import { checkVersion, isOutdated } from "./version.js";
 import { caller, can, identify, needsKey, problem, signIn, signOut } from "./session.js";
 
@@ -14,7 +14,9 @@ const RELOADED = "weft.reloaded";
 const RELOAD_MILLISECONDS = 30_000;
 
 export function Shell() {
-  const found = pageOf(place.value.path);
+  const moved = MOVED[place.value.path];
+  const found = pageOf(moved?.[0] ?? place.value.path);
+  useEffect(() => void (moved && go(...moved, { replace: true })), [moved]);
   const title = found ? found.entry.title : "Not found";
   useEffect(() => {
     document.title = `${title} · weft`;

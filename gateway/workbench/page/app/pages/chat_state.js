@@ -105,6 +105,11 @@ function interrupt(answer) {
   touch(answer);
 }
 
+/** Shows a conversation that is not kept yet. @param {Conversation} conversation */
+export function show(conversation) {
+  shown.value = conversation;
+}
+
 /** Begins a new conversation, which is kept once it has a message. @param {string[]} models */
 export function start(models = shown.value.models) {
   shown.value = newConversation(models, shown.value.options);

@@ -54,7 +54,7 @@ function Tiles({ series, of }) {
   const first = of.times.timeToFirstTokenSeconds;
   return html`<dl class="tiles">
     <${Tile} name="Running" value=${series.running[series.running.length - 1]} note=${`peak ${Math.max(...series.running)}`} />
-    <${Tile} name="Waiting" value=${series.waiting[series.waiting.length - 1]} note=${`peak ${Math.max(...series.waiting)}`} href=${can("inference:view") ? address("queue") : ""} />
+    <${Tile} name="Waiting" value=${series.waiting[series.waiting.length - 1]} note=${`peak ${Math.max(...series.waiting)}`} href=${can("inference:view") ? address("requests", { state: "waiting" }) : ""} />
     <${Tile} name="Requests" value=${count(ended)} note=${wrong ? `${count(wrong)} failed or refused` : "none failed"} isBad=${wrong > 0} href=${can("inference:view") ? address("requests") : ""} />
     <${Tile} name="Tokens out" value=${count(sumOf(completionTokens))} note=${`${count(sumOf(promptTokens))} in`} />
     <${Tile} name="First token" value=${newest(first.p50) === null ? "-" : seconds(newest(first.p50))} note=${newest(first.p95) === null ? "none yet" : `p95 ${seconds(newest(first.p95))}, last 10 s`} />

@@ -1,51 +1,65 @@
-// One request: its timeline, receipt, and each decision about it with those who could have served it.
+// One request: its timeline, its summary, each decision about it with the endpoints that could have served it, and repeating it.
 import { html, useEffect, useState } from "../parts/html.js";
-import { get, post } from "../api.js";
+import { get } from "../api.js";
 import { address } from "../navigation.js";
 import { can } from "../session.js";
 import { actor, clock, count, figure, seconds, words } from "../parts/format.js";
 import { attempt } from "../parts/notices.js";
 import { Code, ErrorNote, Facts } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
-import { etaText, Outcome, tookOf, waitText } from "./requests_words.js";
-import { Timeline } from "./requests_timeline.js";
-
-/** The path of a request: ids may have slashes. @param {string} id */
-const pathOf = (id) => `/v1/requests/${id.split("/").map(encodeURIComponent).join("/")}`;
-
-/** Cancels a request. @param {string} id */
-export const cancelRequest = (id) => attempt(() => post(`${pathOf(id)}/cancel`), `${id} is cancelled.`);
+import { CopyId, etaText, Outcome, pathOf, sendCancel, tookOf, waitText } from "./requests_words.js";
+import { Waterfall } from "./requests_waterfall.js";
 
 /** @param {{id: string, live: import("../live.js").Collection}} props */
 export function RequestDetail({ id, live }) {
   const { record, error } = useRecord(id, live.items.get(id));
   return html`<p class="back"><a href=${address("requests")}>Requests</a></p>
-    <div class="row title"><h1 class="mono">${id}</h1>
+    <div class="row title"><h1 class="mono">${id}</h1><${CopyId} id=${id} />
       ${record && html`<${Outcome} request=${record} />`}<span class="fill"></span>
-      ${record && record.state !== "ended" && can("inference:edit") && html`<button onClick=${() => cancelRequest(id)}>Cancel</button>`}</div>
+      ${record && record.state !== "ended" && can("inference:edit") && html`<button onClick=${() => attempt(() => sendCancel(id), `${id} is cancelled.`)}>Cancel</button>`}
+      ${record && can("inference:create") && html`<${Repeat} record=${record} />`}</div>
     <${ErrorNote} error=${error} />
     ${record && html`<${Known} record=${record} />`}`;
+}
+
+/** Opens the chat with what this browser has sent with the request. @param {{record: any}} props */
+function Repeat({ record }) {
+  const [found, setFound] = useState(/** @type {{repeat: () => void} | "none" | null} */ (null));
+  useEffect(() => {
+    let isGone = false;
+    const search = async () => {
+      const { askedHere, repeat } = await import("./requests_repeat.js");
+      const asked = await askedHere(record);
+      if (!isGone) setFound(asked ? { repeat: () => repeat(asked) } : "none");
+    };
+    search().catch(() => isGone || setFound("none"));
+    return () => void (isGone = true);
+  }, [record.requestId, record.receipt?.taskId]);
+  if (!found) return null;
+  return found === "none"
+    ? html`<span class="faint">Cannot be repeated here: the mesh stores no prompts, and no conversation in this browser has it.</span>`
+    : html`<button onClick=${found.repeat}>Repeat</button>`;
 }
 
 /** @param {{record: any}} props */
 function Known({ record }) {
   return html`${record.message && html`<p class=${record.reason === "cancelled" ? "faint" : "problem"}>${record.message}</p>`}
     ${waitText(record) && html`<p class="panel" role="status">Waiting: ${waitText(record)}${etaText(record) && `, ${etaText(record)}`}</p>`}
-    <section class="panel"><h2>Timeline</h2><${Timeline} record=${record} /></section>
-    <section class="panel"><h2>Summary</h2><${Receipt} record=${record} /></section>
+    <section class="panel"><h2>Timeline</h2><${Waterfall} record=${record} /></section>
+    <section class="panel"><h2>Summary</h2><${Summary} record=${record} /></section>
     <${Decisions} record=${record} />
     <details><summary>CLI</summary><${Code} label="Command" text=${`weft explain ${record.requestId}`} /></details>`;
 }
 
 /** @param {{record: any}} props */
-function Receipt({ record }) {
+function Summary({ record }) {
   const receipt = record.receipt ?? {};
-  const attempts = receipt.attempts ?? [];
   const timings = receipt.engineTimings ?? {};
   return html`<${Facts} facts=${[
       ["Requested model", record.askedModel ? `${record.askedModel} (${record.target})` : record.target],
       ["Model", receipt.model],
       ["Host", receipt.host],
+      ["Tenant", record.tenant],
       ["Client", record.clientId],
       ["Priority", record.priority],
       ["Arrived", clock(record.arrivedAt)],
@@ -66,11 +80,6 @@ function Receipt({ record }) {
       ["Cancelled by", actor(record.cancelledBy)],
       ["Task", receipt.taskId && html`<a href=${address(`tasks/${receipt.taskId}`)}>${receipt.taskId}</a>`],
     ]} />
-    ${attempts.length > 1 || attempts.some((/** @type {any} */ each) => each.reason)
-      ? html`<h3>Attempts</h3><ol>${attempts.map((/** @type {any} */ each) => html`<li>${each.model} on ${each.runner}${each.reason ? html`: <span class="problem">${words(each.reason)}${each.message ? `: ${each.message}` : ""}</span>` : ""}
-        ${each.engineExit && html`<p>Engine ended: ${each.engineExit}</p>`}
-        ${each.engineLog && html`<${Code} label="Engine log" text=${each.engineLog.join("\n")} />`}</li>`)}</ol>`
-      : null}
     ${record.state === "ended" && !record.receipt && html`<p class="faint">No summary: the caller disconnected before it arrived. See the gateway's log.</p>`}`;
 }
 
@@ -92,7 +101,7 @@ function Why({ decision }) {
   return html`${detail}
     ${candidates.length > 0 &&
     html`<ul class="candidates">${candidates.map(
-      (/** @type {any} */ each) => html`<li class=${each.chosen ? "chosen" : "faint"}>${each.model}${each.runner ? ` on ${each.runner}` : ""}${each.chosen ? `: chosen${policy ? ` (${words(policy)})` : ""}` : each.gate ? `: ${each.gate}` : ""}${each.engineLoad ? `, ${each.engineLoad}` : ""}</li>`,
+      (/** @type {any} */ each) => html`<li class=${each.chosen ? "chosen" : "faint"}>${each.model}${each.runner ? ` on ${each.runner}` : ""}${each.chosen ? `: chosen${policy ? ` (${words(policy)})` : ""}` : each.gate ? `: ${each.gate}` : ""}${each.gate ? "" : `, score ${figure(each.score)}`}${each.engineLoad ? `, ${each.engineLoad}` : ""}</li>`,
     )}${candidateCount > candidates.length && html`<li class="faint">and ${candidateCount - candidates.length} more</li>`}</ul>`}`;
 }
 
@@ -101,7 +110,7 @@ function useRecord(id, changed) {
   const [found, setFound] = useState(/** @type {{record: any, error: unknown}} */ ({ record: null, error: null }));
   useEffect(() => {
     const stop = new AbortController();
-    get(pathOf(id), {}, stop.signal).then(
+    get(pathOf(id), { allTenants: true }, stop.signal).then(
       (record) => setFound({ record, error: null }),
       (error) => stop.signal.aborted || setFound((before) => ({ ...before, error })),
     );

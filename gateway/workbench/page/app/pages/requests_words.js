@@ -1,7 +1,44 @@
-// What is said of a request: its outcome, how long it took, and what it waits for.
-import { html } from "../parts/html.js";
+// What is said of a request: its id, its outcome, how long it took, and what it waits for.
+import { html, useState } from "../parts/html.js";
+import { post } from "../api.js";
+import { address } from "../navigation.js";
 import { seconds, words } from "../parts/format.js";
 import { State } from "../parts/widgets.js";
+
+/** Ids that the mesh generates are shown up to here after their kind, as commands accept them. */
+const SHORT_CHARS = 8;
+const GENERATED = /^[a-z]+-[0-9a-f]{24}$/;
+
+/** The path of a request: ids may have slashes. @param {string} id */
+export const pathOf = (id) => `/v1/requests/${id.split("/").map(encodeURIComponent).join("/")}`;
+
+/** Cancels a request of any tenant that the caller may name. @param {string} id */
+export const sendCancel = (id) => post(`${pathOf(id)}/cancel`, {}, { query: { allTenants: true } });
+
+/** @param {string} id */
+const shortId = (id) => (GENERATED.test(id) ? `${id.slice(0, id.indexOf("-") + 1 + SHORT_CHARS)}…` : id);
+
+/** A link to a request by its short id, and a button that copies the whole one. @param {{id: string}} props */
+export function RequestId({ id }) {
+  return html`<span class="request-id"><a class="mono cut" href=${address(`requests/${id}`)} title=${id}>${shortId(id)}</a><${CopyId} id=${id} /></span>`;
+}
+
+/** @param {{id: string}} props */
+export function CopyId({ id }) {
+  const [isCopied, setCopied] = useState(false);
+  if (!navigator.clipboard) return null;
+  const copy = async () => {
+    await navigator.clipboard.writeText(id);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
+  return html`<button class="quiet copy-id" aria-label=${isCopied ? `${id} is copied` : `Copy ${id}`} title="Copy the whole ID" onClick=${copy}>${isCopied
+      ? "✓"
+      : html`<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M5.5 5.5V2.5h8v8h-3M2.5 5.5h8v8h-8z" /></svg>`}</button>`;
+}
+
+/** The model that it was asked for. @param {any} request @returns {string} */
+export const modelOf = (request) => request.askedModel || request.target;
 
 /** Its state while it continues, and how it ended. @param {any} request @returns {string} */
 export function outcomeOf(request) {
@@ -9,11 +46,13 @@ export function outcomeOf(request) {
   return request.reason || "completed";
 }
 
+/** Whether it ended with an error, also a refusal. @param {any} request */
+export const isFailed = (request) => request.state === "ended" && !["completed", "cancelled"].includes(outcomeOf(request));
+
 /** The same in colour: an error is one whatever its reason. @param {{request: any}} props */
 export function Outcome({ request }) {
   const outcome = outcomeOf(request);
-  const isError = request.state === "ended" && outcome !== "completed" && outcome !== "cancelled";
-  return isError ? html`<span class="state bad" title=${request.message}>${words(outcome)}</span>` : html`<${State} value=${outcome} title=${request.message} />`;
+  return isFailed(request) ? html`<span class="state bad" title=${request.message}>${words(outcome)}</span>` : html`<${State} value=${outcome} title=${request.message} />`;
 }
 
 /** Seconds from its arrival to its end; null while it continues. @param {any} request */
@@ -21,6 +60,9 @@ export function tookOf({ arrivedAt, endedAt, receipt }) {
   if (!endedAt) return null;
   return receipt?.totalSeconds ?? Math.max(0, (Date.parse(endedAt) - Date.parse(arrivedAt)) / 1000);
 }
+
+/** Seconds from its arrival to its end, or until now. @param {any} request @param {number} now @returns {number} */
+export const tookSoFar = (request, now) => tookOf(request) ?? Math.max(0, (now - Date.parse(request.arrivedAt)) / 1000);
 
 /** What it waits for, in the words of the mesh; empty: it does not wait. @param {any} request */
 export function waitText({ queued, loading }) {
@@ -37,3 +79,9 @@ export function etaText({ queued, loading }) {
 
 /** Whether it waits: for its turn, or for a load. @param {any} request */
 export const waits = (request) => request.state === "queued" || request.state === "loading";
+
+/** By what they wait for; first those that wait for a load, then by position and arrival. @param {any} left @param {any} right */
+export function byTurn(left, right) {
+  const place = (/** @type {any} */ request) => request.queued?.position ?? 0;
+  return left.target.localeCompare(right.target) || place(left) - place(right) || (left.arrivedAt < right.arrivedAt ? -1 : 1);
+}

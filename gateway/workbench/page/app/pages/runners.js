@@ -8,11 +8,11 @@ import { RunnerList } from "./runners_list.js";
 /** The kinds that are watched, and the right that each needs. */
 const KINDS = { runner: "runners:view", memory: "operations:view" };
 
-/** @param {{name: string}} props */
-export function Page({ name }) {
+/** @param {{name: string, query: URLSearchParams}} props */
+export function Page({ name, query }) {
   useLive(...Object.entries(KINDS).filter(([, right]) => can(right)).map(([kind]) => kind));
   const runners = collection("runner").value;
-  return name ? html`<${RunnerDetail} key=${name} name=${name} runners=${runners} />` : html`<${RunnerList} runners=${runners} />`;
+  return name ? html`<${RunnerDetail} key=${name} name=${name} runners=${runners} log=${query.get("log") ?? ""} />` : html`<${RunnerList} runners=${runners} />`;
 }
 
 /** The state of a runner in one word. @param {any} runner */

@@ -18,8 +18,8 @@ const HEALTH_MILLISECONDS = 5000;
 const LEVEL_SECONDS = 600;
 const LEVELS = ["debug", "info", "warning", "error"];
 
-/** @param {{name: string, runners: import("../live.js").Collection}} props */
-export function RunnerDetail({ name, runners }) {
+/** `log`: the model whose log is shown first. @param {{name: string, runners: import("../live.js").Collection, log: string}} props */
+export function RunnerDetail({ name, runners, log }) {
   const runner = runners.items.get(name);
   const [isRemoving, setRemoving] = useState(false);
   const crumb = html`<p class="back"><a href=${address("runners")}>Runners</a></p>`;
@@ -33,7 +33,7 @@ export function RunnerDetail({ name, runners }) {
     <${Models} instances=${runner.status?.instances ?? []} />
     <${Devices} devices=${devicesOf(runner)} />
     ${isActive && can("telemetry:view") && html`<${Health} name=${name} />`}
-    ${isActive && html`<${Logs} instances=${runner.status.instances ?? []} />`}
+    ${isActive && html`<${Logs} instances=${runner.status.instances ?? []} wanted=${log} />`}
     <section class="panel"><h2>CLI</h2>
       <${Code} label="Commands" text=${[command("describe", "runner", name), command("logs", `runner/${name}`, "-f")].join("\n")} /></section>
     ${isRemoving && html`<${RemoveDialog} runner=${runner} onClose=${() => setRemoving(false)} />`}`;
@@ -116,9 +116,9 @@ function Health({ name }) {
   </section>`;
 }
 
-/** What the engines of its models print. @param {{instances: any[]}} props */
-function Logs({ instances }) {
-  const [chosen, setChosen] = useState("");
+/** What the engines of its models print, first the wanted one. @param {{instances: any[], wanted: string}} props */
+function Logs({ instances, wanted }) {
+  const [chosen, setChosen] = useState(wanted);
   const names = instances.map((each) => each.model);
   const model = names.includes(chosen) ? chosen : (names[0] ?? "");
   if (!model) return null;

@@ -17,14 +17,20 @@ const WHOLE_ROWS = 100;
  * @param {{
  *   label: string, columns: Column[], rows: any[], rowKey: (row: any) => string, empty?: any,
  *   onOpen?: (row: any) => void, isOpen?: (row: any) => boolean, height?: string,
+ *   onAway?: (isAway: boolean) => void,
  * }} props
  * `onOpen`: what a click on a row, or Enter in it, does. `height`: of the part that scrolls, such as "60vh".
+ * `onAway`: told at every scroll whether it is away from the top.
  */
-export function Table({ label, columns, rows, rowKey, empty = "Nothing here.", onOpen, isOpen, height = "65vh" }) {
+export function Table({ label, columns, rows, rowKey, empty = "Nothing here.", onOpen, isOpen, height = "65vh", onAway }) {
   const [order, setOrder] = useState({ column: -1, isDown: false });
   const sorted = sortedRows(rows, columns[order.column]?.sort, order.isDown);
   const box = useRef(/** @type {HTMLElement | null} */ (null));
-  const { first, last, rowHeight, onScroll } = useWindow(box, sorted.length);
+  const { first, last, rowHeight, onScroll: measure } = useWindow(box, sorted.length);
+  const onScroll = () => {
+    measure?.();
+    onAway?.((box.current?.scrollTop ?? 0) > 0);
+  };
   if (!rows.length) return html`<p class="faint empty">${empty}</p>`;
   const shown = sorted.slice(first, last);
   return html`<div class="scroll" ref=${box} style=${`max-height:${height}`} onScroll=${onScroll} tabindex="0" role="region" aria-label=${label}>
