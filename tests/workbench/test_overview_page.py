@@ -1,11 +1,14 @@
-"""The overview in a real browser: figures of the last hour as charts, and the models."""
+"""The overview in a real browser: figures as charts, the models and the latest failures."""
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
 
 import pytest
 from mesh_process import MeshProcess, running_mesh, write_config
-from pages import accessibility_faults, opened, picture
+from pages import accessibility_faults, expect, opened, picture
 from requests_kit import busy, chat, served_mesh
 
 if TYPE_CHECKING:
@@ -20,9 +23,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         yield mesh
 
 
-def test_charts_show_the_last_hour_and_update_live(page: "Page", mesh: MeshProcess) -> None:
+def test_charts_show_the_last_minutes_and_update_live(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "", "Overview")
-    page.get_by_role("heading", name="Last hour").wait_for()
+    page.get_by_role("heading", name="Last 15 minutes").wait_for()
     for number in range(4):
         chat(mesh, "quick", f"quick-{number}")
     tile = page.locator(".tile", has_text="Requests")
@@ -34,6 +37,48 @@ def test_charts_show_the_last_hour_and_update_live(page: "Page", mesh: MeshProce
         page.locator(".tile", has_text="Waiting").get_by_text("3", exact=True).wait_for()
         page.get_by_role("img", name="Concurrent requests: running 1, waiting 3").wait_for()
         picture(page, "overview")
+
+
+def test_charts_show_a_range_with_labeled_axes_and_percentile_lines(page: "Page", mesh: MeshProcess) -> None:
+    chat(mesh, "quick")
+    opened(page, mesh, "", "Overview")
+    page.get_by_role("combobox", name="Range").select_option("Last hour")
+    page.wait_for_url("**/ui/?range=1h")
+    figures = page.get_by_role("region", name="Last hour")
+    chart = figures.locator("figure").filter(has_text="Time to first token")
+    chart.get_by_role("img", name="Time to first token: p50 ").wait_for()
+    chart.locator("g.blue path.line[d^=M]").wait_for(state="attached")
+    times = chart.locator(".times span").all_inner_texts()
+    assert len(times) == 4
+    first, last = (60 * int(hour) + int(minute) for hour, minute in (times[at].split()[0].split(":") for at in (0, -1)))
+    assert (last - first) % (12 * 60) in (59, 60)
+    scale = figures.locator("figure").filter(has_text="Concurrent requests").locator(".scale span")
+    assert all(number.isdecimal() for number in scale.all_inner_texts())
+
+
+def test_models_have_a_link_their_state_speed_and_memory(page: "Page", mesh: MeshProcess) -> None:
+    with busy(mesh, 0):
+        opened(page, mesh, "", "Overview")
+        row = page.get_by_role("table", name="Models").get_by_role("row").filter(has_text="m-b")
+        row.get_by_text("ready", exact=True).wait_for()
+        # The fake answers 20 tokens/s; a runner reports it with its next heartbeats.
+        expect(row.get_by_role("cell").nth(2)).to_have_text(re.compile(r"[\d.]+"))
+        expect(row.get_by_role("cell").nth(3)).to_have_text(re.compile("[KM]iB"))
+        memory = row.get_by_role("cell").nth(3).inner_text()
+        opened(page, mesh, "models", "Models")
+        page.get_by_role("row").filter(has_text="m-b").get_by_text(memory).wait_for()
+
+
+def test_recent_failures_are_listed_with_their_reason_and_linked(page: "Page", mesh: MeshProcess) -> None:
+    for number in range(6):
+        with suppress(HTTPError):
+            chat(mesh, "quick", f"refused-{number}", messages=[{"role": "user", "content": "word " * 60_000}])
+    opened(page, mesh, "", "Overview")
+    failures = page.get_by_role("list", name="Recent failures").get_by_role("listitem")
+    expect(failures).to_have_count(5)
+    failures.first.get_by_text("context length exceeded").wait_for()
+    failures.first.get_by_role("link", name="quick").click()
+    page.get_by_role("heading", level=1, name="refused-5").wait_for()
 
 
 def test_charts_can_be_filtered_by_model(page: "Page", mesh: MeshProcess) -> None:
@@ -51,12 +96,13 @@ def test_hovering_a_chart_shows_the_values_at_that_time(page: "Page", mesh: Mesh
     page.locator(".cursor").first.wait_for(state="attached")
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
 def test_overview_with_charts_has_no_accessibility_violations(
     browser: "Browser", mesh: MeshProcess, theme: str, width: int
 ) -> None:
     def ready(page: "Page") -> None:
-        page.get_by_role("heading", name="Last hour").wait_for()
+        page.get_by_role("heading", name="Last 15 minutes").wait_for()
         picture(page, f"overview-{theme}-{width}")
 
     assert not accessibility_faults(browser, f"{mesh.url}/ui/", theme=theme, width=width, after=ready)

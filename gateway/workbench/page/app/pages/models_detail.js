@@ -12,9 +12,8 @@ import { hasEnded, OperationNote, allOperations } from "../parts/operations.js";
 import { Table } from "../parts/table.js";
 import { Code, ErrorNote, Facts, LiveNote } from "../parts/widgets.js";
 import { FlushDialog, RemoveDialog, UnloadDialog, wake } from "./models_actions.js";
-import { ModelState } from "./models_list.js";
 import { LoadDialog, rangeText } from "./models_load.js";
-import { contextOf, isAsleep, memoryOf, poolOf, queueOf, takes } from "./models_view.js";
+import { contextOf, isAsleep, memoryOf, ModelState, poolOf, queueOf, takes } from "./models_view.js";
 import { WhyNot } from "./models_why.js";
 
 /** Between two reads of what the live documents do not have. */
@@ -155,9 +154,9 @@ function capabilitiesOf(model, admin) {
   const modes = (known.thinkingModes ?? []).join(", ");
   return [
     ["Requests", (model.operations ?? []).map(words).join(", ")],
-    ["Input", takes(model).filter((each) => !["tools", "thinking"].includes(each)).join(", ") || (known.modalities ?? []).join(", ") || "not known"],
-    ["Tools", known.tools === undefined ? "not known: they are tried" : known.tools ? "yes" : "no"],
-    ["Thinking", modes || "not known: every mode is tried"],
+    ["Input", takes(model).filter((each) => !["tools", "thinking"].includes(each)).join(", ") || (known.modalities ?? []).join(", ") || "Unknown"],
+    ["Tools", known.tools === undefined ? "Unknown (will be tried)" : known.tools ? "yes" : "no"],
+    ["Thinking", modes || "Unknown (will be tried)"],
     ["Streams", known.streaming === undefined ? "" : known.streaming ? "yes" : "no"],
     ["Tenant isolation", known.cacheIsolation?.length ? known.cacheIsolation.map((/** @type {string} */ each) => ISOLATION[each] ?? each).join(", ") : ""],
     ["Translates from", known.sourceLanguages?.join(", ")],
@@ -182,9 +181,9 @@ function Constraints({ admin }) {
   return html`<details class="panel"><summary><h2>Load options (${parameters.length})</h2></summary>
     ${quantizations.length > 0 && html`<p>Quantizations: ${quantizations.join(", ")}</p>`}
     <${Table} label="Load options" rows=${parameters} rowKey=${(/** @type {any} */ row) => row.name} columns=${[
-      { title: "Setting", cell: (/** @type {any} */ row) => html`<span class="mono">${row.name}</span>` },
-      { title: "Now", cell: (/** @type {any} */ row) => (row.default === undefined ? html`<span class="faint">the engine's own</span>` : String(row.default)) },
-      { title: "May be", cell: rangeText, className: "wrap" },
+      { title: "Option", cell: (/** @type {any} */ row) => html`<span class="mono">${row.name}</span>` },
+      { title: "Now", cell: (/** @type {any} */ row) => (row.default === undefined ? html`<span class="faint">engine default</span>` : String(row.default)) },
+      { title: "Range", cell: rangeText, className: "wrap" },
       { title: "Description", cell: (/** @type {any} */ row) => row.description, className: "wrap" },
     ]} /></details>`;
 }

@@ -3,14 +3,14 @@ import { html, useMemo, useState } from "../parts/html.js";
 import { collection } from "../live.js";
 import { address, go } from "../navigation.js";
 import { can } from "../session.js";
-import { bytes, count, words } from "../parts/format.js";
+import { count, words } from "../parts/format.js";
 import { dismiss, hasEnded, isBegunHere, OperationNote, allOperations } from "../parts/operations.js";
 import { Table } from "../parts/table.js";
-import { LiveNote, State } from "../parts/widgets.js";
+import { LiveNote } from "../parts/widgets.js";
 import { FirstRun } from "./first_run.js";
 import { DetachDialog } from "./models_actions.js";
 import { AddDialog } from "./models_add.js";
-import { contextOf, memoryOf, poolOf, queueOf, searchText, stateOf, tagsOf, takes } from "./models_view.js";
+import { contextOf, memoryOf, memoryText, ModelState, poolOf, queueOf, searchText, stateOf, tagsOf, takes } from "./models_view.js";
 
 const MAX_OPERATIONS = 10;
 
@@ -65,9 +65,9 @@ const COLUMNS = [
   { title: "State", cell: (row) => html`<${ModelState} model=${row} />`, sort: stateOf },
   { title: "Slots", cell: slots, sort: (row) => row.status?.instance?.slotsUsed ?? -1, className: "number", hint: "busy / all" },
   { title: "Queue", cell: (row) => queueOf(row)?.waiting ?? "–", sort: (row) => queueOf(row)?.waiting ?? -1, className: "number", hint: "waiting for its pool" },
-  { title: "Memory", cell: memory, sort: (row) => memoryOf(row).bytes, className: "number", hint: "in use, or ~ estimated for a load" },
+  { title: "Memory", cell: memoryText, sort: (row) => memoryOf(row).bytes, className: "number", hint: "in use, or ~ estimated for a load" },
   { title: "Context", cell: (row) => count(contextOf(row) || null), sort: contextOf, className: "number", hint: "tokens of one slot" },
-  { title: "Takes", cell: (row) => takes(row).join(", ") || "–", sort: (row) => takes(row).join() },
+  { title: "Capabilities", cell: (row) => takes(row).join(", ") || "–", sort: (row) => takes(row).join() },
   { title: "Pool", cell: (row) => poolOf(row) || "–", sort: poolOf },
   { title: "Runner", cell: (row) => row.status?.runner || "–", sort: (row) => row.status?.runner ?? "" },
   { title: "Labels", cell: (row) => tagsOf(row).join(", ") || "–", sort: (row) => tagsOf(row).join(), className: "long" },
@@ -77,20 +77,6 @@ const COLUMNS = [
 function slots(row) {
   const instance = row.status?.instance;
   return instance?.slotsTotal ? `${instance.slotsUsed} / ${instance.slotsTotal}` : "–";
-}
-
-/** @param {any} row */
-function memory(row) {
-  const held = memoryOf(row);
-  if (!held.bytes) return "–";
-  return held.isHeld ? bytes(held.bytes) : html`<span class="faint">~ ${bytes(held.bytes)}</span>`;
-}
-
-/** The state of a model, and while it loads how far it is. @param {{model: any}} props */
-export function ModelState({ model }) {
-  const instance = model.status?.instance;
-  const share = instance?.loadProgress;
-  return html`<${State} value=${stateOf(model)} title=${instance?.detail} />${share !== undefined && html` <span class="faint">${Math.floor(share * 100)} %</span>`}`;
 }
 
 /** What is under way, and what was begun here and has ended. @param {{operations: any[]}} props */

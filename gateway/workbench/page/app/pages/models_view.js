@@ -1,6 +1,8 @@
 // What the pages of models read out of a model's document: its state, its memory, what it takes.
+import { html } from "../parts/html.js";
 import { collection } from "../live.js";
-import { toNumber } from "../parts/format.js";
+import { bytes, toNumber } from "../parts/format.js";
+import { State } from "../parts/widgets.js";
 
 /** The state of a model: the phase of its engine, or that of its runner where that is gone. @param {any} model */
 export function stateOf(model) {
@@ -27,6 +29,20 @@ export function memoryOf(model) {
   const memory = model.status?.instance?.memory ?? {};
   const held = heldBytes(model.status?.instance);
   return held ? { bytes: held, isHeld: true } : { bytes: toNumber(memory.estimatedBytes) || 0, isHeld: false };
+}
+
+/** That memory, or ~ what a load is estimated to take. @param {any} model */
+export function memoryText(model) {
+  const held = memoryOf(model);
+  if (!held.bytes) return "–";
+  return held.isHeld ? bytes(held.bytes) : html`<span class="faint">~ ${bytes(held.bytes)}</span>`;
+}
+
+/** The state of a model, and while it loads how far it is. @param {{model: any}} props */
+export function ModelState({ model }) {
+  const instance = model.status?.instance;
+  const share = instance?.loadProgress;
+  return html`<${State} value=${stateOf(model)} title=${instance?.detail} />${share !== undefined && html` <span class="faint">${Math.floor(share * 100)} %</span>`}`;
 }
 
 /** Context of one slot in tokens; 0: unknown. @param {any} model */

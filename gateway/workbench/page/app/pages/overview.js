@@ -1,46 +1,55 @@
-// The overview: what the mesh does now, the last hour as small charts, and its models.
+// The overview: what the mesh does now, the last hour or a part of it as small charts, its models and the latest failures.
 import { html, useMemo } from "../parts/html.js";
 import { collection, useLive } from "../live.js";
 import { address, go } from "../navigation.js";
 import { can } from "../session.js";
 import { bytes, count, figure, seconds } from "../parts/format.js";
 import { LineChart, newest } from "../parts/line_chart.js";
-import { LiveNote, State } from "../parts/widgets.js";
+import { LiveNote } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
 import { FirstRun } from "./first_run.js";
-import { rates, seriesOf, sumOf } from "./overview_figures.js";
+import { Failures } from "./overview_failures.js";
+import { peakOf, rates, seriesOf, sumOf } from "./overview_figures.js";
+import { memoryOf, memoryText, ModelState, stateOf } from "./models_view.js";
 
 /** Rates are means of this time: few long answers end unevenly. */
 const MEAN_SECONDS = 60;
+/** Seconds that may be shown: figures are kept for an hour. @type {Record<string, [string, number]>} */
+const RANGES = { "": ["Last 15 minutes", 900], "1h": ["Last hour", 3600] };
 
 /** @param {{query: URLSearchParams}} props */
 export function Page({ query }) {
   const seesFigures = can("telemetry:view");
   useLive("model", ...(seesFigures ? ["figures"] : []));
   const models = collection("model").value;
-  if (models.isComplete && !models.items.size) return html`<h1>Overview</h1><${FirstRun} />${seesFigures && html`<${Hour} chosen="" />`}`;
+  if (models.isComplete && !models.items.size) return html`<h1>Overview</h1><${FirstRun} />${seesFigures && html`<${Figures} chosen="" range="" />`}`;
   return html`<h1>Overview</h1>
-    ${seesFigures && html`<${Hour} chosen=${query.get("model") ?? ""} />`}
+    ${seesFigures && html`<${Figures} chosen=${query.get("model") ?? ""} range=${query.get("range") ?? ""} />`}
     <h2>Models</h2>
     <${LiveNote} live=${models} />
-    ${models.isComplete && html`<${Models} items=${models.items} />`}`;
+    ${models.isComplete && html`<${Models} items=${models.items} />`}
+    ${can("inference:view") && html`<${Failures} />`}`;
 }
 
-/** @param {{chosen: string}} props */
-function Hour({ chosen }) {
+/** @param {{chosen: string, range: string}} props */
+function Figures({ chosen, range }) {
   const live = collection("figures").value;
-  const series = useMemo(() => seriesOf(live.items.values()), [live]);
+  const [title, length] = RANGES[range] ?? RANGES[""];
+  const series = useMemo(() => seriesOf(live.items.values(), length), [live, length]);
+  const set = (/** @type {Record<string, string>} */ change) => go("", { model: chosen, range, ...change }, { replace: true });
   if (!series) {
     const first = live.isComplete && !live.problem;
     return html`<div class="hour"><${LiveNote} live=${live} />${first && html`<p class="faint" role="status">The first figures appear within ten seconds.</p>`}</div>`;
   }
   const of = (chosen && series.models.get(chosen)) || series.all;
-  return html`<section aria-label="Last hour" class="hour">
+  return html`<section aria-label=${title} class="hour">
     ${live.problem && html`<${LiveNote} live=${live} />`}
     <${Tiles} series=${series} of=${of} />
-    <div class="row tools"><h2>Last hour</h2><span class="fill"></span>
+    <div class="row tools"><h2>${title}</h2><span class="fill"></span>
+      <label class="inline">Range <select value=${range} onChange=${(/** @type {any} */ event) => set({ range: event.target.value })}>
+        ${Object.entries(RANGES).map(([value, [name]]) => html`<option key=${value} value=${value}>${name}</option>`)}</select></label>
       ${series.models.size > 0 &&
-      html`<label class="inline">Model <select value=${series.models.has(chosen) ? chosen : ""} onChange=${(/** @type {any} */ event) => go("", { model: event.target.value }, { replace: true })}>
+      html`<label class="inline">Model <select value=${series.models.has(chosen) ? chosen : ""} onChange=${(/** @type {any} */ event) => set({ model: event.target.value })}>
         <option value="">all models</option>${[...series.models.keys()].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`}</div>
     <${Charts} series=${series} of=${of} />
   </section>`;
@@ -53,9 +62,9 @@ function Tiles({ series, of }) {
   const wrong = sumOf(failed) + sumOf(rejected);
   const first = of.times.timeToFirstTokenSeconds;
   return html`<dl class="tiles">
-    <${Tile} name="Running" value=${series.running[series.running.length - 1]} note=${`peak ${Math.max(...series.running)}`} />
-    <${Tile} name="Waiting" value=${series.waiting[series.waiting.length - 1]} note=${`peak ${Math.max(...series.waiting)}`} href=${can("inference:view") ? address("requests", { state: "waiting" }) : ""} />
-    <${Tile} name="Requests" value=${count(ended)} note=${wrong ? `${count(wrong)} failed or refused` : "none failed"} isBad=${wrong > 0} href=${can("inference:view") ? address("requests") : ""} />
+    <${Tile} name="Running" value=${series.running[series.running.length - 1]} note=${`peak ${peakOf(series.running)}`} />
+    <${Tile} name="Waiting" value=${series.waiting[series.waiting.length - 1]} note=${`peak ${peakOf(series.waiting)}`} href=${can("inference:view") ? address("requests", { state: "waiting" }) : ""} />
+    <${Tile} name="Requests" value=${count(ended)} note=${wrong ? `${count(wrong)} failed or refused` : "none failed"} isBad=${wrong > 0} href=${can("inference:view") ? address("requests", wrong ? { state: "failed" } : {}) : ""} />
     <${Tile} name="Tokens out" value=${count(sumOf(completionTokens))} note=${`${count(sumOf(promptTokens))} in`} />
     <${Tile} name="First token" value=${newest(first.p50) === null ? "-" : seconds(newest(first.p50))} note=${newest(first.p95) === null ? "none yet" : `p95 ${seconds(newest(first.p95))}, last 10 s`} />
   </dl>`;
@@ -71,11 +80,11 @@ function Tile({ name, value, note, isBad = false, href = "" }) {
 function Charts({ series, of }) {
   const { times, stepSeconds } = series;
   const width = Math.max(1, Math.round(MEAN_SECONDS / stepSeconds));
-  const rate = (/** @type {string} */ name, factor = 1) => rates(of.counts[name], stepSeconds, width).map((value) => value * factor);
+  const rate = (/** @type {string} */ name, factor = 1) => rates(of.counts[name], stepSeconds, width).map((value) => value && value * factor);
   const { timeToFirstTokenSeconds: first, timePerOutputTokenSeconds: each } = of.times;
   const percentiles = (/** @type {{p50: (number | null)[], p95: (number | null)[]}} */ { p50, p95 }) => [
-    { name: "p50", tone: "accent", values: p50 },
-    { name: "p95", tone: "busy", values: p95 },
+    { name: "p50", tone: "blue", values: p50, isJoined: true },
+    { name: "p95", tone: "busy", values: p95, isJoined: true },
   ];
   return html`<div class="grid charts">
     <${LineChart} title="Tokens per second" times=${times} format=${rateText} empty="no tokens" lines=${[
@@ -88,14 +97,14 @@ function Charts({ series, of }) {
       { name: "refused", tone: "busy", values: rate("rejected", 60) },
       { name: "cancelled", tone: "blue", values: rate("cancelled", 60) },
     ]} />
-    <${LineChart} title="Concurrent requests" times=${times} format=${count} least=${1} empty="none" lines=${[
+    <${LineChart} title="Concurrent requests" times=${times} format=${count} least=${1} isWhole=${true} empty="none" lines=${[
       { name: "running", tone: "accent", values: series.running, isArea: true },
       { name: "waiting", tone: "busy", values: series.waiting },
     ]} />
     <${LineChart} title="Time to first token" times=${times} format=${seconds} lines=${percentiles(first)} empty="no answers" />
     <${LineChart} title="Time per token" times=${times} format=${seconds} lines=${percentiles(each)} empty="no answers" />
     ${[...series.devices].map(
-      ([name, device]) => html`<${LineChart} key=${name} title=${`${name} · ${bytes(device.totalBytes)}`} times=${times} format=${percent} least=${1} empty="nothing is known" lines=${[
+      ([name, device]) => html`<${LineChart} key=${name} title=${`${name} · ${bytes(device.totalBytes)}`} times=${times} format=${percent} least=${1} empty="unknown" lines=${[
         { name: "memory", tone: "blue", values: device.usedBytes.map((used) => (used === null ? null : used / device.totalBytes)), isArea: true },
         { name: "computes", tone: "accent", values: device.utilization },
       ]} />`,
@@ -112,9 +121,16 @@ const percent = (share) => `${Math.round(100 * share)} %`;
 /** @param {{items: Map<string, any>}} props */
 function Models({ items }) {
   const rows = [...items.values()].sort((left, right) => left.name.localeCompare(right.name));
-  return html`<${Table} label="Models" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} height="24rem"
-    columns=${[
-      { title: "Model", cell: (/** @type {any} */ row) => row.name, sort: (/** @type {any} */ row) => row.name },
-      { title: "State", cell: (/** @type {any} */ row) => html`<${State} value=${row.status?.state} />`, sort: (/** @type {any} */ row) => row.status?.state ?? "" },
-    ]} />`;
+  return html`<${Table} label="Models" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} height="24rem" columns=${COLUMNS} />`;
 }
+
+/** Tokens per second of the running answers of a model. @param {any} row */
+const speedOf = (row) => row.status?.instance?.tokensPerSecond;
+
+/** @type {import("../parts/table.js").Column[]} */
+const COLUMNS = [
+  { title: "Model", cell: (row) => html`<a href=${address(`models/${row.name}`)}>${row.name}</a>`, sort: (row) => row.name },
+  { title: "State", cell: (row) => html`<${ModelState} model=${row} />`, sort: stateOf },
+  { title: "Tokens/s", className: "number", cell: (row) => figure(speedOf(row)) || "–", sort: (row) => speedOf(row) ?? -1, hint: "of all running answers, over the last 10 s" },
+  { title: "Memory", className: "number", cell: memoryText, sort: (row) => memoryOf(row).bytes, hint: "in use, or ~ estimated for a load" },
+];

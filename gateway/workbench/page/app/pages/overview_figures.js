@@ -1,33 +1,30 @@
-// The figures of the last hour as series: the hour, and the steps that came since, on one axis of time.
-
-/** Steps that are shown. */
-export const MAX_STEPS = 360;
+// The figures of the last hour or a part of it as series, on one axis of time.
 
 const COUNTS = ["completed", "failed", "rejected", "cancelled", "promptTokens", "cachedPromptTokens", "completionTokens"];
 const TIMES = ["timeToFirstTokenSeconds", "timePerOutputTokenSeconds"];
 
 /**
- * @typedef {{counts: Record<string, number[]>, speeds: (number | null)[], times: Record<string, {p50: (number | null)[], p95: (number | null)[]}>}} RequestSeries
+ * @typedef {{counts: Record<string, (number | null)[]>, speeds: (number | null)[], times: Record<string, {p50: (number | null)[], p95: (number | null)[]}>}} RequestSeries
  * @typedef {{name: string, totalBytes: number, usedBytes: (number | null)[], utilization: (number | null)[]}} DeviceSeries
- * @typedef {{stepSeconds: number, times: number[], waiting: number[], running: number[], all: RequestSeries,
- *   models: Map<string, RequestSeries>, devices: Map<string, DeviceSeries>}} Series
+ * @typedef {{stepSeconds: number, times: number[], waiting: (number | null)[], running: (number | null)[], all: RequestSeries,
+ *   models: Map<string, RequestSeries>, devices: Map<string, DeviceSeries>}} Series `null`: unknown, as before the first step.
  */
 
-/** One axis over documents of figures; null: there is none, or no step has ended. @param {Iterable<any>} documents @returns {Series | null} */
-export function seriesOf(documents) {
+/** One axis over the last seconds of documents of figures; null: there is none, or no step has ended.
+ * @param {Iterable<any>} documents @param {number} seconds @returns {Series | null} */
+export function seriesOf(documents, seconds) {
   const given = [...documents].filter((document) => document.stepCount).sort((left, right) => Date.parse(left.start) - Date.parse(right.start));
   if (!given.length) return null;
   const step = given[0].stepSeconds * 1000;
   const last = given.reduce((end, document) => Math.max(end, Date.parse(document.start) + document.stepCount * step), 0);
-  const first = Math.max(Date.parse(given[0].start), last - MAX_STEPS * step);
-  const count = Math.max(1, Math.round((last - first) / step));
-  const blank = () => Array.from({ length: count }, () => 0);
+  const count = Math.round((1000 * seconds) / step);
+  const first = last - count * step;
   /** @type {Series} */
   const series = {
     stepSeconds: step / 1000,
     times: Array.from({ length: count }, (_, index) => first + (index + 1) * step),
-    waiting: blank(),
-    running: blank(),
+    waiting: gaps(count),
+    running: gaps(count),
     all: requestSeries(count),
     models: new Map(),
     devices: new Map(),
@@ -46,13 +43,15 @@ export function seriesOf(documents) {
   return series;
 }
 
+/** @param {number} count @returns {(number | null)[]} */
+const gaps = (count) => Array.from({ length: count }, () => null);
+
 /** @param {number} count @returns {RequestSeries} */
 function requestSeries(count) {
-  const gaps = () => /** @type {(number | null)[]} */ (Array.from({ length: count }, () => null));
   return {
-    counts: Object.fromEntries(COUNTS.map((name) => [name, Array.from({ length: count }, () => 0)])),
-    speeds: gaps(),
-    times: Object.fromEntries(TIMES.map((name) => [name, { p50: gaps(), p95: gaps() }])),
+    counts: Object.fromEntries(COUNTS.map((name) => [name, gaps(count)])),
+    speeds: gaps(count),
+    times: Object.fromEntries(TIMES.map((name) => [name, { p50: gaps(count), p95: gaps(count) }])),
   };
 }
 
@@ -70,8 +69,7 @@ function putRequests(series, given, from) {
 /** @param {Map<string, DeviceSeries>} devices @param {any} given @param {number} from @param {number} count */
 function putDevice(devices, given, from, count) {
   const name = `${given.host} · device ${given.index}`;
-  const gaps = () => /** @type {(number | null)[]} */ (Array.from({ length: count }, () => null));
-  const known = devices.get(name) ?? { name: given.name, totalBytes: Number(given.totalBytes), usedBytes: gaps(), utilization: gaps() };
+  const known = devices.get(name) ?? { name: given.name, totalBytes: Number(given.totalBytes), usedBytes: gaps(count), utilization: gaps(count) };
   devices.set(name, known);
   put(known.usedBytes, given.usedBytes, from);
   put(known.utilization, given.utilization, from);
@@ -84,14 +82,17 @@ function put(target, values, from) {
   });
 }
 
-/** The mean rate over the last `width` steps at each step, per second. @param {number[]} counts @param {number} stepSeconds @param {number} width */
+/** The mean rate over the last `width` known steps at each step, per second. @param {(number | null)[]} counts @param {number} stepSeconds @param {number} width */
 export function rates(counts, stepSeconds, width) {
-  let sum = 0;
   return counts.map((count, index) => {
-    sum += count - (index >= width ? counts[index - width] : 0);
-    return sum / (stepSeconds * Math.min(width, index + 1));
+    if (count === null) return null;
+    const known = counts.slice(Math.max(0, index + 1 - width), index + 1).filter((each) => each !== null);
+    return sumOf(known) / (stepSeconds * known.length);
   });
 }
 
-/** @param {number[]} values */
-export const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
+/** @param {(number | null)[]} values */
+export const sumOf = (values) => values.reduce((/** @type {number} */ sum, value) => sum + (value ?? 0), 0);
+
+/** @param {(number | null)[]} values */
+export const peakOf = (values) => values.reduce((/** @type {number} */ most, value) => Math.max(most, value ?? 0), 0);
