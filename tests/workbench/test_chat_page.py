@@ -165,7 +165,7 @@ def test_receipt_falls_back_to_the_stream_if_the_request_record_is_unavailable(
     opened(page, chat_mesh, "chat?model=pool", "Chat")
     receipt = asked(page, "Hello").locator(".receipt")
     expect(receipt).to_contain_text("16 out")
-    expect(receipt).to_contain_text("stayed on the premises")
+    expect(receipt).to_contain_text("not sent to a remote provider")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

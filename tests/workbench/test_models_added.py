@@ -109,7 +109,7 @@ def test_model_is_served_from_its_source_opened_and_removed(page: "Page", source
     dialog = _dialog(page, "Serve a model")
     dialog.get_by_label("Source").fill("hf:acme/served-GGUF")
     dialog.get_by_label("Name").fill("served")
-    dialog.get_by_label("Context in tokens").fill("512")
+    dialog.get_by_label("Context (tokens)").fill("512")
     dialog.get_by_text("weft load hf:acme/served-GGUF --name served --ctx 512").wait_for()
     dialog.get_by_role("button", name="Pull and serve").click()
     _operation(page, "Serve hf:acme/served-GGUF", "succeeded")

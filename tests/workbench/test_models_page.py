@@ -174,10 +174,10 @@ def test_model_loads_with_options_and_the_dialog_shows_the_command(page: "Page",
     _state(page, "ready")
     _action(page, "Load options")
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Context in tokens").fill("512")
+    dialog.get_by_label("Context (tokens)").fill("512")
     dialog.get_by_label("Keep alive").fill("30m")
     dialog.get_by_label("Pin").check()
-    dialog.get_by_text("Settings of its engine").click()
+    dialog.get_by_text("Engine options").click()
     dialog.get_by_label("flash_attention").select_option("on")
     dialog.get_by_label("slots").fill("2")
     dialog.get_by_text(
@@ -194,10 +194,10 @@ def test_model_loads_with_options_and_the_dialog_shows_the_command(page: "Page",
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("Context in tokens", "3", "contextTokens: must be at least 16"),
-        ("Context in tokens", "many", "contextTokens"),
+        ("Context (tokens)", "3", "contextTokens: must be at least 16"),
+        ("Context (tokens)", "many", "contextTokens"),
         ("Keep alive", "soon", "keepAlive"),
-        ("Memory budget in MiB", "0", "memoryBudgetMb"),
+        ("Memory budget (MiB)", "0", "memoryBudgetMb"),
     ],
 )
 def test_rejected_load_option_shows_the_server_error(
@@ -219,7 +219,7 @@ def test_option_unsupported_by_the_engine_is_rejected_in_the_dialog_by_name(page
     opened(page, models.mesh, "models/m-a", "m-a")
     _action(page, "Load options")
     dialog = page.get_by_role("dialog")
-    dialog.get_by_text("Settings of its engine").click()
+    dialog.get_by_text("Engine options").click()
     dialog.get_by_label("slots").fill("5000")
     dialog.get_by_role("button", name="Load", exact=True).click()
     dialog.get_by_text("slots: must be from 1 to 1024").wait_for()

@@ -88,7 +88,7 @@ def test_document_is_edited_as_json_and_validation_errors_are_shown(page: "Page"
     page.locator(".problem", has_text="nothing").wait_for()
     text.fill(json.dumps({"kind": "route", "name": "way", "candidates": ["m-b"], "budgetSeconds": 60}))
     page.get_by_role("button", name="Edit as a form").click()
-    assert page.get_by_label("Budget in seconds").input_value() == "60"
+    assert page.get_by_label("Budget (s)").input_value() == "60"
     planned(page).get_by_role("button", name="Apply").click()
     page.get_by_role("table", name="Routes").get_by_role("link", name="way").wait_for()
 

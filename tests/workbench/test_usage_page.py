@@ -49,7 +49,7 @@ def test_usage_of_all_tenants_is_shown_by_tenant_and_model_with_a_total(page: "P
     found = [row[:4] for row in cells(page)]
     rows = [["ann", "m-a", "3", "3"], ["ann", "m-b", "1", "1"], ["bob", "m-a", "2", "2"]]
     assert found == [*rows, ["total", "", "6", "6"]]
-    page.get_by_role("img", name="requests by day: 6 in all").wait_for()
+    page.get_by_role("img", name="requests by day: 6 in total").wait_for()
     picture(page, "usage")
 
 
@@ -62,11 +62,11 @@ def test_rows_group_by_the_selected_fields_and_the_url_stores_the_choice(page: "
     assert not page.get_by_label("day", exact=True).is_checked()
     page.get_by_role("columnheader", name="hour (UTC)").wait_for()
     page.get_by_label("Last").select_option("24h")
-    page.get_by_role("img", name="requests by hour: 6 in all").wait_for()
+    page.get_by_role("img", name="requests by hour: 6 in total").wait_for()
     page.get_by_label("Show").select_option("out")
-    page.get_by_role("img", name="tokens out by hour: 48 in all").wait_for()
+    page.get_by_role("img", name="tokens out by hour: 48 in total").wait_for()
     page.reload()
-    page.get_by_role("img", name="tokens out by hour: 48 in all").wait_for()
+    page.get_by_role("img", name="tokens out by hour: 48 in total").wait_for()
     assert page.get_by_label("hour", exact=True).is_checked()
 
 
@@ -74,10 +74,10 @@ def test_usage_filters_by_tenant_and_model(page: "Page", mesh: MeshProcess) -> N
     opened(page, mesh, "usage", "Usage")
     page.get_by_label("Tenant", exact=True).fill("ann")
     page.get_by_label("Tenant", exact=True).press("Enter")
-    page.get_by_role("img", name="requests by day: 4 in all").wait_for()
+    page.get_by_role("img", name="requests by day: 4 in total").wait_for()
     page.get_by_label("Model", exact=True).fill("m-b")
     page.get_by_label("Model", exact=True).press("Enter")
-    page.get_by_role("img", name="requests by day: 1 in all").wait_for()
+    page.get_by_role("img", name="requests by day: 1 in total").wait_for()
 
 
 def test_typed_input_survives_the_first_response(page: "Page", mesh: MeshProcess) -> None:
@@ -118,7 +118,7 @@ def test_invalid_time_shows_the_server_error(page: "Page", mesh: MeshProcess) ->
 
 def test_mesh_without_usage_is_reported(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "usage?model=never-used", "Usage")
-    page.get_by_text("Nothing was used in this time.").wait_for()
+    page.get_by_text("No usage in this time.").wait_for()
     assert page.get_by_role("button", name="Save as CSV").is_disabled()
 
 

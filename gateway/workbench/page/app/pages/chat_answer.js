@@ -130,7 +130,7 @@ function StreamReceipt({ answer }) {
     usage.prompt_tokens_details?.cached_tokens > 0 && `${count(usage.prompt_tokens_details.cached_tokens)} of them cached`,
     `${count(usage.completion_tokens)} out`,
     `waited: ${waited(milliseconds("x-queue-wait-ms"), milliseconds("x-load-wait-ms"))}`,
-    left && (left === "true" ? "left the premises" : "stayed on the premises"),
+    left && (left === "true" ? "sent to a remote provider" : "not sent to a remote provider"),
   ];
   return html`<p class="receipt faint">${shown.filter(Boolean).join(" · ")}</p>`;
 }
@@ -143,7 +143,7 @@ function Receipt({ answer }) {
   const runners = found.attempts.map((/** @type {any} */ attempt) => `${attempt.model} on ${attempt.runner}${attempt.reason ? `: ${attempt.reason}` : ""}`);
   const summary = [
     found.outcome, seconds(found.totalSeconds), found.completionTokens && tokens(found.completionTokens),
-    found.tokensPerSecond && `${figure(found.tokensPerSecond)}/s`, found.attempts.at(-1)?.runner, found.leftPremises && "left the premises",
+    found.tokensPerSecond && `${figure(found.tokensPerSecond)}/s`, found.attempts.at(-1)?.runner, found.leftPremises && "sent to a remote provider",
   ];
   return html`<details class="receipt"><summary>${summary.filter(Boolean).join(" · ")}</summary>
     <${Facts} facts=${[

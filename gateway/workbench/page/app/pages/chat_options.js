@@ -18,9 +18,9 @@ export function OptionsPanel({ conversation }) {
   return html`<div class="options panel" role="group" aria-label="Options" onChange=${() => change(() => {})}>
     <label class="wide">System prompt <textarea rows="2" value=${options.system} dir="auto"
       onInput=${(/** @type {any} */ event) => set({ system: event.target.value })}></textarea></label>
-    <label>Temperature <input type="number" min="0" max="2" step="0.1" placeholder="of the model" value=${options.temperature}
+    <label>Temperature <input type="number" min="0" max="2" step="0.1" placeholder="Default" value=${options.temperature}
       onInput=${(/** @type {any} */ event) => set({ temperature: event.target.value })} /></label>
-    <label>Max tokens <input type="number" min="1" step="1" placeholder="of the model" value=${options.maxTokens}
+    <label>Max tokens <input type="number" min="1" step="1" placeholder="Default" value=${options.maxTokens}
       onInput=${(/** @type {any} */ event) => set({ maxTokens: event.target.value })} /></label>
     <label>Thinking <select value=${options.thinking} onChange=${(/** @type {any} */ event) => set({ thinking: event.target.value })}>
       <option value="">Default</option><option value="on">on</option><option value="off">off</option></select></label>

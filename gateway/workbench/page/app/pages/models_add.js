@@ -87,7 +87,7 @@ export function AddDialog({ onClose, first = "serve", source = "" }) {
       <div class="fields">
         ${way !== "pull" && text("name", "Name", way === "attach" ? "Derived from address" : "Derived from source")}
         ${choice("runner", "Runner", runners)}
-        ${way === "serve" && text("context", "Context in tokens", "Auto")}
+        ${way === "serve" && text("context", "Context (tokens)", "Auto")}
         ${way === "pull" && choice("form", "Form", [["", "GGUF if available"], ["gguf", "GGUF"], ["folder", "folder of safetensors"]])}
         ${way === "attach" && text("key", "API key variable", "in the runner's environment")}
         ${way === "attach" && choice("remote", "Remote", [["", "by its address"], ["no", "no"], ["yes", "yes"]])}

@@ -84,15 +84,15 @@ export function LoadDialog({ model, admin, onClose }) {
   const others = parameters.filter((/** @type {any} */ each) => each.name !== CONTEXT);
   return html`<${Dialog} title=${`Load ${model.name}`} onClose=${onClose} isWide>
     <form onSubmit=${submit} novalidate>
-      <p class="faint">For this load only; empty fields are as configured. A loaded model is reloaded if options differ.</p>
+      <p class="faint">For this load only; empty fields keep the configured values. A loaded model is reloaded if options differ.</p>
       <div class="fields">
-        ${text("contextTokens", "Context in tokens", defaultText(context), rangeText(context))}
+        ${text("contextTokens", "Context (tokens)", defaultText(context), rangeText(context))}
         ${quantizations.length > 0 &&
         html`<label>Quantization <select name="quantization" value=${settings.quantization}
-          onChange=${(/** @type {any} */ event) => change({ quantization: event.target.value })}><option value="">as configured</option>
+          onChange=${(/** @type {any} */ event) => change({ quantization: event.target.value })}><option value="">Default</option>
           ${quantizations.map((/** @type {string} */ word) => html`<option key=${word} value=${word}>${word}</option>`)}</select></label>`}
-        ${text("memoryBudgetMb", "Memory budget in MiB", "what it needs")}
-        ${text("keepAlive", "Keep alive", "until it is unloaded", "5m, 0, or -1 for no limit")}
+        ${text("memoryBudgetMb", "Memory budget (MiB)", "Auto")}
+        ${text("keepAlive", "Keep alive", "Default", "5m, 0, or -1 for no limit")}
         <label>Unload first <select name="evictModel" value=${settings.evictModel} onChange=${(/** @type {any} */ event) => change({ evictModel: event.target.value })}>
           <option value="">none</option>
           ${loadedBeside(model).map((other) => html`<option key=${other} value=${other}>${other}</option>`)}</select></label>
@@ -101,7 +101,7 @@ export function LoadDialog({ model, admin, onClose }) {
           Pin: never evict it for another</label>
       </div>
       ${others.length > 0 &&
-      html`<details><summary>Settings of its engine (${others.length})</summary><div class="fields">
+      html`<details><summary>Engine options (${others.length})</summary><div class="fields">
         ${others.map((/** @type {any} */ each) => html`<${Parameter} key=${each.name} parameter=${each} value=${settings.parameters[each.name] ?? ""}
           onChange=${(/** @type {string} */ value) => change({ parameters: { ...settings.parameters, [each.name]: value } })} />`)}</div></details>`}
       <${Code} label="Command" text=${loadCommand(name, settings)} />
@@ -119,7 +119,7 @@ function loadedBeside(model) {
 }
 
 /** @param {any} parameter */
-const defaultText = (parameter) => (parameter?.default === undefined ? "the engine's own" : String(parameter.default));
+const defaultText = (parameter) => (parameter?.default === undefined ? "engine default" : String(parameter.default));
 
 /** The values that a parameter may have. @param {any} parameter */
 export function rangeText(parameter) {

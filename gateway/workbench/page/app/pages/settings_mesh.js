@@ -11,7 +11,7 @@ import { Diff } from "./settings_diff.js";
 
 /** @type {[string, string][]} */
 const JOURNAL = [
-  ["", "was never set"],
+  ["", "not set"],
   ["none", "not journaled"],
   ["wait", "task while the caller waits"],
   ["keep", "as a task that continues without its caller"],

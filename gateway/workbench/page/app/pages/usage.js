@@ -94,7 +94,7 @@ function Rows({ found, by }) {
   return html`<div class="row tools"><h2>By ${GROUPS.filter(([group]) => groups.includes(group)).map(([, words]) => words).join(", ")}</h2>
       <button disabled=${!found.items.length} onClick=${() => attempt(async () => saveText(csvText(found.items, groups), name, "text/csv"))}>Save as CSV</button></div>
     ${found.hasMore && html`<p class="problem" role="status">There are more than ${count(MAX_ROWS)} rows: choose a shorter time, a tenant or a model. The total counts all.</p>`}
-    <${Table} label="Usage" rows=${rows} rowKey=${(/** @type {any} */ row) => row.at} columns=${columnsOf(groups, rows)} empty="Nothing was used in this time." />
+    <${Table} label="Usage" rows=${rows} rowKey=${(/** @type {any} */ row) => row.at} columns=${columnsOf(groups, rows)} empty="No usage in this time." />
     <p class="faint">Whole hours in UTC. Unknown values are counted as unknown, not as zero.</p>`;
 }
 
@@ -116,7 +116,7 @@ function columnsOf(groups, rows) {
     ...mediaColumns(rows),
     { title: "GPU seconds", className: "number", cell: gpu, hint: "time that accelerators computed" },
     { title: "Wh", className: "number", cell: wattHours, hint: "accelerator energy, if measured" },
-    number("left", (row) => row.remote, "requests of which bytes left the premises"),
+    number("remote", (row) => row.remote, "requests sent to a remote provider"),
   ];
 }
 

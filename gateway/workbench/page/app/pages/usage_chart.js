@@ -33,10 +33,10 @@ export function UsageChart({ items, since, until, unit, measure, onMeasure }) {
   /** @param {number} value */
   const height = (value) => (most ? (value / most) * HEIGHT : 0);
   return html`<figure class="panel chart">
-    <figcaption class="row"><span><strong>${text(sum)}</strong> ${title} <span class="faint">at most ${text(most)} in one ${unit}</span></span>
+    <figcaption class="row"><span><strong>${text(sum)}</strong> ${title} <span class="faint">peak ${text(most)} per ${unit}</span></span>
       <label class="inline">Show <select value=${measure in MEASURES ? measure : "requests"} onChange=${(/** @type {any} */ event) => onMeasure(event.target.value)}>
         ${Object.entries(MEASURES).map(([name, each]) => html`<option key=${name} value=${name}>${each.title}</option>`)}</select></label></figcaption>
-    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${`${title} by ${unit}: ${text(sum)} in all, at most ${text(most)}`}>
+    <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${`${title} by ${unit}: ${text(sum)} in total, peak ${text(most)}`}>
       ${bars.map(({ start, row }, at) => {
         const value = row ? whole(row) : 0;
         const wrong = row && bad ? bad(row) : 0;
