@@ -82,6 +82,10 @@ def test_agent_tools_and_signals_appear_in_order_in_its_answer(page: "Page", mes
     expect(shown.nth(2)).to_contain_text("Which <b>shard</b>?")
     assert answer.locator("img, b").count() == 0
     picture(page, "chat-agent")
+    answer.locator(".receipt summary").click()
+    answer.locator(".receipt").get_by_role("link").click()
+    tokens = page.get_by_role("list", name="Timeline").get_by_role("listitem").filter(has_text="Tokens")
+    tokens.get_by_text("1 tool call", exact=False).wait_for()
 
 
 def test_chat_models_are_searchable_by_name_and_selectable_by_keyboard(page: "Page", mesh: MeshProcess) -> None:

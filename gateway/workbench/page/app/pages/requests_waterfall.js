@@ -65,7 +65,8 @@ function addReceipt(pieces, receipt) {
   if (at < 0) return;
   const { from, to } = pieces[at];
   const prefill = receipt.engineTimings?.prefillSeconds;
-  const tokens = [`${count(receipt.completionTokens ?? 0)} tokens`, receipt.tokensPerSecond && `${figure(receipt.tokensPerSecond)} tokens/s`];
+  const tokens = [`${count(receipt.completionTokens ?? 0)} tokens`, receipt.tokensPerSecond && `${figure(receipt.tokensPerSecond)} tokens/s`,
+    receipt.toolRunCount && (receipt.toolRunCount === 1 ? "1 tool call" : `${count(receipt.toolRunCount)} tool calls`)];
   pieces.splice(at + 1, 0,
     { kind: "prompt", title: prefill ? "Prompt processing" : "Until first token", text: "", from: prefill ? Math.max(from, first - prefill) : from, to: first, isPart: true },
     { kind: "answer", title: "Tokens", text: tokens.filter(Boolean).join(", "), from: first, to, isPart: true },
