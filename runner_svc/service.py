@@ -38,6 +38,7 @@ from runner_svc.servicers.control import RunnerServicer
 from runner_svc.servicers.inference import DataPlane
 from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
 from runner_svc.session.clock_offset import ClockOffset
+from runner_svc.session.host_meter import HostMeter
 from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import RunnerSession
 from runner_svc.tools.mcp_servers import untracked_tag
@@ -131,6 +132,7 @@ class RunnerService(Service):
             lambda: [] if self._added is None else self._added.servers,
         )
         self._report.followed_servers = lambda: self._followed.counts
+        self._report.host_use = HostMeter(clock).use
         self._control = RunnerServicer(
             self._report,
             self._by_name,

@@ -57,6 +57,8 @@ class RunnerReport:
         self._cache_figures = cache_figures
         self.followed_servers: Callable[[], Sequence[runner_pb2.FollowedServer]] = list
         """Servers whose listed models it serves."""
+        self.host_use: Callable[[], runner_pb2.HostUse | None] = lambda: None
+        """Use of its host; None: unknown."""
         self._incarnation = incarnation
         self._instances = instances
         self.models = list(config.models)
@@ -80,6 +82,7 @@ class RunnerReport:
             attached_servers=self._servers(),
             followed_servers=self.followed_servers(),
             tool_names=self._tool_names()[:MAX_REPORTED_TOOLS],
+            host_use=self.host_use(),
         )
 
     def runner(self) -> runner_pb2.Runner:

@@ -44,6 +44,7 @@ TABLE_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<![\w.-])\d+(?:\.\d+)? ?(?:B|KB|MB|GB|KiB|MiB|GiB|TiB)\b", "<size>"),
         (r"(\d+/\d+(?:  +\S+){3}  +)\d+", r"\1<pid>"),
         (r"(?<=  )\d+\.\d+$|(?<=tokens/s )\S+", "<speed>"),
+        (r"(?<=  Cpu )(\w+: +)\S+$", r"\1<number>"),
         (r"(ago  +)\d+(?=(?:  +\S+){2}$)", r"\1<number>"),
         (r"[─━]{2,}", "──"),
         (r"(?<=\S) {2,}", "  "),
@@ -60,9 +61,9 @@ SAMPLES = frozenset({"engineLoad"})
 AUDIO = re.compile(r'"audio": "[^"]*"')
 """Where a recording is divided into events follows from the moment; events with nothing else are shown as one."""
 NUMBERS = re.compile(
-    r"^(?:created|until|outputChars|pid|processId|slotsUsed|port|usual.*|prefix\w+Tokens)$|(?:[sS]equence|_at|At|_ms|_mj|Ms|_duration)$"
+    r"^(?:created|until|outputChars|pid|processId|slotsUsed|port|cpu\w+|usual.*|prefix\w+Tokens)$|(?:[sS]equence|_at|At|_ms|_mj|Ms|_duration)$"
     r"|_(?:time|wait|to_first_token)$|reset_\w+$|(?:_per_second|PerSecond|[sS]econds|Percent)$"
-    r"|^(?:total|free|used|available|measured|estimated|system|other|unowned|leased|budget|resident|memory)Bytes$"
+    r"|^(?:total|free|used|available|measured|estimated|system|other|unowned|leased|budget|resident|memory|memoryTotal|memoryUsed)Bytes$"
 )
 """Members of JSON, of YAML and headers whose numbers are times, speeds and facts of the machine."""
 

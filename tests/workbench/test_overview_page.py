@@ -23,6 +23,12 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         yield mesh
 
 
+def refuse(mesh: MeshProcess, request_id: str) -> None:
+    """Sends a request that no context is large enough for."""
+    with suppress(HTTPError):
+        chat(mesh, "quick", request_id, messages=[{"role": "user", "content": "word " * 60_000}])
+
+
 def test_charts_show_the_last_minutes_and_update_live(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "", "Overview")
     page.get_by_role("heading", name="Last 15 minutes").wait_for()
@@ -42,7 +48,7 @@ def test_charts_show_the_last_minutes_and_update_live(page: "Page", mesh: MeshPr
 def test_charts_show_a_range_with_labeled_axes_and_percentile_lines(page: "Page", mesh: MeshProcess) -> None:
     chat(mesh, "quick")
     opened(page, mesh, "", "Overview")
-    page.get_by_role("combobox", name="Range").select_option("Last hour")
+    page.get_by_role("combobox", name="Range").select_option("1 h")
     page.wait_for_url("**/ui/?range=1h")
     figures = page.get_by_role("region", name="Last hour")
     chart = figures.locator("figure").filter(has_text="Time to first token")
@@ -69,10 +75,19 @@ def test_models_have_a_link_their_state_speed_and_memory(page: "Page", mesh: Mes
         page.get_by_role("row").filter(has_text="m-b").get_by_text(memory).wait_for()
 
 
+def test_hosts_show_their_processors_and_memory(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "", "Overview")
+    row = page.get_by_role("table", name="Hosts").get_by_role("row").nth(1)
+    row.get_by_role("img", name=re.compile(r"CPU of .+: ")).wait_for()
+    row.get_by_text(re.compile(r"% of \d+ processors")).wait_for()
+    row.get_by_text(re.compile(r"[\d.]+ [MG]iB of [\d.]+ GiB")).wait_for()
+    row.get_by_role("link", name="b", exact=True).click()
+    page.get_by_role("heading", level=1, name="b", exact=True).wait_for()
+
+
 def test_recent_failures_are_listed_with_their_reason_and_linked(page: "Page", mesh: MeshProcess) -> None:
     for number in range(6):
-        with suppress(HTTPError):
-            chat(mesh, "quick", f"refused-{number}", messages=[{"role": "user", "content": "word " * 60_000}])
+        refuse(mesh, f"refused-{number}")
     opened(page, mesh, "", "Overview")
     failures = page.get_by_role("list", name="Recent failures").get_by_role("listitem")
     expect(failures).to_have_count(5)
@@ -103,8 +118,12 @@ def test_overview_with_charts_has_no_accessibility_violations(
 ) -> None:
     def ready(page: "Page") -> None:
         page.get_by_role("heading", name="Last 15 minutes").wait_for()
+        for table in ("Models", "Hosts"):
+            page.get_by_role("table", name=table).wait_for()
+        page.get_by_role("list", name="Recent failures").wait_for()
         picture(page, f"overview-{theme}-{width}")
 
+    refuse(mesh, f"refused-{theme}-{width}")
     assert not accessibility_faults(browser, f"{mesh.url}/ui/", theme=theme, width=width, after=ready)
 
 

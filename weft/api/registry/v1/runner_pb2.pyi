@@ -130,6 +130,7 @@ class Capability(google.protobuf.message.Message):
     ATTACHED_SERVERS_FIELD_NUMBER: builtins.int
     WORKER_HOSTS_FIELD_NUMBER: builtins.int
     FOLLOWED_SERVERS_FIELD_NUMBER: builtins.int
+    HOST_USE_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it is draining: running requests continue, new ones are refused."""
     max_requests: builtins.int
@@ -168,6 +169,10 @@ class Capability(google.protobuf.message.Message):
     def followed_servers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FollowedServer]:
         """Servers whose listed models it serves, including those in its configuration; at most 1,024."""
 
+    @property
+    def host_use(self) -> global___HostUse:
+        """Use of its host. Not set: unknown."""
+
     def __init__(
         self,
         *,
@@ -182,11 +187,42 @@ class Capability(google.protobuf.message.Message):
         attached_servers: collections.abc.Iterable[builtins.str] | None = ...,
         worker_hosts: collections.abc.Iterable[builtins.str] | None = ...,
         followed_servers: collections.abc.Iterable[global___FollowedServer] | None = ...,
+        host_use: global___HostUse | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "followed_servers", b"followed_servers", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset", "host_use", b"host_use"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "followed_servers", b"followed_servers", "host_use", b"host_use", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
 
 global___Capability = Capability
+
+@typing.final
+class HostUse(google.protobuf.message.Message):
+    """HostUse is the use of the processors and the main memory of a host, by all programs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CPU_COUNT_FIELD_NUMBER: builtins.int
+    CPU_UTILIZATION_FIELD_NUMBER: builtins.int
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_USED_BYTES_FIELD_NUMBER: builtins.int
+    cpu_count: builtins.int
+    """Number of logical processors."""
+    cpu_utilization: builtins.float
+    """Share of processor time in use over the last 10 s, 0 to 1, in steps of 0.05."""
+    memory_total_bytes: builtins.int
+    """Main memory."""
+    memory_used_bytes: builtins.int
+    """Main memory in use, without caches that can be dropped, in steps of 64 MiB."""
+    def __init__(
+        self,
+        *,
+        cpu_count: builtins.int = ...,
+        cpu_utilization: builtins.float = ...,
+        memory_total_bytes: builtins.int = ...,
+        memory_used_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_count", b"cpu_count", "cpu_utilization", b"cpu_utilization", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes"]) -> None: ...
+
+global___HostUse = HostUse
 
 @typing.final
 class FollowedServer(google.protobuf.message.Message):

@@ -1,4 +1,4 @@
-// The overview: what the mesh does now, the last hour or a part of it as small charts, its models and the latest failures.
+// The overview: what the mesh does now, the last hour or a part of it as small charts, its models, hosts and latest failures.
 import { html, useMemo } from "../parts/html.js";
 import { collection, useLive } from "../live.js";
 import { address, go } from "../navigation.js";
@@ -9,18 +9,20 @@ import { LiveNote } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
 import { FirstRun } from "./first_run.js";
 import { Failures } from "./overview_failures.js";
+import { Hosts } from "./overview_hosts.js";
 import { peakOf, rates, seriesOf, sumOf } from "./overview_figures.js";
 import { memoryOf, memoryText, ModelState, stateOf } from "./models_view.js";
 
 /** Rates are means of this time: few long answers end unevenly. */
 const MEAN_SECONDS = 60;
-/** Seconds that may be shown: figures are kept for an hour. @type {Record<string, [string, number]>} */
-const RANGES = { "": ["Last 15 minutes", 900], "1h": ["Last hour", 3600] };
+/** Seconds that may be shown: figures are kept for an hour. @type {Record<string, [string, string, number]>} */
+const RANGES = { "": ["Last 15 minutes", "15 min", 900], "1h": ["Last hour", "1 h", 3600] };
 
 /** @param {{query: URLSearchParams}} props */
 export function Page({ query }) {
   const seesFigures = can("telemetry:view");
-  useLive("model", ...(seesFigures ? ["figures"] : []));
+  const seesRunners = can("runners:view");
+  useLive("model", ...(seesFigures ? ["figures"] : []), ...(seesRunners ? ["runner"] : []));
   const models = collection("model").value;
   if (models.isComplete && !models.items.size) return html`<h1>Overview</h1><${FirstRun} />${seesFigures && html`<${Figures} chosen="" range="" />`}`;
   return html`<h1>Overview</h1>
@@ -28,13 +30,14 @@ export function Page({ query }) {
     <h2>Models</h2>
     <${LiveNote} live=${models} />
     ${models.isComplete && html`<${Models} items=${models.items} />`}
+    ${seesRunners && html`<${Hosts} />`}
     ${can("inference:view") && html`<${Failures} />`}`;
 }
 
 /** @param {{chosen: string, range: string}} props */
 function Figures({ chosen, range }) {
   const live = collection("figures").value;
-  const [title, length] = RANGES[range] ?? RANGES[""];
+  const [title, , length] = RANGES[range] ?? RANGES[""];
   const series = useMemo(() => seriesOf(live.items.values(), length), [live, length]);
   const set = (/** @type {Record<string, string>} */ change) => go("", { model: chosen, range, ...change }, { replace: true });
   if (!series) {
@@ -47,7 +50,7 @@ function Figures({ chosen, range }) {
     <${Tiles} series=${series} of=${of} />
     <div class="row tools"><h2>${title}</h2><span class="fill"></span>
       <label class="inline">Range <select value=${range} onChange=${(/** @type {any} */ event) => set({ range: event.target.value })}>
-        ${Object.entries(RANGES).map(([value, [name]]) => html`<option key=${value} value=${value}>${name}</option>`)}</select></label>
+        ${Object.entries(RANGES).map(([value, [, name]]) => html`<option key=${value} value=${value}>${name}</option>`)}</select></label>
       ${series.models.size > 0 &&
       html`<label class="inline">Model <select value=${series.models.has(chosen) ? chosen : ""} onChange=${(/** @type {any} */ event) => set({ model: event.target.value })}>
         <option value="">all models</option>${[...series.models.keys()].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`}</div>
