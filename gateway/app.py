@@ -13,7 +13,7 @@ from gateway.admin.endpoints import ADMIN, JOIN_TOKENS, KEYS, REQUESTS, SECRETS,
 from gateway.admin.join_tokens import JoinCommands
 from gateway.admin.operations import AdminPorts
 from gateway.anthropic.endpoints import ANTHROPIC
-from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
+from gateway.auth.authentication import Gate, KeyRingSource
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.creation import BatchCreator
 from gateway.batches.endpoints import BATCHES, FILES, RESULTS
@@ -165,7 +165,7 @@ def gateway_deps(
         media=earlier.media
         if earlier is not None and is_same_media
         else ports.media or media_source(config.media, ticking),
-        gate=gate_of(ports.keys, ticking),
+        gate=Gate(ports.keys, ticking),
         rate_limits=rate_limits,
         tracing=ports.tracing,
         health=ports.health,
@@ -226,11 +226,6 @@ def bare_app(title: str, deps: InferenceDeps, routers: Sequence[ApiRouter] = ())
         spans=ServerSpans(deps.tracing, deps.clock, deps.service),
     )
     return EdgeApp(title, version("weft"), gate=deps.gate, config=deps.config, middleware=middleware, routers=routers)
-
-
-def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:
-    """Returns a gate that admits requests with a valid key; if `keys` is None, every request."""
-    return OpenGate() if keys is None else KeyGate(keys, clock)
 
 
 def _serve_management(app: EdgeApp, ports: GatewayPorts) -> None:

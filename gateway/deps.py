@@ -6,7 +6,7 @@ from typing import Annotated
 
 from starlette.types import Scope
 
-from gateway.auth.authentication import Gate, OpenGate
+from gateway.auth.authentication import Gate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
@@ -46,7 +46,7 @@ class InferenceDeps:
     fleet: FleetSource
     metrics: GatewayMetrics
     clock: Clock
-    gate: Gate = field(default_factory=OpenGate)
+    gate: Gate = field(default_factory=Gate)
     """Authenticates callers; the default is for loopback without keys."""
     media: MediaSource = field(default_factory=NoMediaSource)
     """Fetches media by URL."""

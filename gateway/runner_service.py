@@ -1,6 +1,7 @@
 """The runner API as a service that `weft_app.compose` starts beside a runner, and its ASGI application."""
 
-from gateway.app import bare_app, gate_of
+from gateway.app import bare_app
+from gateway.auth.authentication import Gate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.deps import InferenceDeps
 from gateway.endpoints import DOCUMENT, RUNNER_ROUTERS
@@ -43,7 +44,7 @@ def build(
         journal_policy=JournalPolicy(fleet, config.journal_rules, is_possible=False),
         metrics=edge_metrics,
         clock=ticking,
-        gate=gate_of(ports.keys, ticking),
+        gate=Gate(ports.keys, ticking),
         rate_limits=None if limits is None else TenantRateLimits(limits, ticking),
         tracing=ports.tracing,
         service=ServiceName.RUNNER,

@@ -4,10 +4,9 @@ from typing import Protocol
 from urllib.parse import parse_qsl
 
 from starlette.types import Scope
-from typing_extensions import override
 
 from gateway.request_facts import headers_of
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KEY_PREFIX, LOCAL, Access, KeyRing, Principal, authenticate, require_one_key
 from weft.kernel.reasons import Reason
@@ -35,79 +34,43 @@ class KeyRingSource(Protocol):
         ...
 
 
-class Gate(Protocol):
-    """Authenticates callers."""
+class Gate:
+    """Authenticates callers by key or by the home's socket; without keys, every caller is local."""
+
+    def __init__(self, keys: KeyRingSource | None = None, clock: Clock | None = None) -> None:
+        """`keys`: None: callers need none, for loopback."""
+        self._keys = keys
+        self._clock = clock or SystemClock()
 
     @property
     def needs_keys(self) -> bool:
         """Whether callers need API keys."""
-        ...
+        return self._keys is not None
 
     def admit(self, scope: Scope) -> Principal:
         """Returns the caller. Raises UNAUTHENTICATED, and MALFORMED_REQUEST for a repeated header.
 
         Raises SERVICE_UNAVAILABLE before the keys are loaded.
         """
-        ...
-
-    def allows(self, scope: Scope, access: Access) -> bool:
-        """Whether the caller of an open path has this access."""
-        ...
-
-    def identify(self, scope: Scope) -> Principal | None:
-        """Returns the caller of an open path; None: it sent no key. Raises as `admit` for an invalid key."""
-        ...
-
-
-class OpenGate(Gate):
-    """Admits every request as local, for a gateway on loopback without keys."""
-
-    needs_keys = False
-
-    @override
-    def admit(self, scope: Scope) -> Principal:
-        return LOCAL
-
-    @override
-    def allows(self, scope: Scope, access: Access) -> bool:
-        return True
-
-    @override
-    def identify(self, scope: Scope) -> Principal | None:
-        return LOCAL
-
-
-class KeyGate(Gate):
-    """Admits requests that have a valid key or came over the home's socket."""
-
-    needs_keys = True
-
-    def __init__(self, keys: KeyRingSource, clock: Clock) -> None:
-        self._keys = keys
-        self._clock = clock
-
-    @override
-    def admit(self, scope: Scope) -> Principal:
+        if self._keys is None:
+            return LOCAL
         presented = _presented(scope)
         if presented is None and scope.get(HOME_SOCKET):
             return LOCAL
-        return self._authenticated(presented)
-
-    def _authenticated(self, presented: str | None) -> Principal:
         if presented is not None and not self._keys.is_ready:
             raise WeftError(
                 Reason.SERVICE_UNAVAILABLE, "the gateway has not loaded the API keys yet", retry_after_seconds=1
             )
         return authenticate(self._keys.ring, presented, self._clock.utc_now())
 
-    @override
     def identify(self, scope: Scope) -> Principal | None:
-        if _presented(scope) is None and not scope.get(HOME_SOCKET):
+        """Returns the caller of an open path; None: it sent no key. Raises as `admit` for an invalid key."""
+        if self.needs_keys and _presented(scope) is None and not scope.get(HOME_SOCKET):
             return None
         return self.admit(scope)
 
-    @override
     def allows(self, scope: Scope, access: Access) -> bool:
+        """Whether the caller of an open path has this access."""
         try:
             self.admit(scope).require_some(access)
         except WeftError:

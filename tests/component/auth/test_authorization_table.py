@@ -16,7 +16,7 @@ import pytest
 from starlette.requests import Request
 
 import weft.api
-from gateway.auth.authentication import HOME_SOCKET, KeyGate
+from gateway.auth.authentication import HOME_SOCKET, Gate
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.routing import Needs, needs_of, routes_of
@@ -110,7 +110,7 @@ async def http_outcome(needs: Needs, who: str) -> str:
     facts = RequestFacts.__new__(RequestFacts)
     scope: dict[str, Any] = {"type": "http", "headers": headers, "query_string": b"", FACTS_KEY: facts}
     scope |= {
-        "app": SimpleNamespace(state=SimpleNamespace(gate=KeyGate(keys, FakeClock()))),
+        "app": SimpleNamespace(state=SimpleNamespace(gate=Gate(keys, FakeClock()))),
         HOME_SOCKET: who == "local",
     }
     try:
