@@ -4,7 +4,6 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Protocol
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -22,27 +21,8 @@ _ANY_WINDOW_BITS = 32 + zlib.MAX_WBITS
 """Makes zlib detect a gzip or zlib header."""
 
 
-class _Part(Protocol):
-    """The decoder of one gzip member or zstd frame."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the end of the part was reached."""
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether all input was decoded."""
-
-    @property
-    def unused_data(self) -> bytes:
-        """Input after the end of the part."""
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Returns at most `max_length` decoded bytes."""
-
-
 class _Inflated:
-    """The decoder of a gzip member, or of a zlib stream (`deflate`)."""
+    """The decoder of a gzip member, or of a zlib stream (`deflate`), with the interface of a zstd frame's."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(_ANY_WINDOW_BITS)
@@ -63,7 +43,10 @@ class _Inflated:
         return found
 
 
-def _zstd_frame() -> _Part:
+_Part = _Inflated | zstd.ZstdDecompressor
+
+
+def _zstd_frame() -> zstd.ZstdDecompressor:
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_BITS})
 
 
