@@ -1,12 +1,11 @@
 """The registry as a service: composes the features, and starts and stops them in order."""
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import grpc
-from typing_extensions import override
 
 from registry_svc.config import RegistryConfig
 from registry_svc.keys.api_keys import ApiKeys, KeyServicer, SqlKeyStore
@@ -38,39 +37,18 @@ from registry_svc.operations.servicer import OperationServicer
 from registry_svc.router_sessions import RouterSessions, RouterSessionServicer
 from registry_svc.secrets.secrets import Secrets, SecretServicer, SqlSecretStore
 from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase
-from registry_svc.writer import safely
+from registry_svc.writer import Sweeper
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.health import HealthCheck
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
-from weft.kernel.service import BackgroundLoop
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.sql.address import address_of
 from weft.sql.ownership import OwnerBeats, Paired, write_check
 from weft.sql.standby import owner_watch_of
 from weft.sql.store import Store
-
-Sweep = Callable[[], Awaitable[None]]
-
-
-class Sweeper(BackgroundLoop):
-    """Runs all `sweeps` every `interval_seconds`."""
-
-    loop_name = "registry-sweeper"
-
-    def __init__(self, sweeps: Sequence[Sweep], clock: Clock, interval_seconds: float) -> None:
-        self._sweeps = sweeps
-        self._clock = clock
-        self._interval_seconds = interval_seconds
-
-    @override
-    async def _run(self) -> None:
-        while True:
-            await self._clock.sleep(self._interval_seconds)
-            for sweep in self._sweeps:
-                await safely(sweep)
 
 
 def _stub_module(servicer: object) -> tuple[ModuleType, str]:
@@ -122,7 +100,7 @@ class RegistryService:
         self._unowned = UnownedModels(core, calls, self.ledger.unowned_models)
         of_runners = (self._expiry.sweep, self._retirements.sweep, self._unowned.sweep)
         sweeps = (*of_runners, self._keys.sweep, self._tokens.sweep)
-        self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
+        self._sweeper = Sweeper("registry-sweeper", sweeps, core.clock, config.sweep_interval_seconds)
         self.watching = WatchingProcesses()
         """The processes that watch this registry."""
         operations = self._operations.operations

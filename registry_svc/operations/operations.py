@@ -1,7 +1,7 @@
 """Operations for callers: accept, read, watch, cancel, and unload before a forced delete; housekeeping."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 from registry_svc.config import OperationLimits
@@ -26,7 +26,7 @@ from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.loads import LoadTimes
 from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
 from registry_svc.watchers import Watcher
-from registry_svc.writer import SingleWriter
+from registry_svc.writer import SingleWriter, Sweeper
 from weft.api.operations.v1.operation_pb2 import (
     LoadModel,
     Operation,
@@ -41,13 +41,11 @@ from weft.api.operations.v1.operation_service_pb2 import (
     GetGovernanceResponse,
 )
 from weft.documents.load_values import require_loadable
-from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import server_source
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.timestamps import stamp_of
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.sql.store import Store
@@ -223,6 +221,10 @@ class Operations:
         self._require_open()
         await self._writer.run(self._delete_expired)
         await self._writer.run(self.audit.close_window)
+
+    async def tell_head(self) -> None:
+        """Writes the head of the audit log to the process's log."""
+        self.audit.tell_head()
 
     async def _delete_expired(self) -> None:
         if not self._may_expire:
@@ -437,44 +439,6 @@ class OperationUnloader:
             return [each async for each in followed][-1]
 
 
-class Housekeeper:
-    """Runs housekeeping every HOUSEKEEPING_INTERVAL_SECONDS, and logs the audit head every `head_interval_seconds`."""
-
-    def __init__(self, operations: Operations, clock: Clock, head_interval_seconds: float) -> None:
-        self._operations = operations
-        self._clock = clock
-        self._head_interval_seconds = head_interval_seconds
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        """Starts the loops, which first run after one interval."""
-        self._tasks = [
-            start_critical(
-                self._every(HOUSEKEEPING_INTERVAL_SECONDS, self._operations.housekeep), name="operations-housekeeping"
-            ),
-            start_critical(self._every(self._head_interval_seconds, self._tell_head), name="audit-head"),
-        ]
-
-    async def stop(self) -> None:
-        """Stops the loops. Safe to call twice, or when never started."""
-        tasks, self._tasks = self._tasks, []
-        await stop_tasks(tasks)
-
-    async def _tell_head(self) -> None:
-        self._operations.audit.tell_head()
-
-    async def _every(self, interval_seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await self._clock.sleep(interval_seconds)
-            # After a failure the next round repeats the work, so the loop must not end.
-            try:
-                await work()
-            except WeftError as error:
-                log.error("housekeeping failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
-            except Exception:
-                log.exception("housekeeping failed unexpectedly")
-
-
 class OperationService:
     """The operations of one registry, on the database of its core. Start it after the core, and stop it before."""
 
@@ -497,14 +461,19 @@ class OperationService:
         )
         self.operations = Operations(OperationStore(database), deps, gatekeeper, settings, tracing)
         self.unloader = OperationUnloader(self.operations)
-        self._housekeeper = Housekeeper(self.operations, core.clock, AUDIT_HEAD_INTERVAL_SECONDS)
+        self._sweepers = (
+            Sweeper("operations-housekeeping", [self.operations.housekeep], core.clock, HOUSEKEEPING_INTERVAL_SECONDS),
+            Sweeper("audit-head", [self.operations.tell_head], core.clock, AUDIT_HEAD_INTERVAL_SECONDS),
+        )
 
     async def start(self) -> None:
         """Resumes the operations of the previous process. Raises SERVICE_UNAVAILABLE."""
         await self.operations.start()
-        self._housekeeper.start()
+        for sweeper in self._sweepers:
+            await sweeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
         """Leaves operations unfinished. Safe to call twice, or when never started."""
-        await self._housekeeper.stop()
+        for sweeper in self._sweepers:
+            await sweeper.stop()
         await self.operations.stop(grace_seconds)

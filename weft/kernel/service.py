@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -50,7 +50,7 @@ class Service(Protocol):
 class BackgroundLoop(ABC):
     """A component that is one critical loop. Life cycle: start, stop."""
 
-    loop_name: ClassVar[str]
+    loop_name: str
     """The name of its task."""
     _task: asyncio.Task[None] | None = None
 

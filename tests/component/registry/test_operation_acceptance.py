@@ -26,8 +26,9 @@ from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
 from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks
 from registry_svc.operations.live_operations import ENDED, MAX_WATCHERS
 from registry_svc.operations.operation_store import Expired, OperationStore
-from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
+from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS
 from registry_svc.operations.policy.governance import Refused
+from registry_svc.writer import Sweeper
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead, GetGovernanceResponse
 from weft.kernel.errors import WeftError
@@ -457,12 +458,16 @@ async def test_housekeeping_task_reports_the_audit_head_and_survives_a_failure(
     monkeypatch.setattr(stage.operations, "housekeep", housekeep)
     await stage.create(load())
     await stage.until_heard("load m1 on r1")
-    keeper = Housekeeper(stage.operations, clock, 3600.0)
+    sweepers = (
+        Sweeper("housekeeping", [stage.operations.housekeep], clock, HOUSEKEEPING_INTERVAL_SECONDS),
+        Sweeper("audit-head", [stage.operations.tell_head], clock, 3600.0),
+    )
     with capture_logs() as logs:
-        keeper.start()
+        for sweeper in sweepers:
+            await sweeper.start()
         await clock.advance(3600.0, sleepers=2)
-        await keeper.stop()
-        await keeper.stop()
+        for sweeper in (*sweepers, *sweepers):
+            await sweeper.stop()
     head = stage.operations.audit.head
     assert rounds == 3600 / HOUSEKEEPING_INTERVAL_SECONDS
     told = [(each["sequence"], each["hash"]) for each in logs if each["event"] == "audit head"]
