@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.answers.sse_writer import SlowReaderError
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.request_facts import facts_of
@@ -17,10 +18,6 @@ from weft.kernel.log import get_logger
 Headers = list[tuple[bytes, bytes]]
 
 log = get_logger("weft.gateway")
-
-
-class SlowBytesReaderError(ClientGoneError):
-    """The caller is connected but does not read."""
 
 
 class BinaryAnswer(Response):
@@ -57,7 +54,7 @@ class BinaryAnswer(Response):
         facts = facts_of(scope)
         try:
             await self._run(scope, receive, send)
-        except SlowBytesReaderError:
+        except SlowReaderError:
             await abort_connection(scope, receive)
             raise
         except ClientGoneError:
@@ -85,4 +82,4 @@ class BinaryAnswer(Response):
             async with asyncio.timeout(self._write_timeout_seconds):
                 await send({"type": "http.response.body", "body": data, "more_body": more})
         except TimeoutError:
-            raise SlowBytesReaderError(f"the client did not read its {self._kind}") from None
+            raise SlowReaderError(self._kind) from None

@@ -42,8 +42,8 @@ _HEADERS = (
 class SlowReaderError(ClientGoneError):
     """The caller is connected but does not read."""
 
-    def __init__(self) -> None:
-        super().__init__("the client did not read its stream")
+    def __init__(self, kind: str = "stream") -> None:
+        super().__init__(f"the client did not read its {kind}")
 
 
 class SseWriter:
