@@ -11,7 +11,6 @@ from registry_svc.config import RegistryConfig
 from registry_svc.keys.api_keys import ApiKeys, KeyServicer, SqlKeyStore
 from registry_svc.keys.join_tokens import JoinTokens, JoinTokenServicer
 from registry_svc.ledger.lease_store import LeaseStore
-from registry_svc.ledger.lease_table import runner_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant
 from registry_svc.ledger.servicer import LeaseServicer
@@ -93,7 +92,7 @@ class RegistryService:
             database, REGISTRY_OWNER, SystemClock(), config.owner_silence_seconds, self._extend_grace
         )
         self._calls = calls = RunnerCalls(core, self._channels, self.beats.until_current)
-        self.ledger = Ledger(LeaseStore(database), core.clock, config.ledger, calls, runner_lookup(core))
+        self.ledger = Ledger(LeaseStore(database), core.clock, config.ledger, calls, core.of_runner)
         self._retirements = Retirements(core, self.ledger.lease_count)
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationService(core, database, calls, gate, config.operations, tracing)

@@ -15,26 +15,13 @@ from registry_svc.ledger.policy.leases import (
     LeaseState,
     with_gone,
 )
-from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.session_state import SessionState
 from weft.gpu.snapshot import HostSnapshot
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HolderRunner:
-    """A runner that may hold leases, active or not."""
-
-    session_id: str
-    incarnation: str
-    publishes: Callable[[str], bool]
-    """Whether it publishes a model, so that the model's memory has an owner."""
-    dial_out: bool = False
-    """Whether its host name is unverified."""
-
-
-RunnerOf = Callable[[str], HolderRunner | None]
-"""Returns a runner by name; None if it is unknown."""
+RunnerOf = Callable[[str], SessionState | None]
+"""Returns a runner by name, active or not; None if it is unknown."""
 
 MAX_HOSTS = 10_000
 """Maximum number of remembered hosts, far more than a mesh has. Programs can report a host without a session."""
@@ -142,14 +129,14 @@ class LeaseTable:
 
     def _is_of_dial_out(self, holder: Holder) -> bool:
         runner = self._runner_of(holder.name) if holder.kind is HolderKind.RUNNER else None
-        return runner is not None and runner.dial_out
+        return runner is not None and runner.profile.dial_out
 
     def is_unowned(self, lease: Lease) -> bool:
         """Whether no runner is responsible for a lease: its holder is silent, or no longer publishes the model."""
         holder, model = lease.grant.holder, lease.grant.purpose
         if lease.state is LeaseState.HELD and holder.kind is HolderKind.RUNNER:
             runner = self._runner_of(holder.name)
-            return runner is None or not (not model or runner.publishes(model))
+            return runner is None or (bool(model) and model not in runner.publications)
         return lease.state is LeaseState.ORPHANED
 
     def is_present(self, holder: Holder, session_id: str) -> bool:
@@ -157,13 +144,13 @@ class LeaseTable:
         if holder.kind is HolderKind.PROGRAM:
             return True
         runner = self._runner_of(holder.name)
-        if runner is None or runner.session_id != session_id:
+        if runner is None or runner.session.id != session_id:
             raise WeftError(
                 Reason.PERMISSION_DENIED,
                 f"this is not the session of the runner {holder.name!r}; open one first",
                 metadata={"runner": holder.name},
             )
-        return runner.incarnation == holder.incarnation
+        return runner.session.incarnation == holder.incarnation
 
     def require_present(self, holder: Holder, session_id: str) -> None:
         """Raises PERMISSION_DENIED unless the holder has its runner's session and current incarnation."""
@@ -193,20 +180,3 @@ class LeaseTable:
         """Returns the current memory account of a host; None if it was not observed yet."""
         seen = self._hosts.get(host)
         return None if seen is None else host_account(seen.snapshot, self.leases_on(host), self._margin)
-
-
-def runner_lookup(core: RegistryCore) -> RunnerOf:
-    """Returns a RunnerOf for all runners."""
-
-    def runner_of(name: str) -> HolderRunner | None:
-        state = core.mesh.of_runner(name)
-        if state is None:
-            return None
-        return HolderRunner(
-            session_id=state.session.id,
-            incarnation=state.session.incarnation,
-            publishes=state.publications.__contains__,
-            dial_out=state.profile.dial_out,
-        )
-
-    return runner_of

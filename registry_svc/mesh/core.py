@@ -98,6 +98,10 @@ class RegistryCore:
             + self.mesh.configure(ResourceKind.TENANT, map(configured_tenant, tenants))
         )
 
+    def of_runner(self, name: str) -> SessionState | None:
+        """Returns the session of a runner in the current mesh, or None."""
+        return self.mesh.of_runner(name)
+
     def name_of(self, name_or_id: str) -> str:
         """Returns the name of the model, agent or route with this id; any other text unchanged."""
         return self.mesh.ids.name_of(name_or_id)

@@ -26,14 +26,12 @@ from registry_svc.mesh.requests import (
     valid_opening,
 )
 from registry_svc.mesh.sessions import SessionManager
-from registry_svc.mesh.watch import Snapshot, change_message, concerns
-from registry_svc.watchers import Watcher
+from registry_svc.mesh.watch import change_message, concerns
 from registry_svc.wire_values import page_token, require_at_most, to_actor
 from weft.api.operations.v1 import process_service_pb2
 from weft.api.registry.v1 import declaration_service_pb2 as declaration_pb
 from weft.api.registry.v1 import (
     declaration_service_pb2_grpc,
-    event_pb2,
     pool_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
@@ -188,20 +186,6 @@ class Catalogue:
         pool = None if name is None else self._core.mesh.pool(name)
         return visible_pool(caller(), self._known(ResourceKind.MODEL, model, pool))
 
-    def watch(self) -> tuple[Snapshot, Watcher[pb.WatchResponse]]:
-        """Returns a snapshot, and a watcher for every later change."""
-        return self._core.watch()
-
-    def events(self, kind: ResourceKind | None, name: str, limit: int) -> list[event_pb2.Event]:
-        """Returns the newest events of a kind and name, oldest first; None and "" mean all."""
-        self._core.require_open()
-        return self._core.events.newest(kind, name, limit)
-
-    def watch_events(self) -> Watcher[event_pb2.Event]:
-        """Returns a watcher for every event from now on."""
-        self._core.require_open()
-        return self._core.events.subscribe()
-
 
 def is_wanted(name: str, wanted: Sequence[str]) -> bool:
     """Whether a name matches the patterns of a request; no patterns match all."""
@@ -219,8 +203,8 @@ class RegistryServicer(AnsweringServicer, registry_service_pb2_grpc.RegistryServ
     """See RegistryService in the contract."""
 
     def __init__(self, core: RegistryCore, watching: WatchingProcesses) -> None:
+        self._core = core
         self._catalogue = Catalogue(core)
-        self._name_of = core.name_of
         self._watching = watching
 
     @override
@@ -238,7 +222,7 @@ class RegistryServicer(AnsweringServicer, registry_service_pb2_grpc.RegistryServ
 
     @override
     async def GetResource(self, request: pb.GetResourceRequest, context: Context) -> pb.GetResourceResponse:
-        kind, name = to_kind(request.kind, "kind"), self._name_of(request.name)
+        kind, name = to_kind(request.kind, "kind"), self._core.name_of(request.name)
         if KINDS[kind].by_name:
             caller().require_name(view_of(kind), name)
         else:
@@ -248,7 +232,7 @@ class RegistryServicer(AnsweringServicer, registry_service_pb2_grpc.RegistryServ
 
     @override
     async def GetModelMembers(self, request: pb.GetModelMembersRequest, context: Context) -> pb.GetModelMembersResponse:
-        name = self._name_of(request.name)
+        name = self._core.name_of(request.name)
         caller().require_name(VIEW_MODELS, name)
         return pb.GetModelMembersResponse(pool=self._catalogue.pool_of(name))
 
@@ -263,7 +247,7 @@ class RegistryServicer(AnsweringServicer, registry_service_pb2_grpc.RegistryServ
             caller().require(access)
         if request.include_ticket_keys:
             caller().require(MESH_ACCESS)
-        snapshot, watcher = self._catalogue.watch()
+        snapshot, watcher = self._core.watch()
         with watcher, self._watching.watching(request):
             await context.write(await snapshot.message(with_keys=request.include_ticket_keys))
             async for response in watcher:
@@ -272,7 +256,9 @@ class RegistryServicer(AnsweringServicer, registry_service_pb2_grpc.RegistryServ
     @override
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
         kind, name = events_of(request)
-        events = self._catalogue.events(kind, self._name_of(name), event_limit(request))
+        limit = event_limit(request)
+        self._core.require_open()
+        events = self._core.events.newest(kind, self._core.name_of(name), limit)
         return pb.ListEventsResponse(events=events)
 
     @override
@@ -280,8 +266,9 @@ class RegistryServicer(AnsweringServicer, registry_service_pb2_grpc.RegistryServ
         self, request: pb.WatchEventsRequest, context: Context
     ) -> None:
         kind, name = events_of(request)
-        name = self._name_of(name)
-        with self._catalogue.watch_events() as watcher:
+        name = self._core.name_of(name)
+        self._core.require_open()
+        with self._core.events.subscribe() as watcher:
             # Once a caller has the headers, it misses no event.
             await context.send_initial_metadata(())
             async for event in watcher:

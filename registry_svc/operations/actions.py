@@ -198,7 +198,7 @@ def _require_flushable(flush: operation_pb2.FlushCache, field: str, directory: R
         _require_model(flush.model, f"{field}.model", directory)
     if not flush.runner:
         return
-    if directory.runner(flush.runner) is None:
+    if flush.runner not in directory.runner_names():
         raise unknown_name(RUNNER, flush.runner, directory.runner_names(), field=f"{field}.runner")
     served_by = {directory.runner_of(model) for model in models_named(flush.model, directory)} if flush.model else set()
     if flush.model and flush.runner not in served_by:

@@ -122,7 +122,7 @@ def _attach_target(server: ServerSource, load: operation_pb2.LoadModel, director
     preferred = [name for name in directory.adding_runners() if name in able]
     choices = preferred if len(preferred) == 1 else able
     if load.runner:
-        if directory.runner(load.runner) is None:
+        if load.runner not in directory.runner_names():
             raise unknown_name(RUNNER, load.runner, directory.runner_names(), field=field)
         if load.runner not in able and directory.is_active(load.runner):
             raise FieldError(field, f"the runner {load.runner} attaches no servers{_choices(able)}")
@@ -146,7 +146,7 @@ def choose_runner(named: str, field: str, directory: RunnerDirectory) -> str:
     """
     able = directory.adding_runners()
     if named:
-        if directory.runner(named) is None:
+        if named not in directory.runner_names():
             raise unknown_name(RUNNER, named, directory.runner_names(), field=field)
         if named not in able and directory.is_active(named):
             raise FieldError(field, f"the runner {named} serves what its configuration names alone{_choices(able)}")

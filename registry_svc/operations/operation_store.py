@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from registry_svc.operations.actions import action_bytes
 from registry_svc.operations.audit_chain import chained, empty_head, head_of
@@ -42,15 +42,6 @@ class RequestKnown:
 @dataclass(frozen=True, slots=True)
 class NonceUsed:
     """Nothing was written: the nonce was used before."""
-
-
-class Expired(NamedTuple):
-    """Numbers of deleted expired rows."""
-
-    operations: int
-    nonces: int
-    is_any_left: bool
-    """Whether operations or nonces remain that may expire later."""
 
 
 class OperationStore:
@@ -145,22 +136,21 @@ class OperationStore:
         """Returns the head of the log."""
         return await self._database.read(_head)
 
-    async def delete_expired(self, *, ended_before: datetime, now: datetime) -> Expired:
+    async def delete_expired(self, *, ended_before: datetime, now: datetime) -> bool:
         """Deletes operations that ended before `ended_before`, and nonces that need not be kept at `now`.
 
-        Nonces are kept at least until the time of the mark.
+        Returns whether any remain that may expire later. Nonces are kept at least until the time of the mark.
         """
 
-        def work(tx: Tx) -> Expired:
+        def work(tx: Tx) -> bool:
             # Keeps unfinished operations, since a comparison with NULL is not true.
-            ended = tx.execute("DELETE FROM operations WHERE ended_at < :before", before=ended_before)
+            tx.execute("DELETE FROM operations WHERE ended_at < :before", before=ended_before)
             newest = tx.value("SELECT newest_issued_at FROM governance_marks")
             # A clock that is briefly ahead would expire all nonces; only an admitted token that was issued later
             # proves the time.
             before = now if newest is None else min(now, newest)
-            nonces = tx.execute("DELETE FROM used_nonces WHERE kept_until < :before", before=before)
-            left = tx.value("SELECT EXISTS (SELECT 1 FROM operations) OR EXISTS (SELECT 1 FROM used_nonces)")
-            return Expired(operations=ended, nonces=nonces, is_any_left=bool(left))
+            tx.execute("DELETE FROM used_nonces WHERE kept_until < :before", before=before)
+            return bool(tx.value("SELECT EXISTS (SELECT 1 FROM operations) OR EXISTS (SELECT 1 FROM used_nonces)"))
 
         return await self._database.run(work)
 

@@ -1,7 +1,7 @@
 """Operations for callers: accept, read, watch, cancel, and unload before a forced delete; housekeeping."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 
 from registry_svc.config import OperationLimits
@@ -183,11 +183,11 @@ class Operations:
         self._require_turn()
         return await self._writer.run(lambda: self._cancel(name, requested_by))
 
-    async def record_cancellation(self, request_id: str, tenant: str, cancelled_by: str) -> None:
-        """Records the cancellation of a request in the audit log. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
+    async def record(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Writes to the audit log in turn. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
         self._require_open()
         self._require_turn()
-        await self._writer.run(lambda: self.audit.cancelled(request_id, tenant, cancelled_by))
+        await self._writer.run(write)
 
     async def record_request(self, event: str, detail: Mapping[str, object], requested_by: str) -> None:
         """Records in the audit log that an operator requests something besides operations.
@@ -195,15 +195,8 @@ class Operations:
         Raises TOO_MANY_RESOURCES if the log is full, QUEUE_FULL and SERVICE_UNAVAILABLE.
         """
         self._require_open()
-        self._require_turn()
         self.audit.require_room(len(self._table))
-        await self._writer.run(lambda: self.audit.write(event, requested_by, dict(detail)))
-
-    async def record_log_level(self, process: str, level: str, until: str, changed_by: str) -> None:
-        """Records a change of a log level in the audit log. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
-        self._require_open()
-        self._require_turn()
-        await self._writer.run(lambda: self.audit.log_level_changed(process, level, until, changed_by))
+        await self.record(lambda: self.audit.write(event, requested_by, dict(detail)))
 
     async def audit_page(self, after_sequence: int, size: int) -> tuple[list[AuditEntry], AuditHead]:
         """Returns at most `size` entries after a sequence number, oldest first, and the head of the log."""
@@ -231,8 +224,7 @@ class Operations:
             return
         now = self._clock.utc_now()
         ended_before = now - timedelta(seconds=self._settings.keep_seconds)
-        expired = await self._store.delete_expired(ended_before=ended_before, now=now)
-        self._may_expire = expired.is_any_left
+        self._may_expire = await self._store.delete_expired(ended_before=ended_before, now=now)
 
     async def _accept(
         self, request: CreateOperationRequest, traceparent: str, after: frozenset[str]

@@ -18,15 +18,6 @@ _LOADED = frozenset({runner_pb2.InstanceState.PHASE_LOADING, runner_pb2.Instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerSnapshot:
-    """The current state of a runner."""
-
-    name: str
-    incarnation: str
-    active: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AddedModelView:
     """A model that an active runner serves by its source."""
 
@@ -63,12 +54,10 @@ class RunnerDirectory:
         """Whether models name this pool, so that it is not just the implicit pool of one model."""
         return self._core.mesh.pools.is_explicit(name)
 
-    def runner(self, name: str) -> RunnerSnapshot | None:
-        """Returns a runner; None if it is unknown."""
-        member = self._core.mesh.of_runner(name)
-        if member is None:
-            return None
-        return RunnerSnapshot(name=name, incarnation=member.profile.incarnation, active=member.pulse.active)
+    def incarnation_of(self, runner: str) -> str | None:
+        """Returns the incarnation of an active runner, otherwise None."""
+        member = self._core.mesh.of_runner(runner)
+        return member.profile.incarnation if member is not None and member.pulse.active else None
 
     def active_runners(self) -> list[str]:
         """Returns the names of active runners, sorted."""
@@ -76,8 +65,7 @@ class RunnerDirectory:
 
     def is_active(self, runner: str) -> bool:
         """Whether a runner is active."""
-        member = self._core.mesh.of_runner(runner)
-        return member is not None and member.pulse.active
+        return self.incarnation_of(runner) is not None
 
     def adding_runners(self) -> list[str]:
         """Returns the names of active runners that serve models by source, sorted."""
@@ -155,8 +143,8 @@ class RunnerPresence:
         Raises its error, NO_RUNNER_AVAILABLE if the runner is not active, and WORKER_LOST or WORKER_RESTARTED if it
         leaves during the call, which is then cancelled.
         """
-        sight = self._directory.runner(runner) if runner else None
-        if sight is None or not sight.active:
+        incarnation = self._directory.incarnation_of(runner)
+        if incarnation is None:
             raise WeftError(
                 Reason.NO_RUNNER_AVAILABLE,
                 f"runner {runner!r} is not there; start it" if runner else "no runner serves this model; start one",
@@ -164,7 +152,7 @@ class RunnerPresence:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         working = asyncio.create_task(call(), name=f"call-{runner}")
-        watching = asyncio.create_task(self._until_gone(sight), name=f"attend-{runner}")
+        watching = asyncio.create_task(self._until_gone(runner, incarnation), name=f"attend-{runner}")
         try:
             await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -190,14 +178,14 @@ class RunnerPresence:
                     raise
             await self._clock.sleep(RETRY_PAUSE_SECONDS)
 
-    async def _until_gone(self, at_start: RunnerSnapshot) -> WeftError:
+    async def _until_gone(self, runner: str, incarnation: str) -> WeftError:
         while True:
             await self._clock.sleep(LOOK_INTERVAL_SECONDS)
-            sight = self._directory.runner(at_start.name)
-            if sight is None or not sight.active:
-                return WeftError(Reason.WORKER_LOST, f"runner {at_start.name!r} sends no heartbeats any more")
-            if sight.incarnation != at_start.incarnation:
-                return WeftError(Reason.WORKER_RESTARTED, f"runner {at_start.name!r} was restarted meanwhile")
+            current = self._directory.incarnation_of(runner)
+            if current is None:
+                return WeftError(Reason.WORKER_LOST, f"runner {runner!r} sends no heartbeats any more")
+            if current != incarnation:
+                return WeftError(Reason.WORKER_RESTARTED, f"runner {runner!r} was restarted meanwhile")
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:

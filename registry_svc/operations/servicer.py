@@ -159,18 +159,17 @@ class OperationServicer(AnsweringServicer, operation_service_pb2_grpc.OperationS
     async def RecordCancellation(
         self, request: pb.RecordCancellationRequest, context: Context
     ) -> pb.RecordCancellationResponse:
-        await self._operations.record_cancellation(
-            require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
-            require_token(request.tenant, "tenant", MAX_TENANT_CHARS),
-            to_actor(request.cancelled_by),
-        )
+        request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
+        tenant, actor = require_token(request.tenant, "tenant", MAX_TENANT_CHARS), to_actor(request.cancelled_by)
+        await self._operations.record(lambda: self._operations.audit.cancelled(request_id, tenant, actor))
         return pb.RecordCancellationResponse()
 
     @override
     async def RecordLogLevel(self, request: pb.RecordLogLevelRequest, context: Context) -> pb.RecordLogLevelResponse:
         until = request.end_time.ToDatetime(UTC).isoformat(timespec="seconds") if request.HasField("end_time") else ""
         process, level = to_actor(request.process), require_token(request.level, "level", MAX_REQUEST_ID_CHARS)
-        await self._operations.record_log_level(process, level, until, to_actor(request.changed_by))
+        actor = to_actor(request.changed_by)
+        await self._operations.record(lambda: self._operations.audit.log_level_changed(process, level, until, actor))
         return pb.RecordLogLevelResponse()
 
     @override

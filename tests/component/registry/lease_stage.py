@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Self
 
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
-from registry_svc.ledger.lease_table import HolderRunner
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease
 from registry_svc.ledger.requests import check_acquire, check_renewal
@@ -22,6 +22,7 @@ from weft.api.registry.v1.lease_service_pb2 import (
     RenewLeasesRequest,
     WaitingForMemory,
 )
+from weft.api.registry.v1.runner_pb2 import Runner
 from weft.gpu.snapshot import (
     DeviceSnapshot,
     HostSnapshot,
@@ -346,16 +347,25 @@ class Stage:
             self._runner_of,
         )
 
-    def _runner_of(self, runner: str) -> HolderRunner | None:
+    def _runner_of(self, runner: str) -> Any:
         life = self.sessions.get(runner)
         if life is None:
             return None
-        return HolderRunner(
-            session_id=SESSION + runner,
-            incarnation=life,
-            publishes=lambda model: (runner, model) not in self.withdrawn,
-            dial_out=runner in self.guests,
+        return SimpleNamespace(
+            session=SimpleNamespace(id=SESSION + runner, incarnation=life),
+            publications=_AllBut(self.withdrawn, runner),
+            profile=Runner(dial_out=runner in self.guests),
         )
+
+
+class _AllBut(NamedTuple):
+    """The models of a runner: all but withdrawn ones."""
+
+    withdrawn: set[tuple[str, str]]
+    runner: str
+
+    def __contains__(self, model: object) -> bool:
+        return (self.runner, model) not in self.withdrawn
 
 
 def session_id(holder: Holder) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from registry_svc.config import OperationLimits
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
@@ -14,7 +14,7 @@ from registry_svc.operations.job import JobDeps
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
-from registry_svc.operations.runner_presence import AddedModelView, RunnerDirectory, RunnerPresence, RunnerSnapshot
+from registry_svc.operations.runner_presence import AddedModelView, RunnerDirectory, RunnerPresence
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, CreateOperationRequest
@@ -197,11 +197,8 @@ class FakeDirectory(RunnerDirectory):
     servers: dict[str, list[str]] = field(default_factory=dict)
     """Attached servers by runner."""
     added: list[AddedModelView] = field(default_factory=list)
-    runners: dict[str, RunnerSnapshot] = field(
-        default_factory=lambda: {
-            name: RunnerSnapshot(name=name, incarnation="i1", active=True) for name in ("r1", "r2")
-        }
-    )
+    runners: dict[str, str | None] = field(default_factory=lambda: {"r1": "i1", "r2": "i1"})
+    """Incarnations of active runners; None: inactive."""
 
     def runner_of(self, model: str) -> str | None:
         return self.models.get(model)
@@ -217,11 +214,11 @@ class FakeDirectory(RunnerDirectory):
     def names_pool(self, name: str) -> bool:
         return name in self.pools
 
-    def runner(self, name: str) -> RunnerSnapshot | None:
-        return self.runners.get(name)
+    def incarnation_of(self, runner: str) -> str | None:
+        return self.runners.get(runner)
 
     def active_runners(self) -> list[str]:
-        return sorted(name for name, sight in self.runners.items() if sight.active)
+        return sorted(name for name, incarnation in self.runners.items() if incarnation is not None)
 
     def is_active(self, runner: str) -> bool:
         return runner in self.active_runners()
@@ -248,10 +245,10 @@ class FakeDirectory(RunnerDirectory):
         return name in self.models or name in self.pools or name in self.runners
 
     def lose(self, runner: str) -> None:
-        self.runners[runner] = replace(self.runners[runner], active=False)
+        self.runners[runner] = None
 
     def restart(self, runner: str, incarnation: str = "i2") -> None:
-        self.runners[runner] = RunnerSnapshot(name=runner, incarnation=incarnation, active=True)
+        self.runners[runner] = incarnation
 
 
 def id_of(operation: str) -> str:

@@ -2,13 +2,11 @@
 
 from contextlib import aclosing
 
-from kit.messages import changed
 from lease_stage import GIB, ScriptedCalls, SimulatedHost, granted_lease, wanted
 from registry_harness import refused
 
 from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.lease_store import LeaseStore
-from registry_svc.ledger.lease_table import HolderRunner, runner_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.mesh.core import RegistryCore
@@ -35,54 +33,25 @@ def request(life: str, session_id: str) -> AcquireLeaseRequest:
     return wanted(holder, GIB, SimulatedHost().look(), **asked)
 
 
-def session_in(runner: HolderRunner | None) -> tuple[str, str]:
-    assert runner is not None
-    return runner.session_id, runner.incarnation
-
-
 async def test_runner_leases_memory_with_its_open_session() -> None:
     store, clock = SqlStore("sqlite://"), SystemClock()
     core = RegistryCore(store, clock, RegistryConfig(database_url="sqlite://"))
-    runner_of = runner_lookup(core)
-    ledger = Ledger(LeaseStore(store), clock, LedgerConfig(device_margin_mb=512), ScriptedCalls(), runner_of)
+    config = LedgerConfig(device_margin_mb=512)
+    ledger = Ledger(LeaseStore(store), clock, config, ScriptedCalls(), core.of_runner)
     await core.start()
     await ledger.start()
     try:
-        assert runner_of("r1") is None
         roster = SessionManager(core)
         session = await roster.open_session(opening("life-1"))
-        assert session_in(runner_of("r1")) == (session.id, "life-1")
         async with aclosing(ledger.acquire(request("life-1", session.id))) as words:
             (granted,) = [word async for word in words]
         assert (await LeaseStore(store).load()).grants == (granted_lease(ledger, granted).grant,)
 
         again = await roster.open_session(opening("life-2", session.id))
-        assert session_in(runner_of("r1")) == (again.id, "life-2")
         with refused(Reason.PERMISSION_DENIED):
             await anext(ledger.acquire(request("life-1", again.id)))
         present = Holder(kind=HolderKind.RUNNER, name="r1", incarnation="life-2")
         assert await ledger.release_earlier_lives(present, again.id) == 1
     finally:
         await ledger.stop(1.0)
-        await core.stop(1.0)
-
-
-async def test_only_runners_joined_over_a_link_are_guests() -> None:
-    store = SqlStore("sqlite://")
-    core = RegistryCore(store, SystemClock(), RegistryConfig(database_url="sqlite://"))
-    runner_of = runner_lookup(core)
-
-    def is_dial_out(name: str) -> bool:
-        runner = runner_of(name)
-        return runner is not None and runner.dial_out
-
-    await core.start()
-    try:
-        assert not is_dial_out("r1")
-        session = await SessionManager(core).open_session(opening("life-1"))
-        assert not is_dial_out("r1")
-        joined = opening("life-2", session.id)
-        await SessionManager(core).open_session(changed(joined, runner=changed(joined.runner, dial_out=True)))
-        assert is_dial_out("r1")
-    finally:
         await core.stop(1.0)

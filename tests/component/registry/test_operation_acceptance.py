@@ -25,7 +25,7 @@ from registry_svc.operations.audit_log import (
 from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
 from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks
 from registry_svc.operations.live_operations import ENDED, MAX_WATCHERS
-from registry_svc.operations.operation_store import Expired, OperationStore
+from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS
 from registry_svc.operations.policy.governance import Refused
 from registry_svc.writer import Sweeper
@@ -410,21 +410,21 @@ async def test_watcher_over_the_limit_is_rejected_until_another_leaves(stage: St
 async def test_housekeeping_skips_a_store_without_operations_and_nonces(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[Expired] = []
+    looked: list[bool] = []
     delete_expired = stage.store.delete_expired
 
-    async def counted(*, ended_before: datetime, now: datetime) -> Expired:
+    async def counted(*, ended_before: datetime, now: datetime) -> bool:
         looked.append(await delete_expired(ended_before=ended_before, now=now))
         return looked[-1]
 
     monkeypatch.setattr(stage.store, "delete_expired", counted)
     for _ in range(3):
         await stage.operations.housekeep()
-    assert looked == [Expired(operations=0, nonces=0, is_any_left=False)]
+    assert looked == [False]
     await stage.create(load())
     for _ in range(3):
         await stage.operations.housekeep()
-    assert looked[1:] == [Expired(operations=0, nonces=0, is_any_left=True)] * 3
+    assert looked[1:] == [True] * 3
 
 
 async def test_old_operations_are_purged_and_their_audit_entries_remain() -> None:

@@ -57,7 +57,7 @@ async def test_no_op_cancel_does_not_wait_behind_other_cancels(stage: Stage, mon
 
 async def test_cancelled_requests_are_logged_individually_up_to_a_limit(stage: Stage) -> None:
     for number in range(MAX_ENTRIES_PER_WINDOW + 5):
-        await stage.operations.record_cancellation(f"req-{number}", "acme", "key:k1")
+        await stage.operations.audit.cancelled(f"req-{number}", "acme", "key:k1")
     await stage.operations.audit.close_window(immediately=True)
     entries, _ = await stage.operations.audit_page(0, 100)
     single, counted = entries[:-1], entries[-1]
@@ -71,7 +71,7 @@ async def test_cancelled_requests_are_logged_individually_up_to_a_limit(stage: S
 
 async def test_many_cancelled_requests_do_not_suppress_a_rejection_entry(stage: Stage) -> None:
     for number in range(MAX_ENTRIES_PER_WINDOW + 1):
-        await stage.operations.record_cancellation(f"req-{number}", "acme", "key:k1")
+        await stage.operations.audit.cancelled(f"req-{number}", "acme", "key:k1")
     await stage.operations.audit.refused(Refused("no token"), load(), "alice")
     entries, _ = await stage.operations.audit_page(0, 100)
     assert entries[-1].event == "operation.refused"

@@ -22,7 +22,7 @@ from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import OperationService
 from registry_svc.operations.policy.loads import PoolMember
-from registry_svc.operations.runner_presence import RunnerDirectory, RunnerSnapshot
+from registry_svc.operations.runner_presence import RunnerDirectory
 from weft.api.common.v1 import priority_pb2
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
@@ -281,8 +281,7 @@ async def test_directory_reflects_the_registry_state(stage: RunnerStage) -> None
     directory = RunnerDirectory(stage.registry.core)
     assert (directory.runner_of("m1"), directory.runner_of("m9")) == ("r1", None)
     assert (directory.names_pool("p"), directory.names_pool("m1")) == (True, False)
-    assert directory.runner("r1") == RunnerSnapshot(name="r1", incarnation="life-1", active=True)
-    assert directory.runner("r9") is None
+    assert (directory.incarnation_of("r1"), directory.incarnation_of("r9")) == ("life-1", None)
     assert directory.active_runners() == ["r1"]
     asleep = PoolMember(model="m2", reachable=True, loaded=False)
     assert directory.pool("p") == (asleep, replace(asleep, model="m3"))

@@ -49,7 +49,7 @@ async def test_change_that_could_not_be_stored_is_neither_set_nor_published() ->
     store = GatedStore()
     registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite://"))
     await registry.start()
-    _, watcher = registry.catalogue.watch()
+    _, watcher = registry.core.watch()
     store.failing = True
     with refused(Reason.SERVICE_UNAVAILABLE):
         await registry.settings.update(False)
@@ -58,8 +58,8 @@ async def test_change_that_could_not_be_stored_is_neither_set_nor_published() ->
     changed = await registry.settings.update(False)
     assert (changed.allow_cloud_fallback, changed.revision) == (False, 2)
     assert (await anext(watcher)).change.settings == changed
-    assert [(event.kind, event.name) for event in registry.catalogue.events(None, "", 10)] == [("mesh", "settings")]
-    assert registry.catalogue.events(ResourceKind.ROUTE, "", 10) == []
+    assert [(event.kind, event.name) for event in registry.core.events.newest(None, "", 10)] == [("mesh", "settings")]
+    assert registry.core.events.newest(ResourceKind.ROUTE, "", 10) == []
     await registry.stop()
     await store.really_close()
 

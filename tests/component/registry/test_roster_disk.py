@@ -74,11 +74,11 @@ async def test_session_is_on_disk_before_it_is_published(registry: BareRegistry,
 
 async def test_session_that_cannot_be_stored_has_no_effect(registry: BareRegistry, store: GatedStore) -> None:
     store.failing = True
-    before, _ = registry.catalogue.watch()
+    before, _ = registry.core.watch()
     with refused(Reason.SERVICE_UNAVAILABLE):
         await registry.roster.open_session(OPENING)
     assert registry.catalogue.find(ResourceKind.RUNNER, "r1") is None
-    assert registry.catalogue.watch()[0].revision == before.revision
+    assert registry.core.watch()[0].revision == before.revision
 
 
 async def test_caller_leaving_during_the_commit_keeps_memory_and_disk_consistent(
@@ -226,8 +226,8 @@ async def test_batch_is_published_only_after_all_of_it_is_on_disk(registry: Bare
 async def test_failed_write_is_not_partially_applied(registry: BareRegistry, store: GatedStore) -> None:
     await registry.roster.open_session(OPENING)
     token, _ = await registry.tokens.create(CreateJoinTokenRequest())
-    before = await registry.catalogue.watch()[0].message(with_keys=True)
-    stored, events = await store.load(), registry.catalogue.events(None, "", 9)
+    before = await registry.core.watch()[0].message(with_keys=True)
+    stored, events = await store.load(), registry.core.events.newest(None, "", 9)
     store.failing = True
     batch = Batch(documents=[a_model("m2"), a_model("m3")], adopt=True)
     for attempt in (
@@ -239,8 +239,8 @@ async def test_failed_write_is_not_partially_applied(registry: BareRegistry, sto
     ):
         with refused(Reason.SERVICE_UNAVAILABLE):
             await attempt
-    assert await registry.catalogue.watch()[0].message(with_keys=True) == before
-    assert registry.catalogue.events(None, "", 9) == events
+    assert await registry.core.watch()[0].message(with_keys=True) == before
+    assert registry.core.events.newest(None, "", 9) == events
     assert registry.tokens.newest_first() == [token]
     assert await store.load() == stored
 
@@ -274,7 +274,7 @@ async def test_calls_before_start_are_rejected(store: GatedStore, clock: FakeClo
     batch = Batch(documents=[])
     for attempt in (
         lambda: closed.catalogue.find(ResourceKind.POOL, "p"),
-        closed.catalogue.watch_events,
+        closed.core.watch,
         closed.tokens.newest_first,
         closed.settings.current,
         lambda: closed.tokens.check("wjt_a_b"),

@@ -73,7 +73,7 @@ class World:
         config = RegistryConfig(database_url="sqlite://", sweep_interval_seconds=SWEEP_SECONDS)
         self.registry = BareRegistry(self.store, self.clock, config)
         await self.registry.start()
-        snapshot, self.watcher = self.registry.catalogue.watch()
+        snapshot, self.watcher = self.registry.core.watch()
         self.view = await view_of(snapshot)
         self.told = Told.of(await snapshot.message(with_keys=True))
 
@@ -206,7 +206,7 @@ async def play(script: Sequence[Step]) -> None:
 
 async def assert_told(world: World) -> None:
     """What the watcher was told is what a newcomer sees, and it makes sense."""
-    snapshot, watcher = world.registry.catalogue.watch()
+    snapshot, watcher = world.registry.core.watch()
     with watcher:
         await replay(world, snapshot.revision)
         assert world.view == await view_of(snapshot)
@@ -280,10 +280,10 @@ def test_check_detects_an_unpublished_change() -> None:
         await world.start()
         await world.take(Open("r1", frozenset({"m1"}), Identity.NONE))
         world.watcher.__exit__(None, None, None)
-        before, _ = world.registry.catalogue.watch()
+        before, _ = world.registry.core.watch()
         await replay(world, before.revision)
         await world.take(Close("r1"))
-        snapshot, _ = world.registry.catalogue.watch()
+        snapshot, _ = world.registry.core.watch()
         await world.end()
         return bool(world.view == await view_of(snapshot))
 
