@@ -10,26 +10,8 @@ from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft_app.cli.declare import post_apply
 from weft_app.cli.mesh_api import connect
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat
 from weft_app.cli.output import print_outcome
-
-_OPTIONS = {
-    "name": "NAME",
-    "poolName": "--pool",
-    "provider.url": "--url",
-    "provider.api": "--api",
-    "provider.upstreamModel": "--upstream-model",
-    "provider.apiKeyRef": "--api-key-ref",
-    "provider.slots": "--slots",
-    "provider.timeoutSeconds": "--timeout",
-    "provider.maxRetries": "--max-retries",
-    "contextTokens": "--context-tokens",
-    "tier": "--tier",
-    "labels": "--label",
-    "owner": "--owner",
-    "skills": "--skill",
-    "operations": "--embeddings",
-}
 
 
 def create_model(
@@ -90,7 +72,7 @@ def create_model(
         "labels": labels_of(labels or (), "--label"),
     }
     document = {field: value for field, value in given.items() if value}
-    with naming_fields(_option_of), connect(home) as mesh:
+    with connect(home) as mesh:
         (planned,) = post_apply(mesh, [document], dry_run=True)
         if planned["outcome"] != "created":
             raise WeftError(
@@ -100,12 +82,6 @@ def create_model(
             )
         (result,) = post_apply(mesh, [document])
     print_outcome(output, f"model/{name} created", f"model/{name}", result)
-
-
-def _option_of(field: str) -> str:
-    """Returns the option for an invalid field of the document."""
-    name = field.removeprefix("documents[0].")
-    return _OPTIONS.get(name, "--label" if name.startswith("labels") else name)
 
 
 def labels_of(words: Iterable[str], option: str) -> dict[str, str]:

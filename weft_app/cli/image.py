@@ -39,7 +39,7 @@ from weft_app.cli.media import (
     work_facts,
     written,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, note
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, note, parameter_of
 from weft_app.cli.output import document_text, say
 
 MAX_COUNT = 10
@@ -47,15 +47,6 @@ PREVIEWS = 4
 """Number of previews with --preview."""
 _FORMATS = MappingProxyType({".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"})
 _DOCUMENTS = (OutputFormat.JSON, OutputFormat.YAML)
-_OPTIONS = MappingProxyType(
-    {
-        "prompt": "PROMPT",
-        "count": "--count",
-        "images": "--from",
-        "negative_prompt": "--negative",
-        "output_format": "--output",
-    }
-)
 
 
 def image(
@@ -127,7 +118,7 @@ def image(
     if mask is not None:
         options["mask"] = read_media(mask, "--mask")
     name = chosen_model(model, IMAGES, home)
-    with naming_fields(_option_of):
+    with naming_fields(parameter_of):
         if detach:
             submit(image_request(name, prompt, options), "image", "image", home)
             return
@@ -144,11 +135,6 @@ def _fetch(task_id: str, target: "ImageTarget", home: Path) -> None:
     target.require_writable()
     _make(events, target, None)
     target.finish(spec.model)
-
-
-def _option_of(field_path: str) -> str:
-    name = field_path.removeprefix("payload.").partition("[")[0]
-    return _OPTIONS.get(name, f"--{name}" if name.isidentifier() else field_path)
 
 
 def _make(events: Iterable[event_pb2.InferenceEvent], target: "ImageTarget", preview: Path | None) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -32,6 +32,7 @@ from weft_app.cli.options import (
     ended_by_signals,
     naming_fields,
     note,
+    parameter_of,
 )
 from weft_app.cli.output import print_document, safe_text, say
 from weft_app.cli.records import hosts_of, lease_rows, leased_bytes, print_hosts
@@ -189,17 +190,6 @@ app = typer.Typer(
     help="Lease accelerator memory for a program; list and release the leases of all hosts.", no_args_is_help=True
 )
 
-_OPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "bytes": "--memory",
-        "devices": "--devices",
-        "device_indexes": "--devices",
-        "max_devices": "--max-devices",
-        "priority": "--priority",
-        "purpose": "--purpose",
-        "wait_seconds": "--wait",
-    }
-)
 _CLEAR_LINE = "\r\x1b[K"
 
 
@@ -241,7 +231,7 @@ def acquire(
 
     Example: weft mesh lease acquire --memory 20GiB --purpose "nightly training" --wait 2h -- python train.py
     """
-    with naming_fields(lambda field: _OPTIONS.get(field, field)):
+    with naming_fields(parameter_of):
         require_command(command)
         waiting = _Waiting()
         options = LeaseOptions(

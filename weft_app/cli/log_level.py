@@ -10,7 +10,7 @@ from weft.kernel.log_threshold import LEVELS
 from weft.kernel.reasons import Reason
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.mesh_logs import MESH, RUNNER_PREFIX
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields
+from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import moment_in, say
 from weft_app.cli.wait import parse_duration
 from weft_app.compose.home import WeftHome
@@ -47,7 +47,7 @@ def log_level(
     if level and level != RESET:
         body["seconds"] = int(parse_duration(duration, "--for"))
     try:
-        with connect(home) as api, naming_fields(lambda field: "--for" if field == "seconds" else field):
+        with connect(home) as api:
             if not level:
                 health = api.get("/v1/admin/process-health", process=process)
                 say(f"{shown}: {health['logLevel']}{_until(health, 'logLevelEndTime')}\n")

@@ -238,6 +238,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
     },
     "runner": {
+        "token": ("join_tokens:app", "Manage the join tokens of runners."),
         "conformance": ("conformance:conformance", "Check a runner of the mesh against each rule of its contract."),
     },
 }
@@ -247,7 +248,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     **{f"{group} {name}": each for group, names in GROUPS.items() for name, each in names.items()},
 }
 """PANELS and GROUPS by the words after `weft`."""
-_PANEL_OF: Mapping[str, str] = {name: panel for panel, names in PANELS.items() for name in names}
 
 ALIASES: Mapping[str, str] = {"down": "stop", "list": "get", "ls": "get", "show": "describe"}
 """Other names of commands, not listed in the help. `list` and `ls` alone are `get models`."""
@@ -278,29 +278,45 @@ OTHER_WORDS: Mapping[str, str] = {
 """Commands of other tools, and the equivalents here."""
 
 
-class LazyGroup(TyperGroup):
-    """The commands of PANELS, each imported when it runs."""
+class CommandGroup(TyperGroup):
+    """A group with own commands, and those of COMMANDS below `path`, each imported when it runs."""
+
+    path = ""
+    """The words after `weft`."""
+
+    def add_listed(self, names: Mapping[str, tuple[str, str]], panel: str | None = None) -> None:
+        """Adds commands with their names and summaries for help and completion."""
+        self.commands.update(
+            (name, TyperCommand(name, help=summary, rich_help_panel=panel)) for name, (_, summary) in names.items()
+        )
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Also accepts SUBCOMMAND_ALIASES."""
+        if args and args[0] not in self.commands:
+            meant = [each for each in SUBCOMMAND_ALIASES.get(args[0], ()) if each in self.commands]
+            args = [*meant[:1], *args[1:]] if meant else args
+        word, listed, rest = super().resolve_command(ctx, args)
+        path = f"{self.path} {word}".strip()
+        if path not in COMMANDS:
+            return word, listed, rest
+        return word, (ctx.resilient_parsing and _completed(path, rest)) or load(path), rest
+
+
+class WeftGroup(CommandGroup):
+    """The commands of PANELS."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         without_conversion(self)
+        for panel, names in PANELS.items():
+            self.add_listed(names, panel)
 
     @override
     def main(self, *args: Any, **options: Any) -> Any:
         make_usable()
         with failures_of_system_in_one_line():
             return super().main(*args, **options)
-
-    @override
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*_PANEL_OF, *super().list_commands(ctx)]
-
-    @override
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the command's name and summary for help and completion; `resolve_command` loads the command."""
-        if cmd_name not in _PANEL_OF:
-            return super().get_command(ctx, cmd_name)
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1], rich_help_panel=_PANEL_OF[cmd_name])
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -324,16 +340,14 @@ class LazyGroup(TyperGroup):
 
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Also accepts ALIASES."""
         if args:
             word, *rest = args
             is_bare_list = ALIASES.get(word) == "get" and (not rest or rest[0].startswith("-"))
             args = [ALIASES.get(word, word), *(["models"] if is_bare_list else []), *rest]
-        if args and args[0] not in _PANEL_OF and not args[0].startswith("-"):
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
             ctx.fail(_no_command(args[0]))
-        name, listed, rest = super().resolve_command(ctx, args)
-        if name is not None and name in _PANEL_OF:
-            return name, _resolved(ctx, name, rest), rest
-        return name, listed, rest
+        return super().resolve_command(ctx, args)
 
 
 def _no_command(word: str) -> str:
@@ -405,14 +419,18 @@ def load(path: str) -> Any:
     else:
         found = typer.Typer(help=summary, no_args_is_help=True)
     if isinstance(found, typer.Typer):
+        found.info.cls = CommandGroup
         command: Any = get_group(found)
         command.name = name
     else:
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         alone.command(name)(found)
         command = get_command(alone)
-    _prepare(command)
-    _add_further_commands(command, path)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        _prepare(each)
+    if isinstance(command, CommandGroup):
+        command.path = path
+        command.add_listed(GROUPS.get(path, {}))
     return command
 
 
@@ -420,27 +438,6 @@ def loaded_commands(path: str, command: Any) -> Mapping[str, Any]:
     """Returns the commands of the group `path` by name, loaded; of another command none."""
     own = getattr(command, "commands", {})
     return {name: load(f"{path} {name}") if name in GROUPS.get(path, ()) else each for name, each in own.items()}
-
-
-def _add_further_commands(group: Any, name: str) -> None:
-    """Adds the commands of GROUPS to a group, each imported when it runs."""
-    further = GROUPS.get(name, {})
-    if not further:
-        return
-    typers_own = group.resolve_command
-    for word, (_, summary) in further.items():
-        group.commands[word] = TyperCommand(word, help=summary)
-
-    def resolve_command(context: Any, args: list[str]) -> Any:
-        word, listed, rest = typers_own(context, args)
-        return word, _resolved(context, f"{name} {word}", rest) if word in further else listed, rest
-
-    group.resolve_command = resolve_command
-
-
-def _resolved(context: Any, path: str, rest: Sequence[str]) -> Any:
-    """Returns a command of COMMANDS, or what completes its next word."""
-    return (context.resilient_parsing and _completed(path, rest)) or load(path)
 
 
 def _completed(path: str, words: Sequence[str]) -> Any:
@@ -451,7 +448,7 @@ def _completed(path: str, words: Sequence[str]) -> Any:
     line = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split(" ")
     if any(word.startswith("-") for word in line[-2:]):
         return None
-    from weft_app.cli.completion import FIRST_WORDS, NAMES  # noqa: PLC0415 - as in LazyGroup.invoke
+    from weft_app.cli.completion import FIRST_WORDS, NAMES  # noqa: PLC0415 - as in WeftGroup.invoke
     from weft_app.cli.options import DEFAULT_HOME, HomeOption  # noqa: PLC0415 - as above
 
     has_word = bool(words) and not words[0].startswith("-")
@@ -471,43 +468,25 @@ def _completed(path: str, words: Sequence[str]) -> Any:
 
 
 def _prepare(command: Any) -> None:
-    """Makes a command and its subcommands accept plain values, and use typed names in errors of services."""
+    """Makes a command accept plain values, and report its errors with its options."""
     without_conversion(command)
     if command.help and "\b" not in command.help:
         # Typer keeps the line breaks of the source.
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help))
-    for each in getattr(command, "commands", {}).values():
-        _prepare(each)
-    # A group may get its commands later.
-    if hasattr(command, "commands"):
-        _accept_aliases(command)
     typers_own = command.invoke
 
     def invoke(context: Any) -> Any:
-        from weft_app.cli.options import in_words_of_the_command  # noqa: PLC0415 - as in LazyGroup.invoke
+        from weft_app.cli.options import reporting  # noqa: PLC0415 - as in WeftGroup.invoke
 
-        with in_words_of_the_command():
+        with reporting():
             return typers_own(context)
 
     command.invoke = invoke
 
 
-def _accept_aliases(group: Any) -> None:
-    """Makes a group accept SUBCOMMAND_ALIASES of its commands."""
-    typers_own = group.resolve_command
-
-    def resolve_command(context: Any, args: list[str]) -> Any:
-        if args and args[0] not in group.commands:
-            meant = [each for each in SUBCOMMAND_ALIASES.get(args[0], ()) if each in group.commands]
-            args = [*meant[:1], *args[1:]] if meant else args
-        return typers_own(context, args)
-
-    group.resolve_command = resolve_command
-
-
 app = typer.Typer(
     name="weft",
-    cls=LazyGroup,
+    cls=WeftGroup,
     help="One endpoint for all models that you can reach or wake.",
     epilog="Start here: weft up",
     no_args_is_help=True,

@@ -129,21 +129,22 @@ _OTHER_OPTIONS: Mapping[str, str] = MappingProxyType(
         "grace_seconds": "grace",
         "authorization": "token",
         "pool_name": "pool",
+        "operations": "embeddings",
+        "seconds": "for",
+        "bytes": "memory",
+        "device_indexes": "devices",
+        "wait_seconds": "wait",
+        "images": "from",
+        "negative_prompt": "negative",
+        "output_format": "output",
+        "audio": "recording",
+        "input": "text",
+        "response_format": "format",
     }
 )
 """Parameters of commands by differing field names in errors."""
 _OF_SUBJECTS = frozenset({"name", "id", "request_id", "operation", "lease_id", "model", "runner", "source"})
 """Fields with the subject of a request: without an option, the last argument of the command."""
-
-
-@contextmanager
-def in_words_of_the_command() -> Iterator[None]:
-    """Applies `words_of` to errors raised in the block."""
-    try:
-        yield
-    except WeftError as error:
-        error.message = words_of(error)
-        raise
 
 
 def words_of(error: WeftError) -> str:
@@ -152,13 +153,16 @@ def words_of(error: WeftError) -> str:
     is_of_service = type(error.__cause__).__module__.partition(".")[0] in ("grpc", "http")
     if not (field and is_of_service and error.message.startswith(f"{field}: ")):
         return error.message
-    return f"{_parameter_of(field)}: {error.message.removeprefix(f'{field}: ')}"
+    return f"{parameter_of(field)}: {error.message.removeprefix(f'{field}: ')}"
 
 
-def _parameter_of(field: str) -> str:
-    """Returns the running command's option or argument for a field, else the field's last step."""
-    step = re.sub(r"\[[^\]]*\]", "", field).rpartition(".")[2]
-    step = re.sub(r"(?<!^)(?=[A-Z])", "_", step).lower()
+def parameter_of(field: str) -> str:
+    """Returns the running command's option or argument for a field or an object around it, else the last step."""
+    steps = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", re.sub(r"\[[^\]]*\]", "", field)).lower().split(".")
+    return next(filter(None, map(_parameter_named, reversed(steps))), steps[-1])
+
+
+def _parameter_named(step: str) -> str:
     name = _OTHER_OPTIONS.get(step, step)
     option = f"--{name.replace('_', '-')}"
     parameters = _running_parameters()
@@ -168,7 +172,7 @@ def _parameter_of(field: str) -> str:
             return str(max(each.opts, key=len))
     named = [each for each in arguments if each.name == name] or (arguments[-1:] if step in _OF_SUBJECTS else [])
     if not named:
-        return step
+        return ""
     words: list[str] = re.findall(r"[A-Z][A-Z_-]*", named[0].metavar or named[0].name.upper())
     return next(word for word in words if word != "KIND")
 

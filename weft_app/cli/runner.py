@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from weft_app.cli import join_tokens
 from weft_app.cli.network_options import Discover
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.serving import serving
@@ -16,7 +15,6 @@ TOKEN_VARIABLE = "WEFT_JOIN_TOKEN"  # noqa: S105 - the variable's name
 app = typer.Typer(
     help="Join a mesh with the models of this machine, manage join tokens, and check runners.", no_args_is_help=True
 )
-app.add_typer(join_tokens.app, name="token")
 
 
 TokenOption = Annotated[

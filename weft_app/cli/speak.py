@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -36,12 +35,11 @@ from weft_app.cli.media import (
     work_facts,
     written,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note, parameter_of
 from weft_app.cli.output import say
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 STEM = "speech"
-_OPTIONS = MappingProxyType({"input": "TEXT", "response_format": "--format"})
 _Parts = Iterator[inference_service_pb2.SpeakResponse]
 
 
@@ -92,7 +90,7 @@ def speak(
     }
     options: SpeechOptions = given_options(given)
     name = chosen_model(model, SPEECH, home)
-    with naming_fields(_option_of):
+    with naming_fields(parameter_of):
         if detach:
             submit(speech_request(name, said, options), "speech", "speak", home)
             return
@@ -143,11 +141,6 @@ def _format(asked: str, output: Path | None) -> str:
     if output is not None and suffix not in FORMATS:
         raise invalid_field(OUTPUT_OPTION, f"{output} must end with .{', .'.join(FORMATS)}, or give --format")
     return suffix
-
-
-def _option_of(field_path: str) -> str:
-    name = field_path.removeprefix("payload.")
-    return _OPTIONS.get(name, f"--{name}")
 
 
 def _to_stdout(parts: _Parts) -> receipt_pb2.Receipt:

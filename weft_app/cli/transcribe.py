@@ -35,7 +35,7 @@ from weft_app.cli.media import (
     work_facts,
     written,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note, parameter_of
 from weft_app.cli.output import json_text, say, shown
 
 Write = Callable[[str], None]
@@ -103,7 +103,7 @@ def transcribe(
     options: TranscriptionOptions = given_options(given)
     data = read_media(recording, "FILE", _ADVICE)
     name = chosen_model(model, TRANSCRIPTIONS, home)
-    with naming_fields(_option_of):
+    with naming_fields(parameter_of):
         if detach:
             submit(transcription_request(name, data, options), "transcription", "transcribe", home)
             return
@@ -151,11 +151,6 @@ def _chosen_format(flags: dict[str, bool]) -> TranscriptFormat:
     if len(given) > 1:
         raise invalid_field(f"--{given[1]}", f"cannot be combined with --{given[0]}")
     return TranscriptFormat(given[0]) if given else TranscriptFormat.TEXT
-
-
-def _option_of(field_path: str) -> str:
-    name = field_path.removeprefix("payload.")
-    return "FILE" if name.startswith("audio") or name == "file" else f"--{name}"
 
 
 class Transcript:

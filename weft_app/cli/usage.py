@@ -13,7 +13,7 @@ import typer
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 from weft_app.cli.mesh_api import Document, connect
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import Column, TextTable, custom_columns, moment_in, print_document, say
 
 MAX_ROWS = 10_000
@@ -53,7 +53,7 @@ def usage(
     Example: weft mesh usage --by tenant,day --since 7d -o csv
     """
     groups = [word.strip() for word in by.split(",") if word.strip()]
-    with naming_fields("--{}".format), connect(home) as api:
+    with connect(home) as api:
         found = api.get(
             "/v1/admin/usage",
             by=",".join(groups),
