@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import typer
 
@@ -93,12 +93,24 @@ def up_in_background(home: WeftHome, arguments: Sequence[str], show_line: Callab
     output = home.logs / BACKGROUND_NAME
     environment = {name: value for name, value in os.environ.items() if name not in _COLOURS}
     process = _start([*_UP, *arguments], output, environment)
+
+    def show(line: str) -> None:
+        if line.startswith("weft: "):
+            note(line.removeprefix("weft: "))
+        else:
+            say(f"{show_line(line)}\n")
+
     try:
-        _await_start(process, output, show_line)
+        serves = _serves(process, output, show)
     except KeyboardInterrupt:
         note("ending the start")
         _end(process)
         raise
+    if serves is None:
+        message = f"the mesh has not started after {START_SECONDS:.0f} s; its output is in {output}"
+        raise WeftError(Reason.DEADLINE_EXCEEDED, message)
+    if not serves:
+        raise typer.Exit(process.returncode or EXIT_FAILED)
     say(
         f"  it runs in the background (pid {process.pid})\n\n"
         f"    weft status   weft logs   weft stop\n\n"
@@ -119,46 +131,28 @@ def _start(arguments: Sequence[str], output: Path, environment: dict[str, str] |
         )
 
 
-def _await_start(process: "subprocess.Popen[bytes]", output: Path, show_line: Callable[[str], str]) -> None:
-    for line in _lines(process, output, time.monotonic() + START_SECONDS):
+def _serves(process: "subprocess.Popen[bytes]", output: Path, show: Callable[[str], None]) -> bool | None:
+    """Passes the lines of a start to `show`. Returns whether the mesh serves; None: not after START_SECONDS."""
+    for line in written_lines(process, output, time.monotonic() + START_SECONDS):
         if line == STOP_LINE:
-            return
-        if line.startswith("weft: "):
-            note(line.removeprefix("weft: "))
-        else:
-            say(f"{show_line(line)}\n")
-    if process.poll() is None:
-        message = f"the mesh has not started after {START_SECONDS:.0f} s; its output is in {output}"
-        raise WeftError(Reason.DEADLINE_EXCEEDED, message)
-    raise typer.Exit(process.returncode or EXIT_FAILED)
+            return True
+        show(line)
+    return None if process.poll() is None else False
 
 
-def _lines(process: "subprocess.Popen[bytes]", output: Path, deadline: float) -> Iterator[str]:
-    """Yields new lines of the output until the process ends or the deadline is reached."""
+def written_lines(process: "subprocess.Popen[bytes]", output: Path, deadline: float) -> Iterator[str]:
+    """Yields the lines of a process's output until it ends or the deadline is reached."""
+    rest = b""
     with output.open("rb") as file:
-        written = WrittenLines(file)
         while time.monotonic() < deadline:
             has_ended = process.poll() is not None
-            yield from written.lines(is_last=has_ended)
+            while chunk := file.read(MAX_READ_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (line.decode("utf-8", "replace") for line in lines)
             if has_ended:
+                yield from [rest.decode("utf-8", "replace")] if rest else []
                 return
             time.sleep(POLL_SECONDS)
-
-
-class WrittenLines:
-    """The lines that another process appends to a file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._rest = b""
-
-    def lines(self, *, is_last: bool) -> Iterator[str]:
-        """Yields the lines since the last call; with `is_last` also one without a line break."""
-        while chunk := self._file.read(MAX_READ_BYTES):
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            yield from (line.decode("utf-8", "replace") for line in lines)
-        if is_last and self._rest:
-            yield self._rest.decode("utf-8", "replace")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -218,23 +212,21 @@ def session_mesh(home: WeftHome, config: Path | None) -> Iterator[dict[str, Any]
 
 def _announced(home: WeftHome, process: "subprocess.Popen[bytes]", output: Path) -> dict[str, Any]:
     """Waits until the mesh is up and returns its description. Shows the stages of the start."""
-    deadline, why = time.monotonic() + START_SECONDS, ""
-    with output.open("rb") as file:
-        written = WrittenLines(file)
-        while time.monotonic() < deadline:
-            has_ended = process.poll() is not None
-            for line in written.lines(is_last=has_ended):
-                why = "" if line.startswith(STARTING) else line.removeprefix("weft: ")
-                if line.startswith(_STAGES) and "services: " not in line:
-                    note(line)
-            facts = home.running()
-            if facts is not None and has_started(facts) and facts.get("pids", {}).get("host") == process.pid:
-                return facts
-            if has_ended:
-                why = why or f"exit status {process.returncode}"
-                raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh could be started on {home.root}: {why}")
-            time.sleep(POLL_SECONDS)
-    raise _too_slow(home, output)
+    why = ""
+
+    def show(line: str) -> None:
+        nonlocal why
+        why = "" if line.startswith(STARTING) else line.removeprefix("weft: ")
+        if line.startswith(_STAGES) and "services: " not in line:
+            note(line)
+
+    serves = _serves(process, output, show)
+    if serves is None:
+        raise _too_slow(home, output)
+    if not serves:
+        why = why or f"exit status {process.returncode}"
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh could be started on {home.root}: {why}")
+    return home.running() or {}
 
 
 def _too_slow(home: WeftHome, output: Path) -> WeftError:

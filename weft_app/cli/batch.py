@@ -16,6 +16,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import FOR_TASKS
+from weft_app.cli.follow import Breaks
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, act_on_each, note
 from weft_app.cli.output import (
@@ -286,8 +287,7 @@ def _followed(api: MeshApi, batch: Document) -> Document:
     """Polls the batch until it has ended, with progress on stderr. Retries during a short outage of the gateway."""
     if batch["status"] in _OVER:
         return batch
-    # A single call may last longer than an outage is retried, so that the outage counts from its first failure.
-    away_since: float | None = None
+    breaks = Breaks(MAX_OUTAGE_SECONDS, {Reason.SERVICE_UNAVAILABLE}, began=True, is_quiet=True)
     with shown_progress(_PROGRESS) as show:
         show(batch)
         while batch["status"] not in _OVER:
@@ -295,11 +295,9 @@ def _followed(api: MeshApi, batch: Document) -> Document:
             try:
                 batch = api.get(f"{BATCHES}/{batch['id']}")
             except WeftError as error:
-                away_since = time.monotonic() if away_since is None else away_since
-                if error.reason is not Reason.SERVICE_UNAVAILABLE or time.monotonic() - away_since > MAX_OUTAGE_SECONDS:
-                    raise
+                breaks.note(error)
                 continue
-            away_since = None
+            breaks.none()
             show(batch)
     return batch
 

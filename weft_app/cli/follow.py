@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,16 @@ MAX_REMEMBERED = 20_000
 
 
 class Breaks:
-    """Retry policy of a failed watch: whether to reconnect, and after which pause."""
+    """Retry policy of a failed watch or poll: whether to go on, and after which pause."""
 
-    def __init__(self, limit_seconds: float) -> None:
-        """`limit_seconds` is the maximum outage."""
+    def __init__(
+        self, limit_seconds: float, reasons: Collection[Reason] = AWAY, *, began: bool = False, is_quiet: bool = False
+    ) -> None:
+        """`limit_seconds` is the maximum outage with one of `reasons`. `is_quiet`: without a note of an outage."""
         self._limit_seconds = limit_seconds
-        self._began = False
+        self._reasons = reasons
+        self._began = began
+        self._is_quiet = is_quiet
         self._away_since: float | None = None
 
     def none(self) -> None:
@@ -41,11 +45,12 @@ class Breaks:
 
     def note(self, error: WeftError) -> None:
         """Records an outage. Raises `error` if a retry cannot help or the outage is too long."""
-        if error.reason not in AWAY or not self._began:
+        if error.reason not in self._reasons or not self._began:
             raise error
         if self._away_since is None:
             self._away_since = time.monotonic()
-            note(f"{error.message}; the watch resumes when it is back")
+            if not self._is_quiet:
+                note(f"{error.message}; the watch resumes when it is back")
         if time.monotonic() - self._away_since > self._limit_seconds:
             raise error
 

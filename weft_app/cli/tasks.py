@@ -1,5 +1,6 @@
 """Durable tasks in the commands `get`, `describe`, `wait`, `cancel`, `logs` and `delete`."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,7 +12,7 @@ import typer
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, process_name, require_token
 from weft.kernel.reasons import Reason
-from weft_app.cli.follow import RETRY_LIMIT_SECONDS, poll_records
+from weft_app.cli.follow import RETRY_LIMIT_SECONDS, Breaks, poll_records
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import (
     EXIT_FAILED,
@@ -247,25 +248,21 @@ def _followed(task_id: str, home: Path, deadline: float | None = None) -> Iterat
     Continues across restarts of the mesh. Without a deadline, once the task has been found, retries during an outage
     for MAX_OUTAGE_SECONDS.
     """
-    after, is_found = 0, deadline is not None
-    away_since: float | None = None
+    after, limit_seconds = 0, MAX_OUTAGE_SECONDS if deadline is None else math.inf
+    breaks = Breaks(limit_seconds, _AWAY, began=deadline is not None, is_quiet=True)
     while True:
         try:
             for news in _news(task_id, home, after, deadline):
-                is_found, away_since = True, None
+                breaks.none()
                 yield news
                 if "piece" in news:
                     after = news["piece"]["lastEvent"]
                 elif has_ended(news["task"]):
                     return
         except WeftError as error:
-            now = time.monotonic()
-            if deadline is not None and error.reason in _AWAY and now >= deadline:
+            if deadline is not None and error.reason in _AWAY and time.monotonic() >= deadline:
                 return  # The caller reports the timeout.
-            away_since = now if away_since is None else away_since
-            is_given_up = deadline is None and now - away_since > MAX_OUTAGE_SECONDS
-            if error.reason not in _AWAY or not is_found or is_given_up:
-                raise
+            breaks.note(error)
         time.sleep(RETRY_PAUSE_SECONDS)
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from weft.kernel.unknown_names import FOR_TASKS, unknown_field_target
 from weft_app.cli import batch as batch_commands
+from weft_app.cli import follow
 from weft_app.cli.main import app
 
 ID = "batch-5f0c0d2b7a9e4c31d6a8b2f4"
@@ -188,7 +189,9 @@ def test_watch_survives_a_call_that_hangs_longer_than_an_outage(
     def sleep(_: float) -> None:
         seconds[0] += batch_commands.SILENCE_SECONDS
 
-    monkeypatch.setattr(batch_commands, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: seconds[0]))
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: seconds[0])
+    monkeypatch.setattr(batch_commands, "time", clock)
+    monkeypatch.setattr(follow, "time", clock)
     script.states = [document(), 503, document("completed", 3)]
     assert script.run("submit", script.file(LINE), "--watch").exit_code == 0
     script.states = [document(), 503]

@@ -1,14 +1,16 @@
 """The mesh of one command: whether one runs on the home already, and what is said where none can be started."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
 from weft.client._home import DEFAULT_HOME
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.cli.background import MAX_READ_BYTES, WrittenLines, is_mesh_running, session_mesh
+from weft_app.cli.background import MAX_READ_BYTES, is_mesh_running, session_mesh, written_lines
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
 
 FACTS = {"url": "http://127.0.0.1:9", "grpc": "127.0.0.1:9"}
@@ -68,10 +70,10 @@ def test_remote_mesh_from_the_environment_counts(tmp_path: Path, monkeypatch: py
 def test_reason_of_a_crash_is_read_after_much_output_and_without_a_line_break(tmp_path: Path) -> None:
     output = tmp_path / "up.out"
     output.write_text("line\n" * MAX_READ_BYTES + "MemoryError")
-    with output.open("rb") as file:
-        written = WrittenLines(file)
-        assert list(written.lines(is_last=False)) == ["line"] * MAX_READ_BYTES
-        assert list(written.lines(is_last=True)) == ["MemoryError"]
+    with Popen(["true"]) as ended:
+        pass
+    lines = list(written_lines(ended, output, math.inf))
+    assert lines == ["line"] * MAX_READ_BYTES + ["MemoryError"]
 
 
 @pytest.mark.slow("imports all of a mesh")
