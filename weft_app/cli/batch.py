@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -143,7 +144,7 @@ def list_batches(
     Example: weft batch list
     """
     with connect(home) as api:
-        _BATCHES.print(_newest(api, BATCHES, limit), output)
+        _BATCHES.print(islice(api.newest(BATCHES, min(MAX_PAGE, limit)), limit), output)
 
 
 @app.command("get")
@@ -226,7 +227,7 @@ def list_files(
     Example: weft batch files
     """
     with connect(home) as api:
-        _FILES.print(_newest(api, FILES, limit), output)
+        _FILES.print(islice(api.newest(FILES, min(MAX_PAGE, limit)), limit), output)
 
 
 @app.command("delete-file")
@@ -255,16 +256,6 @@ def _submitted(api: MeshApi, file: Path, body: Document) -> Document:
                 api.delete(f"{FILES}/{kept['id']}")
         raise
     return made
-
-
-def _newest(api: MeshApi, path: str, limit: int) -> list[Document]:
-    found: list[Document] = []
-    while len(found) < limit:
-        page = api.get(path, limit=min(MAX_PAGE, limit - len(found)), after=found[-1]["id"] if found else "")
-        found += page["data"]
-        if not page["has_more"] or not page["data"]:
-            break
-    return found
 
 
 def _write(content: Iterator[bytes], to: Path | None) -> None:

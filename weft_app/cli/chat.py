@@ -5,12 +5,11 @@ Notices of an answer are signals, warnings and tools that the mesh runs for it, 
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -150,31 +149,27 @@ def chat_options(
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageMedia:
+class MessageMedia(TypedDict, total=False):
     """The files of one message."""
 
-    images: tuple[bytes, ...] = ()
-    audio: tuple[bytes, ...] = ()
+    images: Sequence[bytes]
+    audio: Sequence[bytes]
 
-    def message(self, text: str) -> Message:
-        """Returns a user message with these files."""
-        message: Message = {"role": "user", "content": text}
-        if self.images:
-            message["images"] = self.images
-        if self.audio:
-            message["audio"] = self.audio
-        return message
+
+def user_message(text: str, media: MessageMedia) -> Message:
+    """Returns a user message with files."""
+    return {"role": "user", "content": text, **media}
 
 
 def read_media(images: Iterable[Path] | None, audio: Iterable[Path] | None) -> MessageMedia:
     """Reads the files of a message. Raises INVALID_ARGUMENT naming the option."""
-    found = MessageMedia(
-        images=tuple(_read(path, _IMAGES) for path in images or ()),
-        audio=tuple(_read(path, _AUDIO) for path in audio or ()),
-    )
-    if sum(map(len, (*found.images, *found.audio))) > MAX_TOTAL_BYTES:
-        option = _IMAGES if found.images else _AUDIO
+    found: MessageMedia = {}
+    if images:
+        found["images"] = [_read(path, _IMAGES) for path in images]
+    if audio:
+        found["audio"] = [_read(path, _AUDIO) for path in audio]
+    if sum(map(len, (*found.get("images", ()), *found.get("audio", ())))) > MAX_TOTAL_BYTES:
+        option = _IMAGES if images else _AUDIO
         raise invalid_field(option, f"the files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB together")
     return found
 
@@ -224,7 +219,7 @@ def _submit(
         raise invalid_field("--async", "needs -m, or a message on standard input")
     asked = name_for_task(name, home, wait_for_model=wait_for_model)
     with connect_tasks(home=home) as tasks:
-        task = tasks.submit_chat(asked, [*history, media.message(text)], wait_for_model=wait_for_model, **options)
+        task = tasks.submit_chat(asked, [*history, user_message(text, media)], wait_for_model=wait_for_model, **options)
     sys.stdout.write(f"{task.id}\n")
     sys.stdout.flush()
     state = state_name(task.state).lower()
@@ -384,7 +379,7 @@ class Conversation:
     ) -> None:
         """`media` has the files of the next message."""
         self._is_verbose = is_verbose
-        self._media = media or MessageMedia()
+        self._media: MessageMedia = media or {}
         self._mesh = mesh
         self._model = model
         self._history = history
@@ -411,7 +406,7 @@ class Conversation:
     def say(self, text: str) -> None:
         """Sends a message and prints the answer with its timings."""
         self._inside_line = False
-        turns: list[Message] = [*self._history, self._media.message(text)]
+        turns: list[Message] = [*self._history, user_message(text, self._media)]
         answer: list[str] = []
         try:
             for event in self._mesh.chat(self._model, turns, timeout=self._timeout_seconds, **self._options):
@@ -423,7 +418,7 @@ class Conversation:
             late = f"the answer exceeded the timeout of {self._timeout_seconds:g} s; set a longer one with --timeout"
             raise WeftError(error.reason, late, metadata=error.metadata) from error
         self._history[:] = [*turns, {"role": "assistant", "content": "".join(answer)}]
-        self._media = MessageMedia()
+        self._media = {}
 
     def _show(self, event: event_pb2.InferenceEvent, answer: list[str]) -> None:
         match event.WhichOneof("event"):

@@ -18,23 +18,11 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_SECONDS = 0.25
 """Timeout per call: a completion makes up to five, and must end within a second even on a slow host."""
 MAX_OFFERED = 1000
-MODEL = "model"
-TASKS = "tasks"
-REQUESTS = "requests"
-LEASES = "leases"
-ROUTERS = "routers"
-CANCELLED_KINDS = (REQUESTS, TASKS, "batches", "operations")
-REMEMBERED = ("clients", REQUESTS, TASKS)
-"""Kinds that a router stores, in the plural; their names change constantly and are not completed."""
-SHOWN = (*REMEMBERED, LEASES, ROUTERS, ALL)
-"""Further kinds of `weft get`."""
+CANCELLED_KINDS = ("requests", "tasks", "batches", "operations")
+SHOWN = ("clients", "requests", "tasks", "leases", "routers", ALL)
+"""Further kinds of `weft get`. Their names change constantly and are not completed."""
 _PREFIXES = {"agent/": ResourceKind.AGENT, "route/": ResourceKind.ROUTE, "workflow/": ResourceKind.WORKFLOW}
 KEYS, SECRETS = "/api/v1/keys", "/v1/admin/secrets"
-
-
-def complete_kind(incomplete: str) -> list[str]:
-    """Completes kinds, in the plural."""
-    return _offer((kind.plural for kind in ResourceKind), incomplete)
 
 
 def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -46,7 +34,7 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
         return _offer((f"{kind_word}/{name}" for name in names), incomplete)
     kinds = [kind_words()[word.lower()] for word in words[:1] if word.lower() in kind_words()]
     if not kinds:
-        return complete_kind(incomplete)
+        return _offer((kind.plural for kind in ResourceKind), incomplete)
     return _offer(_names(ctx, kinds[0]), incomplete)
 
 
@@ -82,8 +70,8 @@ def _beside(
 
 
 complete_shown = _beside(complete_named, ("request", "client", "task", "lease", "router"), SHOWN)
-complete_described = _beside(complete_named, ("task",), [TASKS])
-complete_with_tasks = _beside(complete_resource, ("task",), [TASKS])
+complete_described = _beside(complete_named, ("task",), ["tasks"])
+complete_with_tasks = _beside(complete_resource, ("task",), ["tasks"])
 
 
 def complete_cancelled_kind(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -93,7 +81,7 @@ def complete_cancelled_kind(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_restarted(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the word `model`, then names of models."""
-    return complete_model(ctx, incomplete) if ctx.params.get("model") else _offer([MODEL], incomplete)
+    return complete_model(ctx, incomplete) if ctx.params.get("model") else _offer(["model"], incomplete)
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -150,7 +150,7 @@ def _make(events: Iterable[event_pb2.InferenceEvent], target: "ImageTarget", pre
                 elif event.HasField("finished"):
                     target.receipt.CopyFrom(event.finished.receipt)
     except KeyboardInterrupt:
-        stopped(target.saved_text())
+        stopped(f"saved {', '.join(target.saved)}" if target.saved else "no image was saved")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class ImageTarget:
     force: bool
     receipt: receipt_pb2.Receipt = field(default_factory=receipt_pb2.Receipt)
     _images: list[image_pb2.GeneratedImage] = field(default_factory=list)
-    _saved: list[str] = field(default_factory=list)
+    saved: list[str] = field(default_factory=list)
 
     @property
     def format(self) -> str:
@@ -198,7 +198,7 @@ class ImageTarget:
         path = self._path(made)
         with written(path, force=self.force) as file:
             file.write(made.image.data)
-        self._saved.append(str(path))
+        self.saved.append(str(path))
         say(f"{path}\n")
         if made.HasField("seed"):
             note(f"{path}: seed {made.seed}")
@@ -220,10 +220,6 @@ class ImageTarget:
             document = {"kind": "Images", "model": model, "images": images, "receipt": document_of(self.receipt)}
             say(document_text(document, OutputFormat(self.output)))
         note(work_facts(self.receipt))
-
-    def saved_text(self) -> str:
-        """Returns the saved files as text, for a command that ends early."""
-        return f"saved {', '.join(self._saved)}" if self._saved else "no image was saved"
 
 
 def _image_document(made: image_pb2.GeneratedImage) -> dict[str, object]:

@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -30,6 +30,7 @@ from weft_app.cli.options import (
     OutputFormat,
     OutputOption,
     ended_by_signals,
+    handled,
     naming_fields,
     note,
     parameter_of,
@@ -141,7 +142,7 @@ class _PassedOn:
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
         self._handlers = ExitStack()
-        self._handlers.enter_context(_handled(_PASSED_ON, self._pass_on))
+        self._handlers.enter_context(handled(_PASSED_ON, self._pass_on))
 
     def close(self) -> None:
         """Restores the handlers."""
@@ -172,18 +173,6 @@ def _has_the_terminal() -> bool:
         finally:
             os.close(terminal)
     return False
-
-
-@contextmanager
-def _handled(numbers: Sequence[signal.Signals], handler: "signal._HANDLER") -> Iterator[None]:
-    # Ignored signals stay ignored: `nohup weft mesh lease acquire ...` survives the end of its terminal.
-    caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in caught}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
 
 
 app = typer.Typer(

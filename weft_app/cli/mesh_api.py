@@ -125,6 +125,14 @@ class MeshApi:
                 return
             query["pageToken"] = page["nextPageToken"]
 
+    def newest(self, path: str, page_size: int) -> Iterator[Document]:
+        """Yields the items of all pages of a list of OpenAI's API, newest first."""
+        after, has_more = "", True
+        while has_more:
+            page = self.get(path, limit=page_size, after=after)
+            yield from page["data"]
+            after, has_more = page["data"][-1]["id"] if page["data"] else "", page["has_more"] and page["data"]
+
     def documents(self, kind: ResourceKind) -> list[Document]:
         """Returns the resources of a kind, sorted by name."""
         return list(self.pages(f"/api/v1/{kind.plural}", pageSize=PAGE_SIZE))

@@ -113,22 +113,28 @@ class NetworkOptions:
                 f"cannot be combined with --tls {self.tls}: omit --insecure for HTTPS with the mesh's certificate, or "
                 "--tls for plain HTTP",
             )
-        plain = {"host": self.host, "port": self.port, "grpc_port": self.grpc_port}
-        given: Document = {name: value for name, value in plain.items() if value is not None}
-        gateway: Document = {}
-        if self.insecure:
-            gateway["insecure"] = True
-        if self.tls is TlsChoice.AUTO:
-            gateway["tls"] = {"self_signed": True}
-        if gateway:
-            given["gateway"] = gateway
-        if self.announce is not None:
-            given["announce"] = {"enabled": self.announce}
-        if self.edge is not None:
-            given["edge"] = {"proxy": self.edge.value}
-        if self.join_port is not None:
-            given["relay"] = {"listen": self._listen(self.host or "127.0.0.1", self.join_port)}
+        given: Document = {}
+        for path, value in self._given().items():
+            *sections, name = path.split(".")
+            inner: Any = given
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[name] = value
         return given
+
+    def _given(self) -> dict[str, Any]:
+        """Returns the given values by their paths in the configuration."""
+        found = {
+            "host": self.host,
+            "port": self.port,
+            "grpc_port": self.grpc_port,
+            "gateway.insecure": self.insecure or None,
+            "gateway.tls.self_signed": self.tls and True,
+            "announce.enabled": self.announce,
+            "edge.proxy": self.edge and self.edge.value,
+            "relay.listen": None if self.join_port is None else self._listen(self.host or "127.0.0.1", self.join_port),
+        }
+        return {path: value for path, value in found.items() if value is not None}
 
     def with_relay(self, document: "Document", below: "Callable[[Document], Document]") -> "Document":
         """Applies `below` and adds the relay that --host opens for other machines."""
@@ -145,10 +151,7 @@ class NetworkOptions:
 
     def option_of(self, field: str) -> str:
         """Returns the name of a setting for errors: its option if it was given."""
-        value: Any = self.overrides()
-        for step in field.split("."):
-            value = value.get(step) if isinstance(value, dict) else None
-        return _OPTIONS.get(field, field) if value is not None else field
+        return _OPTIONS.get(field, field) if field in self._given() else field
 
     @staticmethod
     def _listen(host: str, port: int) -> str:

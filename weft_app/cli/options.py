@@ -197,17 +197,25 @@ def ended_by_signals() -> Iterator[None]:
         received.append(number)
         raise KeyboardInterrupt
 
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in numbers}
+    with handled((signal.SIGTERM, signal.SIGHUP), end):
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not received:
+                raise
+            raise typer.Exit(SIGNAL_STATUS + received[0]) from None
+
+
+@contextmanager
+def handled(numbers: Iterable[signal.Signals], handler: "signal._HANDLER") -> Iterator[None]:
+    """Handles signals during the block, except ignored ones."""
+    caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in caught}
     try:
         yield
-    except KeyboardInterrupt:
-        if not received:
-            raise
-        raise typer.Exit(SIGNAL_STATUS + received[0]) from None
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 Item = TypeVar("Item")

@@ -470,6 +470,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "age": age,
         "ago": ago,
         "commas": ",".join,
+        "eta": lambda seconds: f"{wait_words(seconds)}s",
         "keep": keep_alive_text,
         "labels": labels_text,
         "local": local,

@@ -14,7 +14,7 @@ from weft_app.cli.completion import SECRETS
 from weft_app.cli.follow import RecordChanges, follow, poll_records
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import ResourceFormat, note
-from weft_app.cli.output import FORMATS, TEXTS, Listing, custom_columns, moment_in, print_table, say, text_at
+from weft_app.cli.output import FORMATS, TEXTS, Listing, custom_columns, moment_in, print_table, say
 from weft_app.cli.short_ids import REQUESTS, full_id
 
 
@@ -266,11 +266,6 @@ MAX_SHOWN = 1_000
 STATES = ("ended", "completed", "failed", "cancelled")
 
 
-def _eta_of(request: Document) -> str | None:
-    eta = text_at(request, "queued.etaSeconds|loading.etaSeconds", "wait")
-    return None if eta is None else f"{eta}s"
-
-
 def _token_counts(request: Document) -> str | None:
     receipt = request.get("receipt", {})
     counts = [receipt.get(name, 0) for name in ("promptTokens", "completionTokens")]
@@ -283,9 +278,8 @@ def _seconds_of(request: Document) -> float:
 
 _WAITS = "WAITS_FOR:queued.reason|loading.stage"
 _REQUEST = custom_columns(
-    "REQUEST:requestId TARGET:target STATE:state TENANT:tenant? PRIORITY:priority? POSITION:queued.position ETA~ "
-    "AGE:arrivedAt:age~",
-    ETA=_eta_of,
+    "REQUEST:requestId TARGET:target STATE:state TENANT:tenant? PRIORITY:priority? POSITION:queued.position "
+    "ETA:queued.etaSeconds|loading.etaSeconds:eta~ AGE:arrivedAt:age~"
 )
 _REQUESTS = Listing(
     empty="no requests are waiting or running; list ended ones with weft get requests --state ended",

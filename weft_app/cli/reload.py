@@ -8,6 +8,7 @@ import typer
 
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1.configuration_service_pb2_grpc import ConfigurationServiceStub
+from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.grpc_calls import call_registry
@@ -90,22 +91,11 @@ def _setting_words(setting: pb.SettingChange) -> str:
 
 
 def _document(answer: pb.ReloadConfigurationResponse, dry_run: bool) -> dict[str, Any]:
-    changes = [_change_document(change) for change in answer.changes]
-    return {"dryRun": dry_run, "files": list(answer.files), "changes": changes, "notes": list(answer.notes)}
-
-
-def _change_document(change: pb.ConfigurationChange) -> dict[str, Any]:
-    document: dict[str, Any] = {"kind": change.kind, "name": change.name}
-    if change.runner:
-        document["runner"] = change.runner
-    document["action"] = _Change.Action.Name(change.action).removeprefix("ACTION_").lower()
-    document["effect"] = _Change.Effect.Name(change.effect).removeprefix("EFFECT_").lower()
-    if change.error:
-        document["error"] = change.error
-    document["settings"] = [
-        {"name": each.name, "before": _value(each.before), "after": _value(each.after)} for each in change.settings
-    ]
-    return document
+    document = document_of(answer)
+    for change in document["changes"]:
+        for each in change["settings"]:
+            each |= {name: _value(each.get(name, "")) for name in ("before", "after")}
+    return {"dryRun": dry_run, **document}
 
 
 def _value(text: str) -> Any:

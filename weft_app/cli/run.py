@@ -31,6 +31,7 @@ from weft_app.cli.chat import (
     only_message,
     read_media,
     resolve,
+    user_message,
 )
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.mesh_api import Document, MeshApi
@@ -123,7 +124,7 @@ def run(
         running = _running(load, authorization, home)
         mesh = stack.enter_context(connect(home=home))
         if output is not OutputFormat.TABLE and text is not None:
-            turns = [*history, media.message(text)]
+            turns = [*history, user_message(text, media)]
             print_document(_answer_document(mesh, running, turns, options, timeout), output)
             return
         sys.stderr.write(running.header if verbose else "")

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,7 +24,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli.mesh_api import Document
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, ended_by_signals
 from weft_app.cli.output import (
     Listing,
     ProgressStyle,
@@ -41,8 +40,6 @@ from weft_app.compose.home import WeftHome
 MAX_LOG_BYTES = 4 * 1024**2
 _LINES = 10
 """Number of progress lines without a terminal."""
-_TERMINATED = 128
-"""Base of a shell's exit code after a signal."""
 
 app = typer.Typer(
     help="Install, list, choose and remove environments and programs of engines.",
@@ -129,10 +126,11 @@ def install(
         jobs=jobs or os.cpu_count() or 1,
     )
     folder.create()
-    with shown_progress(_PROGRESS) as show:
+    # An end removes all but the progress of a build.
+    with ended_by_signals(), shown_progress(_PROGRESS) as show:
         log = folder.log_file(f"runtime-{name}", MAX_LOG_BYTES)
         installer = EnvironmentInstaller(folder.environments, SystemClock(), show, log.write)
-        _run(installer, order)
+        asyncio.run(installer.install(order))
     size = size_words(_status(environment, folder).installed.installed_bytes)
     place = folder.environments.link(environment)
     _report(_status(environment, folder), output, f"{name} ({chosen}) is installed: {size} in {place}\n")
@@ -265,25 +263,3 @@ def _report(status: pb.EnvironmentStatus, output: OutputFormat, text: str) -> No
         say(text)
     else:
         print_document(document_of(status), output)
-
-
-def _run(installer: EnvironmentInstaller, order: InstallOrder) -> None:
-    """Runs the installation. Ctrl-C, SIGTERM and SIGHUP end it; only the progress of a build stays."""
-    received: list[int] = []
-
-    async def installing() -> None:
-        task = asyncio.current_task()
-        assert task is not None, "it runs in a task"
-
-        def end(number: int) -> None:
-            received.append(number)
-            task.cancel()
-
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, end, number)
-        await installer.install(order)
-
-    try:
-        asyncio.run(installing())
-    except asyncio.CancelledError:
-        raise typer.Exit(_TERMINATED + received[0]) from None

@@ -78,16 +78,6 @@ def _requests(api: MeshApi) -> Iterator[str]:
         yield from _ids(found, "requestId")
 
 
-def _batches(api: MeshApi) -> Iterator[str]:
-    after = ""
-    while True:
-        page = api.get("/v1/batches", limit=_BATCH_PAGE, after=after)
-        yield from _ids(page["data"])
-        if not page["has_more"] or not page["data"]:
-            return
-        after = page["data"][-1]["id"]
-
-
 def _operations(api: MeshApi) -> Iterator[str]:
     for each in _ids(api.pages("/v1/admin/operations", pageSize=_PAGE), "name"):
         yield each.rpartition("/")[2]
@@ -95,6 +85,6 @@ def _operations(api: MeshApi) -> Iterator[str]:
 
 REQUESTS = RecordIds("/v1/requests", _requests, query=(("allTenants", True),))
 TASKS = RecordIds("/v1/admin/tasks", lambda api: _ids(api.get("/v1/admin/tasks", limit=_PAGE)["items"]))
-BATCHES = RecordIds("/v1/batches", _batches)
+BATCHES = RecordIds("/v1/batches", lambda api: _ids(api.newest("/v1/batches", _BATCH_PAGE)))
 OPERATIONS = RecordIds("/v1/admin/operations", _operations)
 KEYS = RecordIds("", lambda api: _ids(api.get("/api/v1/keys")["items"]))

@@ -6,8 +6,9 @@
 import json
 import time
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,30 +40,6 @@ if TYPE_CHECKING:
 
 
 MAX_LIFETIME_SECONDS = 300
-
-
-def read_token_text(path: Path, field: str) -> str:
-    """Reads the text of a token. Raises INVALID_ARGUMENT naming `field`."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_TOKEN_BYTES + 1)
-    except OSError as error:
-        raise invalid_field(field, f"{path} cannot be read: {error.strerror}") from error
-    if len(content) > MAX_TOKEN_BYTES or not content.isascii():
-        raise invalid_field(field, f"{path} is larger than {MAX_TOKEN_BYTES // 1024} KiB or is no text")
-    return content.decode("ascii")
-
-
-def write_token_text(path: Path, text: str, field: str) -> None:
-    """Replaces the file atomically by `text`. Raises INVALID_ARGUMENT naming `field`."""
-    if len(text) > MAX_TOKEN_BYTES:
-        raise invalid_field(field, f"the token would be larger than {MAX_TOKEN_BYTES // 1024} KiB")
-    if not path.parent.is_dir():
-        raise invalid_field(field, f"{path} cannot be written: there is no folder {path.parent}")
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise invalid_field(field, f"{path} cannot be written: {error.strerror}") from error
 
 
 AudienceOption = Annotated[
@@ -123,18 +100,17 @@ def new_key(
 
     Example: weft keys sign new-key --out alice.pem
     """
-    try:
-        from weft.signing.signatures import new_key_file  # noqa: PLC0415 - every command starts fast
-    except ImportError as error:
-        raise no_library() from error
-    public = new_key_file(out, "--out")
+    public = _signatures().new_key_file(out, "--out")
     say(f'public_key: "{public}"\n')
     note(f"the private key is in {out}; give the registry's operator the line above, and keep the file secret")
 
 
-def no_library() -> WeftError:
-    """Returns the error for a missing signature library."""
-    return WeftError(Reason.UNSUPPORTED_OPERATION, missing_package("signatures need", "joserfc"))
+def _signatures() -> Any:
+    """Imports what signs, as every command starts fast. Raises UNSUPPORTED_OPERATION without its library."""
+    try:
+        return import_module("weft.signing.signatures")
+    except ImportError as error:
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, missing_package("signatures need", "joserfc")) from error
 
 
 def _make_token(
@@ -181,14 +157,11 @@ def _make_token(
         raise invalid_field("--signer", "is only for --shared-key; with --key, use --as")
     require_name(key_id, "--as")
     now = int(time.time())
-    try:
-        from weft.signing.signatures import read_private_key, sign  # noqa: PLC0415 - see `no_library`
-    except ImportError as error:
-        raise no_library() from error
-    private = read_private_key(key, "--key")
+    signatures = _signatures()
+    private = signatures.read_private_key(key, "--key")
     rules = signing_rules(home, audience, policy, lifetime)
     _require_signer(rules, key_id)
-    _hand_over(sign(make_payload(action, rules, now=now), private, key_id).as_text(), out)
+    _hand_over(signatures.sign(make_payload(action, rules, now=now), private, key_id).as_text(), out)
     _say_what_is_missing(rules, out)
 
 
@@ -219,10 +192,18 @@ for _verb, _text, _example in _PERMITS:
 
 
 def _hand_over(text: str, out: Path | None) -> None:
+    """Prints a token, or replaces the file atomically by it. Raises INVALID_ARGUMENT naming --out."""
     if out is None:
         say(text)
-    else:
-        write_token_text(out, text, "--out")
+        return
+    if len(text) > MAX_TOKEN_BYTES:
+        raise invalid_field("--out", f"the token would be larger than {MAX_TOKEN_BYTES // 1024} KiB")
+    if not out.parent.is_dir():
+        raise invalid_field("--out", f"{out} cannot be written: there is no folder {out.parent}")
+    try:
+        replace_file(out, text.encode())
+    except OSError as error:
+        raise invalid_field("--out", f"{out} cannot be written: {error.strerror}") from error
 
 
 def _say_what_is_missing(rules: pb.GetGovernanceResponse, out: Path | None) -> None:
@@ -253,12 +234,9 @@ def approve(
 
     Example: weft keys approve op.json --key bob.pem --as bob
     """
-    try:
-        from weft.signing.signatures import read_private_key, sign  # noqa: PLC0415 - see `no_library`
-    except ImportError as error:
-        raise no_library() from error
+    signatures = _signatures()
     signed, claims = _read(file)
-    private = read_private_key(key, "--key")
+    private = signatures.read_private_key(key, "--key")
     rules = signing_rules(home, audience, policy)
     _require_signer(rules, require_name(key_id, "--as"))
     signers = [signature.key_id for signature in signed.signatures]
@@ -269,18 +247,22 @@ def approve(
     _show(claims, signers, rules, now)
     if not yes:
         typer.confirm(f"Sign as {key_id}?", abort=True, err=True)
-    agreed = sign(signed.payload_bytes, private, key_id, beside=signed.signatures)
-    write_token_text(out or file, agreed.as_text(), "--out")
+    agreed = signatures.sign(signed.payload_bytes, private, key_id, beside=signed.signatures)
+    _hand_over(agreed.as_text(), out or file)
     missing = rules.required_signers - len(set(signers)) - 1
     say(f"signed; signatures still needed: {missing}\n" if missing > 0 else "signed\n")
 
 
 def _read(file: Path) -> "tuple[SignedBytes, Claims]":
-    from weft.signing.signatures import read_signed  # noqa: PLC0415 - every command starts fast
-
-    text = read_token_text(file, "FILE")
     try:
-        signed = read_signed(text)
+        with file.open("rb") as opened:
+            content = opened.read(MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise invalid_field("FILE", f"{file} cannot be read: {error.strerror}") from error
+    if len(content) > MAX_TOKEN_BYTES or not content.isascii():
+        raise invalid_field("FILE", f"{file} is larger than {MAX_TOKEN_BYTES // 1024} KiB or is no text")
+    try:
+        signed: SignedBytes = _signatures().read_signed(content.decode("ascii"))
         return signed, read_payload(signed.payload_bytes)
     except MalformedToken as error:
         raise invalid_field("FILE", f"{file} {error}") from error

@@ -24,9 +24,17 @@ _UNIX = "unix:"
 _FACTS = custom_columns(
     "Home:home State:state Process:pid Up_for:startTime:age Base_URL:url:{}/v1 gRPC:grpc Services Config Logs:logs "
     "Health Problem:problem",
-    Services=lambda facts: _service_words(facts["services"]) if "services" in facts else None,
+    Services=lambda facts: (
+        ", ".join(f"{name} at {address}" for name, address in facts["services"].items()) + " (weft serve)"
+        if "services" in facts
+        else None
+    ),
     Config=lambda facts: ", ".join(facts["config"]) or "none" if "config" in facts else None,
-    Health=lambda facts: _health_words(facts["health"]) if "health" in facts else None,
+    Health=lambda facts: (
+        ", ".join(f"{each['process']}: {each['status']}" for each in facts["health"] if each["status"] != "ok") or "ok"
+        if "health" in facts
+        else None
+    ),
 )
 _HEALTH = custom_columns("PROCESS:process COMPONENT:component STATE:state SINCE:since:age REASON:message|reason")
 _MODELS = custom_columns("NAME:name STATUS:status RUNNER:runner")
@@ -151,15 +159,6 @@ def _asked_itself(address: str) -> Document:
     from weft_app.cli.grpc_calls import health_of  # noqa: PLC0415 - a mesh of `weft up` is asked over HTTP
 
     return document_of(health_of(address))
-
-
-def _service_words(services: dict[str, str]) -> str:
-    return ", ".join(f"{name} at {address}" for name, address in services.items()) + " (weft serve)"
-
-
-def _health_words(processes: list[dict[str, Any]]) -> str:
-    wrong = [f"{each['process']}: {each['status']}" for each in processes if each["status"] != "ok"]
-    return ", ".join(wrong) or "ok"
 
 
 def _unwell(processes: list[dict[str, Any]]) -> Iterator[dict[str, str]]:

@@ -16,7 +16,7 @@ import typer
 
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft.kernel.units import size_words, time_words, wait_words
+from weft.kernel.units import size_words, time_words
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import (
@@ -53,16 +53,8 @@ class Sort(StrEnum):
     MEMORY = "memory"
 
 
-SORTS: Mapping[str, Sort] = {"n": Sort.NAME, "l": Sort.LOAD, "m": Sort.MEMORY}
-
-
-class Style(StrEnum):
-    """Style of a line in rich."""
-
-    TITLE = "bold"
-    HEADER = "dim"
-    PLAIN = ""
-    WARNING = "yellow"
+TITLE, HEADER, PLAIN, WARNING = "bold", "dim", "", "yellow"
+"""Styles of lines in rich."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +62,7 @@ class Line:
     """A line of the page."""
 
     text: str
-    style: Style = Style.PLAIN
+    style: str = PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,24 +100,20 @@ def top(
             TopScreen(source, interval).run()
             return
         while True:
-            say(_piped(source.document(), output))
+            document = source.document()
+            match output:
+                case OutputFormat.JSON:
+                    say(json_line(document))
+                case OutputFormat.YAML:
+                    say(f"---\n{document_text(document, output)}")
+                case OutputFormat.TABLE:
+                    say(f"{_text(document)}\n")
             time.sleep(interval)
 
 
 def _text(document: Mapping[str, Any]) -> str:
     """Returns the page for a file or a pipe, uncut and without keys."""
     return "".join(f"{line.text}\n" for line in page(document, View(columns=10_000, rows=10_000))[:-1])
-
-
-def _piped(document: Mapping[str, Any], output: OutputFormat) -> str:
-    """Returns one of several pages for a file or a pipe."""
-    match output:
-        case OutputFormat.JSON:
-            return json_line(document)
-        case OutputFormat.YAML:
-            return f"---\n{document_text(document, output)}"
-        case OutputFormat.TABLE:
-            return f"{_text(document)}\n"
 
 
 class TopSource:
@@ -263,10 +251,7 @@ _MODEL = custom_columns(
     SLOTS=lambda model: f"{model['slotsUsed']}/{model['slotsTotal']}",
     MEMORY=lambda model: size_words(model["memoryBytes"]) if model["memoryBytes"] else None,
 )
-_QUEUED = custom_columns(
-    "WAITING:id TARGET:target STATE:state POS:position ETA WAITS_FOR:waitsFor",
-    ETA=lambda request: None if request["etaSeconds"] is None else f"{wait_words(request['etaSeconds'])}s",
-)
+_QUEUED = custom_columns("WAITING:id TARGET:target STATE:state POS:position ETA:etaSeconds:eta WAITS_FOR:waitsFor")
 _ENDED = custom_columns(
     "ENDED:id TARGET:target OUTCOME:outcome TOKENS TOOK TOK/S:tokensPerSecond:{:.1f}",
     TOKENS=lambda request: "+".join(map(str, request["tokens"] or ())),
@@ -283,9 +268,9 @@ def page(document: Mapping[str, Any], view: View) -> list[Line]:
     told = (
         f"running {counts['running']}  waiting {counts['waiting']}  tokens/s {'-' if speed is None else f'{speed:.1f}'}"
     )
-    lines = [Line(f"weft top  {told}  {document['time']}", Style.TITLE)]
+    lines = [Line(f"weft top  {told}  {document['time']}", TITLE)]
     if document["notice"]:
-        lines.append(Line(document["notice"], Style.WARNING))
+        lines.append(Line(document["notice"], WARNING))
     sections = [
         _section(_DEVICE, document["devices"]),
         _section(_MODEL, sorted(document["models"], key=_ORDERS[view.sort])),
@@ -295,7 +280,7 @@ def page(document: Mapping[str, Any], view: View) -> list[Line]:
     for section, most in zip(sections, _shares(sections, rows - len(lines) - 1), strict=True):
         lines += _fitted(section, most)
     pause = "p go on" if view.is_paused else "p pause"
-    lines.append(Line(f"q quit  {pause}  sort: n name, l load, m memory (now {view.sort})", Style.HEADER))
+    lines.append(Line(f"q quit  {pause}  sort: n name, l load, m memory (now {view.sort})", HEADER))
     return [Line(safe_text(line.text)[:columns], line.style) for line in lines]
 
 
@@ -309,8 +294,8 @@ _ORDERS: Mapping[Sort, Callable[[Document], tuple[Any, ...]]] = {
 def _section(columns: Sequence[Column], rows: Sequence[Document]) -> list[Line]:
     """Returns a header and rows, with columns as wide as their widest cells."""
     header, *texts = TextTable(columns, is_cut=False).plain_text(rows).splitlines()
-    styles = (Style.WARNING if row.get("state") in _BAD else Style.PLAIN for row in rows)
-    return [Line(header, Style.HEADER), *(Line(text, style) for text, style in zip(texts, styles, strict=True))]
+    styles = (WARNING if row.get("state") in _BAD else PLAIN for row in rows)
+    return [Line(header, HEADER), *(Line(text, style) for text, style in zip(texts, styles, strict=True))]
 
 
 def _shares(sections: Sequence[Sequence[Line]], rows: int) -> list[int]:
@@ -327,12 +312,13 @@ def _fitted(lines: Sequence[Line], most: int) -> Sequence[Line]:
     """Returns the lines, cut with a last line that says how many are missing."""
     if len(lines) <= most or most < 2:
         return lines[:most]
-    return [*lines[: most - 1], Line(f"... and {len(lines) - most + 1} more", Style.HEADER)]
+    return [*lines[: most - 1], Line(f"... and {len(lines) - most + 1} more", HEADER)]
 
 
 KEY_SECONDS = 0.1
 """Polling interval of keys and the terminal's size."""
 QUIT_KEYS = ("q", "Q", "\x04")
+_SORTS: Mapping[str, Sort] = {each.value[0]: each for each in Sort}
 
 
 class TopScreen:
@@ -360,7 +346,9 @@ class TopScreen:
             live.update(self._render(), refresh=True)
             read_at = time.monotonic()
             while (key := _key(KEY_SECONDS)) not in QUIT_KEYS:
-                pressed = self._press(key)
+                pressed = key in ("p", *_SORTS)
+                self._is_paused ^= key == "p"
+                self._sort = _SORTS.get(key, self._sort)
                 if time.monotonic() - read_at >= self._interval_seconds and not self._is_paused:
                     self._document, read_at = self._source.document(), time.monotonic()
                     pressed = True
@@ -378,16 +366,6 @@ class TopScreen:
                 # Until set, the console's size follows the terminal and would never differ from it.
                 self._console.size = self._size = (columns, rows)
                 return True
-        return False
-
-    def _press(self, key: str) -> bool:
-        """Handles a key. Returns whether it changes the page."""
-        if key == "p":
-            self._is_paused = not self._is_paused
-            return True
-        if key in SORTS:
-            self._sort = SORTS[key]
-            return True
         return False
 
     def _render(self) -> "RenderableType":

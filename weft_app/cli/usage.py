@@ -5,7 +5,6 @@ import io
 from collections.abc import Sequence
 from datetime import UTC
 from itertools import chain
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -64,7 +63,11 @@ def usage(
             limit=MAX_ROWS,
         )
     if model and not found["items"]:
-        _note_unknown(model, home)
+        with connect(home) as mesh:
+            names = set(chain(mesh.names(ResourceKind.MODEL), mesh.names(ResourceKind.POOL)))
+        # A deleted model still has rows.
+        if model not in names:
+            note(unknown_name(MODEL_OR_POOL, model, names).message)
     if output == "csv":
         say(csv_text(found, groups))
     elif output in ("json", "yaml"):
@@ -73,14 +76,6 @@ def usage(
         say(table_text(found, groups, is_wide=output == "wide"))
     if found["hasMore"]:
         note(f"there are more than {MAX_ROWS} rows; choose a shorter period, a tenant or a model")
-
-
-def _note_unknown(model: str, home: Path) -> None:
-    """Notes on stderr that no model has this name; a deleted one still has rows."""
-    with connect(home) as mesh:
-        names = set(chain(mesh.names(ResourceKind.MODEL), mesh.names(ResourceKind.POOL)))
-    if model not in names:
-        note(unknown_name(MODEL_OR_POOL, model, names).message)
 
 
 def table_text(found: Document, groups: Sequence[str], *, is_wide: bool = False) -> str:

@@ -104,21 +104,17 @@ def command(
 
     def run(*, selector: str = "", **arguments: Any) -> None:
         if selector:
-            act_on_each(_selected_models(selector, arguments), lambda name: act(arguments | {"model": name}))
+            for option, name in _OF_ONE_MODEL:
+                if arguments.get(name):
+                    raise invalid_field("--selector", f"cannot be combined with {option}")
+            models = selected_names(arguments["home"], ResourceKind.MODEL, selector, "changed")
+            act_on_each(models, lambda name: act(arguments | {"model": name}))
         elif selects and arguments["model"] is None:
             raise invalid_field("MODEL", "name a model, or select models by labels with -l")
         else:
             act(arguments)
 
     return as_command(run, parameters.values(), text)
-
-
-def _selected_models(selector: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Returns the models that match a selector. Raises INVALID_ARGUMENT for options about one model."""
-    for option, name in _OF_ONE_MODEL:
-        if arguments.get(name):
-            raise invalid_field("--selector", f"cannot be combined with {option}")
-    return selected_names(arguments["home"], ResourceKind.MODEL, selector, "changed")
 
 
 def load(

@@ -8,14 +8,14 @@ from weft.client._messages import chat_request
 from weft.kernel.errors import FieldError
 from weft.kernel.media_types import audio_type_of, image_type_of
 from weft_app.cli import chat
-from weft_app.cli.chat import MessageMedia, read_media
+from weft_app.cli.chat import read_media, user_message
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp
 
 
 def test_message_has_files_before_text(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(jpeg(4, 4))
     (tmp_path / "talk.wav").write_bytes(wav(seconds=0.5))
-    turn = read_media([tmp_path / "photo.jpg"], [tmp_path / "talk.wav"]).message("What is it?")
+    turn = user_message("What is it?", read_media([tmp_path / "photo.jpg"], [tmp_path / "talk.wav"]))
     (message,) = chat_request("m", [turn], {}).payload.messages
     assert [part.WhichOneof("kind") for part in message.content] == ["image", "audio", "text"]
     assert message.content[0].image.media_type == "image/jpeg"
@@ -24,8 +24,7 @@ def test_message_has_files_before_text(tmp_path: Path) -> None:
 
 
 def test_message_without_files_is_plain_text() -> None:
-    assert MessageMedia().message("hi") == {"role": "user", "content": "hi"}
-    assert read_media(None, None) == MessageMedia()
+    assert user_message("hi", read_media(None, None)) == {"role": "user", "content": "hi"}
 
 
 @pytest.mark.parametrize(

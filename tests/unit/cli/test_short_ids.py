@@ -39,6 +39,9 @@ class Lists:
     def pages(self, path: str, **_: Any) -> Any:
         return self.get(path)["items"]
 
+    def newest(self, path: str, _: int) -> Any:
+        return self.get(path)["data"]
+
 
 def _full(word: str, ids: RecordIds = REQUESTS) -> str:
     return full_id(cast("MeshApi", Lists()), ids, word)

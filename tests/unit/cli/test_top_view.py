@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft_app.cli.top import MIN_COLUMNS, MIN_ROWS, Sort, Style, View, page
+from weft_app.cli.top import MIN_COLUMNS, MIN_ROWS, WARNING, Sort, View, page
 
 GIB = 1024**3
 
@@ -85,7 +85,7 @@ def test_pause_is_shown() -> None:
 
 def test_unreadable_data_and_broken_models_are_warnings() -> None:
     lines = page(DOCUMENT | {"notice": "no router answers"}, View(columns=100, rows=30))
-    assert [line.text.split()[0] for line in lines if line.style is Style.WARNING] == ["no", "broken"]
+    assert [line.text.split()[0] for line in lines if line.style is WARNING] == ["no", "broken"]
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(100, 14), (100, 10), (60, 8), (40, 24), (20, 6), (1, 1), (500, 200)])
