@@ -84,9 +84,10 @@ def pulled_source(text: str) -> str:
 
     Raises INVALID_ARGUMENT naming SOURCE for other words.
     """
-    marked = with_marked_path(text)
-    if marked != text or is_source(text) or not is_name(text):
-        return marked
+    if not text.startswith(("/", ".", "~")) and existing_path(text) is not None:
+        return f"./{text}"
+    if is_source(text) or not is_name(text):
+        return text
     source = short_source(text)
     if source is None:
         raise invalid_field(
@@ -94,10 +95,3 @@ def pulled_source(text: str) -> str:
         )
     note(f"{text} is {source}")
     return source
-
-
-def with_marked_path(text: str) -> str:
-    """Prefixes an existing relative path with `./`."""
-    if text.startswith(("/", ".", "~")) or existing_path(text) is None:
-        return text
-    return f"./{text}"

@@ -32,7 +32,7 @@ from weft_app.cli.mesh_api import Document, MeshApi
 from weft_app.cli.mesh_api import connect as connect_api
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import safe_text, shortened, shown, source_word
-from weft_app.cli.targets import is_missing
+from weft_app.cli.targets import MISSING
 
 MAX_FILE_BYTES = 20 * 1024 * 1024
 MAX_TOTAL_BYTES = 40 * 1024 * 1024
@@ -231,7 +231,7 @@ def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
     try:
         return resolve(name, home)[0]
     except WeftError as error:
-        if not is_missing(error):
+        if error.reason not in MISSING:
             raise
         if not wait_for_model:
             end = "" if error.message.endswith("?") else ";"
@@ -255,7 +255,7 @@ def resolve(name: str, home: Path) -> tuple[str, str]:
             try:
                 found = _find(mesh, name)
             except WeftError as error:
-                if not is_missing(error):
+                if error.reason not in MISSING:
                     raise
                 targets = {f"{_PREFIX_OF.get(kind, '')}{each}" for kind in _KINDS for each in mesh.names(kind)}
                 raise unknown_target(name, targets) from error
@@ -277,7 +277,7 @@ def _find(mesh: MeshApi, name: str) -> Document:
         try:
             return mesh.document(kind, name)
         except WeftError as error:
-            if not is_missing(error):
+            if error.reason not in MISSING:
                 raise
     alias = next((each for each in mesh.documents(ResourceKind.ALIAS) if matches(each["pattern"], name)), None)
     return alias or mesh.document(ResourceKind.ROUTE, name)

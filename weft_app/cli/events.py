@@ -23,7 +23,7 @@ from weft_app.cli.options import (
     reporting,
 )
 from weft_app.cli.output import Feed, say
-from weft_app.cli.targets import is_missing, parse_targets
+from weft_app.cli.targets import MISSING, parse_targets
 
 MAX_PAST_EVENTS = 1000
 
@@ -79,7 +79,7 @@ def _known_name(kind: ResourceKind | None, name: str, home: Path) -> str:
         try:
             return str(mesh.document(kind, name)["name"])
         except WeftError as error:
-            if not is_missing(error):
+            if error.reason not in MISSING:
                 raise
             note(error.message)
             return name

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from itertools import chain
@@ -22,7 +22,6 @@ from weft.client._home import (
     KEY_VARIABLE,
     URL_VARIABLE,
     FoundHome,
-    Service,
     home_folder,
     is_served,
     mesh_address,
@@ -259,18 +258,11 @@ def _named_elsewhere(folder: Path) -> list[str]:
     found = []
     for service, variable in ADDRESS_VARIABLES.items():
         named = os.environ.get(variable, "").strip()
-        if named and not set(addresses_of(named)) <= set(addresses_of(_own_address(folder, service))):
+        # A plain path counts as a named home, which ignores variables.
+        own = _known(partial(mesh_address, Path(folder), service))
+        if named and not set(addresses_of(named)) <= set(addresses_of(own)):
             found.append(variable)
     return found
-
-
-def _own_address(folder: Path, service: Service) -> str:
-    """Returns the home's own address of a service, ignoring variables; empty if it has none."""
-    try:
-        # A plain path counts as a named home.
-        return mesh_address(Path(folder), service)
-    except WeftError:
-        return ""
 
 
 def api_socket(home: Path) -> Path | None:
@@ -281,8 +273,12 @@ def api_socket(home: Path) -> Path | None:
 
 def own_url(home: Path) -> str:
     """Returns the URL of the mesh that runs on a home; empty if none does."""
+    return _known(partial(mesh_url, Path(home)))
+
+
+def _known(find: Callable[[], str]) -> str:
     try:
-        return mesh_url(Path(home))
+        return find()
     except WeftError:
         return ""
 

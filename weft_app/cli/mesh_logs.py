@@ -74,6 +74,7 @@ class LogFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._older = path.with_name(f"{path.name}.1")
         self._file: IO[bytes] | None = None
         self._rest = b""
         self._lost = False
@@ -83,39 +84,38 @@ class LogFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        if self._file is not None:
+            self._file.close()
 
     def past(self) -> Iterator[Piece]:
         """Yields the current lines of the older part and the file, including an incomplete last one."""
-        self._open()
-        older = _opened(self.path.with_name(f"{self.path.name}.1"))
+        self._file, older = _opened(self.path), _opened(self._older)
         if older is not None:
             with older:
                 # The file may have become its older part between the two opens.
                 if self._file is None or not os.path.sameopenfile(older.fileno(), self._file.fileno()):
-                    _skip_to_end_part(older)
-                    yield from _lines(older)
+                    yield from _lines(older, is_bounded=True)
         if self._file is not None:
-            _skip_to_end_part(self._file)
-            yield from _lines(self._file)
+            yield from _lines(self._file, is_bounded=True)
 
     def new(self) -> Iterator[Piece]:
         """Yields the complete lines since the last call, also across a rotation."""
-        if self._file is None and not self._open():
+        self._file = self._file or _opened(self.path)
+        if self._file is None:
             return
-        assert self._file is not None
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
             # `weft up -d` truncates its file.
             self._file.seek(0)
             self._rest = b""
-        yield from self._complete()
-        if self._is_replaced():
+        yield from self._complete(self._file)
+        if _is_of(self._file, self.path) is False:
             # The writer may have added lines before it moved the file.
-            yield from self._complete()
-            self._note_loss()
-            self._close()
-            if self._open():
-                yield from self._complete()
+            yield from self._complete(self._file)
+            self._lost = _is_of(self._file, self._older) is False
+            self._file.close()
+            self._file = _opened(self.path)
+            if self._file is not None:
+                yield from self._complete(self._file)
 
     def entry(self, piece: Piece) -> "Entry":
         """Parses a line of the file."""
@@ -130,37 +130,12 @@ class LogFile:
         lost, self._lost = self._lost, False
         return lost
 
-    def _complete(self) -> Iterator[Piece]:
-        assert self._file is not None
-        for piece in _lines(self._file):
+    def _complete(self, file: IO[bytes]) -> Iterator[Piece]:
+        for piece in _lines(file):
             self._rest += piece.data
             if self._rest.endswith(b"\n") or len(self._rest) >= MAX_LINE_BYTES:
                 yield Piece(self._rest, piece.written)
                 self._rest = b""
-
-    def _is_replaced(self) -> bool:
-        assert self._file is not None
-        try:
-            return not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
-        except FileNotFoundError:
-            return False
-
-    def _note_loss(self) -> None:
-        assert self._file is not None
-        try:
-            older = self.path.with_name(f"{self.path.name}.1").stat()
-        except FileNotFoundError:
-            return
-        self._lost = not os.path.samestat(older, os.fstat(self._file.fileno()))
-
-    def _open(self) -> bool:
-        self._file = _opened(self.path)
-        return self._file is not None
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 def _opened(path: Path) -> IO[bytes] | None:
@@ -170,16 +145,20 @@ def _opened(path: Path) -> IO[bytes] | None:
         return None
 
 
-def _skip_to_end_part(file: IO[bytes]) -> None:
-    size = os.fstat(file.fileno()).st_size
-    if size > MAX_READ_BYTES:
-        file.seek(size - MAX_READ_BYTES)
-        file.readline(MAX_LINE_BYTES)
+def _is_of(file: IO[bytes], path: Path) -> bool | None:
+    """Whether an open file is the one at a path; None: there is none."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return None
 
 
-def _lines(file: IO[bytes]) -> Iterator[Piece]:
-    """Yields the lines up to the current end of the file."""
+def _lines(file: IO[bytes], *, is_bounded: bool = False) -> Iterator[Piece]:
+    """Yields the lines up to the current end of the file; `is_bounded`: of its last MAX_READ_BYTES."""
     status = os.fstat(file.fileno())
+    if is_bounded and status.st_size > MAX_READ_BYTES:
+        file.seek(status.st_size - MAX_READ_BYTES)
+        file.readline(MAX_LINE_BYTES)
     while file.tell() < status.st_size and (line := file.readline(MAX_LINE_BYTES)):
         yield Piece(line, status.st_mtime)
 

@@ -448,11 +448,6 @@ def source_word(kind: str) -> str:
     return _SOURCES.get(kind, kind)
 
 
-def labels_text(labels: Mapping[str, str]) -> str:
-    """Returns labels in the form of selectors: `team=a,zone=b`."""
-    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-
-
 def _actor(name: str) -> str:
     from weft.kernel.principal import actor_words  # noqa: PLC0415 - it imports what verifies keys
 
@@ -472,7 +467,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "commas": ",".join,
         "eta": lambda seconds: f"{wait_words(seconds)}s",
         "keep": keep_alive_text,
-        "labels": labels_text,
+        "labels": lambda labels: ",".join(f"{key}={value}" for key, value in sorted(labels.items())),
         "local": local,
         "short": lambda found: shortened(found if isinstance(found, str) else ",".join(found)),
         "source": source_word,

@@ -238,11 +238,6 @@ def selected_names(home: Path, kind: ResourceKind, selector: str, done: str) -> 
     return found
 
 
-def is_missing(error: WeftError) -> bool:
-    """Whether an error is about a missing object."""
-    return error.reason in MISSING
-
-
 def _pair(word: str) -> Target:
     kind, separator, name = word.partition("/")
     if not separator:
