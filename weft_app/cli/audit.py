@@ -21,11 +21,7 @@ PAGE_SIZE = 1000
 MAX_SHOWN = 100_000
 _HASH_CHARS = 64
 
-app = typer.Typer(
-    help="Show and verify the audit log of loads, unloads and flushes, including refusals.",
-    epilog="Example: weft mesh audit list",
-    no_args_is_help=True,
-)
+app = typer.Typer(epilog="Example: weft mesh audit list")
 
 _ENTRIES = Listing(
     empty="the audit log has no such entries; it records loads, unloads and flushes",

@@ -48,7 +48,7 @@ _FOR_LINES = " (--wait-for-model accepts models that do not exist yet)"
 """`FOR_TASKS` with the option of this command."""
 _OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 
-app = typer.Typer(help="Submit batches of requests, and fetch their answers.", no_args_is_help=True)
+app = typer.Typer()
 
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]

@@ -84,25 +84,19 @@ def complete_restarted(ctx: typer.Context, incomplete: str) -> list[str]:
     return complete_model(ctx, incomplete) if ctx.params.get("model") else _offer(["model"], incomplete)
 
 
-def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes names of models."""
-    return _offer(_names(ctx, ResourceKind.MODEL), incomplete)
+def _completing(ask: "Callable[[MeshApi], Iterable[str]]") -> "Callable[[typer.Context, str], list[str]]":
+    """Returns a completion of names in a mesh."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        return _offer(_asked(ctx, lambda mesh: list(islice(ask(mesh), MAX_OFFERED))), incomplete)
+
+    return complete
 
 
-def complete_profile(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes names of profiles."""
-    return _offer(_names(ctx, ResourceKind.PROFILE), incomplete)
-
-
-def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes ids of keys."""
-    keys = _asked(ctx, lambda mesh: mesh.get(KEYS)["items"])
-    return _offer((key["id"] for key in keys if "revokeTime" not in key), incomplete)
-
-
-def complete_secret(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes names of secrets."""
-    return _offer((each["name"] for each in _asked(ctx, lambda mesh: mesh.get(SECRETS)["items"])), incomplete)
+complete_model = _completing(lambda mesh: mesh.names(ResourceKind.MODEL))
+complete_profile = _completing(lambda mesh: mesh.names(ResourceKind.PROFILE))
+complete_key_id = _completing(lambda mesh: (key["id"] for key in mesh.get(KEYS)["items"] if "revokeTime" not in key))
+complete_secret = _completing(lambda mesh: (secret["name"] for secret in mesh.get(SECRETS)["items"]))
 
 
 def complete_logged(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import grpc
 import psutil
 from grpc_health.v1 import health_pb2_grpc
 
 from weft import __version__
 from weft.api.operations.v1 import process_service_pb2 as pb
-from weft.client._channel import open_mesh_channel
 from weft.client._home import mesh_address
 from weft.documents.kinds.model import SECRET_PREFIX
 from weft.documents.resource_kinds import ResourceKind
@@ -32,7 +30,7 @@ from weft.kernel.address import addresses_of
 from weft.kernel.errors import WeftError
 from weft.kernel.failover_channel import CHECK_TIMEOUT_SECONDS, READINESS, Reach, reach_of
 from weft.kernel.units import size_words
-from weft_app.cli.grpc_calls import MESH, RUNNER_PREFIX, health_of
+from weft_app.cli.grpc_calls import MESH, RUNNER_PREFIX, call, health_of
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.records import ROUTERS
 from weft_app.compose.home import WeftHome
@@ -237,12 +235,10 @@ def finding_of(states: Sequence[RegistryState]) -> Finding:
 
 
 def _asked(address: str) -> RegistryState:
-    with open_mesh_channel(address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        try:
-            reach = reach_of(stub.Check(READINESS, timeout=CHECK_TIMEOUT_SECONDS).status)
-        except grpc.RpcError:
-            return RegistryState(address=address, reach=Reach.AWAY)
+    try:
+        reach = reach_of(call(address, health_pb2_grpc.HealthStub, "Check", READINESS, CHECK_TIMEOUT_SECONDS).status)
+    except WeftError:
+        return RegistryState(address=address, reach=Reach.AWAY)
     # A standby does not know the callers' keys.
     with suppress(WeftError):
         for each in health_of(address).components:

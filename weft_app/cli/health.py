@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-import grpc
 import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from weft.client._channel import open_mesh_channel
-from weft.kernel.address import metadata_of
-from weft_app.cli.grpc_calls import MESH
+from weft.kernel.errors import WeftError
+from weft_app.cli.grpc_calls import MESH, call
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, EXIT_NOT_FOUND, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing
 from weft_app.compose.home import WeftHome
@@ -68,11 +66,9 @@ def _answer(address: str, question: str) -> str:
     if not address:
         return NO_ANSWER
     yes, no = _WORDS[question]
-    with open_mesh_channel(address) as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service=question), timeout=CALL_SECONDS, metadata=metadata_of(address)
-            )
-        except grpc.RpcError:
-            return NO_ANSWER
+    try:
+        request = health_pb2.HealthCheckRequest(service=question)
+        answer = call(address, health_pb2_grpc.HealthStub, "Check", request, CALL_SECONDS)
+    except WeftError:
+        return NO_ANSWER
     return yes if answer.status == health_pb2.HealthCheckResponse.SERVING else no

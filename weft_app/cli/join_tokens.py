@@ -20,7 +20,7 @@ _NO_RELAY = (
 JOIN_TOKENS = "/v1/admin/join-tokens"
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
-app = typer.Typer(help="Manage the join tokens of runners.", no_args_is_help=True)
+app = typer.Typer()
 
 _TOKENS = Listing(
     empty="there are no join tokens; create one with weft runner token create",

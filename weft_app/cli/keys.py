@@ -16,7 +16,7 @@ from weft_app.cli.output import Listing, custom_columns, print_outcome
 from weft_app.cli.short_ids import KEYS as KEY_IDS
 from weft_app.cli.short_ids import full_id
 
-app = typer.Typer(help="Manage API keys, secrets, and tokens that permit operations.", no_args_is_help=True)
+app = typer.Typer()
 
 
 class KeyRole(StrEnum):

@@ -175,9 +175,7 @@ def _has_the_terminal() -> bool:
     return False
 
 
-app = typer.Typer(
-    help="Lease accelerator memory for a program; list and release the leases of all hosts.", no_args_is_help=True
-)
+app = typer.Typer()
 
 _CLEAR_LINE = "\r\x1b[K"
 

@@ -366,9 +366,9 @@ def load(path: str) -> Any:
         commands = import_module(f"weft_app.cli.{module}")
         found = getattr(commands, attribute, None) or commands.app
     else:
-        found = typer.Typer(help=summary, no_args_is_help=True)
+        found = typer.Typer()
     if isinstance(found, typer.Typer):
-        found.info.cls = CommandGroup
+        found.info.cls, found.info.help, found.info.no_args_is_help = CommandGroup, summary, True
         command: Any = get_group(found)
         command.name = name
     else:

@@ -12,9 +12,7 @@ from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, say
 
-app = typer.Typer(
-    help="Show weft.yaml; show and change settings of the mesh and declared resources.", no_args_is_help=True
-)
+app = typer.Typer()
 
 PATH = "/api/v1/config"
 ALLOW_CLOUD_FALLBACK = "allowCloudFallback"

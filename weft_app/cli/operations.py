@@ -58,11 +58,7 @@ MAX_LIMIT = 10_000
 MAX_PAGE = 1000
 MAX_TOKEN_BYTES = 16 * 1024
 
-app = typer.Typer(
-    help="List, follow and cancel loads, unloads and flushes.",
-    epilog="Example: weft mesh operation list --unfinished",
-    no_args_is_help=True,
-)
+app = typer.Typer(epilog="Example: weft mesh operation list --unfinished")
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="ID", help='Id of the operation or its beginning, or "operations/<id>".')

@@ -24,11 +24,7 @@ TIMEOUT_SECONDS = 60.0
 EXIT_NOT_DONE = 1
 """Exit code if the documents were switched but a model could not be loaded or unloaded."""
 
-app = typer.Typer(
-    help="Save declared resources and loaded models as a profile, and switch profiles. List them: weft get profiles.",
-    epilog="Example: weft mesh profile save day; weft mesh profile switch night --dry-run",
-    no_args_is_help=True,
-)
+app = typer.Typer(epilog="Example: weft mesh profile save day; weft mesh profile switch night --dry-run")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The profile.", autocompletion=complete_profile)]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]

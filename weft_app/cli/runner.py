@@ -12,9 +12,7 @@ from weft_app.cli.serving import serving
 URL_VARIABLE = "WEFT_JOIN_URL"
 TOKEN_VARIABLE = "WEFT_JOIN_TOKEN"  # noqa: S105 - the variable's name
 
-app = typer.Typer(
-    help="Join a mesh with the models of this machine, manage join tokens, and check runners.", no_args_is_help=True
-)
+app = typer.Typer()
 
 
 TokenOption = Annotated[

@@ -41,11 +41,7 @@ MAX_LOG_BYTES = 4 * 1024**2
 _LINES = 10
 """Number of progress lines without a terminal."""
 
-app = typer.Typer(
-    help="Install, list, choose and remove environments and programs of engines.",
-    epilog="Example: weft runtime install llama_server",
-    no_args_is_help=True,
-)
+app = typer.Typer(epilog="Example: weft runtime install llama_server")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment; `weft runtime list` shows all.")]
 
 VersionArgument = Annotated[

@@ -25,11 +25,7 @@ from weft_app.cli.targets import record_ids
 MAX_VALUE_CHARS = 8_192
 STDIN = "-"
 
-app = typer.Typer(
-    help="Create secrets, and give them new values.",
-    epilog="Example: weft keys secret create example-key --from-env EXAMPLE_API_KEY",
-    no_args_is_help=True,
-)
+app = typer.Typer(epilog="Example: weft keys secret create example-key --from-env EXAMPLE_API_KEY")
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the secret.", autocompletion=complete_secret)

@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 
 log = get_logger("weft_app.compose")
 
-app = typer.Typer(
-    help="Run one service of a mesh in this process, for meshes that span processes or machines.",
-    epilog="Example: weft serve registry --listen 127.0.0.1:7070",
-    no_args_is_help=True,
-)
+app = typer.Typer(epilog="Example: weft serve registry --listen 127.0.0.1:7070")
 
 ListenOption = Annotated[
     str | None, typer.Option("--listen", help="gRPC address, such as unix:/run/weft/x.sock or 127.0.0.1:7070.")

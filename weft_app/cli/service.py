@@ -16,11 +16,7 @@ from weft_app.cli.runner import URL_VARIABLE
 from weft_app.compose.service_units import UnitKind, UnitPlan
 from weft_app.compose.systemd import Systemd, UnitState, user_ends_with_session
 
-app = typer.Typer(
-    help="Install, show and remove systemd services: a mesh, one of its services, or a runner.",
-    epilog="Example: weft mesh service install mesh",
-    no_args_is_help=True,
-)
+app = typer.Typer(epilog="Example: weft mesh service install mesh")
 HOMES = (Path("/root"), Path("/home"))
 """Folders that a system service cannot read."""
 KindArgument = Annotated[UnitKind, typer.Argument(metavar="KIND", help=f"One of {', '.join(UnitKind)}.")]

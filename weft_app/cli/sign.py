@@ -85,11 +85,7 @@ def _require_signer(rules: pb.GetGovernanceResponse, key_id: str) -> None:
         )
 
 
-app = typer.Typer(
-    help="Sign tokens that permit an operation, and create signing keys.",
-    epilog="Example: weft keys sign load qwen --key alice.pem --as alice --out op.json",
-    no_args_is_help=True,
-)
+app = typer.Typer(epilog="Example: weft keys sign load qwen --key alice.pem --as alice --out op.json")
 
 
 @app.command("new-key")
