@@ -450,28 +450,38 @@ class _Inference(inference_service_pb2_grpc.InferenceServiceServicer):
 
 
 @contextmanager
+def served_home(home: Path, add: Callable[[grpc.Server], None]) -> Iterator[str]:
+    """Yields the address of the servicers that `add` adds, written down in `home` like one of `weft up`."""
+    (home / "run").mkdir(parents=True, exist_ok=True)
+    server = grpc.server(ThreadPoolExecutor(max_workers=16), options=SERVER_OPTIONS)
+    add(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
+    server.start()
+    try:
+        yield address
+    finally:
+        server.stop(grace=None).wait()
+
+
+@contextmanager
 def scripted_mesh(home: Path, *, add: Callable[[grpc.Server], None] = lambda _: None) -> Iterator[ScriptedMesh]:
     """A mesh that says what it is told to say, written down in `home` like one of `weft up`.
 
     `add` adds further servicers.
     """
     mesh = ScriptedMesh(home)
-    (home / "run").mkdir(parents=True)
-    (home / "state").mkdir()
-    server = grpc.server(ThreadPoolExecutor(max_workers=16), options=SERVER_OPTIONS)
-    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(_Registry(mesh), server)
-    declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(_Declarations(mesh), server)
-    settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(_Settings(mesh), server)
-    key_service_pb2_grpc.add_KeyServiceServicer_to_server(_Keys(mesh), server)  # type: ignore[abstract]  # see below
-    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(_Leases(mesh), server)  # type: ignore[abstract]  # see below
-    runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(_Runner(), server)  # type: ignore[abstract]  # only what the CLI calls
-    inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(mesh), server)  # type: ignore[abstract]  # see above
-    add(server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
-    server.start()
-    try:
-        with mesh.gateways:
-            yield mesh
-    finally:
-        server.stop(grace=None).wait()
+    (home / "state").mkdir(parents=True)
+
+    def add_all(server: grpc.Server) -> None:
+        registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(_Registry(mesh), server)
+        declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(_Declarations(mesh), server)
+        settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(_Settings(mesh), server)
+        key_service_pb2_grpc.add_KeyServiceServicer_to_server(_Keys(mesh), server)  # type: ignore[abstract]  # see below
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(_Leases(mesh), server)  # type: ignore[abstract]  # see below
+        runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(_Runner(), server)  # type: ignore[abstract]  # only what the CLI calls
+        inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(mesh), server)  # type: ignore[abstract]  # see above
+        add(server)
+
+    with served_home(home, add_all), mesh.gateways:
+        yield mesh

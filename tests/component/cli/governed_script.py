@@ -1,17 +1,15 @@
 """An OperationService behind a real gate, and the `weft` command run against it: tokens are really checked."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
-from cli_harness import refuse
+from cli_harness import refuse, served_home
 from kit.home_gateway import home_gateway
 from typer.testing import CliRunner, Result
 
@@ -21,7 +19,6 @@ from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import SERVER_OPTIONS
 from weft.signing.signatures import new_key_file
 from weft_app.cli.main import app
 from weft_testing.fake_clock import FakeClock
@@ -86,13 +83,7 @@ def governed_registry(home: Path, mode: GovernanceMode, changes: Mapping[str, An
     gate = build_gate(config, FakeClock(utc=datetime.fromtimestamp(time.time() - 60.0, UTC)))
     gate.recall(GovernanceMarks(audience=AUDIENCE))
     registry = GovernedRegistry(home, gate)
-    server = grpc.server(ThreadPoolExecutor(max_workers=4), options=SERVER_OPTIONS)
-    operation_service_pb2_grpc.add_OperationServiceServicer_to_server(_Governed(registry), server)  # type: ignore[abstract]  # only what the CLI calls
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
-    server.start()
-    try:
-        with home_gateway(home, address):
-            yield registry
-    finally:
-        server.stop(grace=None).wait()
+    servicer = _Governed(registry)  # type: ignore[abstract]  # only what the CLI calls
+    add = partial(operation_service_pb2_grpc.add_OperationServiceServicer_to_server, servicer)
+    with served_home(home, add) as address, home_gateway(home, address):
+        yield registry

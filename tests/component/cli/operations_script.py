@@ -1,8 +1,6 @@
 """A scripted OperationService, and the `weft` command run against it."""
 
-import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from cli_harness import refuse
+from cli_harness import refuse, served_home
 from kit.home_gateway import home_gateway
 from kit.resources import declared
 from typer.testing import CliRunner, Result
@@ -32,7 +30,6 @@ from weft.documents.kinds import packed
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import SERVER_OPTIONS
 from weft_app.cli.main import app
 
 GIB = 1024**3
@@ -159,16 +156,11 @@ class ScriptedProfiles(profile_service_pb2_grpc.ProfileServiceServicer):
 def scripted_registry(home: Path) -> Iterator[ScriptedRegistry]:
     """A registry that says what it is told to say, written down in `home` like that of `weft up`."""
     script = ScriptedRegistry(home)
-    (home / "run").mkdir(parents=True)
-    server = grpc.server(ThreadPoolExecutor(max_workers=4), options=SERVER_OPTIONS)
-    operation_service_pb2_grpc.add_OperationServiceServicer_to_server(ScriptedOperations(script), server)  # type: ignore[abstract]  # only what the CLI calls
-    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(ScriptedResources(), server)  # type: ignore[abstract]  # as above
-    profile_service_pb2_grpc.add_ProfileServiceServicer_to_server(ScriptedProfiles(script), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
-    server.start()
-    try:
-        with home_gateway(home, address):
-            yield script
-    finally:
-        server.stop(grace=None).wait()
+
+    def add(server: grpc.Server) -> None:
+        operation_service_pb2_grpc.add_OperationServiceServicer_to_server(ScriptedOperations(script), server)  # type: ignore[abstract]  # only what the CLI calls
+        registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(ScriptedResources(), server)  # type: ignore[abstract]  # as above
+        profile_service_pb2_grpc.add_ProfileServiceServicer_to_server(ScriptedProfiles(script), server)
+
+    with served_home(home, add) as address, home_gateway(home, address):
+        yield script

@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from cli_harness import refuse
+from cli_harness import refuse, served_home
 from kit.home_gateway import home_gateway
 from typer.testing import CliRunner, Result
 
@@ -18,7 +17,6 @@ from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import SERVER_OPTIONS
 from weft_app.cli.main import app
 
 ID = "task-5f0c0d2b7a9e4c31d6a8b2f4"
@@ -131,15 +129,9 @@ class _Service(task_service_pb2_grpc.TaskServiceServicer):
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[TaskScript]:
     script = TaskScript(tmp_path / "home", tasks=[task()])
-    server = grpc.server(ThreadPoolExecutor(4), options=SERVER_OPTIONS)
-    task_service_pb2_grpc.add_TaskServiceServicer_to_server(_Service(script), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    (script.home / "run").mkdir(parents=True)
-    (script.home / "run" / "up.json").write_text(json.dumps({"grpc": f"127.0.0.1:{port}"}))
-    server.start()
-    with home_gateway(script.home, f"127.0.0.1:{port}"):
+    add = partial(task_service_pb2_grpc.add_TaskServiceServicer_to_server, _Service(script))
+    with served_home(script.home, add) as address, home_gateway(script.home, address):
         yield script
-    server.stop(None).wait()
 
 
 def test_async_chat_prints_only_its_task_id(script: TaskScript) -> None:
