@@ -55,6 +55,7 @@ function Known({ record }) {
 function Summary({ record }) {
   const receipt = record.receipt ?? {};
   const timings = receipt.engineTimings ?? {};
+  const restored = receipt.restoredPrompt;
   return html`<${Facts} facts=${[
       ["Requested model", record.askedModel ? `${record.askedModel} (${record.target})` : record.target],
       ["Model", receipt.model],
@@ -70,6 +71,7 @@ function Summary({ record }) {
       ["Time to first token", seconds(receipt.timeToFirstTokenSeconds)],
       ["Tokens in", receipt.promptTokens === undefined ? "" : `${count(receipt.promptTokens)}${receipt.cachedPromptTokens ? ` (${count(receipt.cachedPromptTokens)} cached)` : ""}`],
       ["Tokens out", count(receipt.completionTokens)],
+      ["Restored", restored && `${count(restored.tokenCount)} tokens from ${restored.source}${restored.savedSeconds ? `, about ${seconds(restored.savedSeconds)} saved` : ""}`],
       ["Image steps", receipt.imageSteps ? count(receipt.imageSteps) : ""],
       ["Megapixels", receipt.imagePixels ? figure(receipt.imagePixels / 1e6) : ""],
       ["Audio", receipt.audioMilliseconds ? seconds(receipt.audioMilliseconds / 1000) : ""],
