@@ -23,7 +23,6 @@ class NodeClass:
 
     required: Mapping[str, Any]
     """Its inputs: the name of a type, or a list of words."""
-    outputs: tuple[str, ...] = ()
     is_output: bool = False
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -31,30 +30,25 @@ class NodeClass:
 _SAMPLER = {"seed": "INT", "steps": "INT", "cfg": "FLOAT", "model": "MODEL", "positive": "CONDITIONING"}
 CLASSES: Mapping[str, NodeClass] = MappingProxyType(
     {
-        "CheckpointLoaderSimple": NodeClass(
-            required={"ckpt_name": ["tiny.safetensors", "large.safetensors"]}, outputs=("MODEL", "CLIP", "VAE")
-        ),
-        "CLIPTextEncode": NodeClass(required={"text": "STRING", "clip": "CLIP"}, outputs=("CONDITIONING",)),
+        "CheckpointLoaderSimple": NodeClass(required={"ckpt_name": ["tiny.safetensors", "large.safetensors"]}),
+        "CLIPTextEncode": NodeClass(required={"text": "STRING", "clip": "CLIP"}),
         "EmptyLatentImage": NodeClass(
             required={"width": "INT", "height": "INT"},
-            outputs=("LATENT",),
             ranges={"width": (16, 16_384), "height": (16, 16_384)},
         ),
-        "LoadImage": NodeClass(required={"image": "FILE"}, outputs=("IMAGE", "MASK")),
-        "LoadImageMask": NodeClass(required={"image": "FILE"}, outputs=("MASK",)),
-        "VAEEncode": NodeClass(required={"pixels": "IMAGE", "vae": "VAE"}, outputs=("LATENT",)),
+        "LoadImage": NodeClass(required={"image": "FILE"}),
+        "LoadImageMask": NodeClass(required={"image": "FILE"}),
+        "VAEEncode": NodeClass(required={"pixels": "IMAGE", "vae": "VAE"}),
         "KSampler": NodeClass(
             required={**_SAMPLER, "latent_image": "LATENT"},
-            outputs=("LATENT",),
             ranges={"seed": (0, 2**64 - 1), "steps": (1, 10_000), "cfg": (0, 100)},
         ),
-        "VAEDecode": NodeClass(required={"samples": "LATENT", "vae": "VAE"}, outputs=("IMAGE",)),
+        "VAEDecode": NodeClass(required={"samples": "LATENT", "vae": "VAE"}),
         "SaveImage": NodeClass(required={"images": "IMAGE", "filename_prefix": "STRING"}, is_output=True),
         "PreviewImage": NodeClass(required={"images": "IMAGE"}, is_output=True),
         # Not a ComfyUI node: it fails according to `fault`, otherwise it passes its input on.
         "FakeFault": NodeClass(
             required={"samples": "LATENT", "fault": ["none", "error", "out_of_memory", "crash", "hang"]},
-            outputs=("LATENT",),
         ),
     }
 )

@@ -1,4 +1,4 @@
-"""The fake's HTTP API and websocket; every route is also available under /api."""
+"""The fake's HTTP API and websocket."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 
 from aiohttp import BodyPartReader, WSMsgType, web
 
-from weft_testing.fake_comfyui.nodes import CLASSES, validated
+from weft_testing.fake_comfyui.nodes import validated
 from weft_testing.fake_comfyui.worker import VRAM_TOTAL, Item, Worker
 
 MAX_QUEUED_MESSAGES = 10_000
@@ -114,7 +114,6 @@ class FakeComfyUi:
         application = web.Application(client_max_size=100 * 1024 * 1024, middlewares=[self._guard])
         routes: list[tuple[str, str, Handler]] = [
             ("GET", "/ws", self._websocket),
-            ("GET", "/prompt", self._get_prompt),
             ("POST", "/prompt", self._post_prompt),
             ("GET", "/queue", self._get_queue),
             ("POST", "/queue", self._post_queue),
@@ -125,17 +124,10 @@ class FakeComfyUi:
             ("POST", "/history", self._post_history),
             ("GET", "/view", self._view),
             ("POST", "/upload/image", self._upload),
-            ("POST", "/upload/mask", self._upload),
-            ("GET", "/object_info", self._object_info),
-            ("GET", "/object_info/{node_class}", self._object_info),
             ("GET", "/system_stats", self._system_stats),
-            ("GET", "/models", self._models),
-            ("GET", "/models/{folder}", self._models),
-            ("GET", "/embeddings", self._embeddings),
         ]
         for method, path, handler in routes:
             application.router.add_route(method, path, handler)
-            application.router.add_route(method, f"/api{path}", handler)
         return application
 
     @web.middleware
@@ -149,7 +141,7 @@ class FakeComfyUi:
         if self.is_stuck:
             await asyncio.Event().wait()
         if request.method == "POST" and request.content_type == "application/json":
-            self.requests.append((request.method, request.path.removeprefix("/api"), await _json(request)))
+            self.requests.append((request.method, request.path, await _json(request)))
         return await handler(request)
 
     async def _websocket(self, request: web.Request) -> web.StreamResponse:
@@ -171,24 +163,15 @@ class FakeComfyUi:
                 del self._sockets[client]
         return socket
 
-    async def _get_prompt(self, request: web.Request) -> web.Response:
-        del request
-        return web.json_response({"exec_info": {"queue_remaining": self.worker.remaining}})
-
     async def _post_prompt(self, request: web.Request) -> web.Response:
         body = await _json(request)
         if "prompt" not in body:
             return web.json_response({"error": "no prompt", "node_errors": []}, status=400)
-        number = float(body["number"]) if "number" in body else float(self._number)
-        if "number" not in body:
-            number = -number if body.get("front") else number
-            self._number += 1
+        number, self._number = float(self._number), self._number + 1
         verdict = validated(body["prompt"], self._input_files())
         if verdict.error is not None:
             return web.json_response({"error": verdict.error, "node_errors": verdict.node_errors}, status=400)
-        extra = {**body.get("extra_data", {})}
-        if "client_id" in body:
-            extra["client_id"] = body["client_id"]
+        extra = {name: body[name] for name in ("client_id",) if name in body}
         item = Item(number, str(uuid.uuid4()), body["prompt"], extra, verdict.outputs)
         self.worker.put(item)
         return web.json_response({"prompt_id": item.prompt_id, "number": number, "node_errors": {}})
@@ -205,9 +188,6 @@ class FakeComfyUi:
 
     async def _post_queue(self, request: web.Request) -> web.Response:
         body = await _json(request)
-        if body.get("clear"):
-            for item in list(self.worker.pending):
-                self.worker.delete(item.prompt_id)
         for prompt_id in body.get("delete", []):
             self.worker.delete(prompt_id)
         return web.Response()
@@ -231,8 +211,6 @@ class FakeComfyUi:
 
     async def _post_history(self, request: web.Request) -> web.Response:
         body = await _json(request)
-        if body.get("clear"):
-            self.worker.history.clear()
         for prompt_id in body.get("delete", []):
             self.worker.history.pop(prompt_id, None)
         return web.Response()
@@ -266,29 +244,9 @@ class FakeComfyUi:
         if not file.is_relative_to(root):
             return web.Response(status=400)
         file.parent.mkdir(parents=True, exist_ok=True)
-        if fields.get("overwrite") not in ("true", "1"):
-            stem, count = file.stem, 1
-            while file.exists() and file.read_bytes() != data:
-                file = file.with_name(f"{stem} ({count}){file.suffix}")
-                count += 1
         file.write_bytes(data)
         shown = {"name": file.name, "subfolder": fields.get("subfolder", ""), "type": place}
         return web.json_response(shown)
-
-    async def _object_info(self, request: web.Request) -> web.Response:
-        wanted = request.match_info.get("node_class")
-        return web.json_response(
-            {
-                name: {
-                    "input": {"required": {key: [value] for key, value in kind.required.items()}},
-                    "output": list(kind.outputs),
-                    "name": name,
-                    "output_node": kind.is_output,
-                }
-                for name, kind in CLASSES.items()
-                if wanted in (None, name)
-            }
-        )
 
     async def _system_stats(self, request: web.Request) -> web.Response:
         del request
@@ -303,18 +261,6 @@ class FakeComfyUi:
         }
         system = {"os": "posix", "ram_total": 2**34, "ram_free": 2**33, "comfyui_version": "0.0.0", "argv": ["main.py"]}
         return web.json_response({"system": system, "devices": [device]})
-
-    async def _models(self, request: web.Request) -> web.Response:
-        folder = request.match_info.get("folder")
-        if folder is None:
-            return web.json_response(["checkpoints"])
-        if folder != "checkpoints":
-            return web.Response(status=404)
-        return web.json_response(CLASSES["CheckpointLoaderSimple"].required["ckpt_name"])
-
-    async def _embeddings(self, request: web.Request) -> web.Response:
-        del request
-        return web.json_response([])
 
 
 async def _json(request: web.Request) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from weft_testing.fake_comfyui.nodes import MODEL_BYTES, Prompt, order_of, picture, signature_of, size_of
 
 PREVIEW_IMAGE, PREVIEW_IMAGE_WITH_METADATA = 1, 4
-JPEG, PNG = 1, 2
+PNG = 2
 VRAM_TOTAL = 8 * 1024**3
 Send = Callable[[str | int, Any, str | None], None]
 """Sends a message to the client with this id, or to all; a number and bytes are a binary message."""
@@ -93,7 +93,6 @@ class Worker:
     """Contains input, output and temp."""
     send: Send
     pace: Pace = field(default_factory=Pace)
-    previews: bool = True
     padding_bytes: int = 0
     """Number of bytes appended to each written image."""
     crash: Callable[[], None] = lambda: os._exit(1)
@@ -238,12 +237,11 @@ class Worker:
             tell("progress", {"value": step, "max": steps, "node": node})
             state = {"value": step, "max": steps, "state": "running", "node_id": node, "prompt_id": item.prompt_id}
             tell("progress_state", {"nodes": {node: state}}, to_all=True)
-            if self.previews:
-                preview = picture(min(width, 64), min(height, 64), signature)
-                self.send(PREVIEW_IMAGE, struct.pack(">I", PNG) + preview, item.client_id)
-                about = json.dumps({"node_id": node, "prompt_id": item.prompt_id, "image_type": "image/png"}).encode()
-                framed = struct.pack(">I", len(about)) + about + preview
-                self.send(PREVIEW_IMAGE_WITH_METADATA, framed, item.client_id)
+            preview = picture(min(width, 64), min(height, 64), signature)
+            self.send(PREVIEW_IMAGE, struct.pack(">I", PNG) + preview, item.client_id)
+            about = json.dumps({"node_id": node, "prompt_id": item.prompt_id, "image_type": "image/png"}).encode()
+            framed = struct.pack(">I", len(about)) + about + preview
+            self.send(PREVIEW_IMAGE_WITH_METADATA, framed, item.client_id)
 
     async def _fail(self, fault: str) -> None:
         match fault:

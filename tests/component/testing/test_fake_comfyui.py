@@ -40,7 +40,7 @@ async def test_prompt_emits_comfyui_messages_in_order(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, http), http.ws_connect("/ws?clientId=me") as socket:
         first = json.loads((await socket.receive()).data)
         assert (first["type"], first["data"]["sid"]) == ("status", "me")
-        async with http.post("/api/prompt", json={"prompt": GRAPH, "client_id": "me"}) as answer:
+        async with http.post("/prompt", json={"prompt": GRAPH, "client_id": "me"}) as answer:
             prompt_id = (await answer.json())["prompt_id"]
         found = await messages(socket)
         order = [kind for kind in kinds(found) if kind not in ("status", "executing")]
