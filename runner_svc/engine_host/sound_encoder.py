@@ -5,9 +5,9 @@ as on other speech servers.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from runner_svc.engine_host.http_server import UNSUPPORTED, FieldRefusedError, RefusedError
 
@@ -42,39 +42,35 @@ _UNKNOWN_BYTES = 0xFFFF_FFFF
 _WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 
 
-class SoundEncoder(Protocol):
-    """Encodes one recording."""
-
-    def feed(self, samples: bytes) -> bytes:
-        """Returns the bytes that these samples complete, possibly none."""
-        ...
-
-    def finish(self) -> bytes:
-        """Returns the last bytes."""
-        ...
-
-
 def format_of(library: Any | None, name: str) -> str:
     """Returns the requested format, or the default format that can be encoded."""
     return name or (UNENCODED[0] if library is None else USUAL_FORMAT)
 
 
-def make_encoder(library: Any | None, name: str, rate: int) -> SoundEncoder:
-    """Returns an encoder for samples of a rate. `library`: PyAV; None: it is not installed.
+def encoded(library: Any | None, name: str, rate: int, samples: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields a recording as its samples arrive; their rate is `rate`. `library`: PyAV; None: it is not installed.
 
     Raises RefusedError for a format that cannot be encoded.
     """
     if name not in MEDIA_TYPES:
         raise FieldRefusedError("response_format", f"must be one of: {', '.join(MEDIA_TYPES)}")
     if name in UNENCODED:
-        return _WavEncoder(rate)
-    if library is None:
+        header = wav_header(rate)
+        for data in samples:
+            yield header + data
+            header = b""
+    elif library is None:
         raise RefusedError(
             f"response_format: encoding {name} needs the environment speech; use "
             f"{', '.join(UNENCODED)}, or run on the runner's machine: weft runtime install speech",
             UNSUPPORTED,
         )
-    return _PcmEncoder(library, rate) if name == "pcm" else _LibraryEncoder(library, name, rate)
+    elif name == "pcm":
+        for frame in _resampled(library, rate, PCM_RATE, "s16", samples):
+            # A frame's buffer may be longer than its samples.
+            yield bytes(frame.planes[0])[: frame.samples * SAMPLE_BYTES]
+    else:
+        yield from _encoded(library, name, rate, samples)
 
 
 def wav_header(rate: int) -> bytes:
@@ -85,53 +81,15 @@ def wav_header(rate: int) -> bytes:
     )
 
 
-class _WavEncoder:
-    """Prepends a header to the samples."""
-
-    def __init__(self, rate: int) -> None:
-        self._header = wav_header(rate)
-
-    def feed(self, samples: bytes) -> bytes:
-        header, self._header = self._header, b""
-        return header + samples
-
-    def finish(self) -> bytes:
-        return b""
-
-
-class _Resampler:
-    """Converts samples to another rate and format with the library."""
-
-    def __init__(self, library: Any, rate: int, wanted_rate: int, form: str) -> None:
-        self._library, self._rate = library, rate
-        self._resampler = library.AudioResampler(format=form, layout="mono", rate=wanted_rate)
-
-    def frames(self, samples: bytes) -> Iterator[Any]:
-        frame = self._library.AudioFrame(format="s16", layout="mono", samples=len(samples) // SAMPLE_BYTES, align=1)
-        frame.planes[0].update(samples)
-        frame.sample_rate = self._rate
-        yield from self._resampler.resample(frame)
-
-    def rest(self) -> Iterator[Any]:
-        yield from self._resampler.resample(None)
-
-
-class _PcmEncoder:
-    """Converts the samples to PCM_RATE."""
-
-    def __init__(self, library: Any, rate: int) -> None:
-        self._resampler = _Resampler(library, rate, PCM_RATE, "s16")
-
-    def feed(self, samples: bytes) -> bytes:
-        return b"".join(map(_samples_of, self._resampler.frames(samples)))
-
-    def finish(self) -> bytes:
-        return b"".join(map(_samples_of, self._resampler.rest()))
-
-
-def _samples_of(frame: Any) -> bytes:
-    # A frame's buffer may be longer than its samples.
-    return bytes(frame.planes[0])[: frame.samples * SAMPLE_BYTES]
+def _resampled(library: Any, rate: int, wanted_rate: int, form: str, samples: Iterable[bytes]) -> Iterator[Any]:
+    """Yields samples as frames of another rate and format."""
+    resampler = library.AudioResampler(format=form, layout="mono", rate=wanted_rate)
+    for data in samples:
+        frame = library.AudioFrame(format="s16", layout="mono", samples=len(data) // SAMPLE_BYTES, align=1)
+        frame.planes[0].update(data)
+        frame.sample_rate = rate
+        yield from resampler.resample(frame)
+    yield from resampler.resample(None)
 
 
 class _Written:
@@ -150,27 +108,17 @@ class _Written:
         return data
 
 
-class _LibraryEncoder:
+def _encoded(library: Any, name: str, rate: int, samples: Iterable[bytes]) -> Iterator[bytes]:
     """Encodes with FFmpeg's codecs."""
-
-    def __init__(self, library: Any, name: str, rate: int) -> None:
-        container, codec, options = _CONTAINERS[name]
-        wanted_rate = OPUS_RATE if name == "opus" else rate
-        self._written = _Written()
-        self._container = library.open(self._written, "w", format=container, options={**options, "flush_packets": "1"})
-        self._stream = self._container.add_stream(codec, rate=wanted_rate, layout="mono")
-        form = self._stream.codec_context.codec.audio_formats[0].name
-        self._stream.codec_context.format = form
-        self._resampler = _Resampler(library, rate, wanted_rate, form)
-
-    def feed(self, samples: bytes) -> bytes:
-        for frame in self._resampler.frames(samples):
-            self._container.mux(self._stream.encode(frame))
-        return self._written.take()
-
-    def finish(self) -> bytes:
-        for frame in self._resampler.rest():
-            self._container.mux(self._stream.encode(frame))
-        self._container.mux(self._stream.encode(None))
-        self._container.close()
-        return self._written.take()
+    container_name, codec, options = _CONTAINERS[name]
+    wanted_rate, written = OPUS_RATE if name == "opus" else rate, _Written()
+    container = library.open(written, "w", format=container_name, options={**options, "flush_packets": "1"})
+    stream = container.add_stream(codec, rate=wanted_rate, layout="mono")
+    form = stream.codec_context.codec.audio_formats[0].name
+    stream.codec_context.format = form
+    for frame in _resampled(library, rate, wanted_rate, form, samples):
+        container.mux(stream.encode(frame))
+        yield written.take()
+    container.mux(stream.encode(None))
+    container.close()
+    yield written.take()

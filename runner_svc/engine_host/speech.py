@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from runner_svc.engine_host.http_server import Caller, Engine, FieldRefusedError, Route
 from runner_svc.engine_host.media_routes import send_progress, send_sound, timings
-from runner_svc.engine_host.sound_encoder import MEDIA_TYPES, SAMPLE_BYTES, format_of, make_encoder
+from runner_svc.engine_host.sound_encoder import MEDIA_TYPES, SAMPLE_BYTES, encoded, format_of
 
 MAX_PIECE_CHARS = 400
 """Maximum length of a piece; a longer sentence is split after a comma or between words."""
@@ -133,37 +133,28 @@ class SpeechEngine(Engine):
         """Sends a recording. Raises RefusedError, GoneError."""
         began = time.perf_counter()
         pieces = spoken_pieces(request.text)
-        rate = self._speaker.sample_rate(request.voice)
-        form = format_of(self._encoders, request.format)
-        encoder = make_encoder(self._encoders, form, rate)
-        recording = _Recording(caller, MEDIA_TYPES[form])
-        total, done, sample_count = sum(map(len, pieces)), 0, 0
-        for piece in pieces:
-            caller.raise_if_gone()
-            for samples in self._speaker.samples(piece, request, caller):
+        rate, sample_count = self._speaker.sample_rate(request.voice), 0
+
+        def spoken() -> Iterator[bytes]:
+            nonlocal sample_count
+            total, done = sum(map(len, pieces)), 0
+            for piece in pieces:
                 caller.raise_if_gone()
-                sample_count += len(samples) // SAMPLE_BYTES
-                recording.send(encoder.feed(samples))
-            done += len(piece)
-            send_progress(caller, done, total)
-        if not sample_count:
-            raise FieldRefusedError("input", "contains nothing that this voice can speak")
-        recording.send(encoder.finish())
+                for samples in self._speaker.samples(piece, request, caller):
+                    caller.raise_if_gone()
+                    sample_count += len(samples) // SAMPLE_BYTES
+                    yield samples
+                done += len(piece)
+                send_progress(caller, done, total)
+            if not sample_count:
+                raise FieldRefusedError("input", "contains nothing that this voice can speak")
+
+        form = format_of(self._encoders, request.format)
+        for data in encoded(self._encoders, form, rate, spoken()):
+            for start in range(0, len(data), MAX_SOUND_BYTES):
+                send_sound(caller, data[start : start + MAX_SOUND_BYTES], MEDIA_TYPES[form])
         usage = {"seconds": sample_count / rate}
         caller.send({"type": "speech.audio.done", "usage": usage, "timings": timings(time.perf_counter() - began)})
-
-
-class _Recording:
-    """Sends the pieces of a recording to the runner."""
-
-    def __init__(self, caller: Caller, media_type: str) -> None:
-        self._caller = caller
-        self._media_type = media_type
-
-    def send(self, data: bytes) -> None:
-        """Sends bytes in pieces of at most MAX_SOUND_BYTES."""
-        for start in range(0, len(data), MAX_SOUND_BYTES):
-            send_sound(self._caller, data[start : start + MAX_SOUND_BYTES], self._media_type)
 
 
 def speech_of(body: Mapping[str, Any]) -> SpeechRequest:

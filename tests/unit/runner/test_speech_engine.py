@@ -11,7 +11,6 @@ from recorded_caller import RecordedCaller
 from typing_extensions import override
 
 from runner_svc.engine_host.http_server import INVALID_FIELD, UNSUPPORTED, Caller, GoneError, RefusedError
-from runner_svc.engine_host.sound_encoder import make_encoder
 from runner_svc.engine_host.speech import MAX_SOUND_BYTES, SpeechEngine, SpeechRequest, Voice
 
 RATE = 8000
@@ -112,4 +111,4 @@ def test_wav_is_the_default_format_and_the_only_one_without_encoders() -> None:
 
 def test_unknown_format_is_refused() -> None:
     with pytest.raises(RefusedError, match="response_format: must be one of: mp3, opus"):
-        make_encoder(None, "midi", RATE)
+        Stage().speak(form="midi")
