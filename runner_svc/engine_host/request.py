@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from runner_svc.engine_host.translation import (
 )
 from runner_svc.openai_upstream.request import (
     Json,
+    PreparedBody,
     chat_body,
     choices_per_prompt,
     completion_body,
@@ -25,7 +26,7 @@ from runner_svc.openai_upstream.request import (
 from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS, ParameterProfile, untaken_warning
 from runner_svc.templates.sandbox import ModelTemplates
 from weft.api.common.v1 import chat_pb2, completion_pb2, json_value_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.frames import GenerationPayload
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -40,7 +41,7 @@ _NOT_SAMPLING = frozenset(
 )
 
 
-class RenderedRequest(msgspec.Struct, kw_only=True):
+class _RenderedRequest(msgspec.Struct, kw_only=True):
     """A completion of rendered prompts, with the field names of its body."""
 
     prompt: list[str | list[int]]
@@ -60,24 +61,11 @@ class RenderedRequest(msgspec.Struct, kw_only=True):
     sampling: dict[str, Any] = {}
     """Sampling parameters with the library's names; missing ones have the library's defaults."""
 
-    def body(self) -> Json:
-        """Returns the request body."""
-        body: Json = msgspec.to_builtins(self)
-        return {**body.pop("sampling"), **body}
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A request for the engine, and warnings for the caller."""
-
-    request: RenderedRequest
-    warnings: Frame
-
 
 async def prepare(
     payload: GenerationPayload, templates: ModelTemplates, profile: ParameterProfile, render: Render
-) -> PreparedRequest:
-    """Builds the request for a payload.
+) -> PreparedBody:
+    """Builds the completion for a payload.
 
     Raises INVALID_ARGUMENT naming an unsupported parameter, UNSUPPORTED_OPERATION for a chat without a template, and
     TEMPLATE_FAILED.
@@ -87,7 +75,7 @@ async def prepare(
     return _completion(payload, profile)
 
 
-def _completion(payload: completion_pb2.CompletionPayload, profile: ParameterProfile) -> PreparedRequest:
+def _completion(payload: completion_pb2.CompletionPayload, profile: ParameterProfile) -> PreparedBody:
     if payload.HasField("logprobs"):
         raise _no_logprobs()
     prepared = completion_body(payload, "", profile)
@@ -95,12 +83,12 @@ def _completion(payload: completion_pb2.CompletionPayload, profile: ParameterPro
     # One prompt is a text or a list of token ids; several are a list of those.
     several = isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt)
     prompts = prompt if several else [prompt]
-    return PreparedRequest(_request(prepared.body, prompts, choices_per_prompt(payload)), prepared.warnings)
+    return PreparedBody(_request(prepared.body, prompts, choices_per_prompt(payload)), prepared.warnings)
 
 
 async def _chat(
     payload: chat_pb2.ChatPayload, templates: ModelTemplates, profile: ParameterProfile, render: Render
-) -> PreparedRequest:
+) -> PreparedBody:
     if payload.logprobs:
         raise _no_logprobs()
     template = templates.pick(bool(payload.tools))
@@ -118,12 +106,12 @@ async def _chat(
         variables["messages"] = translation_messages(variables["messages"], languages)
     prompt = await render(template, variables)
     request = _request(body, [prompt], choices_per_prompt(payload))
-    request.add_special = False
+    request["add_special"] = False
     if templates.eos_token:
-        request.stop = [*request.stop, templates.eos_token]
+        request["stop"].append(templates.eos_token)
     # With `passthrough`, unsupported parameters are still in the body.
     untaken = [untaken_warning(name, profile.engine) for name in sorted(profile.engine.untaken) if name in body]
-    return PreparedRequest(request, [*prepared.warnings, *warning_frame(untaken)])
+    return PreparedBody(request, [*prepared.warnings, *warning_frame(untaken)])
 
 
 async def rendered_translation(
@@ -188,7 +176,7 @@ def _languages_in(document: json_value_pb2.JsonObject) -> Json:
     return {name: value for name, value in json_object(document).items() if name in LANGUAGES and value is not None}
 
 
-def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> RenderedRequest:
+def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> Json:
     response_format = body.get("response_format", {})
     kind = response_format.get("type", "text")
     grammar = body.get("grammar", "")
@@ -197,7 +185,7 @@ def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> R
     schemas: Json = {"json_object": {"type": "object"}}
     schema = response_format["json_schema"]["schema"] if kind == "json_schema" else schemas.get(kind)
     try:
-        return msgspec.convert(
+        request = msgspec.convert(
             {
                 "prompt": prompts,
                 "n": choice_count,
@@ -209,11 +197,13 @@ def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> R
                 "grammar": grammar,
                 "json_schema": "" if schema is None else json.dumps(schema),
             },
-            RenderedRequest,
+            _RenderedRequest,
         )
     except (msgspec.ValidationError, ValueError, AttributeError) as error:
         # Caused only by parameters that `passthrough` leaves unchecked; sending them would crash the engine.
         raise invalid_field("extra_parameters", f"cannot be sent to this engine: {error}") from error
+    rendered: Json = msgspec.to_builtins(request)
+    return {**rendered.pop("sampling"), **rendered}
 
 
 def _variables(body: Json, templates: ModelTemplates) -> Json:

@@ -11,8 +11,9 @@ import msgspec
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
-from runner_svc.engine_host.request import PreparedRequest, prepare, template_part
+from runner_svc.engine_host.request import prepare, template_part
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.request import PreparedBody
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.runtimes.library_server import LibraryServer
 from runner_svc.runtimes.llama_props import read_props
@@ -45,7 +46,7 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
         self._sandbox = TemplateSandbox()
         self._templates = ModelTemplates()
 
-    async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
+    async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedBody:
         """Returns the request for the engine, with warnings for the caller. Raises as `generate`."""
         del call
         return await prepare(payload, self._templates, self.parameters, self._sandbox.render)
@@ -81,7 +82,7 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
         prepared = await self.prepared(payload, call)
         if prepared.warnings:
             yield prepared.warnings
-        body = {**prepared.request.body(), "ends_loops": call.ends_loops}
+        body = {**prepared.body, "ends_loops": call.ends_loops}
         async with aclosing(http.generate(payload, call, body)) as frames:
             async for frame in frames:
                 yield frame
@@ -90,9 +91,9 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
         http = self._running()
         if payload.HasField("chat"):
-            request = (await self.prepared(template_part(payload.chat), call)).request
+            body = (await self.prepared(template_part(payload.chat), call)).body
             payload = tokenize_pb2.TokenizePayload(
-                text=str(request.prompt[0]), add_special=request.add_special, with_pieces=payload.with_pieces
+                text=body["prompt"][0], add_special=body["add_special"], with_pieces=payload.with_pieces
             )
         return await tokenize(http, payload, call)
 

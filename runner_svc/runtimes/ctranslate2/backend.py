@@ -1,15 +1,13 @@
 """Backend of the runtime ctranslate2: a server program around the library, started by the runner."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import get_args
 
 from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.engine_host.request import PreparedRequest
 from runner_svc.memory.estimate import FileForecast
-from runner_svc.openai_upstream.request import warning_frame
+from runner_svc.openai_upstream.request import PreparedBody, warning_frame
 from runner_svc.policy.load_plan import context_parameter, word_parameter
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.ctranslate2.runtime import (
@@ -42,20 +40,19 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
         )
 
     @override
-    async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
+    async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedBody:
         prepared = await super().prepared(payload, call)
-        sampling = prepared.request.sampling
-        if sampling.get(BEAM_SIZE, self.model.beam_size) <= 1:
+        if prepared.body.get(BEAM_SIZE, self.model.beam_size) <= 1:
             return prepared
         warnings = [
             ParameterWarning(field=name, message=f"{name} is not used by a beam search")
             for name in UNUSED_BY_BEAMS
-            if name in sampling
+            if name in prepared.body
         ]
         if not call.whole:
             message = "a beam search has no text until it ends: the answer was not streamed"
             warnings.append(ParameterWarning(field=BEAM_SIZE, message=message))
-        return replace(prepared, warnings=[*prepared.warnings, *warning_frame(warnings)])
+        return PreparedBody(prepared.body, [*prepared.warnings, *warning_frame(warnings)])
 
 
 def build(model: CTranslate2Model, context: ModelContext) -> ModelEngine:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo, EmbeddingResult, LoadOrder
-from runner_svc.engine_host.request import PreparedRequest
 from runner_svc.memory.estimate import FileForecast
+from runner_svc.openai_upstream.request import PreparedBody
 from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
 from runner_svc.runtimes.flags import LoadFlags, check_cache_and_attention, configured_values, load_arguments
 from runner_svc.runtimes.llama_cpp_python.runtime import RUNTIME, LlamaCppPythonModel
@@ -82,12 +82,12 @@ class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
         return [*super().arguments(order, port), *load_arguments(order, LOAD_FLAGS)]
 
     @override
-    async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
+    async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedBody:
         prepared = await super().prepared(payload, call)
         if isinstance(payload, chat_pb2.ChatPayload):
             # Not every template writes the begin token.
             begin = self._templates.bos_token
-            prepared.request.add_special = not begin or not str(prepared.request.prompt[0]).startswith(begin)
+            prepared.body["add_special"] = not begin or not prepared.body["prompt"][0].startswith(begin)
         return prepared
 
     @override

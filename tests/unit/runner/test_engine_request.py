@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from runner_svc.engine_host.request import PreparedRequest, prepare
+from runner_svc.engine_host.request import prepare
+from runner_svc.openai_upstream.request import PreparedBody
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 from runner_svc.templates.sandbox import ModelTemplates
@@ -29,9 +30,7 @@ class Renderer:
         return "prompt"
 
 
-async def _prepared(
-    payload: GenerationPayload, profile: ParameterProfile = PROFILE
-) -> tuple[PreparedRequest, Renderer]:
+async def _prepared(payload: GenerationPayload, profile: ParameterProfile = PROFILE) -> tuple[PreparedBody, Renderer]:
     renderer = Renderer()
     return await prepare(payload, TEMPLATES, profile, renderer.render), renderer
 
@@ -70,9 +69,9 @@ async def test_conversation_is_passed_to_the_template_in_its_expected_form() -> 
     assert renderer.variables["add_generation_prompt"] is True
     assert (renderer.variables["bos_token"], renderer.variables["eos_token"]) == ("<s>", "</s>")
     assert "enable_thinking" not in renderer.variables
-    assert prepared.request.prompt == ["prompt"]
-    assert not prepared.request.add_special
-    assert prepared.request.stop == ["</s>"]
+    assert prepared.body["prompt"] == ["prompt"]
+    assert not prepared.body["add_special"]
+    assert prepared.body["stop"] == ["</s>"]
 
 
 @pytest.mark.parametrize(
@@ -91,27 +90,26 @@ async def test_sampling_uses_library_names_and_omits_unset_fields() -> None:
         sampling=sampling_pb2.SamplingParams(temperature=0, top_p=0.5, max_tokens=7, seed=3, stop=["x"]),
         choice_count=2,
     )
-    request = (await _prepared(payload))[0].request
-    assert request.body()["temp"] == 0
-    assert request.sampling == {"temp": 0, "top_p": 0.5}
-    assert (request.max_tokens, request.seed, request.stop, request.n) == (7, 3, ["x", "</s>"], 2)
+    body = (await _prepared(payload))[0].body
+    assert body == {
+        **{"temp": 0, "top_p": 0.5, "max_tokens": 7, "seed": 3, "stop": ["x", "</s>"], "n": 2, "prompt": ["prompt"]},
+        **{"add_special": False, "logit_bias": {}, "grammar": "", "json_schema": ""},
+    }
 
 
 async def test_completion_passes_prompts_unchanged_and_adds_no_stop_string() -> None:
     ids = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=[5, 6]))
     text = completion_pb2.PromptInput(text="once")
     for prompts, expected in (([text], ["once"]), ([ids], [[5, 6]]), ([text, ids], ["once", [5, 6]])):
-        request = (await _prepared(completion_pb2.CompletionPayload(prompts=prompts)))[0].request
-        assert request.prompt == expected
-        assert request.add_special
-        assert request.stop == []
+        body = (await _prepared(completion_pb2.CompletionPayload(prompts=prompts)))[0].body
+        assert (body["prompt"], body["add_special"], body["stop"]) == (expected, True, [])
 
 
 async def test_grammar_and_response_format_are_mutually_exclusive() -> None:
     payload = chat_pb2.ChatPayload(
         messages=[_message(chat_pb2.ROLE_USER, "hi")], response_format=chat_pb2.ResponseFormat(json_object=True)
     )
-    assert (await _prepared(payload))[0].request.json_schema == '{"type": "object"}'
+    assert (await _prepared(payload))[0].body["json_schema"] == '{"type": "object"}'
     payload.extra_parameters.fields.add(name="grammar").value.string_value = 'root ::= "a"'
     with pytest.raises(FieldError) as refused:
         await _prepared(payload)

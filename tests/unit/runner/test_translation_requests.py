@@ -7,7 +7,8 @@ import pytest
 import pytest_asyncio
 from kit.translation_template import TRANSLATION_TEMPLATE
 
-from runner_svc.engine_host.request import PreparedRequest, prepare, rendered_translation
+from runner_svc.engine_host.request import prepare, rendered_translation
+from runner_svc.openai_upstream.request import PreparedBody
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.ctranslate2.runtime import PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON
@@ -45,7 +46,7 @@ def _chat(*messages: "tuple[chat_pb2.Role.ValueType, str]", **languages: Any) ->
 
 async def _prepared(
     sandbox: TemplateSandbox, payload: chat_pb2.ChatPayload, templates: ModelTemplates = TRANSLATES, **profile: Any
-) -> PreparedRequest:
+) -> PreparedBody:
     given = {"engine": PARAMETERS, **profile}
     return await prepare(payload, templates, ParameterProfile(**given), sandbox.render)
 
@@ -55,7 +56,7 @@ async def test_languages_reach_the_template_from_either_field(sandbox: TemplateS
     codes = {"source_lang_code": "nl", "target_lang_code": "pt-BR"}
     for languages in (codes, {"chat_template_kwargs": codes}):
         prepared = await _prepared(sandbox, _chat(**languages), engine=engine)
-        assert prepared.request.prompt == ["<bos>Dutch to Brazilian Portuguese: Goedemorgen."]
+        assert prepared.body["prompt"] == ["<bos>Dutch to Brazilian Portuguese: Goedemorgen."]
         assert prepared.warnings == []
 
 
@@ -65,7 +66,7 @@ async def test_unknown_source_language_falls_back_to_the_several_languages_promp
 ) -> None:
     given = {} if source is None else {"source_lang_code": source}
     for target, named in (("nl", "English to Dutch"), ("en", "French to English")):
-        prompt = str((await _prepared(sandbox, _chat(target_lang_code=target, **given))).request.prompt[0])
+        prompt = str((await _prepared(sandbox, _chat(target_lang_code=target, **given))).body["prompt"][0])
         assert prompt.startswith(f"<bos>{named}: The text may be in several languages.")
         assert prompt.endswith("Goedemorgen.")
 
@@ -120,7 +121,7 @@ async def test_non_translation_model_warns_that_the_languages_were_unused(sandbo
         ),
     ):
         prepared = await _prepared(sandbox, _chat(**languages), TALKS)
-        assert prepared.request.prompt == ["Goedemorgen."]
+        assert prepared.body["prompt"] == ["Goedemorgen."]
         assert [event.warning.field for event in prepared.warnings] == fields
 
 
