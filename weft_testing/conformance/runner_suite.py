@@ -15,6 +15,7 @@ from weft.dispatch.tickets import Action
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+from weft_testing.conformance.backend_steps import is_alive
 from weft_testing.conformance.engine_claims import engine_claims
 from weft_testing.conformance.findings import BrokenPromiseError, Finding, NotCheckedError, Verdict, require
 from weft_testing.conformance.runner_requests import (
@@ -340,18 +341,11 @@ async def group_teardown(runner: RunnerUnderTest) -> str:
     await _unload(runner)
 
     async def gone() -> bool:
-        return not any(map(_is_alive, family))
+        return not any(map(is_alive, family))
 
     await until(gone, GONE_SECONDS, "processes of the engine are left")
     await runner.wake()
     return f"processes that ended: {len(family)}"
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def _unload(runner: RunnerUnderTest) -> None:

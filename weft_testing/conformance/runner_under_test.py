@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
@@ -107,9 +107,12 @@ class RunnerUnderTest:
 
     async def unload_with(self, permit: permit_pb2.OperationPermit | None) -> None:
         """Unloads the model with this permit; None: without one. Raises WeftError."""
-        request = runner_service_pb2.UnloadRequest(model=self.model, permit=permit)
+        await self._call(self._control.Unload, runner_service_pb2.UnloadRequest(model=self.model, permit=permit), None)
+
+    async def _call(self, method: Any, request: object, seconds: float | None = CALL_SECONDS) -> Any:
+        """Returns the response of a unary method. Raises WeftError."""
         with _errors_of_the_runner():
-            await self._control.Unload(request, metadata=self._metadata)
+            return await method(request, metadata=self._metadata, timeout=seconds)
 
     async def frames(
         self, payload: chat_pb2.ChatPayload | None, request_id: str = "", ticket: ticket_pb2.Ticket | None = None
@@ -135,36 +138,31 @@ class RunnerUnderTest:
     async def embed(self, texts: list[str]) -> embedding_service_pb2.EmbedResponse:
         """Returns vectors. Raises WeftError."""
         request = embedding_service_pb2.EmbedRequest(ticket=self.ticket(new_id("req")))
-        request.payload.CopyFrom(embedding_pb2.EmbeddingPayload())
-        for text in texts:
-            request.payload.inputs.add(text=text)
-        with _errors_of_the_runner():
-            return await self._embedding.Embed(request, metadata=self._metadata)
-        raise AssertionError
+        request.payload.inputs.extend(completion_pb2.PromptInput(text=text) for text in texts)
+        response: embedding_service_pb2.EmbedResponse = await self._call(self._embedding.Embed, request, None)
+        return response
 
-    async def describe(self, log_lines: int = 0) -> runner_service_pb2.InstanceDescription:
+    async def describe(self) -> runner_service_pb2.InstanceDescription:
         """Returns the description of the instance. Raises WeftError; LookupError if the model is not described."""
-        response = await self.describe_runner(log_lines)
-        found = [instance for instance in response.instances if instance.model == self.model]
-        if not found:
-            raise LookupError(f"the runner does not describe its model {self.model}")
-        return found[0]
+        for instance in (await self.describe_runner()).instances:
+            if instance.model == self.model:
+                return instance
+        raise LookupError(f"the runner does not describe its model {self.model}")
 
-    async def describe_runner(self, log_lines: int = 0) -> runner_service_pb2.DescribeResponse:
+    async def describe_runner(self) -> runner_service_pb2.DescribeResponse:
         """Returns the runner's description. Raises WeftError."""
-        request = runner_service_pb2.DescribeRequest(log_line_count=log_lines)
-        with _errors_of_the_runner():
-            return await self._control.Describe(request, metadata=self._metadata, timeout=CALL_SECONDS)
-        raise AssertionError
+        response: runner_service_pb2.DescribeResponse = await self._call(
+            self._control.Describe, runner_service_pb2.DescribeRequest()
+        )
+        return response
 
     async def engine_claims(self) -> list[runner_service_pb2.EngineClaim]:
         """Returns the runner's claims about the model's engine, with current observations. Raises WeftError."""
         request = runner_service_pb2.DescribeRequest(checks_engine=True)
-        with _errors_of_the_runner():
-            response = await self._control.Describe(request, metadata=self._metadata, timeout=CLAIMS_SECONDS)
-            described = [each for each in response.instances if each.model == self.model]
-            return [claim for each in described for claim in each.engine_claims]
-        raise AssertionError
+        response: runner_service_pb2.DescribeResponse = await self._call(
+            self._control.Describe, request, CLAIMS_SECONDS
+        )
+        return [claim for each in response.instances if each.model == self.model for claim in each.engine_claims]
 
     async def state(self) -> runner_pb2.InstanceState:
         """Returns the instance's state as the runner reports it. Raises LookupError if it reports none."""
@@ -175,10 +173,10 @@ class RunnerUnderTest:
 
     async def find_request(self, request_id: str) -> runner_service_pb2.GetRequestResponse:
         """Returns the runner's record of a request. Raises WeftError."""
-        request = runner_service_pb2.GetRequestRequest(request_id=request_id)
-        with _errors_of_the_runner():
-            return await self._control.GetRequest(request, metadata=self._metadata, timeout=CALL_SECONDS)
-        raise AssertionError
+        response: runner_service_pb2.GetRequestResponse = await self._call(
+            self._control.GetRequest, runner_service_pb2.GetRequestRequest(request_id=request_id)
+        )
+        return response
 
     async def load(self, model: str = "") -> None:
         """Loads the model. Raises WeftError."""
@@ -198,15 +196,11 @@ class RunnerUnderTest:
 
     async def wake(self) -> None:
         """Wakes the model, which may sleep again by its settings, unlike after `load`. Raises WeftError."""
-        request = runner_service_pb2.WakeRequest(model=self.model)
-        with _errors_of_the_runner():
-            await self._control.Wake(request, metadata=self._metadata)
+        await self._call(self._control.Wake, runner_service_pb2.WakeRequest(model=self.model), None)
 
     async def unload(self) -> None:
         """Unloads the model. Raises WeftError."""
-        request = runner_service_pb2.UnloadRequest(model=self.model, permit=self.permit(Action.UNLOAD, self.model))
-        with _errors_of_the_runner():
-            await self._control.Unload(request, metadata=self._metadata)
+        await self.unload_with(self.permit(Action.UNLOAD, self.model))
 
     async def log_tail(self, line_count: int) -> list[str]:
         """Returns the last lines of the engine's output. Raises WeftError."""
@@ -218,12 +212,8 @@ class RunnerUnderTest:
 
     async def serving(self) -> bool:
         """Whether grpc.health.v1 reports SERVING. Raises WeftError if it does not answer."""
-        with _errors_of_the_runner():
-            answer = await self._health.Check(
-                health_pb2.HealthCheckRequest(), metadata=self._metadata, timeout=CALL_SECONDS
-            )
-            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-        raise AssertionError
+        answer = await self._call(self._health.Check, health_pb2.HealthCheckRequest())
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def slot_holders(self) -> frozenset[str]:
         """Returns the ids of requests that hold a slot, over all models of the runner, which may share one limit."""
