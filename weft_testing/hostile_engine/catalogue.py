@@ -291,27 +291,12 @@ CONTENTS = (
         DONE,
         sees=FAILED,
     ),
-    Row(name="an error: null", answer=stream(event({"error": None, "choices": []}), *GOOD), sees=None, text="Hi"),
-    Row(name="no figures", answer=stream(HI, end(), DONE), sees=None, text="Hi"),
-    Row(
-        name="figures: null",
-        answer=stream(HI, end(), event({"choices": [], "usage": None}), DONE),
-        sees=None,
-        text="Hi",
-    ),
-    Row(name="fields that nobody knows", answer=stream(event({"x": 1, "choices": []}), *GOOD), sees=None, text="Hi"),
-    Row(
-        name="the name of the model is a number",
-        answer=stream(event({"model": 5, "choices": []}), *GOOD),
-        sees=None,
-        text="Hi",
-    ),
-    Row(
-        name="the name of another model",
-        answer=stream(event({"model": "other", "choices": []}), *GOOD),
-        sees=None,
-        text="Hi",
-    ),
+    _good("an error: null", event({"error": None, "choices": []}), *GOOD),
+    _good("no figures", HI, end(), DONE),
+    _good("figures: null", HI, end(), event({"choices": [], "usage": None}), DONE),
+    _good("fields that nobody knows", event({"x": 1, "choices": []}), *GOOD),
+    _good("the name of the model is a number", event({"model": 5, "choices": []}), *GOOD),
+    _good("the name of another model", event({"model": "other", "choices": []}), *GOOD),
 )
 """Chunks, usage figures and errors with wrong forms, types and sizes."""
 
@@ -411,11 +396,9 @@ TEXTS = (
     _bad("an event of 5 MiB without an end", b"data: " + b"x" * (5 << 20)),
     _bad("an event of many lines", b"data: x\n" * 700_000 + b"\n"),
     _bad("a comment of 5 MiB", b": " + b"x" * (5 << 20) + b"\n\n", *GOOD),
-    Row(name="a stream that goes on with nothing", answer=stream(b"\n" * 100_000), sees=PROTOCOL),
+    _bad("a stream that goes on with nothing", b"\n" * 100_000),
     _good("a byte order mark", BOM + HI, *GOOD[1:]),
-    Row(
-        name="a byte order mark in three chunks", answer=stream(BOM[:1], BOM[1:2], BOM[2:], *GOOD), sees=None, text="Hi"
-    ),
+    _good("a byte order mark in three chunks", BOM[:1], BOM[1:2], BOM[2:], *GOOD),
     _good("lines that end with CR", _TIDY.replace(b"\n", b"\r")),
     _good("lines that end with CRLF", _TIDY.replace(b"\n", b"\r\n")),
     _good("one event over two lines", HI.replace(b',"delta"', b',\ndata: "delta"'), *GOOD[1:]),
@@ -440,8 +423,8 @@ _BODY = b"".join(GOOD)
 _EVENTS = "text/event-stream"
 
 
-def _http(name: str, data: bytes, sees: Reason | None = PROTOCOL) -> Row:
-    return Row(name=name, answer=data, sees=sees, text="Hi")
+def _http(name: str, data: bytes, sees: Reason | None = PROTOCOL, *, ends: bool = True) -> Row:
+    return Row(name=name, answer=data, sees=sees, text="Hi", ends=ends)
 
 
 def _head(*lines: str, body: bytes = b"", status: str = "HTTP/1.1 200 OK") -> bytes:
@@ -552,17 +535,9 @@ CONNECTIONS = (
         _head(f"Content-Type: {_EVENTS}", "Connection: close", body=HI + end() + DONE),
         None,
     ),
-    Row(
-        name="a second answer behind the first", answer=stream(*GOOD) + stream(*GOOD), sees=None, text="Hi", ends=False
-    ),
-    Row(
-        name="half a second answer behind the first",
-        answer=stream(*GOOD) + b"HTTP/1.1 200 OK\r\nX-",
-        sees=None,
-        text="Hi",
-        ends=False,
-    ),
-    Row(name="chunks after the last one", answer=stream(*GOOD) + LAST_CHUNK, sees=PROTOCOL),
+    _http("a second answer behind the first", stream(*GOOD) + stream(*GOOD), None, ends=False),
+    _http("half a second answer behind the first", stream(*GOOD) + b"HTTP/1.1 200 OK\r\nX-", None, ends=False),
+    _http("chunks after the last one", stream(*GOOD) + LAST_CHUNK),
 )
 """Answers that are wrong as HTTP: heads, lengths, chunks, media types, encodings and statuses."""
 
@@ -626,6 +601,10 @@ def _scores(*scores: object, key: str = "relevance_score", places: tuple[object,
 def _raw_call(ask: Ask, name: str, body: bytes, sees: Reason | None = PROTOCOL, media_type: str = "") -> Row:
     data = answer(body, media_type or "application/json")
     return Row(name=f"{ask.value}: {name}", answer=data, sees=sees, ask=ask)
+
+
+def _speech(name: str, data: bytes) -> Row:
+    return Row(name=f"speech: {name}", answer=data, sees=PROTOCOL, ask=Ask.SPEECH)
 
 
 def _transcript(name: str, *events: object, sees: Reason | None = PROTOCOL) -> Row:
@@ -727,19 +706,9 @@ SOUNDS = (
     _raw_call(Ask.SPEECH, "no kind of sound", b"a", media_type="audio/"),
     _raw_call(Ask.SPEECH, "a long kind of sound", b"a", media_type="audio/" + "x" * 300),
     _raw_call(Ask.SPEECH, "a kind with parameters", b"a", None, media_type="Audio/L16; rate=24000"),
-    Row(name="speech: cut off", answer=answer(b"x" * 500, _SOUND)[:-100], sees=PROTOCOL, ask=Ask.SPEECH),
-    Row(
-        name="speech: chunks that just end",
-        answer=_head(f"Content-Type: {_SOUND}", "Transfer-Encoding: chunked", body=chunked(b"a")),
-        sees=PROTOCOL,
-        ask=Ask.SPEECH,
-    ),
-    Row(
-        name="speech: packed",
-        answer=answer(b"x", _SOUND, extra="Content-Encoding: br\r\n"),
-        sees=PROTOCOL,
-        ask=Ask.SPEECH,
-    ),
+    _speech("cut off", answer(b"x" * 500, _SOUND)[:-100]),
+    _speech("chunks that just end", _head(f"Content-Type: {_SOUND}", "Transfer-Encoding: chunked", body=chunked(b"a"))),
+    _speech("packed", answer(b"x", _SOUND, extra="Content-Encoding: br\r\n")),
 )
 """Transcriptions and recordings."""
 CALLS = (
