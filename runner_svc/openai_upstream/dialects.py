@@ -6,7 +6,7 @@ answer. Unknown fields of messages and calls are passed on to the caller.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -43,6 +43,7 @@ _SKIPPED_PARTS = frozenset({"reference", "tool_reference"})
 
 JsonMap = dict[str, Any]
 _Kind = TypeVar("_Kind")
+_Figures = TypeVar("_Figures", bound=msgspec.Struct)
 
 
 DIALECT_FAULTS = (ValueError, RecursionError, msgspec.ValidationError)
@@ -79,9 +80,9 @@ def read_dialect(document: JsonMap) -> Chunk:
     return Chunk(
         choices=[_choice(choice) for choice in _some(document.get("choices"))],
         usage=usage_of(document.get("usage")),
-        timings=_timings(document.get("timings")),
+        timings=_figures(Timings, document.get("timings"), _milliseconds),
         metrics=_raw(document.get("metrics")),
-        prompt_progress=_progress(document.get("prompt_progress")),
+        prompt_progress=_figures(PromptProgress, document.get("prompt_progress"), count_of),
         error=msgspec.json.decode(_plain_json(document.get("error")), type=ErrorBody | str | None),
     )
 
@@ -112,15 +113,11 @@ def usage_of(value: object) -> ChunkUsage | None:
         completion = max(0, total - (prompt or 0))
     if prompt is None and completion is None:
         return None
-    details, generated = _map(value.get("prompt_tokens_details")), _map(value.get("completion_tokens_details"))
     return ChunkUsage(
         prompt_tokens=prompt or 0,
         completion_tokens=completion or 0,
-        prompt_tokens_details=PromptDetails(
-            cached_tokens=count_of(details.get("cached_tokens")),
-            cache_write_tokens=count_of(details.get("cache_write_tokens")),
-        ),
-        completion_tokens_details=CompletionDetails(reasoning_tokens=count_of(generated.get("reasoning_tokens"))),
+        prompt_tokens_details=_figures(PromptDetails, value.get("prompt_tokens_details"), count_of),
+        completion_tokens_details=_figures(CompletionDetails, value.get("completion_tokens_details"), count_of),
     )
 
 
@@ -211,16 +208,11 @@ def _call(source: object) -> JsonMap:
     if of_function := _unknown(function, _FUNCTION_FIELDS):
         extra["function"] = of_function
     return {
-        "index": _place_of_call(value.get("index")),
+        "index": None if (place := count_of(value.get("index"))) is None or place >= 2**31 else place,
         "id": _id(value.get("id")),
         "function": {"name": function.get("name"), "arguments": arguments},
         EXTRA: extra,
     }
-
-
-def _place_of_call(value: object) -> int | None:
-    count = count_of(value)
-    return count if count is not None and count < 2**31 else None
 
 
 def _id(value: object) -> str | None:
@@ -255,10 +247,11 @@ def _likelihood(entry: JsonMap) -> JsonMap:
     return {"token": token, "logprob": known, "bytes": raw if is_bytes else None}
 
 
-def _timings(value: object) -> Timings | None:
-    found = {name: _milliseconds(_map(value).get(name)) for name in ("prompt_ms", "predicted_ms")}
-    known = {name: time for name, time in found.items() if time is not None}
-    return Timings(**known) if known else None
+def _figures(kind: type[_Figures], value: object, read: Callable[[object], float | None]) -> _Figures | None:
+    """Returns the readable figures; None: there are none."""
+    found = {name: read(_map(value).get(name)) for name in kind.__struct_fields__}
+    known = {name: figure for name, figure in found.items() if figure is not None}
+    return kind(**known) if known else None
 
 
 def _milliseconds(value: object) -> float | None:
@@ -266,12 +259,6 @@ def _milliseconds(value: object) -> float | None:
         return msgspec.convert(value, Milliseconds)
     except msgspec.ValidationError:
         return None
-
-
-def _progress(value: object) -> PromptProgress | None:
-    counts = {name: count_of(_map(value).get(name)) for name in ("total", "cache", "processed")}
-    known = {name: count for name, count in counts.items() if count is not None}
-    return PromptProgress(**known) if known else None
 
 
 def _list(value: object) -> list[Any]:

@@ -1,7 +1,8 @@
 """Calls of backends with an OpenAI-compatible server, whether the runner starts it or not."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -14,6 +15,9 @@ from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+_Payload = TypeVar("_Payload")
+_Part = TypeVar("_Part")
 
 
 class ServerCalls(Backend):
@@ -49,23 +53,26 @@ class ServerCalls(Backend):
             return await tokenize(http, payload, asked)
 
     @override
-    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        with self._asking(Operation.IMAGE, call) as (http, asked):
-            async with aclosing(media.generate_images(http, payload, asked)) as frames:
-                async for frame in frames:
-                    yield frame
+    def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        return self._streamed(Operation.IMAGE, media.generate_images, payload, call)
 
     @override
-    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        with self._asking(Operation.TRANSCRIPTION, call) as (http, asked):
-            async with aclosing(media.transcribe(http, payload, asked)) as frames:
-                async for frame in frames:
-                    yield frame
+    def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        return self._streamed(Operation.TRANSCRIPTION, media.transcribe, payload, call)
 
     @override
-    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        with self._asking(Operation.SPEECH, call) as (http, asked):
-            async with aclosing(media.speak(http, payload, asked)) as parts:
+    def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+        return self._streamed(Operation.SPEECH, media.speak, payload, call)
+
+    async def _streamed(
+        self,
+        operation: Operation,
+        ask: Callable[[OpenAiHttp, _Payload, CallInfo], AsyncGenerator[_Part]],
+        payload: _Payload,
+        call: CallInfo,
+    ) -> AsyncGenerator[_Part]:
+        with self._asking(operation, call) as (http, asked):
+            async with aclosing(ask(http, payload, asked)) as parts:
                 async for part in parts:
                     yield part
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
@@ -64,12 +65,12 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
         spoken = audio_pb2.SpeechPayload()
         spoken.CopyFrom(payload)
         spoken.voice = voice.name
-        with self._asking(Operation.SPEECH, call) as (http, asked):
-            async with aclosing(media.speak(http, spoken, asked, voice.speaker)) as parts:
-                async for part in parts:
-                    if part.receipt is not None:
-                        part.receipt.warnings.extend(event.warning for event in warning_frame(warnings))
-                    yield part
+        speak = partial(media.speak, speaker=voice.speaker)
+        async with aclosing(self._streamed(Operation.SPEECH, speak, spoken, call)) as parts:
+            async for part in parts:
+                if part.receipt is not None:
+                    part.receipt.warnings.extend(event.warning for event in warning_frame(warnings))
+                yield part
 
     def further_warnings(self, payload: audio_pb2.SpeechPayload) -> list[ParameterWarning]:
         """Returns warnings about parameters of the request that the engine does not support."""
