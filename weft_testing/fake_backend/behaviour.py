@@ -79,10 +79,6 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prefill_held: bool = False
     """Extend prefill until this is switched off, including for running requests."""
     prefill_idle: bool = False
-    image_steps: Count = 0
-    """Number of idle denoising steps of an image request, each of `image_step_seconds`; 0: no delay."""
-    image_step_seconds: Seconds = 0.0
-    """Duration of a step."""
     prefill_progress: Count = 2
     """Number of `prompt_progress` chunks during prefill if the request asks with `return_progress`."""
     keepalive_comments: bool = False

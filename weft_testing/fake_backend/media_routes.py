@@ -4,6 +4,7 @@ import asyncio
 import base64
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from aiohttp import BodyPartReader, web
 
 from weft_testing.fake_backend import openai_shapes as shapes
 from weft_testing.fake_backend.arguments import ServerSettings
-from weft_testing.fake_backend.behaviour import Behaviour, Control
+from weft_testing.fake_backend.behaviour import Control
 from weft_testing.fake_backend.requests import RequestError, bad_request, words
 from weft_testing.fake_backend.sinks import json_response
 from weft_testing.fake_backend.state import Ledger
@@ -131,8 +132,8 @@ class MediaRoutes:
         """Adds the routes; `guarded` converts a RequestError to its answer."""
         app.router.add_post("/v1/images/generations", guarded(self._images))
         app.router.add_post("/v1/images/edits", guarded(self._edits))
-        app.router.add_post("/v1/audio/transcriptions", guarded(self._transcription))
-        app.router.add_post("/v1/audio/translations", guarded(self._translation))
+        app.router.add_post("/v1/audio/transcriptions", guarded(partial(self._words_of, translates=False)))
+        app.router.add_post("/v1/audio/translations", guarded(partial(self._words_of, translates=True)))
         app.router.add_post("/v1/audio/speech", guarded(self._speech))
 
     async def _images(self, http: web.Request) -> web.StreamResponse:
@@ -140,7 +141,7 @@ class MediaRoutes:
         fields = await _json(http)
         if fields.get("stream") is True:
             return await self._stream(http, image_events(fields, "image_generation"))
-        return await self._made(http, fields)
+        return self._made(http, fields)
 
     async def _edits(self, http: web.Request) -> web.StreamResponse:
         require_offered(self._settings, "image")
@@ -149,23 +150,14 @@ class MediaRoutes:
             raise bad_request("'image' is required")
         if fields.get("stream") == "true":
             return await self._stream(http, image_events(fields, "image_edit"))
-        return await self._made(http, fields)
+        return self._made(http, fields)
 
-    async def _made(self, http: web.Request, fields: Mapping[str, Any]) -> web.StreamResponse:
-        """Answers with images after `image_steps` steps, and counts the request."""
+    def _made(self, http: web.Request, fields: Mapping[str, Any]) -> web.StreamResponse:
+        """Answers with images, and counts the request."""
         body = images_body(fields)
-        behaviour = self._control.for_next_request()
         headers = {name.lower(): value for name, value in http.headers.items()}
         with self._ledger.request(headers, fields, len(body)):
-            for _ in range(behaviour.image_steps):
-                await asyncio.sleep(behaviour.image_step_seconds)
-        return json_response(body)
-
-    async def _transcription(self, http: web.Request) -> web.StreamResponse:
-        return await self._words_of(http, translates=False)
-
-    async def _translation(self, http: web.Request) -> web.StreamResponse:
-        return await self._words_of(http, translates=True)
+            return json_response(body)
 
     async def _words_of(self, http: web.Request, *, translates: bool) -> web.StreamResponse:
         require_offered(self._settings, "transcription")
@@ -177,52 +169,32 @@ class MediaRoutes:
         return json_response(transcription_body(fields, files["file"], translates=translates))
 
     async def _stream(self, http: web.Request, events: Sequence[Mapping[str, Any]]) -> web.StreamResponse:
-        """Sends events at `tokens_per_second`; the `*_after_tokens` switches count events."""
-        behaviour = self._control.for_next_request()
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(http)
-        for number, event in enumerate(events):
-            if number == behaviour.close_after_tokens:
-                _abort(http)
-                return response
-            if number == behaviour.stall_after_tokens:
-                await _left(http)
-                return response
-            await response.write(f"event: {event['type']}\ndata: {shapes.encode(event).decode()}\n\n".encode())
-            await asyncio.sleep(_pause_seconds(behaviour))
-        await response.write_eof()
-        return response
+        """Sends server-sent events as `_send` does."""
+        written = [f"event: {event['type']}\ndata: {shapes.encode(event).decode()}\n\n".encode() for event in events]
+        return await self._send(http, written, "text/event-stream")
 
     async def _speech(self, http: web.Request) -> web.StreamResponse:
         require_offered(self._settings, "speech")
-        pieces = spoken(await _json(http))
+        return await self._send(http, spoken(await _json(http)), "audio/wav")
+
+    async def _send(self, http: web.Request, pieces: Sequence[bytes], media_type: str) -> web.StreamResponse:
+        """Sends pieces at `tokens_per_second`; the `*_after_tokens` switches count them."""
         behaviour = self._control.for_next_request()
-        response = web.StreamResponse(headers={"Content-Type": "audio/wav"})
+        response = web.StreamResponse(headers={"Content-Type": media_type})
         await response.prepare(http)
         for number, piece in enumerate(pieces):
             if number == behaviour.close_after_tokens:
-                _abort(http)
+                assert http.transport is not None, "the response has begun"
+                http.transport.abort()
                 return response
+            while number == behaviour.stall_after_tokens:
+                if http.transport is None or http.transport.is_closing():
+                    return response
+                await asyncio.sleep(POLL_SECONDS)
             await response.write(piece)
-            await asyncio.sleep(_pause_seconds(behaviour))
+            await asyncio.sleep(1 / behaviour.tokens_per_second if behaviour.tokens_per_second else 0.0)
         await response.write_eof()
         return response
-
-
-def _abort(http: web.Request) -> None:
-    assert http.transport is not None, "the response has begun"
-    http.transport.abort()
-
-
-async def _left(http: web.Request) -> None:
-    while True:
-        if http.transport is None or http.transport.is_closing():
-            return
-        await asyncio.sleep(POLL_SECONDS)
-
-
-def _pause_seconds(behaviour: Behaviour) -> float:
-    return 1 / behaviour.tokens_per_second if behaviour.tokens_per_second else 0.0
 
 
 async def _json(http: web.Request) -> dict[str, object]:

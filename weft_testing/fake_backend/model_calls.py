@@ -1,6 +1,5 @@
 """Answers to calls other than generations and media: embeddings, tokens, scores."""
 
-import base64
 import hashlib
 import math
 import re
@@ -20,9 +19,6 @@ def embeddings_body(body: Any, alias: str, slot_context_tokens: int) -> tuple[by
     """Returns the answer to a /v1/embeddings body, and its prompt tokens. Raises RequestError."""
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
-    encoding = body.get("encoding_format", "float")
-    if encoding not in {"float", "base64"}:
-        raise bad_request("The format to return the embeddings in. Can be either float or base64")
     inputs = prompt_list(body.get("input"), "input")
     if not all(inputs):
         raise bad_request("Input content cannot be empty")
@@ -33,7 +29,9 @@ def embeddings_body(body: Any, alias: str, slot_context_tokens: int) -> tuple[by
         "model": str(body.get("model") or alias),
         "object": "list",
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "data": [_entry(index, vector(tokens), encoding) for index, tokens in enumerate(inputs)],
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vector(tokens)} for index, tokens in enumerate(inputs)
+        ],
     }
     return shapes.encode(answer), tokens
 
@@ -56,19 +54,8 @@ def vector(tokens: Sequence[Token]) -> list[float]:
         digest = hashlib.blake2b(str(token).strip().encode(), digest_size=EMBEDDING_SIZE).digest()
         sums = [total + byte - 127.5 for total, byte in zip(sums, digest, strict=True)]
     length = math.sqrt(sum(value * value for value in sums)) or 1.0
-    return list(struct.unpack(f"<{EMBEDDING_SIZE}f", _packed([value / length for value in sums])))
-
-
-def _packed(values: list[float]) -> bytes:
-    return struct.pack(f"<{len(values)}f", *values)
-
-
-def _entry(index: int, values: list[float], encoding: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"object": "embedding", "index": index, "embedding": values}
-    if encoding == "base64":
-        entry["embedding"] = base64.b64encode(_packed(values)).decode()
-        entry["encoding_format"] = "base64"
-    return entry
+    singles = struct.Struct(f"<{EMBEDDING_SIZE}f")
+    return list(singles.unpack(singles.pack(*(value / length for value in sums))))
 
 
 MAX_DOCUMENTS = 1024

@@ -23,8 +23,6 @@ SSE_NULL = b"data: null\n\n"
 """The first event of a completion stream with several prompts."""
 SSE_MALFORMED = b'data: {"choices":[{"index":0,"delta":{"content":"to\n\n'
 SSE_WRONG_SHAPE = b'data: {"choices":[{"index":"first","delta":{"content":42},"finish_reason":false}]}\n\n'
-JSON_MALFORMED = b'{"choices":[{"index":0,"message":{"content":"to'
-JSON_WRONG_SHAPE = b'{"choices":[{"index":"first","message":[42],"text":42,"finish_reason":false}],"usage":"much"}'
 HTML_PAGE = b"<!doctype html><html><body><h1>It works!</h1></body></html>\n"
 
 encode = msgspec.json.encode

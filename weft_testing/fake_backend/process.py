@@ -92,11 +92,6 @@ class FakeControl:
         """Closes the connections. Idempotent."""
         await self._session.close()
 
-    async def behaviour(self) -> Behaviour:
-        """Returns the current switches."""
-        async with self._session.get(f"{self.base_url}/fake/behaviour") as answer:
-            return msgspec.json.decode(await answer.read(), type=Behaviour)
-
     async def set_behaviour(self, **switches: Any) -> Behaviour:
         """Changes some switches of Behaviour. Raises ValueError with the fake's error message."""
         body = msgspec.json.encode(switches)

@@ -33,7 +33,7 @@ from weft_testing.fake_backend.requests import (
     prompt_list,
     refuse_media,
 )
-from weft_testing.fake_backend.sinks import Sink, StreamSink, UnarySink, json_response
+from weft_testing.fake_backend.sinks import Sink, StreamSink, json_response
 from weft_testing.fake_backend.slots import Slot, SlotPool
 from weft_testing.fake_backend.state import FakeState, Ledger, Outcome, RequestLog
 from weft_testing.fake_backend.vllm_routes import GUARDED_PREFIX, VllmRoutes, vllm_models_page
@@ -80,14 +80,12 @@ class FakeServer:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=guards)  # type: ignore[arg-type]
         for path in self._settings.dialect.answers:
             app.router.add_route("*", path, self._guarded(self._note_call))
-        for path in ("/health", "/v1/health"):
-            app.router.add_get(path, self._health)
+        app.router.add_get("/health", self._health)
         if self._settings.is_vllm:
             VllmRoutes(self._settings, self._pool, self._ledger.state, os.environ).add(app)
-        for path in ("/models", "/v1/models"):
-            app.router.add_get(path, self._guarded(self._models))
-        app.router.add_get("/props", self._guarded(self._props))
-        app.router.add_get("/slots", self._guarded(self._slots))
+        app.router.add_get("/v1/models", self._guarded(_page(self._models)))
+        app.router.add_get("/props", self._guarded(_page(lambda: props_page(self._settings))))
+        app.router.add_get("/slots", self._guarded(_page(lambda: slots_page(self._pool, self._settings))))
         app.router.add_post("/slots/{number}", self._guarded(self._slot_action))
         app.router.add_get("/metrics", self._guarded(self._metrics))
         app.router.add_post("/tokenize", self._guarded(self._tokenize))
@@ -95,13 +93,11 @@ class FakeServer:
         app.router.add_post("/v1/completions", self._guarded(self._counted(self._completion)))
         app.router.add_post("/v1/embeddings", self._guarded(self._counted(self._embed)))
         app.router.add_post("/apply-template", self._guarded(self._apply_template))
-        for path in ("/rerank", "/v1/rerank"):
-            app.router.add_post(path, self._guarded(self._counted(self._rerank)))
+        app.router.add_post("/v1/rerank", self._guarded(self._counted(self._rerank)))
         MediaRoutes(self._settings, self._control, self._ledger).add(app, self._guarded)
         # Available without the API key, because a runner starts the fake with a random one that tests do not know.
-        app.router.add_get("/fake/behaviour", self._get_behaviour)
         app.router.add_post("/fake/behaviour", self._set_behaviour)
-        app.router.add_get("/fake/state", self._get_state)
+        app.router.add_get("/fake/state", _page(self._state))
         app.router.add_route("*", "/{path:.*}", self._guarded(self._not_found))
         return app
 
@@ -194,9 +190,7 @@ class FakeServer:
                 thinking_field=dialect.thinking_field,
                 figures=self._figures(request),
             )
-            sink: Sink = (
-                StreamSink(http, request, envelope, count) if request.stream else UnarySink(request, envelope, count)
-            )
+            sink = StreamSink(http, request, envelope, count) if request.stream else Sink(request, envelope, count)
             generation = Generation(
                 http,
                 request,
@@ -238,18 +232,9 @@ class FakeServer:
             return json_response(b'{"status":"ok"}')
         return _refusal(_loading())
 
-    async def _models(self, http: web.Request) -> web.StreamResponse:
-        del http
-        page = vllm_models_page(self._settings) if self._settings.is_vllm else None
-        return json_response(shapes.encode(page or models_page(self._settings, self._started_at)))
-
-    async def _props(self, http: web.Request) -> web.StreamResponse:
-        del http
-        return json_response(shapes.encode(props_page(self._settings)))
-
-    async def _slots(self, http: web.Request) -> web.StreamResponse:
-        del http
-        return json_response(shapes.encode(slots_page(self._pool, self._settings)))
+    def _models(self) -> dict[str, Any]:
+        settings = self._settings
+        return vllm_models_page(settings) if settings.is_vllm else models_page(settings, self._started_at)
 
     async def _slot_action(self, http: web.Request) -> web.StreamResponse:
         if not self._settings.slot_save_path:
@@ -322,10 +307,6 @@ class FakeServer:
             self._ledger.state.prompt_tokens += tokens
         return json_response(answer)
 
-    async def _get_behaviour(self, http: web.Request) -> web.StreamResponse:
-        del http
-        return json_response(shapes.encode(self._control.behaviour))
-
     async def _set_behaviour(self, http: web.Request) -> web.StreamResponse:
         try:
             changes = msgspec.json.decode(await http.read(), type=dict[str, Any])
@@ -335,15 +316,21 @@ class FakeServer:
         self._faults.apply(behaviour)
         return json_response(shapes.encode(behaviour))
 
-    async def _get_state(self, http: web.Request) -> web.StreamResponse:
-        del http
-        return json_response(shapes.encode(self._state()))
-
     def _state(self) -> FakeState:
         state = self._ledger.state
         state.grandchild_pid = self._faults.grandchild_pid
         state.busy_slots = self._pool.busy
         return state
+
+
+def _page(build: Callable[[], Any]) -> Handler:
+    """Returns a handler that answers with what `build` returns, as JSON."""
+
+    async def page(http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(build()))
+
+    return page
 
 
 async def _work_on() -> None:

@@ -1,7 +1,6 @@
 """Sinks of generated tokens: an SSE stream in large writes, or one JSON object at the end."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,48 +16,66 @@ SERVER_HEADER = {"Server": "llama.cpp"}
 STREAM_HEADERS = {**SERVER_HEADER, "X-Accel-Buffering": "no", "Content-Type": "text/event-stream"}
 
 
-class Sink(ABC):
-    """Receives the tokens of a request. `index` is the choice, `tally` its token counts and times."""
+class Sink:
+    """Receives the tokens of a request; this one sends one JSON object at the end. `index` is the choice."""
 
-    @abstractmethod
+    def __init__(self, request: GenerationRequest, envelope: shapes.Envelope, count: int) -> None:
+        self._request = request
+        self._envelope = envelope
+        self._pieces: list[list[Piece]] = [[] for _ in range(count)]
+        self._logprobs: list[list[Mapping[str, Any]]] = [[] for _ in range(count)]
+        self._reasons: list[str | None] = [None] * count
+        self._first_tally: shapes.ChoiceTally | None = None
+
     def start(self, index: int) -> None:
         """Begins a choice."""
 
-    @abstractmethod
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Reports prefill progress."""
 
-    @abstractmethod
     def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> None:
         """Adds a token."""
+        self._pieces[index].append(piece)
+        if logprobs is not None:
+            self._logprobs[index].append(logprobs)
 
-    @abstractmethod
     def finish(self, index: int, reason: str | None, tally: shapes.ChoiceTally) -> None:
-        """Ends a choice; without a reason, the client gets no event."""
+        """Ends a choice; without a reason, the client gets no event. `tally`: its token counts and times."""
+        self._reasons[index] = reason
+        if index == 0:
+            self._first_tally = tally
 
-    @abstractmethod
     def malformed(self) -> None:
         """Adds an event that is not JSON."""
 
-    @abstractmethod
     def wrong_shape(self) -> None:
         """Adds JSON with wrong types."""
 
-    @abstractmethod
     async def keepalive(self) -> None:
         """Sends a keep-alive comment if the answer is a stream."""
 
-    @abstractmethod
     async def flush(self) -> None:
         """Sends the buffer."""
 
-    @abstractmethod
     async def flush_when_full(self) -> None:
         """Sends the buffer once it is large enough."""
 
-    @abstractmethod
     async def end(self, *, tidy: bool) -> web.StreamResponse:
         """Completes the answer; not `tidy`: without the closing marker."""
+        del tidy
+        assert self._first_tally is not None
+        choices = [self._choice(index) for index in range(len(self._pieces))]
+        return json_response(shapes.unary_body(self._envelope, choices, self._first_tally))
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        pieces, logprobs = self._pieces[index], self._logprobs[index]
+        text = "".join(piece.text for piece in pieces if piece.kind is PieceKind.CONTENT)
+        reason = self._reasons[index]
+        if not self._request.is_chat:
+            content = {"content": logprobs} if logprobs else None
+            return {"text": text, "index": index, "logprobs": content, "finish_reason": reason}
+        choice = {"finish_reason": reason, "index": index, "message": shapes.chat_message(pieces, text)}
+        return {**choice, "logprobs": {"content": logprobs}} if logprobs else choice
 
 
 class StreamSink(Sink):
@@ -67,6 +84,7 @@ class StreamSink(Sink):
     def __init__(
         self, http: web.BaseRequest, request: GenerationRequest, envelope: shapes.Envelope, count: int
     ) -> None:
+        super().__init__(request, envelope, count)
         self._http = http
         self._include_usage = request.include_usage
         kind = shapes.ChatChunks if request.is_chat else shapes.CompletionChunks
@@ -126,74 +144,6 @@ class StreamSink(Sink):
         await self.flush()
         await self._response.write_eof()
         return self._response
-
-
-class UnarySink(Sink):
-    """One JSON object, sent at the end."""
-
-    def __init__(self, request: GenerationRequest, envelope: shapes.Envelope, count: int) -> None:
-        self._request = request
-        self._envelope = envelope
-        self._pieces: list[list[Piece]] = [[] for _ in range(count)]
-        self._logprobs: list[list[Mapping[str, Any]]] = [[] for _ in range(count)]
-        self._reasons: list[str | None] = [None] * count
-        self._first_tally: shapes.ChoiceTally | None = None
-        self._body_instead = b""
-
-    @override
-    def start(self, index: int) -> None:
-        """Has no effect."""
-
-    @override
-    def progress(self, progress: Mapping[str, Any]) -> None:
-        """Has no effect."""
-
-    @override
-    def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> None:
-        self._pieces[index].append(piece)
-        if logprobs is not None:
-            self._logprobs[index].append(logprobs)
-
-    @override
-    def finish(self, index: int, reason: str | None, tally: shapes.ChoiceTally) -> None:
-        self._reasons[index] = reason
-        if index == 0:
-            self._first_tally = tally
-
-    @override
-    def malformed(self) -> None:
-        self._body_instead = shapes.JSON_MALFORMED
-
-    @override
-    def wrong_shape(self) -> None:
-        self._body_instead = shapes.JSON_WRONG_SHAPE
-
-    async def keepalive(self) -> None:
-        """Has no effect: a JSON object has no keep-alive."""
-
-    async def flush(self) -> None:
-        """Has no effect."""
-
-    async def flush_when_full(self) -> None:
-        """Has no effect."""
-
-    @override
-    async def end(self, *, tidy: bool) -> web.StreamResponse:
-        del tidy
-        assert self._first_tally is not None
-        choices = [self._choice(index) for index in range(len(self._pieces))]
-        body = self._body_instead or shapes.unary_body(self._envelope, choices, self._first_tally)
-        return json_response(body)
-
-    def _choice(self, index: int) -> dict[str, Any]:
-        pieces, logprobs = self._pieces[index], self._logprobs[index]
-        text = "".join(piece.text for piece in pieces if piece.kind is PieceKind.CONTENT)
-        reason = self._reasons[index]
-        if not self._request.is_chat:
-            content = {"content": logprobs} if logprobs else None
-            return {"text": text, "index": index, "logprobs": content, "finish_reason": reason}
-        choice = {"finish_reason": reason, "index": index, "message": shapes.chat_message(pieces, text)}
-        return {**choice, "logprobs": {"content": logprobs}} if logprobs else choice
 
 
 def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

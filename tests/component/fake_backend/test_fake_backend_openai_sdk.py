@@ -36,15 +36,6 @@ async def test_sdk_streams_a_chat() -> None:
     assert chunks[-1].usage.completion_tokens == 4
 
 
-async def test_sdk_reads_embeddings_in_both_encodings() -> None:
-    async with _sdk("--embeddings") as client:
-        # The SDK asks for base64 unless told otherwise, and decodes it.
-        packed = await client.embeddings.create(model="tiny", input=["a cat", "a dog"])
-        plain = await client.embeddings.create(model="tiny", input=["a cat", "a dog"], encoding_format="float")
-    assert [entry.embedding for entry in packed.data] == [entry.embedding for entry in plain.data]
-    assert len(packed.data[0].embedding) == 32
-
-
 async def test_sdk_lists_the_model_and_raises_its_errors() -> None:
     async with _sdk() as client:
         models = await client.models.list()
