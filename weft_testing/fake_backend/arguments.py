@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -90,15 +90,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--alias", "-a", "--served-model-name", default="")
     parser.add_argument("--reuse-port", action="store_true")
     parser.add_argument("--uds", default="")
-    parser.add_argument("--enable-sleep-mode", action="store_true")
-    parser.add_argument("--enable-per-request-metrics", action="store_true")
+    parser.add_argument("--enable-sleep-mode", dest="sleep_mode", action="store_true")
+    parser.add_argument("--enable-per-request-metrics", dest="request_metrics", action="store_true")
     # Like llama-server: arguments are visible to every user of the machine, the environment is not.
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--key-variable", default="LLAMA_API_KEY", help="environment variable of the key")
-    parser.add_argument("--parallel", "-np", "--max-num-seqs", type=_between(1, MAX_SLOTS), default=DEFAULT_SLOTS)
-    parser.add_argument("--ctx-size", "-c", type=_between(0, MAX_CONTEXT_TOKENS), default=DEFAULT_CONTEXT_TOKENS)
+    slots, context = _between(1, MAX_SLOTS), _between(0, MAX_CONTEXT_TOKENS)
+    parser.add_argument("--parallel", "-np", "--max-num-seqs", dest="slots", type=slots, default=DEFAULT_SLOTS)
+    parser.add_argument("--ctx-size", "-c", dest="context_tokens", type=context, default=DEFAULT_CONTEXT_TOKENS)
     parser.add_argument("--max-model-len", type=_between(1, MAX_CONTEXT_TOKENS), default=0, help="per slot")
-    parser.add_argument("--model", "-m", default="fake.gguf", help="not read")
+    parser.add_argument("--model", "-m", dest="model_path", default="fake.gguf", help="not read")
     parser.add_argument("--mmproj", "-mm", default="", help="not read")
     parser.add_argument("--model-draft", "-md", default="", help="not read")
     parser.add_argument("--threads", "-t", type=int, default=1, help="not used")
@@ -126,31 +127,17 @@ def _parser() -> argparse.ArgumentParser:
 def _settings(values: argparse.Namespace, *, is_vllm: bool) -> ServerSettings:
     host, _, port = os.environ.get(values.listen_variable, "").rpartition(":")
     key_variable = VLLM_KEY_VARIABLE if is_vllm else values.key_variable
-    return ServerSettings(
-        host=host or values.host,
-        port=int(port or values.port),
-        alias=values.alias or PurePath(values.model).name,
-        api_key=os.environ.get(key_variable, "") if values.api_key is None else values.api_key,
-        slots=values.parallel,
-        context_tokens=values.max_model_len * values.parallel or values.ctx_size or DEFAULT_CONTEXT_TOKENS,
-        model_path=values.model,
-        embeddings=values.embeddings,
-        reranking=values.reranking,
-        offers=values.offers,
-        dialect=values.dialect,
-        speaks_vllm=values.speaks_vllm or is_vllm,
-        is_vllm=is_vllm,
-        request_metrics=values.enable_per_request_metrics,
-        reuse_port=values.reuse_port,
-        uds=values.uds,
-        sleep_mode=values.enable_sleep_mode,
-        text_only=values.text_only,
-        slot_save_path=values.slot_save_path,
-        die_with_parent=values.die_with_parent,
-        take_device_memory=values.take_device_memory,
-        tensor_split=values.tensor_split,
-        request_log=values.request_log,
-    )
+    given = {field.name: getattr(values, field.name) for field in fields(ServerSettings) if field.name in values}
+    computed = {
+        "host": host or values.host,
+        "port": int(port or values.port),
+        "alias": values.alias or PurePath(values.model_path).name,
+        "api_key": os.environ.get(key_variable, "") if values.api_key is None else values.api_key,
+        "context_tokens": values.max_model_len * values.slots or values.context_tokens or DEFAULT_CONTEXT_TOKENS,
+        "speaks_vllm": values.speaks_vllm or is_vllm,
+        "is_vllm": is_vllm,
+    }
+    return ServerSettings(**{**given, **computed})
 
 
 def _switches(values: argparse.Namespace) -> dict[str, Any]:

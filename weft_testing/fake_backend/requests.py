@@ -4,14 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from weft_testing.fake_backend.slots import Token
 
 MAX_TOKENS_PER_CHOICE = 1_000_000
 MAX_CHOICES = 128
-MAX_TOP_LOGPROBS = 20
-MAX_STOPS = 16
 DEFAULT_TOP_LOGPROBS = 20
 
 _WORD = re.compile(r"\s*\S+|\s+")
@@ -71,45 +71,69 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
+class _Fields(msgspec.Struct):
+    """The fields of both bodies; null is the same as a missing field."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    return_progress: bool | None = None
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    n_predict: int | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    prompt: Any = None
+    json_schema: Any = None
+
+
+def _fields(body: Any) -> _Fields:
+    try:
+        return msgspec.convert(body, _Fields)
+    except msgspec.ValidationError as error:
+        raise bad_request(str(error)) from None
+
+
 def parse_chat(body: Any, alias: str) -> GenerationRequest:
     """Parses a /v1/chat/completions body. Raises RequestError.
 
     Chat template: one token for each message's role, its words, and one token before the answer.
     """
-    fields = _object(body)
-    messages = fields.get("messages")
-    if messages is None:
+    fields = _fields(body)
+    if fields.messages is None:
         raise bad_request("'messages' is required")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise bad_request("'messages' must be an array of objects")
     prompt: list[Token] = []
     last_user_text = ""
-    for message in messages:
+    for message in fields.messages:
         text = _message_text(message)
         prompt.append(f"<|{message.get('role')}|>")
         prompt.extend(words(text))
         if message.get("role") == "user":
             last_user_text = text
     prompt.append("<|assistant|>")
-    response_format = fields.get("response_format") or {}
-    if not isinstance(response_format, dict):
-        raise bad_request("'response_format' must be an object")
-    kind = response_format.get("type", "text")
-    if kind not in {"text", "json_object", "json_schema"}:
-        raise bad_request('response_format type must be one of "text" or "json_object", but got: ' + str(kind))
-    offers_tools = bool(fields.get("tools")) and fields.get("tool_choice") != "none"
+    response_format = fields.response_format or {}
+    top_logprobs = DEFAULT_TOP_LOGPROBS if fields.top_logprobs is None else fields.top_logprobs
     return _request(
         fields,
         alias,
         is_chat=True,
         prompts=[prompt],
         echo_text=last_user_text,
-        top_logprobs=_chat_top_logprobs(fields),
-        wants_json=kind != "text",
+        top_logprobs=top_logprobs if fields.logprobs else None,
+        wants_json=response_format.get("type", "text") != "text",
         json_schema=(response_format.get("json_schema") or {}).get("schema") or response_format.get("schema"),
-        offers_tools=offers_tools,
-        turn=_turn(messages),
-        answers_tool=bool(messages) and messages[-1].get("role") == "tool",
+        offers_tools=bool(fields.tools) and fields.tool_choice != "none",
+        turn=_turn(fields.messages),
+        answers_tool=bool(fields.messages) and fields.messages[-1].get("role") == "tool",
     )
 
 
@@ -127,17 +151,17 @@ def refuse_media(body: Any, status: int) -> None:
 
 def parse_completion(body: Any, alias: str) -> GenerationRequest:
     """Parses a /v1/completions body; `echo` and `suffix` are ignored, as in llama-server. Raises RequestError."""
-    fields = _object(body)
-    prompts = prompt_list(fields.get("prompt"), "prompt")
+    fields = _fields(body)
+    prompts = prompt_list(fields.prompt, "prompt")
     return _request(
         fields,
         alias,
         is_chat=False,
         prompts=prompts,
         echo_text="".join(map(str, prompts[0])),
-        top_logprobs=_integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS),
-        wants_json=fields.get("json_schema") is not None,
-        json_schema=fields.get("json_schema"),
+        top_logprobs=fields.logprobs,
+        wants_json=fields.json_schema is not None,
+        json_schema=fields.json_schema,
         offers_tools=False,
         turn=0,
         answers_tool=False,
@@ -160,67 +184,29 @@ def _is_token_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, int) for item in value)
 
 
-def _request(fields: dict[str, Any], alias: str, **of_the_kind: Any) -> GenerationRequest:
-    stream_options = fields.get("stream_options") or {}
+def _request(fields: _Fields, alias: str, **of_the_kind: Any) -> GenerationRequest:
+    limits = (fields.max_completion_tokens, fields.max_tokens, fields.n_predict)
+    limit = next((limit for limit in limits if limit is not None), -1)
     return GenerationRequest(
-        model=str(fields.get("model") or alias),
-        stream=fields.get("stream") is True,
-        include_usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
-        return_progress=fields.get("return_progress") is True,
-        use_cache=fields.get("cache_prompt", True) is not False,
-        slot=_integer(fields, "id_slot", -1, MAX_TOKENS_PER_CHOICE),
-        max_tokens=_max_tokens(fields),
-        ignores_end=fields.get("ignore_eos") is True,
-        choices_per_prompt=_integer(fields, "n", 1, MAX_CHOICES) or 1,
-        stops=_stops(fields.get("stop")),
+        model=fields.model or alias,
+        stream=bool(fields.stream),
+        include_usage=(fields.stream_options or {}).get("include_usage") is True,
+        return_progress=bool(fields.return_progress),
+        use_cache=fields.cache_prompt is not False,
+        slot=fields.id_slot,
+        # llama-server checks the limit after a token, so 0 yields one.
+        max_tokens=None if limit < 0 else min(max(limit, 1), MAX_TOKENS_PER_CHOICE),
+        ignores_end=bool(fields.ignore_eos),
+        choices_per_prompt=fields.n or 1,
+        stops=tuple(filter(None, [fields.stop] if isinstance(fields.stop, str) else fields.stop or [])),
         **of_the_kind,
     )
-
-
-def _object(body: Any) -> dict[str, Any]:
-    if not isinstance(body, dict):
-        raise bad_request("the body must be a JSON object")
-    return body
-
-
-def _integer(fields: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise bad_request(f"'{name}' must be an integer from {low} to {high}")
-    return value
 
 
 def _turn(messages: Sequence[Mapping[str, Any]]) -> int:
     roles = [message.get("role") for message in messages]
     since = len(roles) - roles[::-1].index("user") if "user" in roles else 0
     return roles[since:].count("assistant")
-
-
-def _max_tokens(fields: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
-        limit = _integer(fields, name, -1, 2**31 - 1)
-        if limit is not None:
-            # llama-server checks the limit after a token, so 0 yields one.
-            return None if limit < 0 else min(max(limit, 1), MAX_TOKENS_PER_CHOICE)
-    return None
-
-
-def _chat_top_logprobs(fields: Mapping[str, Any]) -> int | None:
-    top = _integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
-    if fields.get("logprobs") is True:
-        return DEFAULT_TOP_LOGPROBS if top is None else top
-    if top is not None:
-        raise bad_request("top_logprobs requires logprobs to be set to true")
-    return None
-
-
-def _stops(value: Any) -> tuple[str, ...]:
-    stops: Sequence[Any] = [value] if isinstance(value, str) else value or []
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(stop, str) for stop in stops):
-        raise bad_request(f"'stop' must be a string or at most {MAX_STOPS} strings")
-    return tuple(stop for stop in stops if stop)
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
