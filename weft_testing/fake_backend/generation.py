@@ -131,7 +131,6 @@ class Generation:
             await self._compute(seconds)
         while self._newest().prefill_held:
             await self._silence(_HOLD_POLL_SECONDS)
-        first.slot.prompt_tokens_processed = first.tally.prompt_tokens
         self._decode_started = time.perf_counter()
         for choice in choices:
             choice.tally.prompt_ms = 1000.0 * (self._decode_started - started)
@@ -141,7 +140,6 @@ class Generation:
     def _report_progress(self, choice: Choice, share: float, started: float) -> None:
         total, cached = choice.tally.prompt_tokens, choice.tally.cached_tokens
         processed = cached + math.floor(share * (total - cached))
-        choice.slot.prompt_tokens_processed = processed
         elapsed_ms = round(1000.0 * (time.perf_counter() - started))
         self._sink.progress({"total": total, "cache": cached, "processed": processed, "time_ms": elapsed_ms})
 
@@ -200,7 +198,6 @@ class Generation:
     def _count_token(self, choice: Choice) -> None:
         choice.tally.completion_tokens += 1
         choice.slot.tokens_decoded += 1
-        choice.slot.tokens_remaining = choice.limit - choice.tally.completion_tokens
         self._tokens_sent += 1
         self._state.tokens_sent += 1
 

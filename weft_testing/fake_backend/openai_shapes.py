@@ -15,7 +15,6 @@ import msgspec
 from weft_testing.fake_backend.answers import Piece, PieceKind
 from weft_testing.fake_backend.requests import RequestError
 
-BUILD_INFO = "b0-weft-fake"
 VOCABULARY_TOKENS = 49_152
 SSE_DONE = b"data: [DONE]\n\n"
 SSE_COMMENT = b":\n\n"
@@ -49,18 +48,12 @@ class ChoiceTally:
 
     def timings(self) -> dict[str, Any]:
         """The `timings` object."""
-        evaluated, decoded = max(1, self.prompt_tokens - self.cached_tokens), max(1, self.completion_tokens)
-        prompt_ms, predicted_ms = max(self.prompt_ms, 0.001), max(self.predicted_ms, 0.001)
         return {
             "cache_n": self.cached_tokens,
             "prompt_n": self.prompt_tokens - self.cached_tokens,
-            "prompt_ms": prompt_ms,
-            "prompt_per_token_ms": prompt_ms / evaluated,
-            "prompt_per_second": 1000.0 * evaluated / prompt_ms,
+            "prompt_ms": max(self.prompt_ms, 0.001),
             "predicted_n": self.completion_tokens,
-            "predicted_ms": predicted_ms,
-            "predicted_per_token_ms": predicted_ms / decoded,
-            "predicted_per_second": 1000.0 * self.completion_tokens / predicted_ms,
+            "predicted_ms": max(self.predicted_ms, 0.001),
         }
 
     def metrics(self) -> dict[str, Any]:
@@ -69,9 +62,7 @@ class ChoiceTally:
         return {
             "time_to_first_token_ms": self.prompt_ms,
             "generation_time_ms": self.predicted_ms,
-            "queue_time_ms": 0.0,
             "mean_itl_ms": self.predicted_ms / gaps,
-            "tokens_per_second": 1000.0 * self.completion_tokens / max(self.prompt_ms + self.predicted_ms, 0.001),
         }
 
 
@@ -145,7 +136,6 @@ class Envelope:
             "created": self.created,
             "id": self.id,
             "model": self.model,
-            "system_fingerprint": BUILD_INFO,
             "object": chat_object if self.is_chat else "text_completion",
         }
 

@@ -20,8 +20,7 @@ from weft_testing.fake_backend.arguments import ServerSettings
 from weft_testing.fake_backend.behaviour import Behaviour, Control
 from weft_testing.fake_backend.generation import Generation
 from weft_testing.fake_backend.media_routes import MediaRoutes
-from weft_testing.fake_backend.model_calls import EMBEDDING_SIZE, embeddings_body, too_long
-from weft_testing.fake_backend.openai_shapes import BUILD_INFO, VOCABULARY_TOKENS
+from weft_testing.fake_backend.model_calls import embeddings_body, too_long
 from weft_testing.fake_backend.process_faults import ProcessFaults
 from weft_testing.fake_backend.requests import (
     MAX_CHOICES,
@@ -85,7 +84,7 @@ class FakeServer:
             VllmRoutes(self._settings, self._pool, self._ledger.state, os.environ).add(app)
         app.router.add_get("/v1/models", self._guarded(_page(self._models)))
         app.router.add_get("/props", self._guarded(_page(lambda: props_page(self._settings))))
-        app.router.add_get("/slots", self._guarded(_page(lambda: slots_page(self._pool, self._settings))))
+        app.router.add_get("/slots", self._guarded(_page(lambda: slots_page(self._pool))))
         app.router.add_post("/slots/{number}", self._guarded(self._slot_action))
         app.router.add_get("/metrics", self._guarded(self._metrics))
         app.router.add_post("/tokenize", self._guarded(self._tokenize))
@@ -263,7 +262,7 @@ class FakeServer:
             values = {name: self._gauge(name) for name in names}
             text = "".join(f'# TYPE {name} gauge\n{name}{{model="m"}} {value}\n' for name, value in values.items())
             return web.Response(text=text)
-        page = metrics_page(self._pool, self._ledger.state, self._started)
+        page = metrics_page(self._pool, self._ledger.state)
         return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     def _gauge(self, name: str) -> float:
@@ -381,66 +380,28 @@ def _scripted_status(behaviour: Behaviour, status: int) -> web.Response:
     return json_response(shapes.error_body(error), status, headers)
 
 
-MODEL_BYTES = 96_600_000
-MODEL_PARAMETERS = 134_515_008
-TRAINED_CONTEXT_TOKENS = 8192
-MODEL_FILE_TYPE = "Q4_1"
-
-
 TEXT_TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 TEMPLATE = TEXT_TEMPLATE + "{% if tools %}{{ tools }}{% endif %}{% if enable_thinking %}<think>{% endif %}"
 
 
 def props_page(settings: ServerSettings) -> dict[str, Any]:
     """Returns GET /props."""
+    has_tools = not settings.text_only
     return {
-        "default_generation_settings": {"params": {"n_predict": -1}, "n_ctx": settings.slot_context_tokens},
+        "default_generation_settings": {"n_ctx": settings.slot_context_tokens},
         "total_slots": settings.slots,
-        "model_alias": settings.alias,
-        "model_ftype": MODEL_FILE_TYPE,
-        "model_path": settings.model_path,
-        "modalities": {"vision": not settings.text_only, "video": False, "audio": not settings.text_only},
-        "endpoint_slots": True,
-        "endpoint_props": False,
-        "endpoint_metrics": True,
+        "modalities": {"vision": not settings.text_only, "audio": not settings.text_only},
         "chat_template": TEXT_TEMPLATE if settings.text_only else TEMPLATE,
-        "chat_template_caps": {
-            "supports_tools": not settings.text_only,
-            "supports_tool_calls": not settings.text_only,
-            "supports_system_role": True,
-            "supports_parallel_tool_calls": not settings.text_only,
-        },
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "build_info": BUILD_INFO,
-        "is_sleeping": False,
+        "chat_template_caps": {"supports_tools": has_tools, "supports_tool_calls": has_tools},
+        "build_info": "b0-weft-fake",
     }
 
 
 def models_page(settings: ServerSettings, started_at: float) -> dict[str, Any]:
     """Returns GET /v1/models."""
-    meta = {
-        "vocab_type": 2,
-        "n_vocab": VOCABULARY_TOKENS,
-        "n_ctx": settings.slot_context_tokens,
-        "n_ctx_train": max(TRAINED_CONTEXT_TOKENS, settings.slot_context_tokens),
-        "n_embd": EMBEDDING_SIZE,
-        "n_params": MODEL_PARAMETERS,
-        "size": MODEL_BYTES,
-        "ftype": MODEL_FILE_TYPE,
-    }
-    model = {
-        "id": settings.alias,
-        "aliases": [settings.alias],
-        "tags": [],
-        "object": "model",
-        "created": int(started_at),
-        "owned_by": settings.dialect.owned_by,
-        "meta": meta,
-    }
-    others = [{**model, "id": name, "aliases": [name]} for name in settings.dialect.other_models]
-    listed = {"name": settings.alias, "model": settings.alias, "type": "model", "capabilities": ["completion"]}
-    return {"models": [listed], "object": "list", "data": [model, *others]}
+    facts = {"object": "model", "created": int(started_at), "owned_by": settings.dialect.owned_by}
+    names = (settings.alias, *settings.dialect.other_models)
+    return {"object": "list", "data": [{"id": name, **facts} for name in names]}
 
 
 def saved(slot: Slot, file: Path) -> dict[str, int]:
@@ -456,62 +417,28 @@ def restored(slot: Slot, file: Path) -> dict[str, int]:
     return {"n_restored": len(slot.prompt)}
 
 
-def slots_page(pool: SlotPool, settings: ServerSettings) -> list[dict[str, Any]]:
+def slots_page(pool: SlotPool) -> list[dict[str, Any]]:
     """Returns GET /slots."""
-    return [_slot(slot, settings) for slot in pool.slots]
-
-
-def _slot(slot: Slot, settings: ServerSettings) -> dict[str, Any]:
-    page: dict[str, Any] = {
-        "id": slot.id,
-        "n_ctx": settings.slot_context_tokens,
-        "speculative": False,
-        "is_processing": slot.is_processing,
-    }
-    if slot.task_id >= 0:
-        page |= {
-            "id_task": slot.task_id,
-            "n_prompt_tokens": len(slot.prompt) + slot.tokens_decoded,
-            "n_prompt_tokens_processed": slot.prompt_tokens_processed,
-            "n_prompt_tokens_cache": slot.prompt_tokens_cached,
-            "params": {"n_predict": -1},
-            "next_token": [
-                {
-                    "has_next_token": slot.is_processing,
-                    "has_new_line": False,
-                    "n_remain": slot.tokens_remaining,
-                    "n_decoded": slot.tokens_decoded,
-                }
-            ],
+    return [
+        {
+            "id": slot.id,
+            "is_processing": slot.is_processing,
+            **({"id_task": slot.task_id, "n_prompt_tokens": slot.cached_tokens} if slot.task_id >= 0 else {}),
         }
-    return page
+        for slot in pool.slots
+    ]
 
 
-def metrics_page(pool: SlotPool, state: FakeState, started: float) -> str:
-    """Returns GET /metrics in Prometheus text format; `started` is the process's start on time.monotonic()."""
-    seconds = max(time.monotonic() - started, 1e-3)
-    evaluated = state.prompt_tokens - state.cached_prompt_tokens
+def metrics_page(pool: SlotPool, state: FakeState) -> str:
+    """Returns GET /metrics in Prometheus text format."""
     counters = {
-        "prompt_tokens_total": evaluated,
+        "prompt_tokens_total": state.prompt_tokens - state.cached_prompt_tokens,
         "prompt_tokens_cached_total": state.cached_prompt_tokens,
-        "prompt_seconds_total": 0.0,
         "tokens_predicted_total": state.tokens_sent,
-        "tokens_predicted_seconds_total": seconds if state.tokens_sent else 0.0,
-        "n_decode_total": state.tokens_sent,
-        "n_tokens_max": max((len(slot.prompt) + slot.tokens_decoded for slot in pool.slots), default=0),
     }
-    gauges = {
-        "prompt_tokens_seconds": evaluated / seconds,
-        "predicted_tokens_seconds": state.tokens_sent / seconds,
-        "requests_processing": pool.busy,
-        "requests_deferred": pool.waiting,
-        "n_busy_slots_per_decode": float(pool.busy),
-    }
-    lines = [line for name, value in counters.items() for line in _metric(name, "counter", value)]
-    lines += [line for name, value in gauges.items() for line in _metric(name, "gauge", value)]
-    return "\n".join(lines) + "\n"
-
-
-def _metric(name: str, kind: str, value: float) -> tuple[str, str, str]:
-    full = f"llamacpp:{name}"
-    return f"# HELP {full} See llama-server.", f"# TYPE {full} {kind}", f"{full} {value}"
+    gauges = {"requests_processing": pool.busy, "requests_deferred": pool.waiting}
+    kinds = {**dict.fromkeys(counters, "counter"), **dict.fromkeys(gauges, "gauge")}
+    return "".join(
+        f"# TYPE llamacpp:{name} {kinds[name]}\nllamacpp:{name} {value}\n"
+        for name, value in (counters | gauges).items()
+    )

@@ -17,10 +17,13 @@ class Slot:
     is_processing: bool = False
     task_id: int = -1
     prompt: Sequence[Token] = field(default_factory=list)
-    prompt_tokens_processed: int = 0
     prompt_tokens_cached: int = 0
     tokens_decoded: int = 0
-    tokens_remaining: int = -1
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of tokens in its cache."""
+        return len(self.prompt) + self.tokens_decoded
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +82,7 @@ class SlotPool:
         """Erases a slot's cache once it is free; returns the number of erased tokens."""
         await self._wait_for(1, number)
         slot = self.slots[number]
-        count = len(slot.prompt) + slot.tokens_decoded
+        count = slot.cached_tokens
         slot.prompt, slot.tokens_decoded = [], 0
         self._wake()
         return count
@@ -125,7 +128,7 @@ class SlotPool:
         slot.task_id = self._tasks_begun
         slot.prompt = prompt
         # At least one token is always evaluated, to sample from.
-        slot.prompt_tokens_cached = slot.prompt_tokens_processed = min(cached, max(0, len(prompt) - 1))
+        slot.prompt_tokens_cached = min(cached, max(0, len(prompt) - 1))
         slot.tokens_decoded = 0
         return slot
 

@@ -106,7 +106,7 @@ def vllm_metrics_page(pool: SlotPool, state: FakeState, settings: ServerSettings
     """Returns vLLM's GET /metrics, with the names and labels of 0.32."""
     labels = f'engine="0",model_name="{settings.alias}"'
     blocks = -(-settings.context_tokens // CACHE_BLOCK_TOKENS)
-    used = sum(len(slot.prompt) + slot.tokens_decoded for slot in pool.slots if slot.is_processing)
+    used = sum(slot.cached_tokens for slot in pool.slots if slot.is_processing)
     values: dict[str, float] = {
         "num_requests_running": pool.busy,
         "num_requests_waiting": pool.waiting,
