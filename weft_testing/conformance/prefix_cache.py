@@ -18,10 +18,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, receipt_pb2, sampling_pb2
+from weft.api.common.v1 import completion_pb2, embedding_pb2, receipt_pb2, sampling_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.dispatch.frames import GenerationPayload
 from weft.kernel.request import CacheMode, Handling
-from weft_testing.conformance.backend_steps import beside
+from weft_testing.conformance.backend_steps import beside, chat
 
 MODEL = "m"
 MIN_HIT_TOKENS = 20
@@ -34,23 +35,12 @@ HILLS = "Hills are high and green in spring, and sheep graze on them until the s
 CITY = "Cities are loud and bright at night, and trains run under them from end to end. " * 4
 PROMPTS = (SEA, HILLS, CITY)
 
-Payload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
-
 
 def completion(prompt: str, tokens: int = 1) -> completion_pb2.CompletionPayload:
     """A short completion."""
     return completion_pb2.CompletionPayload(
         prompts=[completion_pb2.PromptInput(text=prompt)], sampling=sampling_pb2.SamplingParams(max_tokens=tokens)
     )
-
-
-def chat(prompt: str, choices: int = 1) -> chat_pb2.ChatPayload:
-    """A short chat."""
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=prompt)])
-    payload = chat_pb2.ChatPayload(messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=1))
-    if choices > 1:
-        payload.choice_count = choices
-    return payload
 
 
 class Tenants:
@@ -62,7 +52,7 @@ class Tenants:
         self._make_call = make_call
 
     async def cached(
-        self, tenant: str, prompt: str | Payload, *, tag: str = "", mode: CacheMode = CacheMode.AUTO
+        self, tenant: str, prompt: str | GenerationPayload, *, tag: str = "", mode: CacheMode = CacheMode.AUTO
     ) -> int:
         """Returns the number of cached tokens of a prompt in a tenant's request."""
         payload = completion(prompt) if isinstance(prompt, str) else prompt
@@ -189,17 +179,17 @@ class PrefixCacheConformance:
 
     async def test_chats_are_isolated_too(self) -> None:
         async with self.tenants() as ask:
-            await ask.cached("a", chat(SEA))
-            assert await ask.cached("b", chat(SEA)) == 0
-            assert await ask.cached("b", chat(SEA)) > MIN_HIT_TOKENS
+            await ask.cached("a", chat(text=SEA, max_tokens=1))
+            assert await ask.cached("b", chat(text=SEA, max_tokens=1)) == 0
+            assert await ask.cached("b", chat(text=SEA, max_tokens=1)) > MIN_HIT_TOKENS
 
     async def test_several_choices_leave_nothing_for_another_tenant(self) -> None:
         async with self.tenants() as ask:
             for number in range(self.slots):
                 await ask.cached(f"early-{number}", HILLS)
-            await ask.cached("a", chat(SEA, choices=max(2, self.slots)))
+            await ask.cached("a", chat(text=SEA, max_tokens=1, choice_count=max(2, self.slots)))
             for number in range(self.slots):
-                assert await ask.cached(f"early-{number}", chat(SEA)) == 0
+                assert await ask.cached(f"early-{number}", chat(text=SEA, max_tokens=1)) == 0
 
     async def test_an_embedded_text_is_no_prefix_for_another_tenant(self) -> None:
         if not self.embeds:
