@@ -165,35 +165,18 @@ class _Turns:
 
     @contextmanager
     def hold(self, turn: Turn, caller: Caller) -> Iterator[None]:
-        """Occupies the slots that a request needs. Raises as `one`."""
+        """Occupies the slots that a request needs. Raises GoneError if the caller disconnects before they are free."""
         with ExitStack() as held:
             if turn is not Turn.NONE:
-                held.enter_context(self.one(caller) if turn is Turn.ONE else self.all(caller))
-            yield
-
-    @contextmanager
-    def one(self, caller: Caller) -> Iterator[None]:
-        """Occupies a slot. Raises GoneError if the caller disconnects before one is free."""
-        # Queue behind a request that waits for all slots, or it might never get them.
-        _acquire(self._whole, caller)
-        try:
-            _acquire(self._free, caller)
-        finally:
-            self._whole.release()
-        try:
-            yield
-        finally:
-            self._free.release()
-
-    @contextmanager
-    def all(self, caller: Caller) -> Iterator[None]:
-        """Occupies all slots after the running requests have ended. Raises as `one`."""
-        with ExitStack() as held:
-            _acquire(self._whole, caller)
-            held.callback(self._whole.release)
-            for _ in range(self._slots):
-                _acquire(self._free, caller)
-                held.callback(self._free.release)
+                with ExitStack() as queued:
+                    # Queue behind a request that waits for all slots, or it might never get them.
+                    _acquire(self._whole, caller)
+                    queued.callback(self._whole.release)
+                    for _ in range(self._slots if turn is Turn.ALL else 1):
+                        _acquire(self._free, caller)
+                        held.callback(self._free.release)
+                    if turn is Turn.ALL:
+                        held.push(queued.pop_all())
             yield
 
 

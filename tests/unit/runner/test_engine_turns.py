@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from runner_svc.engine_host.http_server import Caller, GoneError, _Turns
+from runner_svc.engine_host.http_server import Caller, GoneError, Turn, _Turns
 
 SECONDS = 10.0
 
@@ -34,15 +34,15 @@ def test_request_for_all_slots_goes_before_later_requests() -> None:
             def raise_if_gone(self) -> None:
                 asks.set()  # it waits for the slot of the running request
 
-        with turns.all(cast("Caller", Asking())):
+        with turns.hold(Turn.ALL, cast("Caller", Asking())):
             order.append("erased")
 
     def request() -> None:
-        with turns.one(_caller()):
+        with turns.hold(Turn.ONE, _caller()):
             order.append("request")
 
     threads = [threading.Thread(target=erase), threading.Thread(target=request)]
-    with turns.one(_caller()):
+    with turns.hold(Turn.ONE, _caller()):
         threads[0].start()
         assert asks.wait(SECONDS)
         threads[1].start()
@@ -56,10 +56,10 @@ def test_request_for_all_slots_goes_before_later_requests() -> None:
 def test_departing_caller_frees_its_place() -> None:
     turns, gone = _Turns(1), _Caller()
     gone.left = True
-    for wait in (turns.one, turns.all):
-        with turns.one(_caller()), pytest.raises(GoneError), wait(cast("Caller", gone)):
+    for turn in (Turn.ONE, Turn.ALL):
+        with turns.hold(Turn.ONE, _caller()), pytest.raises(GoneError), turns.hold(turn, cast("Caller", gone)):
             pass
-    with turns.all(_caller()):
+    with turns.hold(Turn.ALL, _caller()):
         pass
-    with turns.one(_caller()):
+    with turns.hold(Turn.ONE, _caller()):
         pass
