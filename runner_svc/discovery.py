@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from runner_svc.openai_upstream.probe import WEFT, Answer, Prober, probing
+from runner_svc.openai_upstream.probe import WEFT, Answer, get
 from runner_svc.policy.model_names import MAX_NAME_CHARS, ListedModels, listed_models
 
 OLLAMA, LM_STUDIO, LLAMA_CPP, VLLM, SGLANG, OTHER = "ollama", "lmstudio", "llama-cpp", "vllm", "sglang", "server"
@@ -56,23 +56,22 @@ async def find_servers(addresses: Sequence[str], seconds: float) -> list[FoundSe
 
     `seconds` is the timeout of each request; a server gets at most four requests.
     """
-    async with probing(seconds) as prober:
-        found = await asyncio.gather(*(_server_at(prober, f"http://{address}") for address in addresses))
+    found = await asyncio.gather(*(_server_at(f"http://{address}", seconds) for address in addresses))
     return [each for each in found if each is not None]
 
 
-async def _server_at(prober: Prober, url: str) -> FoundServer | None:
+async def _server_at(url: str, seconds: float) -> FoundServer | None:
     """Returns the server at an address; None: there is none, or it is not an engine."""
-    listed = await prober.get(f"{url}/v1/models")
+    listed = await get(f"{url}/v1/models", seconds)
     if listed.status is None:
         return None
     models = listed_models(listed.body) if listed.status == _OK else ListedModels(names=(), is_list=False)
     if WEFT in models.owners:
         return None
-    version = _json(await prober.get(f"{url}/api/version"))
+    version = _json(await get(f"{url}/api/version", seconds))
     if version.get("server") == WEFT:
         return None
-    program, said = await _identified(prober, url, models, version)
+    program, said = await _identified(url, seconds, models, version)
     if program is None:
         if listed.status in _NEEDS_KEY:
             return FoundServer(
@@ -86,20 +85,20 @@ async def _server_at(prober: Prober, url: str) -> FoundServer | None:
 
 
 async def _identified(
-    prober: Prober, url: str, models: ListedModels, version: dict[str, Any]
+    url: str, seconds: float, models: ListedModels, version: dict[str, Any]
 ) -> tuple[str | None, str]:
     """Returns the engine and its reported version; None: unknown engine."""
     owners = [program for owner, program in _OWNERS.items() if owner in models.owners]
     if owners == [LLAMA_CPP]:
-        return LLAMA_CPP, _text(_json(await prober.get(f"{url}/props")).get("build_info"))
+        return LLAMA_CPP, _text(_json(await get(f"{url}/props", seconds)).get("build_info"))
     if owners:
         # Both have the route; SGLang's answer has no version.
-        return owners[0], _text(_json(await prober.get(f"{url}/version")).get("version"))
+        return owners[0], _text(_json(await get(f"{url}/version", seconds)).get("version"))
     if isinstance(version.get("version"), str):
         return OLLAMA, _text(version["version"])
-    if isinstance(_json(await prober.get(f"{url}/api/v0/models")).get("data"), list):
+    if isinstance(_json(await get(f"{url}/api/v0/models", seconds)).get("data"), list):
         return LM_STUDIO, ""
-    props = _json(await prober.get(f"{url}/props"))
+    props = _json(await get(f"{url}/props", seconds))
     if "default_generation_settings" in props:
         return LLAMA_CPP, _text(props.get("build_info"))
     return None, ""

@@ -1,21 +1,20 @@
 """Probes of running servers, limited in time and size, without redirects, proxies and cookies."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import aiohttp
-
+from runner_svc.engine_http.client import EngineClient
+from runner_svc.engine_http.faults import HttpFaultError, UnansweredError, UnconnectedError
+from runner_svc.openai_upstream.answers import read_bounded
 from runner_svc.openai_upstream.server_probes import HEALTH, LISTED, MODELS, ServerProbe, lacks_list
 from runner_svc.policy.model_names import ServerList, listed_models
+from weft.kernel.errors import WeftError
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 WEFT = "weft"
 """Owner of a mesh's models in its model list. A mesh that followed itself would list each model repeatedly."""
 NAME_ITS_MODELS = "list them beside its url, such as models: [{name: qwen}]"
 """Advice for an attached server that is a mesh."""
-_READ_BYTES = 64 * 1024
 _REFUSED = frozenset({401, 403})
 
 
@@ -30,45 +29,39 @@ class Answer:
     """Why the status or the body is missing."""
 
 
-class Prober:
-    """Sends probes; created by `probing`."""
+async def get(url: str, seconds: float, key: str = "") -> Answer:
+    """Returns the response to a GET within this time. Server faults never raise."""
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    status, client = None, None
+    try:
+        # The timeout below comes first.
+        client = EngineClient(url, headers=headers, connect_seconds=2 * seconds, idle_seconds=0.0)
+        async with asyncio.timeout(seconds):
+            answer = await client.send("GET", "", {})
+            status = answer.status
+            return Answer(status=status, body=await read_bounded(answer.parts(), MAX_ANSWER_BYTES))
+    except WeftError:
+        return Answer(status=status, why=f"its answer is longer than {MAX_ANSWER_BYTES // 1024**2} MiB")
+    except TimeoutError:
+        return Answer(why=f"it did not answer within {seconds:g} s")
+    except (UnconnectedError, UnansweredError):
+        return Answer(why="it does not answer")
+    except (HttpFaultError, ValueError):
+        return Answer(why="its answer is not HTTP")
+    finally:
+        if client is not None:
+            client.close()
 
-    def __init__(self, session: aiohttp.ClientSession, seconds: float) -> None:
-        self._session = session
-        self._seconds = seconds
 
-    async def get(self, url: str, key: str = "") -> Answer:
-        """Returns the response to a GET. Server faults never raise."""
-        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        try:
-            async with (
-                asyncio.timeout(self._seconds),
-                self._session.get(url, headers=headers, allow_redirects=False) as response,
-            ):
-                body = bytearray()
-                async for chunk in response.content.iter_chunked(_READ_BYTES):
-                    body += chunk
-                    if len(body) > MAX_ANSWER_BYTES:
-                        return Answer(
-                            status=response.status, why=f"its answer is longer than {MAX_ANSWER_BYTES // 1024**2} MiB"
-                        )
-                return Answer(status=response.status, body=bytes(body))
-        except TimeoutError:
-            return Answer(why=f"it did not answer within {self._seconds:g} s")
-        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError):
-            return Answer(why="it does not answer")
-        except (aiohttp.ClientError, OSError, ValueError):
-            return Answer(why="its answer is not HTTP")
-
-    async def probe(self, base_url: str, key: str = "") -> ServerProbe:
-        """Returns the response to a request for the server's models. Server faults never raise."""
-        answer = await self.get(f"{base_url}{MODELS}", key)
-        if lacks_list(answer.status):
-            health = await self.get(f"{base_url}{HEALTH}", key)
-            return ServerProbe(status=answer.status, health=health.status)
-        if answer.status != LISTED or answer.why:
-            return ServerProbe(status=answer.status, why=answer.why)
-        return ServerProbe(status=answer.status, listed=listed_models(answer.body))
+async def probe(base_url: str, seconds: float, key: str = "") -> ServerProbe:
+    """Returns the response to a request for the server's models. Server faults never raise."""
+    answer = await get(f"{base_url}{MODELS}", seconds, key)
+    if lacks_list(answer.status):
+        health = await get(f"{base_url}{HEALTH}", seconds, key)
+        return ServerProbe(status=answer.status, health=health.status)
+    if answer.status != LISTED or answer.why:
+        return ServerProbe(status=answer.status, why=answer.why)
+    return ServerProbe(status=answer.status, listed=listed_models(answer.body))
 
 
 def list_of(probe: ServerProbe) -> ServerList:
@@ -88,11 +81,3 @@ def list_of(probe: ServerProbe) -> ServerList:
         why = "it is a weft mesh; list its models one by one"
         return ServerList(models=None, why=why, remedy=NAME_ITS_MODELS)
     return ServerList(models=found)
-
-
-@asynccontextmanager
-async def probing(seconds: float) -> AsyncIterator[Prober]:
-    """Opens a prober; `seconds` limits each complete response."""
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        yield Prober(session, seconds)

@@ -7,7 +7,7 @@ from typing import Any
 
 from runner_svc.followed_servers import FollowedServer, remembered_of
 from runner_svc.instance.settings import ServedModel
-from runner_svc.openai_upstream.server_probes import ServerProbe, ServerProbes
+from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_names import ServerList
 from runner_svc.runtimes.settings import ModelSettings
@@ -96,7 +96,7 @@ def followed_server(
     """
     # Imported here: only processes that follow a server need an HTTP client.
     from runner_svc.openai_upstream.address import base_url, require_known_place, server_root  # noqa: PLC0415
-    from runner_svc.openai_upstream.probe import list_of, probing  # noqa: PLC0415
+    from runner_svc.openai_upstream.probe import list_of, probe  # noqa: PLC0415
     from runner_svc.runtimes.unmanaged_server import read_key  # noqa: PLC0415
 
     require_known_place(base_url(address.url, f"{where}.url"), remote=address.remote, field=f"{where}.remote")
@@ -110,11 +110,7 @@ def followed_server(
         except WeftError as error:
             return ServerList(models=None, why=error.message, remedy="set it, or correct api_key_env")
 
-        async def probe() -> ServerProbe:
-            async with probing(LIST_SECONDS) as prober:
-                return await prober.probe(root, key)
-
-        return list_of(await shared.latest(root, key, max_age_seconds, probe))
+        return list_of(await shared.latest(root, key, max_age_seconds, lambda: probe(root, LIST_SECONDS, key)))
 
     def serve(model: FollowedModel) -> ServedModel:
         runner = {"name": section.name, "runtime": ATTACHED_RUNTIME, "models": [_document(address, model)]}
