@@ -92,8 +92,17 @@ async def test_sampling_uses_library_names_and_omits_unset_fields() -> None:
     )
     body = (await _prepared(payload))[0].body
     assert body == {
-        **{"temp": 0, "top_p": 0.5, "max_tokens": 7, "seed": 3, "stop": ["x", "</s>"], "n": 2, "prompt": ["prompt"]},
-        **{"add_special": False, "logit_bias": {}, "grammar": "", "json_schema": ""},
+        "temp": 0,
+        "top_p": 0.5,
+        "max_tokens": 7,
+        "seed": 3,
+        "stop": ["x", "</s>"],
+        "n": 2,
+        "prompt": ["prompt"],
+        "add_special": False,
+        "logit_bias": {},
+        "grammar": "",
+        "json_schema": "",
     }
 
 
