@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -16,9 +16,6 @@ MAX_RING_LINES = 16 * 1024
 """Maximum number of lines, because each has overhead besides its bytes."""
 MAX_FOLLOWERS = 32
 """Maximum number of concurrent followers of a log."""
-MAX_UNREAD_LINES = 1000
-MAX_UNREAD_BYTES = 256 * 1024
-"""Maximum backlog of a slow follower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,44 +28,30 @@ class LogBatch:
 
 
 class LogFollower:
-    """A follower's bounded backlog; if it is too slow, the oldest lines are dropped and counted."""
+    """A reader of a log. If it is too slow, the lines that the log no longer holds are counted."""
 
-    def __init__(self, first_lines: Iterable[str]) -> None:
-        self._unread: deque[str] = deque()
-        self._unread_bytes = 0
-        self._lost = 0
-        self._something = asyncio.Event()
-        self._closed = False
-        for line in first_lines:
-            self.offer(line)
-
-    def offer(self, line: str) -> None:
-        """Adds a line to the backlog."""
-        self._unread.append(line)
-        self._unread_bytes += len(line)
-        while len(self._unread) > MAX_UNREAD_LINES or self._unread_bytes > MAX_UNREAD_BYTES:
-            self._unread_bytes -= len(self._unread.popleft())
-            self._lost += 1
-        self._something.set()
+    def __init__(self, log: "LogRing", position: int) -> None:
+        """`position`: the number of lines before its first one."""
+        self._log = log
+        self._position = position
+        self.changed = asyncio.Event()
+        """Set by the log when there are lines, or it has ended."""
+        if log.line_count > position:
+            self.changed.set()
 
     def take(self) -> LogBatch:
         """Returns the lines since the last call."""
-        batch = LogBatch(lines=tuple(self._unread), lost_line_count=self._lost)
-        self._unread.clear()
-        self._unread_bytes = self._lost = 0
-        self._something.clear()
-        return batch
+        self.changed.clear()
+        count = self._log.line_count - self._position
+        lines = self._log.last(count)
+        self._position += count
+        return LogBatch(lines=tuple(lines), lost_line_count=count - len(lines))
 
     async def wait(self) -> bool:
         """Waits for lines; returns False once the log has ended."""
-        if not self._closed:
-            await self._something.wait()
-        return not self._closed
-
-    def close(self) -> None:
-        """Ends the follower."""
-        self._closed = True
-        self._something.set()
+        if not self._log.is_ended:
+            await self.changed.wait()
+        return not self._log.is_ended
 
 
 class LogRing:
@@ -82,6 +65,9 @@ class LogRing:
         self._held_bytes = 0
         self._partial = b""
         self._followers: list[LogFollower] = []
+        self.line_count = 0
+        """Total lines so far, also those that are not held any more."""
+        self.is_ended = False
         self.total_bytes = 0
         """Total bytes fed so far: output counts as progress while a model loads."""
 
@@ -115,7 +101,7 @@ class LogRing:
         """Follows the log starting with its last `count` lines. Raises TOO_MANY_RESOURCES beyond MAX_FOLLOWERS."""
         if len(self._followers) >= MAX_FOLLOWERS:
             raise WeftError(Reason.TOO_MANY_RESOURCES, f"this log already has {MAX_FOLLOWERS} readers, the limit")
-        follower = LogFollower(self.last(count))
+        follower = LogFollower(self, self.line_count - len(self.last(count)))
         self._followers.append(follower)
         try:
             yield follower
@@ -124,15 +110,20 @@ class LogRing:
 
     def end_followers(self) -> None:
         """Ends every follower."""
-        for follower in self._followers:
-            follower.close()
+        self.is_ended = True
+        self._wake_followers()
 
     def _append(self, lines: list[str]) -> None:
+        self.line_count += len(lines)
         for line in lines:
-            for follower in self._followers:
-                follower.offer(line)
             size = len(line.encode("utf-8", "replace")) + 1
             self._lines.append((line, size))
             self._held_bytes += size
         while self._held_bytes > self._max_bytes or len(self._lines) > MAX_RING_LINES:
             self._held_bytes -= self._lines.popleft()[1]
+        if lines:
+            self._wake_followers()
+
+    def _wake_followers(self) -> None:
+        for follower in self._followers:
+            follower.changed.set()

@@ -8,7 +8,7 @@ from runner_svc.instance.admission import RequestLimit, SlotTable
 from runner_svc.policy.backoff import MAX_PAUSE_SECONDS, retry_pause_seconds
 from runner_svc.policy.keep_alive import seconds_to_sleep
 from runner_svc.policy.progress import LoadSample, LoadStallDetector
-from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_UNREAD_LINES, LogRing
+from runner_svc.supervise.logs import MAX_FOLLOWERS, LogRing
 from runner_svc.supervise.process import describe_exit
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -111,14 +111,14 @@ async def test_follower_gets_the_last_lines_and_then_new_ones() -> None:
 
 
 def test_slow_follower_loses_the_oldest_lines_and_is_told_how_many() -> None:
-    ring = LogRing()
+    ring = LogRing(max_bytes=80)
     with ring.follow(0) as slow, ring.follow(0) as quick:
-        for number in range(MAX_UNREAD_LINES + 7):
-            ring.note(f"line {number}")
+        for number in range(17):
+            ring.note(f"line {number:02d}")
             if number == 0:
-                assert quick.take().lines == ("line 0",)
+                assert quick.take().lines == ("line 00",)
         batch = slow.take()
-        assert (batch.lines[0], len(batch.lines), batch.lost_line_count) == ("line 7", MAX_UNREAD_LINES, 7)
+        assert (batch.lines[0], len(batch.lines), batch.lost_line_count) == ("line 07", 10, 7)
         assert quick.take().lost_line_count == 6
         assert slow.take().lost_line_count == 0
 
