@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, auto
 from types import MappingProxyType
-from typing import Any
 
 from runner_svc.policy.backoff import RestartHistory, RestartLimits
 from runner_svc.policy.engine_failures import ADVICE
@@ -35,175 +34,96 @@ class Command(Enum):
     NOTHING = auto()
     """Not started, or ended."""
     LOAD = auto()
-    """Obtain memory, then start the backend: Loaded, LoadFailed or SleepAsked; Waits meanwhile."""
+    """Obtain memory, then start the backend: LOADED, LOAD_FAILED or SLEEP_ASKED; WAITS meanwhile."""
     WAKE = auto()
-    """Run the wake recipe, then as LOAD: Loaded or WakeFailed; SleepAsked if there is no recipe."""
+    """Run the wake recipe, then as LOAD: LOADED or WAKE_FAILED; SLEEP_ASKED if there is no recipe."""
     SERVE = auto()
-    """Watch a ready backend: Died, Faulted or SleepAsked."""
+    """Watch a ready backend: DIED, FAULTED or SLEEP_ASKED."""
     CLEAR = auto()
-    """End its requests, then the backend and all its processes: Cleared."""
+    """End its requests, then the backend and all its processes: CLEARED."""
     SLEEP = auto()
-    """Wait a limited time for requests to finish, then put it to sleep: Slept or SleepFailed."""
+    """Wait a limited time for requests to finish, then put it to sleep: SLEPT or SLEEP_FAILED."""
     REST = auto()
-    """Wait for a wake request: WakeAsked."""
+    """Wait for a wake request: WAKE_ASKED."""
     SEEK = auto()
-    """Poll for a server that weft can neither start nor wake: Loaded, Missing or WakeAsked."""
+    """Poll for a server that weft can neither start nor wake: LOADED, MISSING or WAKE_ASKED."""
     PAUSE = auto()
-    """Wait until `resume_at` or for a load: PauseOver or WakeAsked."""
+    """Wait until `resume_at` or for a load: PAUSE_OVER or WAKE_ASKED."""
     END = auto()
-    """Like CLEAR, when the runner stops: Ended."""
+    """Like CLEAR, when the runner stops: ENDED."""
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Happened(Enum):
+    """The kind of an event."""
+
+    BEGUN = auto()
     """The runner starts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
+    LOADED = auto()
     """The backend is ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """The status of a waiting load has changed; empty: it no longer waits."""
-
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
+    WAITS = auto()
+    """The status of a waiting load has changed to `how`; empty: it no longer waits."""
+    LOAD_FAILED = auto()
     """The backend did not start, and none of its processes is left."""
-
-    reason: Reason
-    how: str
-    otherwise: bool = False
-    """Whether its load plan differs from the configuration."""
-    unfetched: bool = False
-    """Whether nothing was started because the model's files could not be pulled."""
-
-
-@dataclass(frozen=True, slots=True)
-class WakeFailed:
+    WAKE_FAILED = auto()
     """The wake failed, and none of the backend's processes is left."""
-
-    reason: Reason
-    how: str
-    otherwise: bool = False
-    """As in LoadFailed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
+    DIED = auto()
     """The engine exited unexpectedly."""
-
-    reason: Reason
-    how: str
-    exit: str = ""
-    """As `ExitReport.exit`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Faulted:
+    FAULTED = auto()
     """The backend runs but does not work: a stall, a failed connection, missing headers."""
-
-    reason: Reason
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
-class Broke:
+    BROKE = auto()
     """An internal error of the runner; the backend has been ended."""
-
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
+    CLEARED = auto()
     """The processes of a backend that died or faulted have been cleaned up."""
-
-
-@dataclass(frozen=True, slots=True)
-class SleepAsked:
+    SLEEP_ASKED = auto()
     """The idle timer expired, or an unload was requested."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slept:
+    SLEPT = auto()
     """The model hibernates."""
-
-
-@dataclass(frozen=True, slots=True)
-class SleepFailed:
+    SLEEP_FAILED = auto()
     """The sleep action failed; the backend is still ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAsked:
+    WAKE_ASKED = auto()
     """A wake was requested."""
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
+    MISSING = auto()
     """A poll did not find the attached server."""
-
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
-class PauseOver:
+    PAUSE_OVER = auto()
     """The pause has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrainAsked:
+    DRAIN_ASKED = auto()
     """The runner starts to drain."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndAsked:
+    END_ASKED = auto()
     """The runner stops."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
+    ENDED = auto()
     """The backend was ended because the runner stops."""
 
 
-Event = (
-    Begun
-    | Loaded
-    | Waits
-    | LoadFailed
-    | WakeFailed
-    | Died
-    | Faulted
-    | Broke
-    | Cleared
-    | SleepAsked
-    | Slept
-    | SleepFailed
-    | WakeAsked
-    | Missing
-    | PauseOver
-    | DrainAsked
-    | EndAsked
-    | Ended
-)
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to an instance."""
 
-_ALWAYS: frozenset[type] = frozenset({Broke, DrainAsked, EndAsked})
-POSSIBLE: Mapping[Command, frozenset[type]] = MappingProxyType(
+    kind: Happened
+    reason: Reason = Reason.UNSPECIFIED
+    how: str = ""
+    """What happened, of a failure or a fault."""
+    exit: str = ""
+    """Of an engine that died, as `ExitReport.exit`."""
+    otherwise: bool = False
+    """Whether the load plan of a failed load or wake differs from the configuration."""
+    unfetched: bool = False
+    """Whether nothing was started by a failed load because the model's files could not be pulled."""
+
+
+_ALWAYS = frozenset({Happened.BROKE, Happened.DRAIN_ASKED, Happened.END_ASKED})
+_LOADING = _ALWAYS | {Happened.LOADED, Happened.WAITS, Happened.SLEEP_ASKED}
+POSSIBLE: Mapping[Command, frozenset[Happened]] = MappingProxyType(
     {
-        Command.NOTHING: frozenset({Begun, DrainAsked, EndAsked}),
-        Command.LOAD: _ALWAYS | {Loaded, Waits, LoadFailed, SleepAsked},
-        Command.WAKE: _ALWAYS | {Loaded, Waits, WakeFailed, SleepAsked},
-        Command.SERVE: _ALWAYS | {Died, Faulted, SleepAsked},
-        Command.CLEAR: _ALWAYS | {Cleared},
-        Command.SLEEP: _ALWAYS | {Slept, SleepFailed},
-        Command.REST: _ALWAYS | {WakeAsked},
-        Command.SEEK: _ALWAYS | {Loaded, Missing, WakeAsked},
-        Command.PAUSE: _ALWAYS | {PauseOver, SleepAsked, WakeAsked},
-        Command.END: frozenset({Ended, DrainAsked}),
+        Command.NOTHING: frozenset({Happened.BEGUN, Happened.DRAIN_ASKED, Happened.END_ASKED}),
+        Command.LOAD: _LOADING | {Happened.LOAD_FAILED},
+        Command.WAKE: _LOADING | {Happened.WAKE_FAILED},
+        Command.SERVE: _ALWAYS | {Happened.DIED, Happened.FAULTED, Happened.SLEEP_ASKED},
+        Command.CLEAR: _ALWAYS | {Happened.CLEARED},
+        Command.SLEEP: _ALWAYS | {Happened.SLEPT, Happened.SLEEP_FAILED},
+        Command.REST: _ALWAYS | {Happened.WAKE_ASKED},
+        Command.SEEK: _ALWAYS | {Happened.LOADED, Happened.MISSING, Happened.WAKE_ASKED},
+        Command.PAUSE: _ALWAYS | {Happened.PAUSE_OVER, Happened.SLEEP_ASKED, Happened.WAKE_ASKED},
+        Command.END: frozenset({Happened.ENDED, Happened.DRAIN_ASKED}),
     }
 )
 """The events that each command allows; others raise ImpossibleEvent."""
@@ -270,10 +190,10 @@ class Transition:
 
 def step(state: LifeState, event: Event, now: float, rules: LifeRules) -> Transition:
     """Returns the state after `event` and the next command. Raises ImpossibleEvent."""
-    if type(event) not in POSSIBLE[state.doing]:
-        raise ImpossibleEvent(f"{type(event).__name__} while doing {state.doing.name}")
-    after = _HANDLERS[type(event)](state, event, now, rules)
-    goes_on = isinstance(event, (DrainAsked, Waits))
+    if event.kind not in POSSIBLE[state.doing]:
+        raise ImpossibleEvent(f"{event.kind.name} while doing {state.doing.name}")
+    after = _HANDLERS[event.kind](state, event, now, rules)
+    goes_on = event.kind in (Happened.DRAIN_ASKED, Happened.WAITS)
     return Transition(state=after, command=Command.NOTHING if goes_on else after.doing)
 
 
@@ -285,12 +205,14 @@ def needs_restart(reason: Reason, *, attached: bool) -> bool:
     return reason is Reason.CONNECT_FAILED or (reason is Reason.HEADERS_TIMEOUT and not attached)
 
 
-def is_given_up(event: LoadFailed) -> bool:
-    """Whether a failed load of weft's own backend is not retried before the next request.
+def is_unmet(event: Event) -> bool:
+    """Whether a failed load of weft's own backend does not count as a death and is retried only by the next request.
 
-    A failure with special load options says nothing about the configured model, and a failed pull nothing about its
-    engine.
+    A failure with special load options says nothing about the configured model, a failed pull nothing about its
+    engine, and nothing was started without memory.
     """
+    if event.kind is not Happened.LOAD_FAILED:
+        return False
     return event.unfetched or event.reason in UNMET or (event.otherwise and event.reason in _HOPELESS)
 
 
@@ -308,44 +230,43 @@ def _at(state: LifeState, doing: Command, phase: Phase, detail: str = "") -> Lif
     return replace(state, doing=doing, phase=phase, detail=detail[:MAX_DETAIL_CHARS], resume_at=None)
 
 
-def _begun(state: LifeState, _event: Begun, _now: float, rules: LifeRules) -> LifeState:
+def _begun(state: LifeState, _event: Event, _now: float, rules: LifeRules) -> LifeState:
     return _at(state, Command.REST, Phase.HIBERNATING) if rules.start_asleep else _load(state)
+
+
+def _serve(state: LifeState, *_: object) -> LifeState:
+    return _at(state, Command.SERVE, Phase.DRAINING if state.draining else Phase.READY)
+
+
+def _waits(state: LifeState, event: Event, *_: object) -> LifeState:
+    otherwise = WAKING if state.doing is Command.WAKE else state.how
+    return replace(state, detail=(event.how or otherwise)[:MAX_DETAIL_CHARS])
 
 
 def _load(state: LifeState) -> LifeState:
     return _at(state, Command.LOAD, Phase.LOADING, state.how)
 
 
-def _serve(state: LifeState, _event: Loaded | SleepFailed, _now: float, _rules: LifeRules) -> LifeState:
-    return _at(state, Command.SERVE, Phase.DRAINING if state.draining else Phase.READY)
-
-
-def _load_failed(state: LifeState, event: LoadFailed, now: float, rules: LifeRules) -> LifeState:
-    if rules.attached or is_given_up(event):
-        return _absent(state, event.how, rules)
-    return _after_death(_blame(state, event), now, rules, hopeless=event.reason in _HOPELESS)
-
-
-def _waits(state: LifeState, event: Waits, _now: float, _rules: LifeRules) -> LifeState:
-    otherwise = WAKING if state.doing is Command.WAKE else state.how
-    return replace(state, detail=(event.detail or otherwise)[:MAX_DETAIL_CHARS])
-
-
-def _wake_failed(state: LifeState, event: WakeFailed, now: float, rules: LifeRules) -> LifeState:
-    """A failed wake does not count as a restart. The next request tries again unless the failure would repeat."""
-    if rules.attached or event.otherwise or event.reason not in _HOPELESS:
-        return _absent(state, event.how, rules)
-    return _after_death(_blame(state, event), now, rules, hopeless=True)
-
-
-def _lost(state: LifeState, event: Died | Faulted, now: float, _rules: LifeRules) -> LifeState:
+def _lost(state: LifeState, event: Event, now: float, _rules: LifeRules) -> LifeState:
     state = _at(_blame(state, event), Command.CLEAR, Phase.STOPPING, event.how)
     if event.reason is Reason.OUT_OF_MEMORY:
         state = replace(state, memory_deaths=(*state.memory_deaths, now)[-MEMORY_DEATHS:])
     return state
 
 
-def _cleared(state: LifeState, _event: Cleared, now: float, rules: LifeRules) -> LifeState:
+def _failed(state: LifeState, event: Event, now: float, rules: LifeRules) -> LifeState:
+    """Returns the state after a failed load or wake, or an internal error.
+
+    A failed wake does not count as a restart. The next request tries again unless the failure would repeat.
+    """
+    hopeless = event.reason in _HOPELESS
+    is_left = event.kind is Happened.WAKE_FAILED and (event.otherwise or not hopeless)
+    if rules.attached or is_left or is_unmet(event):
+        return _absent(state, event.how, rules)
+    return _after_death(_blame(state, event), now, rules, hopeless=hopeless)
+
+
+def _cleared(state: LifeState, _event: Event, now: float, rules: LifeRules) -> LifeState:
     if rules.attached:
         return _absent(state, state.how, rules)
     recent = [at for at in state.memory_deaths if now - at < rules.limits.window_seconds]
@@ -353,14 +274,7 @@ def _cleared(state: LifeState, _event: Cleared, now: float, rules: LifeRules) ->
     return _after_death(state, now, rules, hopeless=hopeless)
 
 
-def _broke(state: LifeState, event: Broke, now: float, rules: LifeRules) -> LifeState:
-    if rules.attached:
-        return _absent(state, event.how, rules)
-    blamed = replace(state, reason=Reason.INTERNAL, how=event.how)
-    return _after_death(blamed, now, rules, hopeless=False)
-
-
-def _blame(state: LifeState, event: LoadFailed | WakeFailed | Died | Faulted) -> LifeState:
+def _blame(state: LifeState, event: Event) -> LifeState:
     return replace(state, reason=event.reason, how=event.how)
 
 
@@ -383,19 +297,19 @@ def _advised(how: str) -> str:
     return how if ADVICE in how else f"out of memory: {how}; {ADVICE}"
 
 
-def _pause_over(state: LifeState, _event: PauseOver, now: float, _rules: LifeRules) -> LifeState:
+def _pause_over(state: LifeState, _event: Event, now: float, _rules: LifeRules) -> LifeState:
     """Restarts after a pause, or waits for a request if it ran out of memory."""
     if state.resume_at is None or now < state.resume_at:
-        raise ImpossibleEvent(f"PauseOver at {now}, before {state.resume_at}")
+        raise ImpossibleEvent(f"PAUSE_OVER at {now}, before {state.resume_at}")
     if state.phase is Phase.FAILED and state.reason is Reason.OUT_OF_MEMORY:
         return _at(state, Command.REST, Phase.HIBERNATING, state.detail)
     return _load(state)
 
 
-def _sleep_asked(state: LifeState, _event: SleepAsked, _now: float, rules: LifeRules) -> LifeState:
+def _sleep_asked(state: LifeState, event: Event, _now: float, rules: LifeRules) -> LifeState:
     if state.doing is Command.SERVE:
         return _at(state, Command.SLEEP, Phase.STOPPING, FALLING_ASLEEP)
-    return _absent(state, "", rules)
+    return _absent(state, event.how, rules)
 
 
 def _absent(state: LifeState, why: str, rules: LifeRules) -> LifeState:
@@ -405,44 +319,38 @@ def _absent(state: LifeState, why: str, rules: LifeRules) -> LifeState:
     return _at(state, Command.SEEK, Phase.HIBERNATING if rules.woken_by_mesh else Phase.FAILED, why)
 
 
-def _drain_asked(state: LifeState, _event: DrainAsked, _now: float, _rules: LifeRules) -> LifeState:
+def _drain_asked(state: LifeState, *_: object) -> LifeState:
     phase = Phase.DRAINING if state.phase is Phase.READY else state.phase
     return replace(state, draining=True, phase=phase)
 
 
-_Handler = Callable[[LifeState, Any, float, LifeRules], LifeState]
-_HANDLERS: Mapping[type, _Handler] = MappingProxyType(
+_HANDLERS: Mapping[Happened, Callable[[LifeState, Event, float, LifeRules], LifeState]] = MappingProxyType(
     {
-        Begun: _begun,
-        Loaded: _serve,
-        Waits: _waits,
-        LoadFailed: _load_failed,
-        WakeFailed: _wake_failed,
-        Died: _lost,
-        Faulted: _lost,
-        Broke: _broke,
-        Cleared: _cleared,
-        SleepAsked: _sleep_asked,
-        Slept: lambda state, _event, _now, rules: _absent(state, "", rules),
-        SleepFailed: _serve,
-        WakeAsked: lambda state, *_: _at(state, Command.WAKE, Phase.LOADING, WAKING),
-        Missing: lambda state, event, _now, rules: _absent(state, event.how, rules),
-        PauseOver: _pause_over,
-        DrainAsked: _drain_asked,
-        EndAsked: lambda state, *_: _at(state, Command.END, Phase.STOPPING),
-        Ended: lambda state, *_: _at(state, Command.NOTHING, Phase.IDLE),
+        Happened.BEGUN: _begun,
+        Happened.LOADED: _serve,
+        Happened.WAITS: _waits,
+        Happened.LOAD_FAILED: _failed,
+        Happened.WAKE_FAILED: _failed,
+        Happened.DIED: _lost,
+        Happened.FAULTED: _lost,
+        Happened.BROKE: _failed,
+        Happened.CLEARED: _cleared,
+        Happened.SLEEP_ASKED: _sleep_asked,
+        Happened.SLEPT: _sleep_asked,
+        Happened.SLEEP_FAILED: _serve,
+        Happened.WAKE_ASKED: lambda state, *_: _at(state, Command.WAKE, Phase.LOADING, WAKING),
+        Happened.MISSING: _sleep_asked,
+        Happened.PAUSE_OVER: _pause_over,
+        Happened.DRAIN_ASKED: _drain_asked,
+        Happened.END_ASKED: lambda state, *_: _at(state, Command.END, Phase.STOPPING),
+        Happened.ENDED: lambda state, *_: _at(state, Command.NOTHING, Phase.IDLE),
     }
 )
 
 
-def is_unmet(event: Event) -> bool:
-    """Whether a failed load does not count as a death: it lacked memory, or its own options caused it."""
-    return isinstance(event, LoadFailed) and is_given_up(event)
-
-
-def verdict_on(event: Died | Faulted, *, attached: bool) -> WeftError:
-    """Returns the error of the running requests."""
-    if isinstance(event, Faulted):
+def verdict_on(event: Event, *, attached: bool) -> WeftError:
+    """Returns the error of the running requests, of an engine that died or faulted."""
+    if event.kind is Happened.FAULTED:
         done = "released" if attached else "restarted"
         return WeftError(Reason.WORKER_RESTARTED, f"the engine was {done} while it processed the request: {event.how}")
     reason = Reason.OUT_OF_MEMORY if event.reason is Reason.OUT_OF_MEMORY else Reason.SERVER_DIED
