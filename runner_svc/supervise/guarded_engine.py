@@ -18,7 +18,7 @@ from typing_extensions import override
 from runner_svc.supervise.cgroup import CgroupLeaf, OutOfMemoryCount
 from runner_svc.supervise.guardian import KILL_ALL
 from runner_svc.supervise.leftovers import TAG_VARIABLE, kill_tagged
-from runner_svc.supervise.system import System
+from runner_svc.supervise.system import PortableSystem
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -84,7 +84,7 @@ class EngineStart:
 class GuardedEngine(asyncio.Protocol):
     """An engine behind its guardian. Created by `start_guarded`."""
 
-    def __init__(self, system: System, start: EngineStart, guardian: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, system: PortableSystem, start: EngineStart, guardian: "subprocess.Popen[bytes]") -> None:
         loop = asyncio.get_running_loop()
         self._system = system
         self._tag = start.tag
@@ -143,7 +143,7 @@ class GuardedEngine(asyncio.Protocol):
         deadline = asyncio.get_running_loop().time() + seconds
         while not self.ended.done():
             left = deadline - asyncio.get_running_loop().time()
-            if left <= 0 or not self._system.is_alive(self.pid):
+            if left <= 0 or self._system.started_at(self.pid) is None:
                 return left > 0
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, DEATH_CHECK_SECONDS)):
@@ -287,7 +287,7 @@ class GuardedEngine(asyncio.Protocol):
             return kill_tagged(self._system, self._tag)
 
 
-async def start_guarded(system: System, start: EngineStart) -> GuardedEngine:
+async def start_guarded(system: PortableSystem, start: EngineStart) -> GuardedEngine:
     """Starts an engine behind a guardian. Raises CONNECT_FAILED if it cannot be run; then no process is left."""
     command = b"\0".join(os.fsencode(argument) for argument in start.argv)
     engine: GuardedEngine | None = None
@@ -319,7 +319,7 @@ async def start_guarded(system: System, start: EngineStart) -> GuardedEngine:
     return engine
 
 
-def _spawn_guardian(system: System, start: EngineStart, lifeline: int) -> "subprocess.Popen[bytes]":
+def _spawn_guardian(system: PortableSystem, start: EngineStart, lifeline: int) -> "subprocess.Popen[bytes]":
     """Starts the guardian as a child of this thread.
 
     Does not use asyncio's child watchers: they need a thread, which cannot be started at the process limit.

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing_extensions import override
 
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.supervise.cgroup import CgroupLeaf
 from runner_svc.supervise.guarded_engine import (
     NO_LIMITS,
     EngineEnd,
@@ -21,9 +20,9 @@ from runner_svc.supervise.guarded_engine import (
     ProcessLimits,
     start_guarded,
 )
-from runner_svc.supervise.leftovers import Leftovers
+from runner_svc.supervise.leftovers import Leftovers, leaf_name
 from runner_svc.supervise.logs import LogRing
-from runner_svc.supervise.system import System, this_system
+from runner_svc.supervise.system import PortableSystem, this_system
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -52,7 +51,7 @@ class SupervisedProcess:
         graces: StopGraces | None = None,
         *,
         leftovers: Leftovers | None = None,
-        system: System | None = None,
+        system: PortableSystem | None = None,
     ) -> None:
         """With `leftovers`, orphans of a runner that died together with a guardian are found at the next start."""
         self._log = log
@@ -61,7 +60,6 @@ class SupervisedProcess:
         self._system = system
         self._engine: GuardedEngine | None = None
         self._output: _Output | None = None
-        self._tag = ""
         self._stopping = asyncio.Lock()
         self.ended_by_us = False
         """Whether the process was stopped, as opposed to dying."""
@@ -106,43 +104,26 @@ class SupervisedProcess:
         """
         await self.stop()
         system = self._system = self._system or this_system()
-        tag = self._tag = self._leftovers.begin() if self._leftovers is not None else f"-:{secrets.token_hex(8)}"
-        leaf = system.make_leaf(tag.rpartition(":")[2])
-        if self._leftovers is not None:
-            self._leftovers.note(tag, leaf=leaf.path if leaf is not None else None)
+        tag = self._leftovers.begin() if self._leftovers is not None else f"-:{secrets.token_hex(8)}"
+        leaf = system.make_leaf(leaf_name(tag))
         self.ended_by_us = False
         try:
-            self._engine = await self._start_in(leaf, argv, env, on_lines, folder, limits)
+            readable, writable = os.pipe()
+            try:
+                self._output = await _drain(readable, self._log, on_lines)
+                start = EngineStart(
+                    argv=argv, env=env, tag=tag, leaf=leaf, output=writable, folder=folder, limits=limits
+                )
+                self._engine = await start_guarded(system, start)
+            finally:
+                os.close(writable)
         except BaseException as error:
             if leaf is not None:
                 leaf.remove()
-            await self._forget()
+            await self._close_output()
             if isinstance(error, OSError):
                 raise WeftError(Reason.CONNECT_FAILED, f"cannot start {argv[0]}: {error.strerror}") from error
             raise
-        if self._leftovers is not None:
-            where = self._engine.leaf.path if self._engine.leaf is not None else None
-            self._leftovers.note(tag, leaf=where, pid=self._engine.pid)
-
-    async def _start_in(
-        self,
-        leaf: CgroupLeaf | None,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        on_lines: Callable[[list[str]], None] | None,
-        folder: Path | None,
-        limits: ProcessLimits,
-    ) -> GuardedEngine:
-        assert self._system is not None, "known by now"
-        readable, writable = os.pipe()
-        try:
-            self._output = await _drain(readable, self._log, on_lines)
-            start = EngineStart(
-                argv=argv, env=env, tag=self._tag, leaf=leaf, output=writable, folder=folder, limits=limits
-            )
-            return await start_guarded(self._system, start)
-        finally:
-            os.close(writable)
 
     async def wait(self, last_output_seconds: float = LAST_OUTPUT_SECONDS) -> str:
         """Waits for the end of the process and its output; returns how it ended: "exit code 1", "signal SIGKILL"."""
@@ -163,7 +144,7 @@ class SupervisedProcess:
         async with self._stopping:
             engine = self._engine
             if engine is None or engine.gone.is_set():
-                await self._forget()
+                await self._close_output()
                 return
             self.ended_by_us = self.ended_by_us or not engine.ended.done()
             try:
@@ -171,7 +152,7 @@ class SupervisedProcess:
             finally:
                 engine.kill_all()
                 await self._end_rest(engine)
-                await self._forget()
+                await self._close_output()
 
     async def _end_gently(self, engine: GuardedEngine) -> None:
         graces = self._graces
@@ -197,14 +178,11 @@ class SupervisedProcess:
             else:
                 engine.drop_guardian()
 
-    async def _forget(self) -> None:
+    async def _close_output(self) -> None:
         output, self._output = self._output, None
         if output is not None:
             # Closed without waiting for the other end: an unkillable descendant may hold it indefinitely.
             await output.close()
-        if self._tag and self._leftovers is not None and (self._engine is None or self._engine.gone.is_set()):
-            self._leftovers.end(self._tag)
-            self._tag = ""
 
 
 class _Output(asyncio.Protocol):

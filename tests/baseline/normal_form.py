@@ -26,7 +26,7 @@ TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\b(Prefix \w+ tokens: +)\d+", r"\1<number>"),
         # A short host name may occur in a signature.
         (r"(?<=expires=)\d+|(?<=signature=)(?:[\w-]|<host>)+", "<signature>"),
-        (r"\bcgroup /\S+", "cgroup <path>"),
+        (r"\bcgroup /(?:<[^>]*>|[^\s<])+", "cgroup <path>"),
         (r"\b\d+(?:\.\d+)? tokens/s\b", "<speed> tokens/s"),
         (r"(router-<host>-)[0-9a-f]{6}\b", r"\1<start>"),
         # Whether the process of central models is among them follows from when the first one was declared.

@@ -26,7 +26,7 @@ from runner_svc.supervise import parent_death
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SupervisedProcess
-from runner_svc.supervise.system import LinuxSystem, PortableSystem, System
+from runner_svc.supervise.system import LinuxSystem, PortableSystem
 
 MARK = "WEFT_TEST_FAMILY"
 FAMILY_READY = "the family is there"
@@ -48,7 +48,7 @@ wait
 the output."""
 FAMILY_SIZE = 8
 
-SYSTEMS: dict[str, Callable[[], System]] = {
+SYSTEMS: dict[str, Callable[[], PortableSystem]] = {
     "cgroup": LinuxSystem,
     "guardian": lambda: LinuxSystem(cgroups=False),
     "portable": PortableSystem,

@@ -15,8 +15,8 @@ import pytest
 import supervisor_process
 from supervisor_process import FAMILY_READY, FAMILY_SIZE, Family, is_alive, marked, running_family, until
 
-from runner_svc.supervise.cgroup import make_leaf
-from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
+from runner_svc.supervise.cgroup import make_leaf, own_cgroup
+from runner_svc.supervise.leftovers import Leftovers
 
 pytestmark = pytest.mark.slow("kills supervisors and looks for their orphans")
 
@@ -132,39 +132,8 @@ def _kill_both(family: Family) -> None:
 
 
 def _leaves(state: Path) -> list[Path]:
-    return [Path(entry["leaf"]) for entry in msgspec.json.decode(state.read_bytes())["entries"] if entry["leaf"]]
-
-
-@pytest.fixture
-def stranger() -> Iterator[psutil.Process]:
-    process = subprocess.Popen(["sleep", "103"], env={**os.environ, TAG_VARIABLE: "somebody else's:1"})
-    stranger = psutil.Process(process.pid)
-    assert until(lambda: TAG_VARIABLE in stranger.environ(), GONE_SECONDS)  # it is empty for a moment of exec
-    yield stranger
-    process.kill()
-    process.wait()
-
-
-@pytest.mark.parametrize("change", [{"started_at": 1}, {"tag": "mine:1"}, {"pid": 1}])
-def test_process_that_only_resembles_a_leftover_is_not_touched(
-    change: dict[str, int | str], stranger: psutil.Process, tmp_path: Path
-) -> None:
-    entry = {"tag": "somebody else's:1", "leaf": "", "pid": stranger.pid, "started_at": _ticks(stranger), **change}
-    state = {"identity": "mine", "owner_pid": 1, "owner_started_at": 1, "entries": [entry]}
-    file = tmp_path / "runner.children"
-    file.write_bytes(msgspec.json.encode(state))
-    assert Leftovers(file).sweep() == []
-    assert is_alive(stranger)
-
-
-def test_process_with_the_recorded_pid_start_time_and_tag_is_a_leftover(
-    stranger: psutil.Process, tmp_path: Path
-) -> None:
-    entry = {"tag": "somebody else's:1", "leaf": "", "pid": stranger.pid, "started_at": _ticks(stranger)}
-    state = {"identity": "mine", "owner_pid": 1, "owner_started_at": 1, "entries": [entry]}
-    file = tmp_path / "runner.children"
-    file.write_bytes(msgspec.json.encode(state))
-    assert Leftovers(file).sweep() == [stranger.pid]
+    own, identity = own_cgroup(), msgspec.json.decode(state.read_bytes())["identity"]
+    return [] if own is None else list(own.glob(f"weft-{identity}-*"))
 
 
 def test_live_runner_of_the_same_name_keeps_its_processes(tmp_path: Path) -> None:
@@ -173,7 +142,7 @@ def test_live_runner_of_the_same_name_keeps_its_processes(tmp_path: Path) -> Non
         second = Leftovers(state)
         recorded = state.read_bytes()
         assert second.sweep() == []
-        second.note(second.begin(), pid=os.getpid())
+        second.begin()
         assert state.read_bytes() == recorded
         assert is_alive(family.engine)
 
@@ -184,22 +153,14 @@ def test_broken_state_file_sweeps_nothing_and_is_rewritten(content: bytes, tmp_p
     file.write_bytes(content)
     leftovers = Leftovers(file)
     assert leftovers.sweep() == []
-    tag = leftovers.begin()
-    leftovers.note(tag, pid=os.getpid())
-    assert msgspec.json.decode(file.read_bytes())["entries"][0]["tag"] == tag
-    leftovers.end(tag)
-    assert msgspec.json.decode(file.read_bytes())["entries"] == []
+    assert leftovers.begin().startswith(msgspec.json.decode(file.read_bytes())["identity"])
 
 
 def test_unwritable_state_file_does_not_fail_the_runner(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     leftovers = Leftovers(tmp_path / "file" / "runner.children")
     assert leftovers.sweep() == []
-    leftovers.note(leftovers.begin(), pid=os.getpid())
-
-
-def _ticks(process: psutil.Process) -> int:
-    return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    assert leftovers.begin()
 
 
 def _folder_of(controller: str) -> Path | None:

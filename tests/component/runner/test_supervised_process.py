@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-import msgspec
 import psutil
 import pytest
 import uvloop
@@ -223,8 +222,6 @@ async def test_cancelled_start_leaves_nothing(how: str, yields: int, tmp_path: P
     await process.stop()
     assert not marked(mark)
     assert not own_children()
-    state = tmp_path / "r.children"
-    assert not state.exists() or msgspec.json.decode(state.read_bytes())["entries"] == []
 
 
 @pytest.mark.parametrize("how", EVERYWHERE)
@@ -277,17 +274,6 @@ async def test_failing_listener_does_not_stop_output_draining() -> None:
     await process.wait()
     await process.stop()
     assert ring.last(2) == ["one", "two"]
-
-
-async def test_every_child_is_recorded_until_it_is_gone(tmp_path: Path) -> None:
-    state = tmp_path / "runner.children"
-    async with supervised("guardian", f"echo {FAMILY_READY}; sleep 100", leftovers=Leftovers(state)) as (process, _, _):
-        (entry,) = msgspec.json.decode(state.read_bytes())["entries"]
-        assert entry["pid"] == process.pid
-        engine = psutil.Process(process.pid)
-        assert until(lambda: engine.environ().get(TAG_VARIABLE) == entry["tag"], 2.0)
-        await process.stop()
-        assert msgspec.json.decode(state.read_bytes())["entries"] == []
 
 
 def _cgroups() -> set[str]:
