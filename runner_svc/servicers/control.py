@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from typing_extensions import override
@@ -32,6 +32,7 @@ from weft.kernel.timestamps import duration_of
 
 MAX_LOG_LINES = 1000
 
+Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 
@@ -57,9 +58,7 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         self._clock = clock
 
     @override
-    async def Describe(
-        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeResponse]
-    ) -> pb.DescribeResponse:
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         _require_line_count("log_line_count", request.log_line_count)
         described = self._report.describe(request.log_line_count)
         if request.checks_engine:
@@ -73,14 +72,12 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         return described
 
     @override
-    async def Wake(
-        self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[pb.WakeRequest, pb.WakeResponse]
-    ) -> pb.WakeResponse:
+    async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeResponse:
         await self._instance(request.model).wake(_priority_of(request.priority or Priority.NORMAL.wire))
         return pb.WakeResponse()
 
     async def Load(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
-        self, request: pb.LoadRequest, context: grpc.aio.ServicerContext[pb.LoadRequest, pb.LoadResponse]
+        self, request: pb.LoadRequest, context: Context
     ) -> None:
         """Loads a model. Writes instead of yielding: gRPC would cancel a dropped generator, and the load, later."""
         self._permitted(request.permit, Action.LOAD, request.model)
@@ -91,9 +88,7 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
                 await context.write(response)
 
     @override
-    async def Unload(
-        self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext[pb.UnloadRequest, pb.UnloadResponse]
-    ) -> pb.UnloadResponse:
+    async def Unload(self, request: pb.UnloadRequest, context: Context) -> pb.UnloadResponse:
         self._permitted(request.permit, Action.UNLOAD, request.model)
         instance = self._instance(request.model)
         held = instance.memory.held_bytes
@@ -104,9 +99,7 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         )
 
     async def PullModel(  # type: ignore[override]  # noqa: N802 - as Load
-        self,
-        request: pb.PullModelRequest,
-        context: grpc.aio.ServicerContext[pb.PullModelRequest, pb.PullModelResponse],
+        self, request: pb.PullModelRequest, context: Context
     ) -> None:
         """Pulls a model's files."""
         self._permitted(request.permit, Action.PULL, request.source)
@@ -120,9 +113,7 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
                     await context.write(pb.PullModelResponse(progress=step))
 
     async def AddModel(  # type: ignore[override]  # noqa: N802 - as Load
-        self,
-        request: pb.AddModelRequest,
-        context: grpc.aio.ServicerContext[pb.AddModelRequest, pb.AddModelResponse],
+        self, request: pb.AddModelRequest, context: Context
     ) -> None:
         """Serves a model by its source."""
         self._permitted(request.permit, Action.ADD, request.source)
@@ -136,21 +127,13 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
                     await context.write(pb.AddModelResponse(progress=step))
 
     @override
-    async def RemoveModel(
-        self,
-        request: pb.RemoveModelRequest,
-        context: grpc.aio.ServicerContext[pb.RemoveModelRequest, pb.RemoveModelResponse],
-    ) -> pb.RemoveModelResponse:
+    async def RemoveModel(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         self._permitted(request.permit, Action.REMOVE, request.model)
         model, freed = await self._adding().remove(request.model)
         return pb.RemoveModelResponse(memory_freed_bytes=freed, model=model)
 
     @override
-    async def YieldMemory(
-        self,
-        request: pb.YieldMemoryRequest,
-        context: grpc.aio.ServicerContext[pb.YieldMemoryRequest, pb.YieldMemoryResponse],
-    ) -> pb.YieldMemoryResponse:
+    async def YieldMemory(self, request: pb.YieldMemoryRequest, context: Context) -> pb.YieldMemoryResponse:
         self._permitted(request.permit, Action.YIELD, request.model)
         priority = _priority_of(request.priority)
         wanted_by = "".join(filter(str.isprintable, request.wanted_by[:MAX_NAME_CHARS]))
@@ -159,20 +142,12 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         return pb.YieldMemoryResponse()
 
     @override
-    async def FlushCache(
-        self,
-        request: pb.FlushCacheRequest,
-        context: grpc.aio.ServicerContext[pb.FlushCacheRequest, pb.FlushCacheResponse],
-    ) -> pb.FlushCacheResponse:
+    async def FlushCache(self, request: pb.FlushCacheRequest, context: Context) -> pb.FlushCacheResponse:
         self._permitted(request.permit, Action.FLUSH, request.model)
         return await self._cache.flush(request)
 
     @override
-    async def GetRequest(
-        self,
-        request: pb.GetRequestRequest,
-        context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
-    ) -> pb.GetRequestResponse:
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
         found = [instance.records.find(request.request_id) for instance in self._instances.values()]
         # A request that failed over to another model of this runner has a record at each; the newest one is
         # returned.
@@ -184,9 +159,7 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         return pb.GetRequestResponse(record=request_record_message(record), output=record.output)
 
     @override
-    async def TailLogs(
-        self, request: pb.TailLogsRequest, context: grpc.aio.ServicerContext[pb.TailLogsRequest, pb.TailLogsResponse]
-    ) -> AsyncGenerator[pb.TailLogsResponse]:
+    async def TailLogs(self, request: pb.TailLogsRequest, context: Context) -> AsyncGenerator[pb.TailLogsResponse]:
         async with answering(context):
             instance = self._instance(request.model)
             log = instance.backend.log
@@ -203,9 +176,7 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
 
     @override
     async def WatchPrefixes(
-        self,
-        request: pb.WatchPrefixesRequest,
-        context: grpc.aio.ServicerContext[pb.WatchPrefixesRequest, pb.WatchPrefixesResponse],
+        self, request: pb.WatchPrefixesRequest, context: Context
     ) -> AsyncGenerator[pb.WatchPrefixesResponse]:
         async with answering(context):
             instance = self._instance(request.model)
