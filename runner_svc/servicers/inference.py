@@ -23,7 +23,7 @@ from runner_svc.servicers.request_admission import (
     require_abilities,
 )
 from weft.api.common.v1 import event_pb2, receipt_pb2, workflow_pb2
-from weft.api.runner.v1 import generation_service_pb2, ticket_pb2
+from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.dispatch.frames import Frame, apart, has_content
 from weft.dispatch.operations import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, TRANSCRIPTION, OperationSpec
@@ -152,8 +152,7 @@ class DataPlane:
                 agent=request.agent,
                 allow_remote=permit.allow_remote,
             )
-            require_abilities(instance, permit.model, chat.payload)
-            with self._desk.hold(permit, instance, request.options) as work:
+            with self._working(permit, instance, request.options, chat.payload, call) as work:
                 if request.agent or request.options.HasField("prefix_keep_alive"):
                     handling = handling_of(request.options)
                     work.notes = await instance.idle_work.note(chat, permit.model, permit.tenant, handling)
@@ -161,19 +160,13 @@ class DataPlane:
                     self._desk.started(permit), whole=call.whole, joined_texts=request.options.joined_texts
                 )
                 work.note_prompt(chat.payload)
-                log_attempt("attempt begun", call, permit.model)
-                try:
-                    async with aclosing(converse(work, chat, setup)) as frames:
-                        async for frame in frames:
-                            if (receipt := _receipt_in(frame)) is not None:
-                                self._complete(receipt, permit, instance, work)
-                                self._desk.caches.note(permit.model, receipt.usage)
-                            if (message := answer.message_of(frame)) is not None:
-                                await context.write(message)
-                    log_attempt("attempt ended", call, permit.model)
-                except WeftError as error:
-                    log_failure(call, permit.model, error)
-                    raise
+                async with aclosing(converse(work, chat, setup)) as frames:
+                    async for frame in frames:
+                        if (receipt := _receipt_in(frame)) is not None:
+                            self._complete(receipt, permit, instance, work)
+                            self._desk.caches.note(permit.model, receipt.usage)
+                        if (message := answer.message_of(frame)) is not None:
+                            await context.write(message)
 
     def _complete(
         self, receipt: receipt_pb2.Receipt, permit: ticket_pb2.TicketClaims, instance: Instance, work: AdmittedRequest
@@ -193,7 +186,7 @@ class DataPlane:
             if spec is IMAGE and request.HasField("workflow"):
                 call = replace(call, workflow=_workflow(request, instance))
             response = spec.runner_rpc.response
-            with self._working(permit, instance, request, call) as work:
+            with self._working(permit, instance, request.options, request.payload, call) as work:
                 answer = WholeAnswerWriter(lambda frame: context.write(response(events=frame)), whole=call.whole)
                 await answer.put([self._desk.started(permit)])
                 async with aclosing(work.stream(spec.operation, request.payload, call)) as frames:
@@ -209,7 +202,9 @@ class DataPlane:
             if permit.model != instance.model and spec.operation not in instance.config.adapter_operations:
                 raise not_offered(spec.operation)
             call = call_info(permit, instance, context)
-            with self._working(permit, instance, request, call, takes_slot=spec.takes_slot) as work:
+            with self._working(
+                permit, instance, request.options, request.payload, call, takes_slot=spec.takes_slot
+            ) as work:
                 result = await work.run(spec.operation, request.payload, call)
                 receipt = receipt_pb2.Receipt()
                 work.note_wall_time(receipt)
@@ -229,7 +224,7 @@ class DataPlane:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             call, told, receipt = call_info(permit, instance, context), "", receipt_pb2.Receipt()
-            with self._working(permit, instance, request, call) as work:
+            with self._working(permit, instance, request.options, request.payload, call) as work:
                 async with aclosing(work.speak(request.payload, call)) as parts:
                     async for part in parts:
                         for start in range(0, len(part.data), MAX_SPEECH_MESSAGE_BYTES):
@@ -249,14 +244,15 @@ class DataPlane:
         self,
         permit: ticket_pb2.TicketClaims,
         instance: Instance,
-        request: Any,
+        options: serve_options_pb2.ServeOptions,
+        payload: Any,
         call: CallInfo,
         *,
         takes_slot: bool = True,
     ) -> Iterator[AdmittedRequest]:
         """Like `RequestAdmission.hold`, but logs each failure."""
-        require_abilities(instance, permit.model, request.payload)
-        with self._desk.hold(permit, instance, request.options, takes_slot=takes_slot) as work:
+        require_abilities(instance, permit.model, payload)
+        with self._desk.hold(permit, instance, options, takes_slot=takes_slot) as work:
             try:
                 log_attempt("attempt begun", call, permit.model)
                 yield work
