@@ -162,7 +162,7 @@ class ProcessBackend(Backend):
                 if died.done():
                     raise self._death(died.result(), LOADING)
                 signs = self._load_signs()
-                watch = watch.observe(signs)
+                watch.observe(signs)
                 if watch.stalled(signs.at_seconds, self.load_stall_seconds):
                     message = f"loading made no progress for {self.load_stall_seconds:.0f} s"
                     raise WeftError(Reason.LOAD_STALLED, message)

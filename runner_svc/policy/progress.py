@@ -325,29 +325,20 @@ class LoadSample:
     cpu_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadStallDetector:
-    """The last observed progress of a load."""
+    """Finds out whether a load still makes progress: output, or processor time."""
 
     moved: LoadSample
-    _mark: LoadSample | None = None
-    """A sample between one and two windows ago; None: there was progress since."""
-    _next_mark: LoadSample | None = None
+    """The last sample with progress."""
+    _work: UsageWindow = field(default_factory=lambda: UsageWindow(WINDOW_SECONDS))
 
-    def observe(self, signs: LoadSample) -> "LoadStallDetector":
-        """Returns the detector after another sample. Output and activity count as progress."""
-        if signs.output_bytes > self.moved.output_bytes or _worked(self._mark or self.moved, signs):
-            return LoadStallDetector(signs)
-        newest = self._next_mark or self.moved
-        if signs.at_seconds - newest.at_seconds < WINDOW_SECONDS:
-            return self
-        return LoadStallDetector(self.moved, self._next_mark, signs)
+    def observe(self, signs: LoadSample) -> None:
+        """Adds a sample."""
+        worked = self._work.worked(signs.at_seconds, EngineUsage(cpu_seconds=signs.cpu_seconds))
+        if worked or signs.output_bytes > self.moved.output_bytes:
+            self.moved = signs
 
     def stalled(self, now_seconds: float, limit_seconds: float) -> bool:
         """Whether there was no progress for `limit_seconds`."""
         return now_seconds - self.moved.at_seconds >= limit_seconds
-
-
-def _worked(before: LoadSample, after: LoadSample) -> bool:
-    elapsed = after.at_seconds - before.at_seconds
-    return after.cpu_seconds - before.cpu_seconds >= MIN_WORK_SHARE * elapsed

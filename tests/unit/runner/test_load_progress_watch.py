@@ -11,7 +11,7 @@ def _stalled_at(cpu_seconds: Callable[[float], float], until: int) -> float | No
     watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
     for half_second in range(2 * until):
         now = half_second / 2
-        watch = watch.observe(LoadSample(now, 0, cpu_seconds(now)))
+        watch.observe(LoadSample(now, 0, cpu_seconds(now)))
         if watch.stalled(now, LIMIT):
             return now
     return None

@@ -17,15 +17,15 @@ from weft.kernel.reasons import Reason
 def test_load_with_output_or_cpu_work_is_not_stalled() -> None:
     watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
     for second in range(1, 100):
-        watch = watch.observe(LoadSample(float(second), 0, second * 0.9))
-    watch = watch.observe(LoadSample(120.0, 10, 89.1))
+        watch.observe(LoadSample(float(second), 0, second * 0.9))
+    watch.observe(LoadSample(120.0, 10, 89.1))
     assert not watch.stalled(140.0, 30.0)
 
 
 def test_load_that_only_answers_health_probes_is_stalled_after_the_limit() -> None:
     watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
     for second in range(1, 30):
-        watch = watch.observe(LoadSample(float(second), 0, second * 0.001))
+        watch.observe(LoadSample(float(second), 0, second * 0.001))
         assert not watch.stalled(float(second), 30.0)
     assert watch.stalled(30.0, 30.0)
 
