@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -84,48 +85,40 @@ class ModelFiles:
 
 
 class MemoryEstimator:
-    """Memory estimates for a runner's models. Headers of unchanged files are read once."""
+    """Memory estimates for a runner's models. Headers of unchanged files are read once.
+
+    Its methods read files, so call them in a thread.
+    """
 
     def __init__(self, learned: LearnedMemory | None = None) -> None:
         self._learned = learned
         self._lock = threading.Lock()
         self._facts: OrderedDict[tuple[str, int, int], ModelFacts] = OrderedDict()
 
-    async def estimate(
+    def estimate(
         self, name: str, files: ModelFiles | None, settings: MemorySettings, manifest_bytes: int | None = None
     ) -> MemoryEstimate | None:
         """Returns the estimate of a load, from the name if there are no files; None: unknown."""
-        return await asyncio.to_thread(self._estimate, name, files, settings, manifest_bytes)
-
-    async def largest_context(self, files: ModelFiles, settings: MemorySettings, budget_bytes: int) -> int | None:
-        """Returns the largest context of one slot that fits a budget; None: unknown, or none fits."""
-        return await asyncio.to_thread(self._largest_context, files, settings, budget_bytes)
-
-    def learn(self, files: ModelFiles, settings: MemorySettings, measured_bytes: int) -> None:
-        """Records the measured memory of a load over all devices. Blocks while it writes a small file."""
-        identity = self._loaded_facts(files).identity if self._learned is not None else None
-        if self._learned is not None and identity is not None:
-            self._learned.learn(identity, settings, measured_bytes)
-
-    def _estimate(
-        self, name: str, files: ModelFiles | None, settings: MemorySettings, manifest_bytes: int | None
-    ) -> MemoryEstimate | None:
-        facts = ModelFacts() if files is None else self._loaded_facts(files)
+        facts = ModelFacts() if files is None else loaded_facts(files, self._facts_of)
         measured: tuple[int, ...] = ()
         if self._learned is not None and facts.identity is not None:
             measured = tuple(self._learned.measurements(facts.identity, settings))
         known = replace(facts, name=name, manifest_bytes=manifest_bytes, learned_bytes=measured)
         return estimate_memory(known, settings)
 
-    def _largest_context(self, files: ModelFiles, settings: MemorySettings, budget_bytes: int) -> int | None:
-        facts = self._loaded_facts(files)
+    def largest_context(self, files: ModelFiles, settings: MemorySettings, budget_bytes: int) -> int | None:
+        """Returns the largest context of one slot that fits a budget; None: unknown, or none fits."""
+        facts = loaded_facts(files, self._facts_of)
         if facts.shape is None:
             return None
         fits = largest_context(facts, settings, budget_bytes)
         return min(fits, facts.context_tokens or fits) or None
 
-    def _loaded_facts(self, files: ModelFiles) -> ModelFacts:
-        return loaded_facts(files, self._facts_of)
+    def learn(self, files: ModelFiles, settings: MemorySettings, measured_bytes: int) -> None:
+        """Records the measured memory of a load over all devices."""
+        identity = loaded_facts(files, self._facts_of).identity
+        if self._learned is not None and identity is not None:
+            self._learned.learn(identity, settings, measured_bytes)
 
     def _facts_of(self, path: Path) -> ModelFacts:
         try:
@@ -288,16 +281,17 @@ class FileForecast(MemoryForecast):
 
     @override
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
-        return await self._estimator.largest_context(self._files(plan), self._settings(plan), budget_bytes)
+        files, settings = self.inputs(plan)
+        return await asyncio.to_thread(self._estimator.largest_context, files, settings, budget_bytes)
 
     @override
     def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
-        learn = self._estimator.learn
-        asyncio.get_running_loop().run_in_executor(None, learn, self._files(plan), self._settings(plan), taken_bytes)
+        learn = partial(self._estimator.learn, *self.inputs(plan), taken_bytes)
+        asyncio.get_running_loop().run_in_executor(None, learn)
 
     async def _estimate(self, plan: LoadPlan, manifest_bytes: int | None) -> MemoryEstimate | None:
-        files, settings = self._files(plan), self._settings(plan)
-        return await self._estimator.estimate(self._model.name, files, settings, manifest_bytes)
+        files, settings = self.inputs(plan)
+        return await asyncio.to_thread(self._estimator.estimate, self._model.name, files, settings, manifest_bytes)
 
     def _files(self, plan: LoadPlan) -> ModelFiles:
         files = self._model.files

@@ -258,15 +258,15 @@ def test_broken_or_missing_files_give_all_available_facts(tmp_path: Path) -> Non
     assert read_model_facts(tmp_path).file_kind is FileKind.SAFETENSORS
 
 
-async def test_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "m.bin"
     path.write_bytes(b"x" * MEBIBYTE)
     estimator = MemoryEstimator()
-    first = await estimator.estimate("m", ModelFiles(path=path), ONE_SLOT)
+    first = estimator.estimate("m", ModelFiles(path=path), ONE_SLOT)
     path.write_bytes(b"x" * 10 * MEBIBYTE)
-    second = await estimator.estimate("m", ModelFiles(path=path), ONE_SLOT)
+    second = estimator.estimate("m", ModelFiles(path=path), ONE_SLOT)
     assert first is not None
     assert second is not None
     assert (first.bytes, second.bytes) == (2 * MEBIBYTE, 13 * MEBIBYTE)
-    assert await estimator.estimate("m", None, ONE_SLOT) is None
-    assert await estimator.estimate("m", ModelFiles(path=tmp_path / "nothing"), ONE_SLOT) is None
+    assert estimator.estimate("m", None, ONE_SLOT) is None
+    assert estimator.estimate("m", ModelFiles(path=tmp_path / "nothing"), ONE_SLOT) is None
