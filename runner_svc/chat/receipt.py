@@ -1,7 +1,5 @@
 """The receipt of an answer over all engine turns: usage, tools, signals, warnings."""
 
-from collections.abc import Iterator
-
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, timing_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -157,40 +155,17 @@ def dropped_prompt(words: int, prompt_tokens: int) -> str:
     )
 
 
-class LateWarnings:
-    """Detects what the engine silently ignored: a required call, a part of the prompt."""
-
-    def __init__(self, payload: GenerationPayload) -> None:
-        self._payload = payload
-        self._words = _words(payload)
-        self.lacks_call = isinstance(payload, chat_pb2.ChatPayload) and _must_call(payload)
-        """Whether the request requires a call and the engine has made none so far."""
-
-    def note(self, frame: Frame) -> None:
-        """Checks the next frame of the engine."""
-        if any(event.HasField("delta") and event.delta.tool_calls for event in frame):
-            self.lacks_call = False
-
-    def at_end(self, usage: usage_pb2.Usage) -> Iterator[warning_pb2.Warning]:
-        """Yields the warnings, given the engine's figures at the end of the turn."""
-        if self.lacks_call:
-            yield warning_pb2.Warning(
-                code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER,
-                field="tool_choice",
-                message="required a tool call, but the engine answered without one",
-            )
-        if said := dropped_prompt(self._words, usage.prompt_tokens):
-            yield warning(warning_pb2.WARNING_CODE_PROMPT_DROPPED, said)
-
-
-def _must_call(payload: chat_pb2.ChatPayload) -> bool:
+def must_call(payload: GenerationPayload) -> bool:
+    """Whether a request requires a call."""
+    if not isinstance(payload, chat_pb2.ChatPayload):
+        return False
     choice = payload.tool_choice
     return bool(payload.tools) and (
         choice.WhichOneof("kind") == "function_name" or choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED
     )
 
 
-def _words(payload: GenerationPayload) -> int:
+def word_count(payload: GenerationPayload) -> int:
     """Returns the number of words in the prompt, a lower bound of its tokens."""
     if isinstance(payload, chat_pb2.ChatPayload):
         return sum(len(part.text.split()) for message in payload.messages for part in message.content)

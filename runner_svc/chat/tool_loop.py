@@ -20,9 +20,9 @@ from runner_svc.chat.turn import (
     kills_repetition,
     repetition_watch,
 )
+from runner_svc.policy.next_step import NextStep, next_step
 from runner_svc.policy.platform_prompt import join_system_texts
 from runner_svc.policy.text_calls import TextCallParser
-from runner_svc.policy.tool_budget import NextStep, ToolBudget, TurnFacts, next_step
 from runner_svc.request_records import RequestRecord
 from runner_svc.tools.port import ToolOutcome
 from runner_svc.tools.schemas import ArgumentCheck
@@ -174,7 +174,7 @@ class ToolLoop:
         self._setup = setup
         self._offer = offer
         self._answer = AnswerReceipt(work.record)
-        self._budget = ToolBudget(offer.iterations if offer.tools else 0)
+        self._rounds_left = offer.iterations if offer.tools else 0
         self._max_tokens = payload.sampling.max_tokens if payload.sampling.HasField("max_tokens") else None
         behaviour = request.behaviour
         self._reads_text = not behaviour.HasField("parse_text_tool_calls") or behaviour.parse_text_tool_calls
@@ -189,7 +189,7 @@ class ToolLoop:
     async def frames(self) -> AsyncGenerator[Frame]:
         """Yields the frames of the answer; see `converse`."""
         while True:
-            self._work.record.tool_iterations_left = self._budget.left if self._offer.tools else None
+            self._work.record.tool_iterations_left = self._rounds_left if self._offer.tools else None
             turn = self._new_turn()
             monitor = self._new_monitor(payload := self._payload())
             try:
@@ -211,7 +211,7 @@ class ToolLoop:
                     yield frame
 
     def _new_turn(self) -> TurnReader:
-        with_tools = not self._budget.exhausted
+        with_tools = self._rounds_left > 0
         limit = self._setup.settings.max_tool_calls_per_turn
         calls = CallCollector(self._offer, with_tools=with_tools, limit=limit)
         names = self._offer.names(with_tools=with_tools)
@@ -219,10 +219,10 @@ class ToolLoop:
 
     def _payload(self) -> chat_pb2.ChatPayload:
         prompt = self._setup.prompt(
-            self._request, self._offer, iterations_left=self._budget.left, text_calls=self._reads_text
+            self._request, self._offer, iterations_left=self._rounds_left, text_calls=self._reads_text
         )
         left = None if self._max_tokens is None else self._max_tokens - self._answer.completion_tokens
-        return self._conversation.turn(prompt, with_tools=not self._budget.exhausted, max_tokens=left)
+        return self._conversation.turn(prompt, with_tools=self._rounds_left > 0, max_tokens=left)
 
     def _new_monitor(self, payload: chat_pb2.ChatPayload) -> TurnMonitor:
         watch = repetition_watch(self._request.behaviour, self._setup.settings, self._request.payload)
@@ -289,7 +289,7 @@ class ToolLoop:
         return signal_pb2.Signal(name=call.name, arguments=_as_message(call.name, arguments))
 
     def _next_step(self, turn: TurnReader) -> NextStep:
-        facts = TurnFacts(
+        step = next_step(
             cut=turn.was_cut,
             # An answer that waits for a decision ends with this turn.
             mesh_calls=0 if self._decision_asked else len(turn.calls.of_kind(CallKind.MESH)),
@@ -298,7 +298,6 @@ class ToolLoop:
             has_answer=self._has_answer or self._decision_asked,
             has_gone_on=self._has_gone_on,
         )
-        step = next_step(facts)
         out_of_tokens = self._max_tokens is not None and self._answer.completion_tokens >= self._max_tokens
         return NextStep.END_CUT if out_of_tokens and step in _GOES_ON else step
 
@@ -353,8 +352,8 @@ class ToolLoop:
                         warning_pb2.WARNING_CODE_TOOL_OUTPUT_CUT, f"the output of {call.tool} was cut"
                     )
                 yield frame
-        self._budget = self._budget.spend()
-        if self._budget.exhausted:
+        self._rounds_left -= 1
+        if not self._rounds_left:
             rounds = self._offer.iterations
             message = f"the model used all {rounds} tool rounds and must answer without further tool calls"
             if told := self._warning_frame(warning_pb2.WARNING_CODE_TOOL_BUDGET_EXHAUSTED, message):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from runner_svc.chat.offer import CallKind, Offer
-from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, warning
+from runner_svc.chat.receipt import AnswerReceipt, dropped_prompt, must_call, warning, word_count
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits
 from runner_svc.policy.text_calls import JsonExtent, TextCall, TextCallParser
@@ -399,20 +399,29 @@ class TurnMonitor:
         self._answer = answer
         self._watch = watch
         self._seen = TokenCounter(payload, whole=whole)
-        self._late = LateWarnings(payload)
+        self._words = word_count(payload)
+        self._lacks_call = must_call(payload)
+        """Whether the request requires a call and the engine has made none so far."""
 
     def look(self, frame: Frame) -> Frame:
         """Checks the next frame; returns a warning about it, if any. Raises REPEATED_LINE_LOOP to kill."""
         self._seen.note(frame)
-        if self._late.lacks_call:
-            self._late.note(frame)
+        if self._lacks_call and any(event.HasField("delta") and event.delta.tool_calls for event in frame):
+            self._lacks_call = False
         found = None if self._watch is None else self._watch.look(frame)
         warned = None if found is None else self._answer.note_warning(found)
         return [] if warned is None else [warned]
 
     def late_warnings(self, usage: usage_pb2.Usage) -> Frame:
         """Returns the warnings that need the engine's figures at the end of the turn."""
-        return list(filter(None, map(self._answer.note_warning, self._late.at_end(usage))))
+        late: list[warning_pb2.Warning] = []
+        if self._lacks_call:
+            message = "required a tool call, but the engine answered without one"
+            code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
+            late.append(warning_pb2.Warning(code=code, field="tool_choice", message=message))
+        if said := dropped_prompt(self._words, usage.prompt_tokens):
+            late.append(warning(warning_pb2.WARNING_CODE_PROMPT_DROPPED, said))
+        return list(filter(None, map(self._answer.note_warning, late)))
 
     def end_unfinished(self) -> None:
         """Counts what was received of a turn that ended before the engine reported its figures."""

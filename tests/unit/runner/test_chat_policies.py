@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner_svc.policy.next_step import NextStep, next_step
 from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
 from runner_svc.policy.signals import BUILT_IN_SIGNALS, SignalSettings, pick_signals, reason_only, signal_catalogue
 from runner_svc.policy.text_calls import JsonExtent
-from runner_svc.policy.tool_budget import NextStep, TurnFacts, next_step
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -117,8 +117,7 @@ def test_unknown_signal_is_a_missing_runner_capability_and_not_a_caller_error() 
 )
 def test_next_step_follows_from_the_turn(changes: dict[str, Any], expected: NextStep) -> None:
     nothing: dict[str, Any] = {"cut": False, "mesh_calls": 0, "caller_calls": 0, "signals": 0}
-    facts = TurnFacts(**{**nothing, "has_answer": False, "has_gone_on": False, **changes})
-    assert next_step(facts) is expected
+    assert next_step(**{**nothing, "has_answer": False, "has_gone_on": False, **changes}) is expected
 
 
 @given(before=st.sampled_from(["", "  "]), data=st.data())
