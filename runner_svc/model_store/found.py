@@ -127,7 +127,7 @@ def _chosen_files(folder: Path, wanted: str, form: ModelForm | None) -> FoundFil
 
 
 def _files_of(folder: Path, choice: FileChoice) -> FoundFiles:
-    projectors = (folder / chosen.file.path for chosen in choice.files if chosen.role is FileRole.PROJECTOR)
+    projectors = (folder / file.path for file in choice.files if file.role is FileRole.PROJECTOR)
     path = folder / choice.main_path if choice.main_path else folder
     return FoundFiles(path=path, projector=next(projectors, None), size_bytes=choice.size_bytes)
 

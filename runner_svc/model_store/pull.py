@@ -15,7 +15,6 @@ from runner_svc.model_store.hub import Hub, Repository
 from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore
 from runner_svc.policy.model_sizing import Variant, require_memory_for
 from runner_svc.policy.repository_files import (
-    ChosenFile,
     FileChoice,
     FileRole,
     ModelForm,
@@ -127,15 +126,15 @@ class Puller:
         if stored is not None and stored.revision == repository.commit:
             return stored
         self._require_memory(source, choice, repository)
-        missing = [chosen.file for chosen in choice.files if not self._is_stored(chosen.file)]
+        missing = [file for file in choice.files if not self._is_stored(file)]
         needed = sum(file.size_bytes - self._partial_size(file) for file in missing)
         self._store.require_room(needed, self._settings.disk_limit_bytes, str(source))
         progress.begin(choice)
         digests: dict[str, str] = {}
         with self._client() as client:
-            for chosen in choice.files:
-                url = self._hub.file_url(source, chosen.file.path, repository.commit)
-                digests[chosen.file.path] = self._load_listed(chosen.file, url, repository, client, progress)
+            for file in choice.files:
+                url = self._hub.file_url(source, file.path, repository.commit)
+                digests[file.path] = self._load_listed(file, url, repository, client, progress)
         return self._publish(source, choice, digests, repository.commit)
 
     def _require_memory(self, source: HubSource, choice: FileChoice, repository: Repository) -> None:
@@ -240,8 +239,8 @@ class Puller:
         self._store.require_room(choice.size_bytes, self._settings.disk_limit_bytes, source.path)
         progress.begin(choice)
         digests = {}
-        for chosen in choice.files:
-            digests[chosen.file.path] = self._copy_file(root / chosen.file.path, chosen.file, progress)
+        for file in choice.files:
+            digests[file.path] = self._copy_file(root / file.path, file, progress)
         return self._publish(PathSource(path=str(path)), choice, digests, "")
 
     def _copy_file(self, origin: Path, file: RepositoryFile, progress: "_Progress") -> str:
@@ -273,12 +272,12 @@ class Puller:
             weft_version=__version__,
             files=[
                 pb.StoredFile(
-                    path=chosen.file.path,
-                    size_bytes=self._store.blob(digests[chosen.file.path]).stat().st_size,
-                    sha256=digests[chosen.file.path],
-                    role=ROLES[chosen.role],
+                    path=file.path,
+                    size_bytes=self._store.blob(digests[file.path]).stat().st_size,
+                    sha256=digests[file.path],
+                    role=ROLES[file.role],
                 )
-                for chosen in choice.files
+                for file in choice.files
             ],
         )
         return self._store.publish(source, choice.form, model)
@@ -389,9 +388,8 @@ class _Progress:
 
 
 def _one_file(name: str, loaded: LoadedFile) -> FileChoice:
-    file = RepositoryFile(path=name, size_bytes=loaded.size_bytes, sha256=loaded.sha256)
-    chosen = ChosenFile(file=file, role=FileRole.WEIGHTS)
-    return FileChoice(form=ModelForm.GGUF, files=(chosen,), main_path=name, quantization=quantization_of(name))
+    file = RepositoryFile(path=name, size_bytes=loaded.size_bytes, sha256=loaded.sha256, role=FileRole.WEIGHTS)
+    return FileChoice(form=ModelForm.GGUF, files=(file,), main_path=name, quantization=quantization_of(name))
 
 
 def _files_of(root: Path, wanted: str) -> list[Path]:

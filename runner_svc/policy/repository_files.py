@@ -6,7 +6,7 @@ tokenizer. Pickled weights and programs are never selected.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import assert_never
@@ -69,14 +69,7 @@ class RepositoryFile:
     """Hex; empty: unknown."""
     git_digest: str = ""
     """Git's SHA-1 in hex; empty: unknown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenFile:
-    """A file that belongs to the model."""
-
-    file: RepositoryFile
-    role: FileRole
+    role: FileRole = FileRole.OTHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +77,7 @@ class FileChoice:
     """The selected files of a model."""
 
     form: ModelForm
-    files: tuple[ChosenFile, ...]
+    files: tuple[RepositoryFile, ...]
     main_path: str = ""
     """The file to give to the engine; empty: the folder."""
     quantization: str = ""
@@ -93,12 +86,12 @@ class FileChoice:
     @property
     def size_bytes(self) -> int:
         """Total size."""
-        return sum(chosen.file.size_bytes for chosen in self.files)
+        return sum(file.size_bytes for file in self.files)
 
     @property
     def weight_bytes(self) -> int:
         """Size of its weights."""
-        return sum(chosen.file.size_bytes for chosen in self.files if chosen.role is FileRole.WEIGHTS)
+        return sum(file.size_bytes for file in self.files if file.role is FileRole.WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +186,10 @@ def _gguf_choice(
     if not models:
         raise invalid_field(field, "the repository has no GGUF file, which this engine loads")
     chosen = _named(models, wanted, field) if wanted else _usual(models, field)
-    files = [ChosenFile(file=part, role=FileRole.WEIGHTS) for part in chosen.parts]
+    files = [replace(part, role=FileRole.WEIGHTS) for part in chosen.parts]
     projector = _projector_beside(chosen.path, projectors)
     if projector is not None:
-        files.append(ChosenFile(file=projector, role=FileRole.PROJECTOR))
+        files.append(replace(projector, role=FileRole.PROJECTOR))
     return FileChoice(form=ModelForm.GGUF, files=tuple(files), main_path=chosen.path, quantization=chosen.quantization)
 
 
@@ -344,7 +337,7 @@ def _pipeline_choice(files: Sequence[RepositoryFile], index: RepositoryFile, fie
 
 def _folder(weights: Iterable[RepositoryFile], others: Iterable[RepositoryFile]) -> FileChoice:
     files = [
-        ChosenFile(file=file, role=role)
+        replace(file, role=role)
         for role, group in ((FileRole.WEIGHTS, weights), (FileRole.OTHER, others))
         for file in sorted(group, key=lambda file: file.path)
     ]

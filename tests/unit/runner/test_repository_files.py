@@ -31,7 +31,7 @@ def _files(*paths: str) -> list[RepositoryFile]:
 
 
 def _chosen(paths: tuple[str, ...], wanted: str = "", form: ModelForm | None = None) -> list[str]:
-    return [chosen.file.path for chosen in choose_files(_files(*paths), wanted, form, "source").files]
+    return [chosen.path for chosen in choose_files(_files(*paths), wanted, form, "source").files]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_quantization_is_found_by_its_name_or_alias(wanted: str, path: str) -> N
 
 def test_half_precision_projector_is_chosen_with_its_gguf() -> None:
     choice = choose_files(_files(*MANY), "Q8_0", None, "source")
-    assert [(chosen.file.path, chosen.role) for chosen in choice.files] == [
+    assert [(chosen.path, chosen.role) for chosen in choice.files] == [
         ("m-Q8_0.gguf", FileRole.WEIGHTS),
         ("mmproj-F16.gguf", FileRole.PROJECTOR),
     ]
@@ -67,7 +67,7 @@ def test_half_precision_projector_is_chosen_with_its_gguf() -> None:
 def test_all_parts_of_a_split_model_are_chosen_and_the_engine_gets_the_first(wanted: str) -> None:
     choice = choose_files(_files(*reversed(MANY)), wanted, None, "source")
     assert choice.main_path == "BF16/m-BF16-00001-of-00002.gguf"
-    assert [chosen.file.path for chosen in choice.files[:2]] == list(MANY[6:8])
+    assert [chosen.path for chosen in choice.files[:2]] == list(MANY[6:8])
 
 
 def test_split_model_with_a_missing_part_is_not_a_model() -> None:
@@ -115,7 +115,7 @@ def test_safetensors_folder_has_weights_configuration_and_tokenizer_and_no_code(
     choice = choose_files(_files(*paths), "", None, "source")
     assert choice.form is ModelForm.FOLDER
     assert choice.main_path == ""
-    assert {chosen.file.path for chosen in choice.files} == {
+    assert {chosen.path for chosen in choice.files} == {
         "config.json",
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
@@ -151,7 +151,7 @@ def test_pipeline_folder_has_the_weights_of_each_component_once() -> None:
     )
     choice = choose_files(_files(*paths), "", None, "source")
     assert choice.form is ModelForm.FOLDER
-    assert {chosen.file.path for chosen in choice.files} == {
+    assert {chosen.path for chosen in choice.files} == {
         "model_index.json",
         "unet/config.json",
         "unet/diffusion_pytorch_model.safetensors",
