@@ -1,24 +1,44 @@
-"""Runs a pull in a separate process, for a process with an event loop."""
+"""Runs a pull in a separate process, so that a runner need not import the hub library.
+
+    python -m runner_svc.model_store.background_pull ORDER
+
+Each line of the program's output is JSON: a `PullProgress` without the stored model, or the error that ended the pull.
+"""
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from google.protobuf.json_format import ParseDict, ParseError
+import msgspec
+from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
 
 from runner_svc.environments.child_program import run_program
-from runner_svc.model_store.program import ERROR, MESSAGE, REASON
-from runner_svc.model_store.pull import PullSettings
+from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import ModelStore
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
-from weft.kernel.model_source import ModelSource
+from weft.kernel.model_source import ModelSource, parse_source
 from weft.kernel.reasons import Reason
 
-PROGRAM = "runner_svc.model_store.program"
+PROGRAM = "runner_svc.model_store.background_pull"
 MAX_SAID_CHARS = 300
+_ERROR, _REASON, _MESSAGE = "error", "reason", "message"
+"""Keys in an error line."""
+
+
+class _Order(msgspec.Struct):
+    """The program's argument, as JSON."""
+
+    source: str
+    store: str
+    form: ModelForm | None
+    limit: int | None
+    memory: int | None
+    allow_http: bool
 
 
 async def pull_in_background(
@@ -33,37 +53,58 @@ async def pull_in_background(
     Raises as `Puller.pull`, and BACKEND_ERROR if the program fails without an error message.
     """
     store.create()
-    output = _Output(on_progress)
-    command = [sys.executable, "-m", PROGRAM, str(source), "--store", str(store.root)]
-    command += [] if form is None else ["--form", form]
-    command += [] if settings.disk_limit_bytes is None else ["--limit", str(settings.disk_limit_bytes)]
-    command += [] if settings.memory_bytes is None else ["--memory", str(settings.memory_bytes)]
-    command += ["--allow-http"] if settings.allow_http else []
-    failure = await run_program(command, output.read, variables={}, folder=store.root)
-    if output.error is not None:
-        raise output.error
+    raised: list[WeftError] = []
+    last = ""
+
+    def read(line: str) -> None:
+        nonlocal last
+        with suppress(ValueError, ParseError, KeyError, TypeError):
+            document = json.loads(line)
+            if _ERROR in document:
+                said = document[_ERROR]
+                raised.append(WeftError(Reason[said[_REASON]], str(said[_MESSAGE])))
+            else:
+                on_progress(ParseDict(document, pb.PullProgress(), ignore_unknown_fields=True))
+            return
+        last = line.strip()[:MAX_SAID_CHARS] or last
+
+    limit, memory = settings.disk_limit_bytes, settings.memory_bytes
+    order = _Order(str(source), str(store.root), form, limit, memory, settings.allow_http)
+    command = [sys.executable, "-m", PROGRAM, msgspec.json.encode(order).decode()]
+    failure = await run_program(command, read, variables={}, folder=store.root)
+    if raised:
+        raise raised[0]
     found = store.find(source, form)
     if failure or found is None:
-        raise WeftError(Reason.BACKEND_ERROR, f"{source} was not pulled: {output.last or failure}")
+        raise WeftError(Reason.BACKEND_ERROR, f"{source} was not pulled: {last or failure}")
     return found
 
 
-class _Output:
-    """Parses the program's output."""
+def main() -> int:
+    """Pulls a model. Returns the exit status."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    order = msgspec.json.decode(sys.argv[1], type=_Order)
+    settings = PullSettings(disk_limit_bytes=order.limit, memory_bytes=order.memory, allow_http=order.allow_http)
+    try:
+        Puller(ModelStore(Path(order.store)), settings, _print).pull(parse_source(order.source, "source"), order.form)
+    except WeftError as error:
+        _line(json.dumps({_ERROR: {_REASON: error.reason.name, _MESSAGE: error.message}}))
+        return 1
+    except KeyboardInterrupt:
+        return 1
+    return 0
 
-    def __init__(self, on_progress: Callable[[pb.PullProgress], None]) -> None:
-        self._on_progress = on_progress
-        self.error: WeftError | None = None
-        self.last = ""
-        """The last line that is not a message."""
 
-    def read(self, line: str) -> None:
-        with suppress(ValueError, ParseError, KeyError, TypeError):
-            document = json.loads(line)
-            if ERROR in document:
-                said = document[ERROR]
-                self.error = WeftError(Reason[said[REASON]], str(said[MESSAGE]))
-            else:
-                self._on_progress(ParseDict(document, pb.PullProgress(), ignore_unknown_fields=True))
-            return
-        self.last = line.strip()[:MAX_SAID_CHARS] or self.last
+def _print(progress: pb.PullProgress) -> None:
+    # The file list of a large model would exceed the line limit; the reader looks into the store.
+    progress.ClearField("model")
+    _line(MessageToJson(progress, indent=None))
+
+
+def _line(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
