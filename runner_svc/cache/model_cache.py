@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
@@ -25,6 +24,7 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES
 from weft.dispatch.payload_description import cache_scope, prompt_prefixes, steady_text
 from weft.kernel.errors import WeftError
+from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling
@@ -432,7 +432,6 @@ KEY_BYTES = 32
 MAX_FORGOTTEN = 4_096
 """Maximum number of tenants and tags with individually changed salts; beyond it, all salts are changed."""
 MAX_FILE_BYTES = 4 * 1024 * 1024
-_PRIVATE = 0o600
 
 
 class _Forgotten(msgspec.Struct):
@@ -503,11 +502,4 @@ class SaltStore:
         if self._file is None:
             return
         forgotten = [_Forgotten(tenant, tag, times) for (tenant, tag), times in self._times.items()]
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._file.with_name(f"{self._file.name}.{os.getpid()}.new")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
-        with open(descriptor, "wb") as opened:  # noqa: PTH123 - the descriptor has the file mode
-            opened.write(msgspec.json.encode(_Stored(self._key, forgotten)))
-            opened.flush()
-            os.fsync(opened.fileno())
-        draft.replace(self._file)
+        replace_file(self._file, msgspec.json.encode(_Stored(self._key, forgotten)))

@@ -16,6 +16,7 @@ import msgspec
 
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
+from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
 from weft.kernel.service import start_task
 
@@ -224,8 +225,6 @@ def _key_in(file: Path) -> bytes:
     if file.is_file() and len(key := file.read_bytes()) == KEY_BYTES:
         return key
     # Files of a lost key cannot be read and are deleted.
-    key, draft = secrets.token_bytes(KEY_BYTES), file.with_suffix(_DRAFT_SUFFIX)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as written:
-        written.write(key)
-    draft.replace(file)
+    key = secrets.token_bytes(KEY_BYTES)
+    replace_file(file, key)
     return key

@@ -22,7 +22,6 @@ MAX_MEASUREMENTS = 4
 MAX_FILE_BYTES = 1024 * 1024
 MAX_BYTES = 2**50
 """Largest measurement that is accepted."""
-VERSION = 1
 
 
 def learned_file(state_folder: Path, runner: str) -> Path:
@@ -42,18 +41,13 @@ class FileIdentity:
     """Files that are loaded with it: its projector, its draft model."""
 
 
-class _Entry(msgspec.Struct, frozen=True, kw_only=True):
-    key: Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
-    measured_bytes: Annotated[
-        tuple[Annotated[int, msgspec.Meta(gt=0, le=MAX_BYTES)], ...],
-        msgspec.Meta(min_length=1, max_length=MAX_MEASUREMENTS),
-    ]
-
-
-class _State(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    entries: Annotated[tuple[_Entry, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
-    """Ordered by last load, latest last."""
+_Key = Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
+_Measured = Annotated[
+    tuple[Annotated[int, msgspec.Meta(gt=0, le=MAX_BYTES)], ...],
+    msgspec.Meta(min_length=1, max_length=MAX_MEASUREMENTS),
+]
+_Entries = Annotated[dict[_Key, _Measured], msgspec.Meta(max_length=MAX_ENTRIES)]
+"""Measurements by file and settings, ordered by last load, latest last."""
 
 
 class LearnedMemory:
@@ -90,7 +84,9 @@ class LearnedMemory:
 
     def _read(self) -> dict[str, tuple[int, ...]]:
         try:
-            state = self._decoded()
+            with self._file.open("rb") as file:
+                # A larger file is truncated here, and then is not valid JSON.
+                return dict(msgspec.json.decode(file.read(MAX_FILE_BYTES), type=_Entries))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
@@ -98,25 +94,10 @@ class LearnedMemory:
                 "learned memory of loads cannot be read; learning starts again", file=self._file.name, error=str(error)
             )
             return {}
-        return {entry.key: entry.measured_bytes for entry in state.entries}
-
-    def _decoded(self) -> _State:
-        with self._file.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise ValueError(f"over {MAX_FILE_BYTES} bytes")
-        state = msgspec.json.decode(raw, type=_State)
-        if state.version != VERSION:
-            raise ValueError(f"version {state.version} is not known")
-        return state
 
     def _save(self, entries: dict[str, tuple[int, ...]]) -> None:
-        state = _State(
-            version=VERSION,
-            entries=tuple(_Entry(key=key, measured_bytes=measured) for key, measured in entries.items()),
-        )
         try:
-            replace_file(self._file, msgspec.json.encode(state))
+            replace_file(self._file, msgspec.json.encode(entries))
         except OSError as error:
             log.warning("learned memory of loads cannot be written", file=self._file.name, error=str(error))
 
@@ -124,6 +105,5 @@ class LearnedMemory:
 def _key(identity: FileIdentity, settings: MemorySettings) -> str:
     taken_for = [getattr(settings, name) for name in settings.__slots__]
     own: list[object] = [identity.path, identity.bytes, identity.modified_ns, taken_for]
-    # A model without such files keeps the key of earlier versions.
     own += [[file.path, file.bytes, file.modified_ns] for file in identity.companions]
     return hashlib.sha256(msgspec.json.encode(own)).hexdigest()
