@@ -32,7 +32,7 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.model_sizing import MachineMemory
-from runner_svc.policy.replacement import ReplacementOrder, replacement_order, replacement_words
+from runner_svc.policy.replacement import must_drain_first, replacement_words
 from runner_svc.prewarmer import Prewarmer
 from runner_svc.servicers.control import RunnerServicer
 from runner_svc.servicers.inference import DataPlane
@@ -236,8 +236,8 @@ class RunnerService(Service):
         self._prepare(instance)
         await self._foresee(instance)
         old = self._instances.get(model.name)
-        order, words = await self._replacement(instance)
-        if order is ReplacementOrder.DRAIN_FIRST:
+        drains_first, words = await self._replacement(instance)
+        if drains_first:
             if old is not None:
                 self._retire(old)
             coming = start_task(self._start_after_others(instance), name=f"coming-{model.name}")
@@ -262,17 +262,19 @@ class RunnerService(Service):
             self._read_digests_again()
         return words
 
-    async def _replacement(self, instance: Instance) -> tuple[ReplacementOrder, str]:
-        """Returns how an instance replaces the others of its model, and a sentence; empty if there are none."""
+    async def _replacement(self, instance: Instance) -> tuple[bool, str]:
+        """Returns whether the others of an instance's model end first, and a sentence; empty if there are none."""
         old, is_leaving = self._instances.get(instance.model), instance.model in self._leaving.values()
         is_loaded = is_leaving or (old is not None and old.phase in _IN_MEMORY)
         needed = None if instance.memory.expected is None else instance.memory.expected.bytes
-        if not is_loaded or not needed or instance.config.hibernation.attached:
-            order, free = ReplacementOrder.BESIDE, None
-        else:
+        free = None
+        if is_loaded and needed and not instance.config.hibernation.attached:
             free = await free_memory_bytes(self._leases)
-            order = replacement_order(is_loaded=is_loaded, needed_bytes=needed, free_bytes=free)
-        return order, "" if old is None else replacement_words(instance.model, order, needed, free)
+        drains_first = must_drain_first(is_loaded=is_loaded, needed_bytes=needed, free_bytes=free)
+        if old is None:
+            return drains_first, ""
+        words = replacement_words(instance.model, drains_first=drains_first, needed_bytes=needed, free_bytes=free)
+        return drains_first, words
 
     async def _start_after_others(self, instance: Instance) -> None:
         """Starts an instance once all earlier ones of its model have ended, unless it has been replaced meanwhile."""

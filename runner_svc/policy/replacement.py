@@ -1,33 +1,20 @@
 """Decides whether a changed model is loaded beside its old instance or after it, by required and free memory. Pure."""
 
-from enum import Enum
-
 from weft.kernel.units import size_words
 
 
-class ReplacementOrder(Enum):
-    """How one instance of a model replaces another."""
+def must_drain_first(*, is_loaded: bool, needed_bytes: int | None, free_bytes: int | None) -> bool:
+    """Whether a new instance that needs this memory loads only after the last request of the old one.
 
-    BESIDE = "beside"
-    """The new one loads and takes new requests; the old one ends with its last request. Both need memory meanwhile."""
-    DRAIN_FIRST = "drain first"
-    """The old one ends with its last request, then the new one loads; new requests wait."""
-
-
-def replacement_order(*, is_loaded: bool, needed_bytes: int | None, free_bytes: int | None) -> ReplacementOrder:
-    """Returns the order for an old instance and a new one that needs this memory.
-
-    `free_bytes` is the memory available to another model on the new one's devices without eviction. Unknown values
-    (None) count as sufficient.
+    Otherwise it loads beside it: both need memory meanwhile. `free_bytes` is the memory available to another model on
+    the new one's devices without eviction. Unknown values (None) count as sufficient.
     """
-    if not is_loaded or needed_bytes is None or free_bytes is None or needed_bytes <= free_bytes:
-        return ReplacementOrder.BESIDE
-    return ReplacementOrder.DRAIN_FIRST
+    return is_loaded and needed_bytes is not None and free_bytes is not None and needed_bytes > free_bytes
 
 
-def replacement_words(model: str, order: ReplacementOrder, needed_bytes: int | None, free_bytes: int | None) -> str:
+def replacement_words(model: str, *, drains_first: bool, needed_bytes: int | None, free_bytes: int | None) -> str:
     """Returns a sentence for people about the replacement of a model."""
-    if order is ReplacementOrder.BESIDE:
+    if not drains_first:
         return f"{model} is loaded beside the old one, which ends with its last request"
     needed, free = (size_words(each or 0) for each in (needed_bytes, free_bytes))
     return f"{model} is loaded once the old one has ended with its last request: it needs {needed}, and {free} are free"

@@ -10,7 +10,7 @@ from runner_svc.config import RunnerConfig
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.machine_memory import host_memory_bytes
 from runner_svc.policy.load_plan import AS_CONFIGURED
-from runner_svc.policy.replacement import replacement_order, replacement_words
+from runner_svc.policy.replacement import must_drain_first, replacement_words
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView
@@ -29,8 +29,8 @@ async def replacement_forecast(
     needed = 0 if expected is None else expected.bytes
     free = await _free_bytes(config, registry) if needed else None
     is_loaded = instance is not None and instance.phase in _IN_MEMORY
-    order = replacement_order(is_loaded=is_loaded, needed_bytes=needed, free_bytes=free)
-    return replacement_words(model.name, order, needed, free)
+    drains_first = must_drain_first(is_loaded=is_loaded, needed_bytes=needed, free_bytes=free)
+    return replacement_words(model.name, drains_first=drains_first, needed_bytes=needed, free_bytes=free)
 
 
 async def _free_bytes(config: RunnerConfig, registry: grpc.aio.Channel) -> int | None:

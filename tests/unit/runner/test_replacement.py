@@ -3,34 +3,32 @@
 import pytest
 
 from runner_svc.policy.memory_estimate import GIBIBYTE
-from runner_svc.policy.replacement import ReplacementOrder, replacement_order, replacement_words
-
-BESIDE, DRAIN_FIRST = ReplacementOrder.BESIDE, ReplacementOrder.DRAIN_FIRST
+from runner_svc.policy.replacement import must_drain_first, replacement_words
 
 
 @pytest.mark.parametrize(
-    ("is_loaded", "needed", "free", "order"),
+    ("is_loaded", "needed", "free", "drains_first"),
     [
-        (True, 5, 6, BESIDE),
-        (True, 5, 5, BESIDE),
-        (True, 5, 4, DRAIN_FIRST),
-        (True, 5, 0, DRAIN_FIRST),
-        (False, 5, 4, BESIDE),  # the old one sleeps: there is nothing to end first
-        (True, None, 4, BESIDE),
-        (True, 5, None, BESIDE),
-        (True, 0, 0, BESIDE),
+        (True, 5, 6, False),
+        (True, 5, 5, False),
+        (True, 5, 4, True),
+        (True, 5, 0, True),
+        (False, 5, 4, False),  # the old one sleeps: there is nothing to end first
+        (True, None, 4, False),
+        (True, 5, None, False),
+        (True, 0, 0, False),
     ],
 )
 def test_old_instance_ends_first_if_both_do_not_fit(
-    is_loaded: bool, needed: int | None, free: int | None, order: ReplacementOrder
+    is_loaded: bool, needed: int | None, free: int | None, drains_first: bool
 ) -> None:
-    assert replacement_order(is_loaded=is_loaded, needed_bytes=needed, free_bytes=free) is order
+    assert must_drain_first(is_loaded=is_loaded, needed_bytes=needed, free_bytes=free) is drains_first
 
 
 def test_replacement_order_is_reported_with_its_reason() -> None:
-    assert replacement_words("m", BESIDE, None, None) == (
+    assert replacement_words("m", drains_first=False, needed_bytes=None, free_bytes=None) == (
         "m is loaded beside the old one, which ends with its last request"
     )
-    assert replacement_words("m", DRAIN_FIRST, 5 * GIBIBYTE, 2 * GIBIBYTE) == (
+    assert replacement_words("m", drains_first=True, needed_bytes=5 * GIBIBYTE, free_bytes=2 * GIBIBYTE) == (
         "m is loaded once the old one has ended with its last request: it needs 5 GiB, and 2 GiB are free"
     )
