@@ -24,6 +24,7 @@ from weft.gpu.snapshot import (
     MAX_DEVICES,
     DeviceSnapshot,
     ProcessId,
+    ProcessSnapshot,
 )
 
 LOOK_AGAIN_SECONDS = 60.0
@@ -66,21 +67,10 @@ class NvmlReading:
     health: Health
     devices: tuple[DeviceSnapshot, ...] = ()
     """In PCI bus order, as with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
-    holders: tuple["Holder", ...] = ()
+    holders: tuple[ProcessSnapshot, ...] = ()
+    """The processes that the library lists. One that is not alive has an id that does not run on this host."""
     names_processes: bool = False
     """Whether all processes that hold memory are in `holders`; False: unknown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """A process that the library lists."""
-
-    process: ProcessId | None
-    """None: `pid` does not run on this host."""
-    pid: int
-    bytes_by_device: tuple[tuple[int, int], ...]
-    memory_unknown: bool = False
-    """Whether its memory on some card is unknown."""
 
 
 class NvmlReader:
@@ -157,16 +147,21 @@ def _read(nvml: Any) -> NvmlReading:
     )
 
 
-def _names_are_ours(holders: tuple[Holder, ...], cards: list[_Card]) -> bool:
+def _names_are_ours(holders: tuple[ProcessSnapshot, ...], cards: list[_Card]) -> bool:
     """Whether the library lists processes by ids of this PID namespace, which it may not do in a container."""
     if holders:
-        return any(holder.process is not None for holder in holders)
+        return any(holder.alive for holder in holders)
     return all(card.unnamed_from <= UNNAMED_BYTES for card in cards)
 
 
-def _holder(pid: int, amounts: dict[int, int | None]) -> Holder:
-    known = tuple((index, amount) for index, amount in sorted(amounts.items()) if amount)
-    return Holder(process=process_id_of(pid), pid=pid, bytes_by_device=known, memory_unknown=None in amounts.values())
+def _holder(pid: int, amounts: dict[int, int | None]) -> ProcessSnapshot:
+    process = process_id_of(pid)
+    return ProcessSnapshot(
+        process=process or ProcessId(pid, 0),
+        alive=process is not None,
+        bytes_by_device=tuple((index, amount) for index, amount in sorted(amounts.items()) if amount),
+        memory_unknown=None in amounts.values(),
+    )
 
 
 def _bus_place(nvml: Any, handle: Any) -> tuple[int, int, int]:

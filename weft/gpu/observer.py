@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from weft.gpu.nvml import Health, Holder, NvmlReader, NvmlReading
+from weft.gpu.nvml import Health, NvmlReader, NvmlReading
 from weft.gpu.process import is_alive
 from weft.gpu.snapshot import (
     MAX_DEVICES,
@@ -204,44 +204,29 @@ def _from_another_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) 
 def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[ProcessSnapshot, ...]:
     """Returns the watched processes, then others that hold memory, largest first, up to MAX_PROCESSES."""
     asked = sorted(set(watched))
-    by_pid = {holder.pid: holder for holder in reading.holders if reading.names_processes}
+    by_pid = {holder.process.pid: holder for holder in reading.holders if reading.names_processes}
     holders = {process: _holder_of(process, by_pid) for process in asked}
-    told = {holder.pid for holder in holders.values() if holder is not None}
+    told = {holder.process.pid for holder in holders.values() if holder is not None}
     # Skip ids of another PID namespace.
     others = [
         holder
         for holder in reading.holders
-        if holder.pid not in told and (reading.names_processes or holder.process is not None)
+        if holder.process.pid not in told and (reading.names_processes or holder.alive)
     ]
     others.sort(key=lambda holder: -sum(amount for _, amount in holder.bytes_by_device))
-    snapshots = [_watched(process, holders[process], reading) for process in asked]
-    return tuple((snapshots + [_held(holder) for holder in others])[:MAX_PROCESSES])
+    snapshots = [
+        _unlisted(process, memory_unknown=not reading.names_processes)
+        if (holder := holders[process]) is None
+        else replace(holder, process=process, alive=is_alive(process))
+        for process in asked
+    ]
+    return tuple([*snapshots, *others][:MAX_PROCESSES])
 
 
-def _holder_of(process: ProcessId, by_pid: Mapping[int, Holder]) -> Holder | None:
+def _holder_of(process: ProcessId, by_pid: Mapping[int, ProcessSnapshot]) -> ProcessSnapshot | None:
     holder = by_pid.get(process.pid)
     # Memory listed under an unused id still belongs to the id's last process.
-    return holder if holder is not None and holder.process in (process, None) else None
-
-
-def _held(holder: Holder) -> ProcessSnapshot:
-    return ProcessSnapshot(
-        process=holder.process or ProcessId(holder.pid, 0),
-        alive=holder.process is not None,
-        bytes_by_device=holder.bytes_by_device,
-        memory_unknown=holder.memory_unknown,
-    )
-
-
-def _watched(process: ProcessId, holder: Holder | None, reading: NvmlReading) -> ProcessSnapshot:
-    if holder is None:
-        return _unlisted(process, memory_unknown=not reading.names_processes)
-    return ProcessSnapshot(
-        process=process,
-        alive=is_alive(process),
-        bytes_by_device=holder.bytes_by_device,
-        memory_unknown=holder.memory_unknown,
-    )
+    return holder if holder is not None and (holder.process == process or not holder.alive) else None
 
 
 def _unlisted(process: ProcessId, *, memory_unknown: bool) -> ProcessSnapshot:

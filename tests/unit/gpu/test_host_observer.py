@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from weft.gpu.nvml import Health, Holder, NvmlReading
+from weft.gpu.nvml import Health, NvmlReading
 from weft.gpu.observer import HANG_SECONDS, HostObserver, SingleFlightThread, declared_snapshots
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import MAX_PROCESSES, DeviceSnapshot, ProcessId, ProcessSnapshot, Source
@@ -27,13 +27,13 @@ def _me() -> ProcessId:
 
 ME = _me()
 DEAD = ProcessId(NOBODY, 7)
-MINE = Holder(process=ME, pid=ME.pid, bytes_by_device=((0, GIB),))
+MINE = ProcessSnapshot(process=ME, alive=True, bytes_by_device=((0, GIB),))
 
 
 class ScriptedReader:
     """Says what it is told to; blocks while `gate` is closed."""
 
-    def __init__(self, *holders: Holder, names_processes: bool = True) -> None:
+    def __init__(self, *holders: ProcessSnapshot, names_processes: bool = True) -> None:
         self.reading = NvmlReading(
             health=Health.WELL, devices=(CARD,), holders=holders, names_processes=names_processes
         )
@@ -184,7 +184,7 @@ async def test_watched_processes_are_reported_even_without_memory() -> None:
 
 
 async def test_memory_of_an_exited_pid_is_attributed_to_its_last_owner() -> None:
-    ghost = Holder(process=None, pid=NOBODY, bytes_by_device=((0, 5),))
+    ghost = ProcessSnapshot(process=ProcessId(NOBODY, 0), alive=False, bytes_by_device=((0, 5),))
     observer = HostObserver(reader=ScriptedReader(MINE, ghost))
     told = {one.process: one for one in (await observer.look([DEAD])).processes}
     assert told[DEAD] == ProcessSnapshot(process=DEAD, alive=False, bytes_by_device=((0, 5),))
@@ -194,7 +194,7 @@ async def test_memory_of_an_exited_pid_is_attributed_to_its_last_owner() -> None
 
 
 async def test_pids_of_another_namespace_make_memory_unknown_and_not_zero() -> None:
-    foreign = Holder(process=None, pid=NOBODY, bytes_by_device=((0, 5),))
+    foreign = ProcessSnapshot(process=ProcessId(NOBODY, 0), alive=False, bytes_by_device=((0, 5),))
     reader = ScriptedReader(foreign, names_processes=False)
     sight = await HostObserver(reader=reader).look([ME, DEAD])
     assert sight.processes == (
@@ -206,7 +206,8 @@ async def test_pids_of_another_namespace_make_memory_unknown_and_not_zero() -> N
 
 async def test_excess_processes_drop_the_smallest_and_never_a_watched_one() -> None:
     holders = [
-        Holder(process=ProcessId(pid, 1), pid=pid, bytes_by_device=((0, pid),)) for pid in range(1, MAX_PROCESSES + 10)
+        ProcessSnapshot(process=ProcessId(pid, 1), alive=True, bytes_by_device=((0, pid),))
+        for pid in range(1, MAX_PROCESSES + 10)
     ]
     sight = await HostObserver(reader=ScriptedReader(*holders)).look([DEAD])
     assert len(sight.processes) == MAX_PROCESSES

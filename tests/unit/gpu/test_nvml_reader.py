@@ -135,8 +135,11 @@ def test_used_memory_is_everything_not_free_including_driver_reservations() -> N
 
 def test_process_that_computes_and_draws_is_counted_once() -> None:
     reading = _read(Card(computing=[Listed(ME, GIB)], drawing=[Listed(ME, GIB), Listed(NOBODY, 5)]))
-    assert [(one.pid, one.bytes_by_device) for one in reading.holders] == [(ME, ((0, GIB),)), (NOBODY, ((0, 5),))]
-    assert [one.process for one in reading.holders] == [process_id_of(ME), None]
+    assert [(one.process.pid, one.bytes_by_device) for one in reading.holders] == [
+        (ME, ((0, GIB),)),
+        (NOBODY, ((0, 5),)),
+    ]
+    assert [one.process if one.alive else None for one in reading.holders] == [process_id_of(ME), None]
     assert reading.names_processes
 
 
