@@ -80,7 +80,6 @@ _BY_LAYER = (".attention.head_count_kv", ".attention.head_count")
 _TOKENS = "tokenizer.ggml.tokens"
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
-_MARK_EVERY = 4096
 _PIECE_BYTES = 64 * 1024
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _SIZES = {kind: struct.calcsize("<" + letter) for kind, letter in _FORMATS.items()}
@@ -135,14 +134,6 @@ def read_gguf_header(path: Path) -> GgufHeader:
         return _HeaderReader(file, path.stat().st_size).read()
 
 
-@dataclass(frozen=True, slots=True)
-class _Strings:
-    """An array of strings, with the file offset of every _MARK_EVERY-th."""
-
-    count: int
-    marks: list[int]
-
-
 class _HeaderReader:
     """One pass over the header of one file."""
 
@@ -154,7 +145,8 @@ class _HeaderReader:
         self._kept_bytes = 0
         self._lists: dict[str, tuple[int, ...]] = {}
         self._values: dict[str, _Value] = {}
-        self._tokens: _Strings | None = None
+        self._tokens: tuple[int, int] | None = None
+        """Offset of the tokens in the file, and their number."""
 
     def read(self) -> GgufHeader:
         if self._take(4) != MAGIC:
@@ -226,7 +218,7 @@ class _HeaderReader:
         return (one,) * self._layers() if one else ()
 
     def _vocabulary(self, architecture: str) -> int:
-        return self._tokens.count if self._tokens else self._number_of(f"{architecture}.vocab_size")
+        return self._tokens[1] if self._tokens else self._number_of(f"{architecture}.vocab_size")
 
     def _number_of(self, key: str) -> int:
         """Returns a count; 0: missing, or out of range."""
@@ -254,10 +246,11 @@ class _HeaderReader:
         number = self._values.get(key)
         if self._tokens is None or not isinstance(number, int):
             return ""
-        if not 0 <= number < self._tokens.count:
+        begin, count = self._tokens
+        if not 0 <= number < count:
             return ""
-        self._file.seek(self._tokens.marks[number // _MARK_EVERY])
-        self._skip_strings(number % _MARK_EVERY)
+        self._file.seek(begin)
+        self._skip_strings(number)
         return self._string(MAX_NAME_BYTES)
 
     def _read_entry(self, key: str) -> None:
@@ -304,12 +297,9 @@ class _HeaderReader:
         # A string takes at least eight bytes.
         if self._skipped_strings > MAX_SKIPPED_STRINGS or count * 8 > self._left():
             raise broken_file("an array has too many items")
-        marks = []
-        for begin in range(0, count, _MARK_EVERY):
-            marks.append(self._file.tell())
-            self._skip_strings(min(_MARK_EVERY, count - begin))
         if key == _TOKENS:
-            self._tokens = _Strings(count, marks)
+            self._tokens = self._file.tell(), count
+        self._skip_strings(count)
 
     def _skip_strings(self, count: int) -> None:
         """Skips strings in blocks of the file: separate reads would take seconds."""

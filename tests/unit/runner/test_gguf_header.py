@@ -344,7 +344,6 @@ def _peak_bytes(path: Path) -> int:
 
 @pytest.mark.parametrize("number", [0, 1, 4095, 4096, 4097, 9999])
 def test_any_of_very_many_tokens_is_found(write: Write, number: int) -> None:
-    """The reader keeps the place of every 4096th."""
     words = [f"word {one}" + "x" * (one % 50) for one in range(10_000)]
     entries = [_strings("tokenizer.ggml.tokens", words), _number("tokenizer.ggml.eos_token_id", number)]
     header = read_gguf_header(write(_file(entries)))
