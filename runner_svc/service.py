@@ -108,7 +108,7 @@ class RunnerService(Service):
         self._coming: set[asyncio.Task[None]] = set()
         """Instances that load once others of the same model have ended."""
         store, budget_bytes = config.session_file.with_suffix(".prompts"), config.stored_prompts_mb * MEBIBYTE
-        self._caches = CacheManager.over(
+        self._caches = CacheManager(
             self._instances.values(),
             config.session_file.parent,
             PromptStore(store, budget_bytes) if budget_bytes else None,
@@ -495,7 +495,7 @@ class RunnerService(Service):
             self._note_models()
 
     def _prepare(self, instance: Instance) -> None:
-        instance.on_adopted = partial(self._note_adopted, instance)
+        instance.on_adopted = self._note_adopted
         instance.set_before_end(partial(self._caches.put_away, instance))
         instance.set_idle_work(Prewarmer(instance, self._caches, self._chats, self._mesh_view, self._clock))
 
@@ -507,9 +507,8 @@ class RunnerService(Service):
             await self._clock.sleep(PUBLISHED_CHECK_SECONDS)
         return await read_fleet(self._registry)
 
-    def _note_adopted(self, instance: Instance) -> None:
-        """Uses a model's pulled files: its cache and its digest."""
-        self._caches.adopt(instance)
+    def _note_adopted(self) -> None:
+        """Reads the digests of a model's pulled files."""
         self._read_digests_again()
         self._note_change()
 

@@ -4,23 +4,17 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import MappingProxyType
-from typing import Protocol, Self
 
-from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
+from runner_svc.backend.port import CacheIsolation, ErasedCache
+from runner_svc.cache.cached_model import CachedModel
 from runner_svc.cache.model_cache import ModelCache, RequestCache, RunningTurn, SaltStore
 from runner_svc.cache.prompt_store import PromptStore
-from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.cache_directory import Partition
-from runner_svc.policy.kept_prompts import KeptPrompt
-from runner_svc.policy.load_plan import LoadPlan
-from runner_svc.policy.memory_estimate import CACHE_TYPE_BYTES, MemorySettings
 from weft.api.common.v1 import usage_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.parameter_checks import cache_tag
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.load_parameters import LoadValue
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
@@ -38,68 +32,21 @@ _FIELDS: Mapping["_Scope.ValueType", tuple[frozenset[str], frozenset[str]]] = {
 """Required and optional fields by scope."""
 
 
-class CachedModel(Protocol):
-    """A model as seen by the cache manager."""
-
-    @property
-    def model(self) -> str:
-        """The model's name in the mesh."""
-        ...
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names it serves: the model's first, then those of its adapters."""
-        ...
-
-    @property
-    def backend(self) -> Backend:
-        """The engine."""
-        ...
-
-    @property
-    def model_path(self) -> Path | None:
-        """The model's file; None: there is none, or weft does not manage it."""
-        ...
-
-    @property
-    def plan(self) -> LoadPlan:
-        """The plan of the current or next load."""
-        ...
-
-    def expects(self, prompt: KeptPrompt) -> bool:
-        """Whether a saved prompt is expected again."""
-        ...
-
-    def forget(self, tenant: str | None, tag: str | None) -> None:
-        """Forgets expected prompts when their tenant and tag are flushed; None: any."""
-        ...
-
-
 class CacheManager:
     """The prefix caches of all models of a runner."""
 
     def __init__(
-        self,
-        caches: Iterable[ModelCache],
-        model_of: Mapping[str, str] = MappingProxyType({}),
-        store: PromptStore | None = None,
+        self, models: Iterable[CachedModel], state_folder: Path | None = None, store: PromptStore | None = None
     ) -> None:
-        """`model_of`: models by the name of their adapter; an adapter shares its model's cache."""
-        self._store = store
-        self._caches = {cache.model: cache for cache in caches}
-        self._model_of = model_of
-
-    @classmethod
-    def over(
-        cls, models: Iterable[CachedModel], state_folder: Path | None = None, store: PromptStore | None = None
-    ) -> Self:
-        """Builds the caches of these models. Salts are stored in `state_folder`; None: in memory.
+        """Salts are stored in `state_folder`; None: in memory.
 
         `store`: for the prompts of engines that end; None: they are forgotten.
         """
         models = tuple(models)
-        model_of = {name: model.model for model in models for name in model.names if name != model.model}
-        return cls((_cache_of(model, state_folder, store) for model in models), model_of, store)
+        self._store = store
+        self._caches = {model.model: _cache_of(model, state_folder, store) for model in models}
+        self._model_of = {name: model.model for model in models for name in model.names if name != model.model}
+        """Models by the name of their adapter; an adapter shares its model's cache."""
 
     def add(self, model: CachedModel) -> None:
         """Adds the cache of a newly served model; replaces one with the same name."""
@@ -113,7 +60,7 @@ class CacheManager:
     def has(self, model: CachedModel) -> bool:
         """Whether it has the cache of this model, as opposed to that of a replaced one."""
         found = self._caches.get(model.model)
-        return found is not None and found.backend is model.backend
+        return found is not None and found.served is model
 
     def of_request(self, model: str, tenant: str, handling: Handling) -> RequestCache:
         """Returns the cache use of a request to a model or an adapter."""
@@ -173,10 +120,6 @@ class CacheManager:
     def _cache(self, name: str) -> ModelCache:
         return self._caches[self._model_of.get(name, name)]
 
-    def adopt(self, model: CachedModel) -> None:
-        """Uses a model's current backend, which changes after its files are pulled."""
-        self._caches[model.model].backend = model.backend
-
     async def open(self) -> None:
         """Reads the stored prompts, before any engine starts."""
         if self._store is not None:
@@ -199,24 +142,10 @@ class CacheManager:
 
 
 def _cache_of(model: CachedModel, state_folder: Path | None, store: PromptStore | None) -> ModelCache:
-    async def token_size() -> int | None:
-        return await kv_bytes_per_token(model.model_path, model.plan.parameters)
-
-    return ModelCache(
-        model.model,
-        model.backend,
-        salts=_salts(model, state_folder),
-        token_size=token_size,
-        is_expected=model.expects,
-        on_flush=model.forget,
-        store=store,
-    )
-
-
-def _salts(model: CachedModel, folder: Path | None) -> SaltStore | None:
     if model.backend.cache_isolation is not CacheIsolation.SALT:
-        return None
-    return SaltStore(None if folder is None else folder / f"cache-salts-{model.model}.json")
+        return ModelCache(model, store=store)
+    salts = SaltStore(None if state_folder is None else state_folder / f"cache-salts-{model.model}.json")
+    return ModelCache(model, salts, store)
 
 
 def _check(request: pb.FlushCacheRequest) -> None:
@@ -260,16 +189,3 @@ async def _bytes(cache: ModelCache, erased: ErasedCache) -> int | None:
         return erased.token_count
     per_token = await cache.token_size()
     return None if per_token is None else erased.token_count * per_token
-
-
-async def kv_bytes_per_token(model_path: Path | None, parameters: Mapping[str, LoadValue]) -> int | None:
-    """Returns the KV cache size per token in bytes, from the model file and a load's cache types; None: unknown."""
-    if model_path is None:
-        return None
-    shape = (await asyncio.to_thread(read_model_facts, model_path)).shape
-    usual = MemorySettings(context_tokens=0)
-    keys = CACHE_TYPE_BYTES.get(str(parameters.get("cache_type_k", usual.cache_type_k)))
-    values = CACHE_TYPE_BYTES.get(str(parameters.get("cache_type_v", usual.cache_type_v)))
-    if shape is None or keys is None or values is None:
-        return None
-    return round(shape.keys_per_token * keys + shape.values_per_token * values)

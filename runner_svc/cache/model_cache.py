@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot
-from runner_svc.cache.prompt_keeper import PromptKeeper, Restored, TokenSize
+from runner_svc.cache.cached_model import CachedModel, kv_bytes_per_token
+from runner_svc.cache.prompt_keeper import PromptKeeper, Restored
 from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
@@ -53,36 +54,15 @@ class RunningTurn:
     """The saved prompt that was restored for it."""
 
 
-async def _unknown() -> int | None:
-    return None
-
-
 class ModelCache:
     """One model's cache. Used on the event loop only."""
 
-    def __init__(
-        self,
-        model: str,
-        backend: Backend,
-        *,
-        salts: "SaltStore | None" = None,
-        token_size: TokenSize = _unknown,
-        is_expected: Callable[[KeptPrompt], bool] = lambda _: False,
-        on_flush: Callable[[str | None, str | None], None] = lambda _, __: None,
-        store: PromptStore | None = None,
-    ) -> None:
-        """`salts` is required if the backend's isolation is SALT; `token_size` is called with every flush.
-
-        `is_expected`: see KeptPrompts. `on_flush` is called with the tenant and the tag of each flush. `store`: for the
-        prompts of an engine that ends.
-        """
+    def __init__(self, served: CachedModel, salts: "SaltStore | None" = None, store: PromptStore | None = None) -> None:
+        """`salts` is required if the backend's isolation is SALT. `store`: for the prompts of an engine that ends."""
+        self.served = served
+        self.model = served.model
         self._store = store
-        self._is_expected = is_expected
-        self._on_flush = on_flush
-        self.model = model
         self._figures = runner_service_pb2.CacheFigures()
-        self.token_size = token_size
-        self.backend = backend
         self._salts = salts or SaltStore(None)
         self._incarnation: tuple[int | None, int] = (None, 0)
         self._directory: CacheDirectory | None = None
@@ -93,6 +73,15 @@ class ModelCache:
         self._unfinished: dict[asyncio.Future[None], frozenset[int]] = {}
         """Erasures that the engine has not confirmed yet, with their slots."""
         self._is_closed = False
+
+    @property
+    def backend(self) -> Backend:
+        """The engine, another one after the model's files are pulled."""
+        return self.served.backend
+
+    async def token_size(self) -> int | None:
+        """Returns the size in bytes of one cached token; None: unknown."""
+        return await kv_bytes_per_token(self.served.model_path, self.served.plan.parameters)
 
     @property
     def figures(self) -> runner_service_pb2.CacheFigures:
@@ -204,7 +193,7 @@ class ModelCache:
 
         Raises UNSUPPORTED_OPERATION if the engine shares its cache among all callers.
         """
-        self._on_flush(tenant, tag)
+        self.served.forget(tenant, tag)
         if self._store is not None:
             # In one step with the prompts in memory, which are stored when the engine ends.
             self._store.forget(tenant, tag, self.model)
@@ -254,7 +243,7 @@ class ModelCache:
         return self._directory
 
     def _keeper_of(self, budget_bytes: int) -> PromptKeeper:
-        keeper = PromptKeeper(self.model, self.backend, budget_bytes, self.token_size, self._is_expected, self._store)
+        keeper = PromptKeeper(self.model, self.backend, budget_bytes, self.token_size, self.served.expects, self._store)
         keeper.token_seconds = self._token_seconds
         return keeper
 

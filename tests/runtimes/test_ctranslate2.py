@@ -73,7 +73,7 @@ class TestCTranslate2KeepsTenantsApart(PrefixCacheConformance):
         return _backend(context_tokens=512, extra_arguments=("--prefix-cache-tokens", "2048"))
 
     def make_desk(self, backend: Backend) -> CacheManager:
-        return CacheManager.over([OneModel(backend)])
+        return CacheManager([OneModel(backend)])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return CallInfo(request_id="r", traceparent=new_traceparent(), cache=use or CacheUse())

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 
 class _OnRuntimes(PrefixCacheConformance):
     def make_desk(self, backend: Backend) -> CacheManager:
-        return CacheManager.over([OneModel(backend)])
+        return CacheManager([OneModel(backend)])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())

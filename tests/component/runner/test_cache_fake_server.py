@@ -21,7 +21,7 @@ class TestFakeServer(PrefixCacheConformance):
         return _backend("--token-delay-seconds", "0.01")
 
     def make_desk(self, backend: Backend) -> CacheManager:
-        return CacheManager.over([OneModel(backend)])
+        return CacheManager([OneModel(backend)])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())

@@ -99,7 +99,7 @@ class TestLlamaServerFromTheWheel(PrefixCacheConformance):
         )
 
     def make_desk(self, backend: Backend) -> CacheManager:
-        return CacheManager.over([OneModel(backend, model_path=demo_model_path())])
+        return CacheManager([OneModel(backend, model_path=demo_model_path())])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())

@@ -79,7 +79,7 @@ class TestExllamaV3KeepsTenantsApart(PrefixCacheConformance):
         return _backend(self._folder, {"seconds_per_token": 0.01}, context_tokens=2048, slots=3)
 
     def make_desk(self, backend: Backend) -> CacheManager:
-        return CacheManager.over([OneModel(backend)])
+        return CacheManager([OneModel(backend)])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return replace(CALL, cache=use or CacheUse())
@@ -147,7 +147,7 @@ async def _until_logged(backend: ExllamaV3Backend, begin: str) -> str:
 async def test_tenants_with_the_same_salt_share_pages(model: Path) -> None:
     """The negative control of the suite over this engine."""
     async with _running(model) as (backend, _):
-        tenants = Tenants(backend, CacheManager.over([OneModel(backend)]), lambda _: _of("same"))
+        tenants = Tenants(backend, CacheManager([OneModel(backend)]), lambda _: _of("same"))
         assert await tenants.cached("a", SEA) == 0
         assert await tenants.cached("b", SEA) > MIN_HIT_TOKENS
 

@@ -34,7 +34,7 @@ class _Engine:
 
     def __init__(self, backend: LlamaServerBackend) -> None:
         self.backend: Backend = backend
-        self._desk = CacheManager.over([OneModel(backend)])
+        self._desk = CacheManager([OneModel(backend)])
         self.tenants = Tenants(backend, self._desk, _call)
 
     async def __aenter__(self) -> Tenants:

@@ -37,7 +37,7 @@ class _Runner:
     def __init__(self, folder: Path, backend: LlamaServerBackend | None = None) -> None:
         self.backend = backend or fake_engine(name=MODEL, slots=2, context_tokens=4096)
         self.model = OneModel(self.backend)
-        self.desk = CacheManager.over([self.model], store=PromptStore(folder, BUDGET))
+        self.desk = CacheManager([self.model], store=PromptStore(folder, BUDGET))
         self.ask = Tenants(self.backend, self.desk, _call)
 
     async def start(self) -> None:
@@ -159,7 +159,7 @@ async def test_flush_of_everything_deletes_the_prompts_of_models_that_are_not_se
     await runner.start()
     await runner.ask.cached("a", SEA)
     await runner.end()
-    others = CacheManager.over([], store=PromptStore(folder, BUDGET))
+    others = CacheManager([], store=PromptStore(folder, BUDGET))
     await others.open()
     await others.flush(pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_ALL))
     assert _stored(folder) == []

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -61,7 +62,7 @@ class Model:
 
 
 def _desk(**engines: Engine) -> CacheManager:
-    return CacheManager.over([Model(name, engine) for name, engine in engines.items()])
+    return CacheManager([Model(name, engine) for name, engine in engines.items()])
 
 
 async def _use(desk: CacheManager, model: str, tenant: str, handling: Handling | None = None) -> Any:
@@ -119,18 +120,15 @@ async def test_flush_of_one_model_keeps_the_others() -> None:
     assert other.erased == []
 
 
-async def test_memory_is_reported_only_if_the_token_size_is_known() -> None:
-    engine: Any = Engine(CacheIsolation.SLOTS, 1)
-
-    async def thousand() -> int:
-        return 1_000
-
-    known = CacheManager([ModelCache("m", engine, token_size=thousand)])
-    await _use(known, "m", "a")
-    assert (await known.flush(_flush("ALL"))).reusable_bytes == 10_000
-    unknown = _desk(m=Engine(CacheIsolation.SLOTS, 1))
-    await _use(unknown, "m", "a")
-    assert not (await unknown.flush(_flush("ALL"))).HasField("reusable_bytes")
+@pytest.mark.parametrize(("token_size", "reported"), [(1_000, 10_000), (None, None)])
+async def test_memory_is_reported_only_if_the_token_size_is_known(
+    token_size: int | None, reported: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelCache, "token_size", AsyncMock(return_value=token_size))
+    desk = _desk(m=Engine(CacheIsolation.SLOTS, 1))
+    await _use(desk, "m", "a")
+    flushed = await desk.flush(_flush("ALL"))
+    assert (flushed.reusable_bytes if flushed.HasField("reusable_bytes") else None) == reported
 
 
 async def test_flush_of_a_stopped_engine_reports_zero_entries() -> None:
@@ -168,7 +166,7 @@ async def test_private_request_to_a_server_without_isolation_is_warned() -> None
 
 
 async def test_server_with_salts_gets_a_new_one_per_tenant_and_after_a_flush(tmp_path: Path) -> None:
-    desk = CacheManager.over([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
+    desk = CacheManager([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
     a, again, b = [(await _use(desk, "m", tenant)).use.salt for tenant in ("a", "a", "b")]
     assert a == again != b
     private = [(await _use(desk, "m", "a", PRIVATE)).use.salt for _ in range(2)]
@@ -176,7 +174,7 @@ async def test_server_with_salts_gets_a_new_one_per_tenant_and_after_a_flush(tmp
     await desk.flush(_flush("TENANT", tenant="a"))
     assert (await _use(desk, "m", "a")).use.salt != a
     assert (await _use(desk, "m", "b")).use.salt == b
-    restarted = CacheManager.over([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
+    restarted = CacheManager([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
     assert (await _use(restarted, "m", "b")).use.salt == b
 
 

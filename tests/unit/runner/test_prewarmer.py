@@ -100,7 +100,7 @@ async def _prewarming(
     engine.slot_count, engine.uncounted = slots, uncounted
     stage = Stage(engine=engine)
     stage.instance.config = replace(stage.instance.config, **{"operations": MODEL.operations, **config})
-    caches = CacheManager.over([OneModel(_Engine()) if replaces else stage.instance])
+    caches = CacheManager([OneModel(_Engine()) if replaces else stage.instance])
     setup = ChatSetup(runner="r", model="m", settings=ChatSettings(), tools=ToolBox([]), clock=stage.clock)
 
     async def mesh() -> FleetView:
