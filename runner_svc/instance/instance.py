@@ -370,8 +370,7 @@ class Instance:
         self.config = replace(fetched, hibernation=self.config.hibernation, added=self.config.added)
         self.backend = fetched.make_backend()
         self.memory.adopt(self.backend, fetched.forecast)
-        self._lifecycle.adopt(self.config, self.backend)
-        self._waiters.adopt(self.config)
+        self.loader.adopt(self.config, self.backend)
         self.on_adopted()
 
     def _resize_slots(self, in_force: int) -> None:
@@ -394,10 +393,6 @@ class _WakeWaiters:
         self._count = 0
         self._begun_by_load = False
         """Whether the current wake was requested only by `Instance.load`."""
-
-    def adopt(self, config: ServedModel) -> None:
-        """Uses the model with its pulled files."""
-        self._config = config
 
     def request(self, *, by_load: bool, priority: Priority) -> Coroutine[Any, Any, None]:
         """Requests a wake and returns its outcome, to pass to `wait`.

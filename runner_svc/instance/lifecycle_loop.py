@@ -72,9 +72,7 @@ class LifecycleLoop:
         on_change: Callable[[], None],
         run_recipe: RunRecipe,
     ) -> None:
-        self._config = config
         self._hibernation = config.hibernation
-        self._backend = backend
         self._records = records
         self._clock = clock
         self._on_change = on_change
@@ -110,11 +108,6 @@ class LifecycleLoop:
         self.asleep = SharedOutcome()
         """Outcome of the next attempt to go to sleep."""
 
-    def adopt(self, config: ServedModel, backend: Backend) -> None:
-        """Uses the pulled files and another backend; the current one was never started."""
-        self._config, self._backend = config, backend
-        self.loader.adopt(config, backend)
-
     def request_sleep(self, *, ends_process: bool = False) -> None:
         """Requests sleep as soon as possible. `ends_process`: end the process instead of sleeping in it."""
         if ends_process:
@@ -133,7 +126,7 @@ class LifecycleLoop:
 
     def note_failure(self, error: WeftError, start: int) -> None:
         """Records that a request failed during start number `start` of the backend. Some failures cause a restart."""
-        counts = self._fault is None and not self._config.requests_fail_alone
+        counts = self._fault is None and not self.loader.config.requests_fail_alone
         if counts and start == self.loader.starts and needs_restart(error.reason, attached=self._rules.attached):
             self._fault = error
             self._nudged.set()
@@ -173,7 +166,7 @@ class LifecycleLoop:
                     command = self._note(await stages[command]())
                 except Exception:
                     # Without this, the model would stay in LOADING until the runner restarts.
-                    log.exception("unexpected error in a model's life cycle", model=self._config.name)
+                    log.exception("unexpected error in a model's life cycle", model=self.loader.config.name)
                     await self._end_backend()
                     command = self._note(Event(Happened.BROKE, Reason.INTERNAL, INTERNAL_ERROR))
         finally:
@@ -203,7 +196,7 @@ class LifecycleLoop:
         after = transition.state
         if transition.command is Command.PAUSE:
             after = with_last_lines(after, tuple(without_tracebacks(self.loader.last_lines())[-CRASH_LOG_LINES:]))
-            log.error("engine start is delayed", model=self._config.name, detail=after.detail)
+            log.error("engine start is delayed", model=self.loader.config.name, detail=after.detail)
         changed = (after.phase, after.detail) != (self.state.phase, self.state.detail)
         self.state = after
         self._settle(event, transition.command)
@@ -227,7 +220,7 @@ class LifecycleLoop:
             self.restart_log.note_asleep()
 
     def _note_restart(self, reason: Reason, how: str) -> None:
-        log.warning("engine ended", model=self._config.name, how=how, restarts=self.state.history.total + 1)
+        log.warning("engine ended", model=self.loader.config.name, how=how, restarts=self.state.history.total + 1)
         self.restart_log.note(reason, how)
 
     def _settle(self, event: Event, command: Command) -> None:
@@ -261,7 +254,7 @@ class LifecycleLoop:
 
     def _settle_not_awake(self, why: str, reason: Reason = Reason.WAKE_FAILED) -> None:
         self.wake_requested.clear()
-        self.awake.settle(WeftError(reason, why, metadata={"model": self._config.name}))
+        self.awake.settle(WeftError(reason, why, metadata={"model": self.loader.config.name}))
 
     async def _load(self) -> Event:
         self.loader.was_started = False
@@ -295,8 +288,8 @@ class LifecycleLoop:
 
     async def _serve(self) -> Event:
         """Watches the backend until it exits, is faulted, or must sleep."""
-        exited = asyncio.create_task(self._backend.wait_exit())
-        watchdog = Watchdog(self._records, self._backend, self._config.timeouts, self._clock)
+        exited = asyncio.create_task(self.loader.backend.wait_exit())
+        watchdog = Watchdog(self._records, self.loader.backend, self.loader.config.timeouts, self._clock)
         watching = asyncio.create_task(watchdog.run())
         beside = asyncio.create_task(self.while_serving())
         for task in (exited, watching):
@@ -331,9 +324,9 @@ class LifecycleLoop:
         try:
             await within(self._clock, BEFORE_END_SECONDS, self.before_end())
         except TimeoutError:
-            log.warning("the engine's prompts were not all stored", model=self._config.name)
+            log.warning("the engine's prompts were not all stored", model=self.loader.config.name)
         except Exception:
-            log.exception("the engine's prompts were not stored", model=self._config.name)
+            log.exception("the engine's prompts were not stored", model=self.loader.config.name)
 
     async def _end_backend(self) -> None:
         """Ends the requests without retrying them, then the backend: without requests it obeys its first SIGTERM."""
@@ -341,9 +334,9 @@ class LifecycleLoop:
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
         try:
             if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
-                log.warning("requests still use an engine that ends", model=self._config.name)
+                log.warning("requests still use an engine that ends", model=self.loader.config.name)
         finally:
-            await self._backend.stop()  # also if this task is cancelled meanwhile
+            await self.loader.backend.stop()  # also if this task is cancelled meanwhile
 
     async def _fall_asleep(self) -> Event:
         """Runs the sleep action. New requests are already rejected; the router waits and wakes the model."""
@@ -353,7 +346,7 @@ class LifecycleLoop:
             if sleep is not None and sleep.action is not None and not self._memory.lost.is_set():
                 await self._run_recipe(sleep.action, sleep.max_wait_seconds)
         except WeftError as error:
-            log.warning("model did not go to sleep", model=self._config.name, message=error.message)
+            log.warning("model did not go to sleep", model=self.loader.config.name, message=error.message)
             self._sleep_asked.clear()
             self._end_of_process_asked.clear()
             self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.message}"))
@@ -362,21 +355,21 @@ class LifecycleLoop:
         if not self.keeps_process:
             await self._prepare_end()
             await self._end_backend()
-        log.info("model went to sleep", model=self._config.name)
+        log.info("model went to sleep", model=self.loader.config.name)
         return Event(Happened.SLEPT)
 
     async def _sleeps_in_place(self) -> bool:
         """Puts the backend to sleep in its process. False: it cannot, or a request or a fault prevents it."""
         if self._end_of_process_asked.is_set():
             return False
-        return self._records.idle.is_set() and not self._memory.lost.is_set() and await self._backend.sleep()
+        return self._records.idle.is_set() and not self._memory.lost.is_set() and await self.loader.backend.sleep()
 
     async def _rest(self) -> Event:
         while True:
             await first_of(self.wake_requested, self._end_of_process_asked)
             if self._end_of_process_asked.is_set():
                 self.keeps_process = False
-                await self._backend.stop()
+                await self.loader.backend.stop()
                 self._end_of_process_asked.clear()
                 self.asleep.settle()
             if self.wake_requested.is_set():
@@ -402,8 +395,8 @@ class LifecycleLoop:
                 why = f"it was not ready within {limit:g} s" + (f": {self._obstacle}" if self._obstacle else "")
             else:
                 return Event(Happened.LOADED)
-            await self._backend.stop()
-        log.warning("model could not be woken", model=self._config.name, message=why)
+            await self.loader.backend.stop()
+        log.warning("model could not be woken", model=self.loader.config.name, message=why)
         return Event(Happened.WAKE_FAILED, reason, why[:MAX_DETAIL_CHARS], otherwise=self.loader.is_otherwise)
 
     async def _bring_up(self) -> None:

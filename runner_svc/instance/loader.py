@@ -39,8 +39,10 @@ class Loader:
     """Starts a backend by the current load plan, once per call."""
 
     def __init__(self, config: ServedModel, backend: Backend, memory: ModelMemory, clock: Clock) -> None:
-        self._config = config
-        self._backend = backend
+        self.config = config
+        """The model; another description of it after its files are pulled."""
+        self.backend = backend
+        """Its engine; another one after its files are pulled."""
         self._memory = memory
         self._clock = clock
         self._log_mark = 0
@@ -69,8 +71,6 @@ class Loader:
         self.context_tokens = 0
         self._engine_abilities = UNKNOWN
         self._engine_quantization = ""
-        self._known_abilities: tuple[str, Abilities] | None = None
-        """Abilities by quantization; cached, because every request is compared with them."""
         self.starts = 0
         """Number of times that the backend became ready; identifies the current start."""
         self.last_seconds = 0.0
@@ -87,13 +87,8 @@ class Loader:
 
         The engine of another quantization says nothing about the current one.
         """
-        quantization = self.plan.quantization
-        if self._known_abilities is None or self._known_abilities[0] != quantization:
-            config = self._config
-            engine = self._engine_abilities if self._engine_quantization == quantization else UNKNOWN
-            found = known_abilities(declared=config.declared_abilities, engine=engine, files=config.abilities)
-            self._known_abilities = quantization, found
-        return self._known_abilities[1]
+        engine = self._engine_abilities if self._engine_quantization == self.plan.quantization else UNKNOWN
+        return known_abilities(declared=self.config.declared_abilities, engine=engine, files=self.config.abilities)
 
     @property
     def stage(self) -> str:
@@ -104,7 +99,7 @@ class Loader:
             return self.fetch_stage
         if self.waits:
             return WAITING_FOR_MEMORY
-        return STARTING if self._backend.load_progress() is None else LOADING
+        return STARTING if self.backend.load_progress() is None else LOADING
 
     @property
     def eta_seconds(self) -> float | None:
@@ -129,7 +124,7 @@ class Loader:
             self.waits = True
             plan = self.plan
             order = await self._memory.take(plan, on_waiting)
-            order = replace(order, model_path=self._config.quantizations.get(plan.quantization))
+            order = replace(order, model_path=self.config.quantizations.get(plan.quantization))
             on_waiting("")
             self.waits = False
             self._memory.require_good()
@@ -142,19 +137,19 @@ class Loader:
 
     def adopt(self, config: ServedModel, backend: Backend) -> None:
         """Uses the pulled files and another backend; the current one was never started."""
-        self._config, self._backend = config, backend
-        self._log_mark, self._known_abilities = 0, None
+        self.config, self.backend = config, backend
+        self._log_mark = 0
 
     async def _fetch(self) -> None:
         """Pulls the model's files if they are missing."""
         self.fetches = False
-        if self._config.fetch is None:
+        if self.config.fetch is None:
             return
         # If this machine lacks something, the load is retried like that of an engine that exits.
-        self.fetches = self._config.lack is None
+        self.fetches = self.config.lack is None
         self.fetch_stage = PULLING if self.fetches else ""
         try:
-            fetched = await self._config.fetch(self._note_fetch)
+            fetched = await self.config.fetch(self._note_fetch)
         finally:
             self.fetch_stage, self.fetch_share = "", None
         self.on_fetched(fetched)
@@ -173,8 +168,8 @@ class Loader:
     def last_lines(self) -> tuple[str, ...]:
         """Returns the output of the current or last process only, as far as the log still has it."""
         kept: list[str] = []
-        room = min(MAX_CRASH_BYTES, self._backend.log.total_bytes - self._log_mark)
-        for line in reversed(self._backend.log_lines(MAX_CRASH_LINES)):
+        room = min(MAX_CRASH_BYTES, self.backend.log.total_bytes - self._log_mark)
+        for line in reversed(self.backend.log_lines(MAX_CRASH_LINES)):
             room -= len(line.encode()) + 1
             if room < 0:
                 break
@@ -183,11 +178,11 @@ class Loader:
 
     async def _start_engine(self, order: LoadOrder) -> BackendFacts:
         """Starts the engine; losing the lease interrupts the start."""
-        self._log_mark, self.was_started = self._backend.log.total_bytes, True
+        self._log_mark, self.was_started = self.backend.log.total_bytes, True
         self._start = Interruptible()
         try:
             with self._start:
-                return await self._backend.start(order)
+                return await self.backend.start(order)
         finally:
             self._start = None
         raise AssertionError("abandoned engine start failed")
@@ -200,12 +195,11 @@ class Loader:
         self.last_seconds = now - self._began
         self.context_tokens = facts.context_tokens
         self._engine_abilities, self._engine_quantization = facts.abilities, self.plan.quantization
-        self._known_abilities = None
         self.on_slots(facts.slots)
         self.starts += 1
         self._memory.note_filled()
         seconds = round(now - self._engine_began, 2)
-        log.info("engine ready", model=self._config.name, pid=self._backend.process_id, load_seconds=seconds)
+        log.info("engine ready", model=self.config.name, pid=self.backend.process_id, load_seconds=seconds)
 
 
 def _step_of(share: float | None) -> int:
