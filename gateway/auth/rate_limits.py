@@ -15,7 +15,7 @@ class TenantRateLimits:
     def __init__(self, config: RateLimitConfig, clock: Clock) -> None:
         self._config = config
         self._windows = RateWindows(clock)
-        self._tracked = TrackedKeys(self._windows, (config.default,), config.max_tenants, _PREFIX, clock)
+        self._tracked = TrackedKeys(self._windows, _PREFIX)
 
     @property
     def tracked(self) -> int:
@@ -24,9 +24,9 @@ class TenantRateLimits:
 
     def take(self, tenant: str) -> None:
         """Counts a request. Raises RATE_LIMIT_EXCEEDED with limit, remaining and resetAt above the rate limit."""
-        named = self._config.tenants.get(tenant)
-        key = _PREFIX + tenant if named is not None else self._tracked.key_of(tenant)
-        claim = Claim(key=key, who=f"Tenant {tenant}", rate=named or self._config.default)
+        config, named = self._config, self._config.tenants.get(tenant)
+        key = _PREFIX + tenant if named is not None else self._tracked.key_of(tenant, config.max_tenants)
+        claim = Claim(key=key, who=f"Tenant {tenant}", rate=named or config.default)
         try:
             self._windows.take((claim,))
         except WeftError as error:

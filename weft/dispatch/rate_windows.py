@@ -4,8 +4,9 @@ A window is identified by key, unit and length, not by its limit, so its count s
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
@@ -100,6 +101,10 @@ class SlidingWindow:
 
 ALL_OTHERS = "+everybody-else"
 """The key shared by all keys beyond a limit. It cannot collide: other names begin with a letter or a digit."""
+MIN_TIDIED_KEYS = 1_024
+"""Number of keys from which those with empty windows are forgotten, when it has doubled."""
+MAX_LOOKED_AT = 64
+"""Names that the arrival of a further one looks at, the least recently used first."""
 _WINDOW_WORDS: Mapping[int, str] = MappingProxyType(
     {SECOND: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week", MONTH: "month"}
 )
@@ -123,11 +128,13 @@ class Claim:
 
 
 class RateWindows:
-    """Counts in this process. Not thread-safe: called from one event loop."""
+    """Counts in this process. Empty windows are forgotten. Not thread-safe: called from one event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._windows: dict[tuple[str, RateUnit, int], SlidingWindow] = {}
+        self._windows: dict[str, dict[tuple[RateUnit, int], SlidingWindow]] = {}
+        """By key, unit and length."""
+        self._tidy_at = MIN_TIDIED_KEYS
 
     def take(self, claims: Sequence[Claim]) -> float:
         """Counts all claims or none; returns the monotonic time, for later corrections.
@@ -136,6 +143,9 @@ class RateWindows:
         with the longest wait, see `_refusal`.
         """
         now = self._clock.monotonic()
+        if len(self._windows) >= self._tidy_at:
+            self._windows = {key: kept for key, kept in self._windows.items() if not self.is_empty(key)}
+            self._tidy_at = max(MIN_TIDIED_KEYS, 2 * len(self._windows))
         windows = [self.window(claim.key, claim.rate) for claim in claims]
         refused = [
             (window.seconds_until_room(now, claim.rate.amount, _with_spare(claim)), place)
@@ -155,7 +165,7 @@ class RateWindows:
 
         A negative amount is taken from the time `counted_at`; if that has left the window, nothing changes.
         """
-        now, window = self._clock.monotonic(), self._windows.get(_id(key, rate))
+        now, window = self._clock.monotonic(), self._known(key, rate)
         if window is None:
             return
         window.settle(now)
@@ -166,12 +176,12 @@ class RateWindows:
 
     def counted(self, key: str, rate: Rate) -> int:
         """Returns the current count of a window."""
-        window = self._windows.get(_id(key, rate))
+        window = self._known(key, rate)
         return 0 if window is None else window.settle(self._clock.monotonic())
 
     def reset_seconds(self, key: str, rate: Rate) -> float:
         """Returns the time until a window is empty if nothing else is counted."""
-        window = self._windows.get(_id(key, rate))
+        window = self._known(key, rate)
         return 0.0 if window is None else window.seconds_until_empty(self._clock.monotonic())
 
     def status(self, claims: Sequence[Claim]) -> RateLimitStatus:
@@ -180,16 +190,26 @@ class RateWindows:
             requests=self._tightest(claims, RateUnit.REQUESTS), tokens=self._tightest(claims, RateUnit.TOKENS)
         )
 
-    def forget(self, key: str, rate: Rate) -> None:
-        """Resets a window."""
-        self._windows.pop(_id(key, rate), None)
+    def forget(self, key: str) -> None:
+        """Resets all windows of a key."""
+        self._windows.pop(key, None)
+
+    def is_empty(self, key: str) -> bool:
+        """Whether nothing is counted in any window of a key."""
+        now = self._clock.monotonic()
+        return not any(window.settle(now) for window in self._windows.get(key, {}).values())
 
     def window(self, key: str, rate: Rate) -> SlidingWindow:
         """Returns the window of a key and a rate, created empty if needed."""
-        found = self._windows.get(_id(key, rate))
+        found = self._known(key, rate)
         if found is None:
-            found = self._windows[_id(key, rate)] = SlidingWindow(rate.window_seconds)
+            found = SlidingWindow(rate.window_seconds)
+            self._windows.setdefault(key, {})[rate.unit, rate.window_seconds] = found
         return found
+
+    def _known(self, key: str, rate: Rate) -> SlidingWindow | None:
+        windows = self._windows.get(key)
+        return None if windows is None else windows.get((rate.unit, rate.window_seconds))
 
     def _tightest(self, claims: Sequence[Claim], unit: RateUnit) -> RateLimitWindow | None:
         """Returns the window with the least left; if equal, the one that resets last."""
@@ -274,78 +294,43 @@ def _windows_in(status: RateLimitStatus) -> Iterator[tuple[str, RateLimitWindow]
 class TrackedKeys:
     """Keys without a configured limit: a bounded number is counted separately, the others share one window."""
 
-    def __init__(self, windows: RateWindows, rates: Sequence[Rate], max_keys: int, prefix: str, clock: Clock) -> None:
-        """`rates` apply to each such key; `prefix` distinguishes them from other kinds of keys."""
+    def __init__(self, windows: RateWindows, prefix: str) -> None:
+        """`prefix` distinguishes them from other kinds of keys."""
         self._windows = windows
-        self._rates = tuple(rates)
-        self._max_keys = max_keys
         self._prefix = prefix
-        self._clock = clock
-        self._longest_window = max((rate.window_seconds for rate in rates), default=0)
-        self._last_seen: OrderedDict[str, float] = OrderedDict()
-        """Monotonic times, oldest first."""
+        self._names: OrderedDict[str, None] = OrderedDict()
+        """The most recently used last."""
 
     def __len__(self) -> int:
-        return len(self._last_seen)
+        return len(self._names)
 
-    def key_of(self, name: str) -> str:
-        """Returns the key under which a name is counted."""
-        seen, now = self._last_seen, self._clock.monotonic()
-        if name not in seen and len(seen) >= self._max_keys:
-            self._forget_idle(now)
-            if len(seen) >= self._max_keys:
+    def key_of(self, name: str, most: int) -> str:
+        """Returns the key under which a name is counted; `most`: how many names are counted separately."""
+        names = self._names
+        if name not in names and len(names) >= most:
+            self._drop_idle()
+            if len(names) >= most:
                 return self._prefix + ALL_OTHERS
-        seen[name] = now
-        seen.move_to_end(name)
+        names[name] = None
+        names.move_to_end(name)
         return self._prefix + name
-
-    def release(self, name: str) -> bool:
-        """Stops tracking a name but keeps its windows; returns whether it was counted separately."""
-        return self._last_seen.pop(name, None) is not None
 
     def names(self) -> list[str]:
         """Returns the names that are counted separately, and ALL_OTHERS."""
-        return [*self._last_seen, ALL_OTHERS]
+        return [*self._names, ALL_OTHERS]
 
-    def use(self, rates: Sequence[Rate]) -> None:
-        """Changes the rates; windows with the same unit and length keep their count."""
-        kept = {(rate.unit, rate.window_seconds) for rate in rates}
-        self._forget(rate for rate in self._rates if (rate.unit, rate.window_seconds) not in kept)
-        self._rates = tuple(rates)
-        self._longest_window = max((rate.window_seconds for rate in rates), default=0)
-
-    def forget_all(self) -> None:
-        """Removes all keys and their windows."""
-        self._forget(self._rates)
-        self._last_seen.clear()
-
-    def _forget(self, rates: Iterable[Rate]) -> None:
-        rates = tuple(rates)
+    def forget(self) -> None:
+        """Resets the windows of all names."""
         for name in self.names():
-            for rate in rates:
-                self._windows.forget(self._prefix + name, rate)
+            self._windows.forget(self._prefix + name)
 
-    def _forget_idle(self, now: float) -> None:
-        """Removes keys with empty windows."""
-        # A bucket leaves the window with its newest entry.
-        longest = self._longest_window * (1 + 1 / BUCKETS_PER_WINDOW)
-        while self._last_seen:
-            name, last = next(iter(self._last_seen.items()))
-            if now - last <= longest:
-                return
-            key = self._prefix + name
-            if any(self._windows.counted(key, rate) for rate in self._rates):
-                # An answer is counted at its end, possibly long after its request arrived.
-                self._last_seen[name] = now
-                self._last_seen.move_to_end(name)
-                continue
-            del self._last_seen[name]
-            for rate in self._rates:
-                self._windows.forget(key, rate)
-
-
-def _id(key: str, rate: Rate) -> tuple[str, RateUnit, int]:
-    return key, rate.unit, rate.window_seconds
+    def _drop_idle(self) -> None:
+        """Removes names with empty windows. An answer may be counted long after its request, so each is looked at."""
+        for name in list(islice(self._names, MAX_LOOKED_AT)):
+            if self._windows.is_empty(self._prefix + name):
+                del self._names[name]
+            else:
+                self._names.move_to_end(name)
 
 
 def _with_spare(claim: Claim) -> int:

@@ -153,26 +153,28 @@ async def check_windows(windows: RateWindows | FixedWindows, clock: FakeClock, s
 async def test_keys_beyond_the_bound_share_a_window_and_idle_keys_are_evicted() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
-    keys = TrackedKeys(windows, [Rate(1, 60)], 2, "t/", clock)
-    assert [keys.key_of(name) for name in "abab"] == ["t/a", "t/b", "t/a", "t/b"]
-    assert keys.key_of("c") == keys.key_of("d")
-    assert keys.key_of("c") not in {"t/c", "t/a", "t/b"}
+    keys = TrackedKeys(windows, "t/")
+    assert [keys.key_of(name, 2) for name in "abab"] == ["t/a", "t/b", "t/a", "t/b"]
+    for key in ("t/a", "t/b"):
+        windows.take([claim(Rate(1, 60), 1, key=key)])
+    assert keys.key_of("c", 2) == keys.key_of("d", 2)
+    assert keys.key_of("c", 2) not in {"t/c", "t/a", "t/b"}
     await clock.advance(61)
-    assert keys.key_of("c") == "t/c"
+    assert keys.key_of("c", 2) == "t/c"
     assert len(keys) == 1
 
 
 async def test_key_with_a_late_charge_is_not_evicted_for_new_names() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
-    keys = TrackedKeys(windows, [TOKENS], 1, "t/", clock)
-    counted_at = windows.take([claim(TOKENS, 1, key=keys.key_of("a"))])
+    keys = TrackedKeys(windows, "t/")
+    counted_at = windows.take([claim(TOKENS, 1, key=keys.key_of("a", 1))])
     await clock.advance(100)
     windows.correct("t/a", TOKENS, 5_000, counted_at=counted_at)
-    assert keys.key_of("b") != "t/b"
-    assert not allows(windows, claim(TOKENS, 1, key=keys.key_of("a")))
+    assert keys.key_of("b", 1) != "t/b"
+    assert not allows(windows, claim(TOKENS, 1, key=keys.key_of("a", 1)))
     await clock.advance(61)
-    assert keys.key_of("b") == "t/b"
+    assert keys.key_of("b", 1) == "t/b"
 
 
 async def test_evicted_key_is_not_restored_by_a_late_correction() -> None:
