@@ -16,7 +16,7 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import RouterPort
-from weft.dispatch.remote_router import RemotePlacement
+from weft.dispatch.remote_router import RemoteRouter
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
@@ -135,7 +135,7 @@ class TestRemotePlacement(RouterPlacement):
         await server.start()
         channel = open_channel(self._address)
         try:
-            yield RemotePlacement(channel)
+            yield RemoteRouter(channel, SystemClock())
             await until_nothing_is_held(loop)
         finally:
             await channel.close()

@@ -16,7 +16,8 @@ import yaml
 from apart_mesh import Apart, running_apart
 from mesh_process import POOL, eventually, fake_runner, run_weft, running_mesh, write_config
 
-from weft.dispatch.remote_router import RemotePlacement
+from weft.dispatch.remote_router import RemoteRouter
+from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
@@ -125,7 +126,7 @@ async def refusal_of(address: str) -> WeftError:
     async with open_channel(address) as channel, asyncio.timeout(10):
         while True:
             with pytest.raises(WeftError) as refused:
-                await RemotePlacement(channel).queues()
+                await RemoteRouter(channel, SystemClock()).queues()
             if "address" in refused.value.metadata:
                 return refused.value
             await asyncio.sleep(0.05)

@@ -1,7 +1,7 @@
 """The placement port between dispatchers and schedulers, independent of transport.
 
 Implementations: the router's own (`router_svc.placement.LocalPlacement`) and the gRPC client
-(`weft.dispatch.remote_router.RemotePlacement`). `weft_testing.conformance.placement` tests both.
+(`weft.dispatch.remote_router.RemoteRouter`). `weft_testing.conformance.placement` tests both.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,8 @@
-"""The router over gRPC: placements (one bidirectional Place stream per request) and health checks."""
+"""A router over gRPC: placements (one bidirectional Place stream per request), and whether it answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
@@ -11,6 +12,7 @@ from grpc_status import rpc_status
 from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
+from weft.api.registry.v1.router_pb2 import Router
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.placement import (
@@ -21,7 +23,7 @@ from weft.dispatch.placement import (
     RouterPort,
     request_cancelled,
 )
-from weft.kernel.clock import Clock, wait_for_event
+from weft.kernel.clock import Clock, wait_for_event, within
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
@@ -37,31 +39,117 @@ if TYPE_CHECKING:
 
     PlaceCall = grpc.aio.StreamStreamCall[pb.PlaceRequest, pb.PlaceResponse]
 
+log = get_logger("weft.router_watch")
 
 QUEUES_TIMEOUT_SECONDS = 5.0
+CHECK_INTERVAL_SECONDS = 1.0
+CHECK_TIMEOUT_SECONDS = 2.0
+"""A router that does not answer a health check within this time counts as lost."""
+LEADER_WAIT_SECONDS = 1.0
+"""How long a request waits for a leader before it is placed again."""
+NO_ROUTER = "no router of the mesh leads"
+_PLACEMENT = pb.DESCRIPTOR.services_by_name["PlacementService"].full_name
 
 
-class RemotePlacement(RouterPort):
-    """A RouterPort for a scheduler behind a channel."""
+class RouterSource(Protocol):
+    """Source of the router's availability."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = cast("PlacementServiceAsyncStub", placement_service_pb2_grpc.PlacementServiceStub(channel))
+    @property
+    def is_there(self) -> bool:
+        """Whether a router answered the last health check."""
+        ...
+
+
+class RemoteRouter(RouterPort):
+    """A RouterPort for the scheduler of one router process, whose health it checks after `start`.
+
+    A lost router places no requests: it is a standby, failed the last health check, or just failed a call. The checks
+    find a frozen process too, which keeps its connections open.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        clock: Clock,
+        router: Router | None = None,
+        *,
+        is_lost: bool = False,
+        led: asyncio.Event | None = None,
+        on_change: Callable[["RemoteRouter"], None] = lambda _: None,
+        interval: Callable[[], float] = lambda: CHECK_INTERVAL_SECONDS,
+    ) -> None:
+        """`is_lost`: until its first answer. `led` is set while any router leads.
+
+        `on_change` is called when it is lost or reachable again, `interval` for the delay until the next check.
+        """
+        self.router = router or Router(name="router")
+        self.channel = channel
+        self.stub = cast("PlacementServiceAsyncStub", placement_service_pb2_grpc.PlacementServiceStub(channel))
+        self._health = health_pb2_grpc.HealthStub(channel)
+        self._clock = clock
+        self._on_change = on_change
+        self._interval = interval
+        self._hurried = asyncio.Event()
+        self._checks: asyncio.Task[None] | None = None
+        self.led = led or asyncio.Event()
+        self.is_there = False
+        """Whether it answered the last health check; False before the first answer."""
+        self.lost = asyncio.Event()
+        if is_lost:
+            self.lost.set()
+        self.waiting: set[RemotePlace] = set()
+        """Placements to abandon when it is lost."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it places no requests."""
+        return self.lost.is_set()
+
+    def start(self) -> None:
+        """Starts the health checks."""
+        self._checks = start_task(self._follow(), name=f"router-watch-{self.router.name}")
+
+    async def stop(self) -> None:
+        """Stops the health checks. Safe to call twice or before starting."""
+        if self._checks is not None:
+            checks, self._checks = self._checks, None
+            await stop_tasks([checks])
+
+    async def close(self) -> None:
+        """Stops the checks, closes the channel and abandons waiting placements."""
+        await self.stop()
+        self._abandon_all()
+        await self.channel.close(grace=None)
+
+    def hurry(self) -> None:
+        """Checks its health immediately."""
+        self._hurried.set()
+
+    def note_lost(self) -> None:
+        """Marks it as lost until its next successful health check."""
+        if self.is_lost:
+            return
+        if self.is_there:
+            log.warning("router lost", router=self.router.name, address=self.router.address)
+        self.is_there = False
+        self._abandon_all()
+        self._on_change(self)
 
     @override
     def place(self, request: PlacementRequest) -> "RemotePlace":
-        return RemotePlace(self._stub, request)
+        return RemotePlace(self, request)
 
     @override
     async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
         finished = pb.PlaceFinished(reason=receipt.reason, receipt=receipt)
         report = pb.ReportEndRequest(open=_open_to_proto(request), finished=finished)
         with calling(Reason.SERVICE_UNAVAILABLE):
-            return (await self._stub.ReportEnd(report)).recorded
+            return (await self.stub.ReportEnd(report)).recorded
 
     @override
     async def queues(self) -> Sequence[PoolQueue]:
         with calling(Reason.SERVICE_UNAVAILABLE):
-            response = await self._stub.ListQueues(pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS)
+            response = await self.stub.ListQueues(pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS)
         return [
             PoolQueue(
                 pool=queue.pool,
@@ -73,50 +161,114 @@ class RemotePlacement(RouterPort):
             for queue in response.queues
         ]
 
+    def _abandon_all(self) -> None:
+        self.lost.set()
+        for each in list(self.waiting):
+            each.abandon()
+
+    async def _follow(self) -> None:
+        while True:
+            if not await self._answers():
+                self.note_lost()
+            elif self.is_lost or not self.is_there:
+                self.is_there = True
+                self.lost.clear()
+                log.info("router leads", router=self.router.name, address=self.router.address)
+                self._on_change(self)
+            self._hurried.clear()
+            await wait_for_event(self._hurried, self._clock, self._interval())
+
+    async def _answers(self) -> bool:
+        request = health_pb2.HealthCheckRequest(service=_PLACEMENT)
+        try:
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                answer = await self._health.Check(request, timeout=CHECK_TIMEOUT_SECONDS)
+        except WeftError:
+            return False
+        except Exception:
+            # If this task ended, its last result would stay forever.
+            log.exception("the router cannot be asked for its health")
+            return False
+        status = cast("health_pb2.HealthCheckResponse", answer).status
+        return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
 
 class RemotePlace(Placement):
-    """A Placement over one Place call."""
+    """A Placement over one Place call, which stops waiting when its router is lost."""
 
-    def __init__(self, stub: "PlacementServiceAsyncStub", request: PlacementRequest) -> None:
-        self._stub = stub
+    def __init__(self, router: RemoteRouter, request: PlacementRequest) -> None:
+        self._router = router
         self._request = request
         self._call: PlaceCall | None = None
+        """None: it is not entered, or the router was lost before."""
         self._reading: asyncio.Future[object] | None = None
         """The pending read of the message after a grant; None: no read is pending."""
         self._on_cancelled: OnCancelled | None = None
-        self.is_disconnected = False
-        """Whether the call ended without an answer from the router."""
         self._is_refused = False
         """Whether the router ended the request itself, and so knows its end."""
 
     async def __aenter__(self) -> Self:
-        request = self._request
-        metadata = ((TRACEPARENT, request.traceparent),) if request.traceparent else None
-        self._call = self._stub.Place(timeout=request.seconds_left, metadata=metadata)
-        await self._write(pb.PlaceRequest(open=_open_to_proto(request)))
+        # The channel of a lost router may be closed, and then a call cannot be started.
+        if self._router.is_lost:
+            return self
+        # A call cancelled before its metadata was sent never finishes its first write (grpcio 1.85).
+        opening = asyncio.ensure_future(self._open())
+        lost = asyncio.ensure_future(self._router.lost.wait())
+        try:
+            await asyncio.wait({opening, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                opening.result()
+            else:
+                self.abandon()
+        finally:
+            opening.cancel()
+            lost.cancel()
+            await asyncio.gather(opening, lost, return_exceptions=True)
         return self
+
+    async def _open(self) -> None:
+        request = self._request
+        if self._router.is_lost:
+            return
+        metadata = ((TRACEPARENT, request.traceparent),) if request.traceparent else None
+        self._call = self._router.stub.Place(timeout=request.seconds_left, metadata=metadata)
+        await self._write(pb.PlaceRequest(open=_open_to_proto(request)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Breaks the reference cycle with the request, which would delay freeing both.
         self._on_cancelled = None
-        if self._call is not None:
-            self._call.cancel()
+        self.abandon()
 
     @override
     async def next_decision(self) -> Decision:
-        assert self._call is not None, "next_decision before the placement was entered"
+        router, call = self._router, self._call
+        if call is None:
+            with suppress(TimeoutError):
+                await within(LEADER_WAIT_SECONDS, router.led.wait())
+            raise WeftError(Reason.NO_ROUTER_AVAILABLE, NO_ROUTER)
+        if router.is_lost:
+            raise self._lost()
+        router.waiting.add(self)
+        try:
+            return await self._read(call)
+        finally:
+            router.waiting.discard(self)
+
+    async def _read(self, call: "PlaceCall") -> Decision:
         reading, self._reading, self._on_cancelled = self._reading, None, None
         try:
-            response = await (self._call.read() if reading is None else reading)
+            response = await (call.read() if reading is None else reading)
         except grpc.aio.AioRpcError as error:
             is_bare = rpc_status.from_call(error) is None
-            self.is_disconnected = is_bare and error.code() == grpc.StatusCode.UNAVAILABLE
+            if is_bare and error.code() == grpc.StatusCode.UNAVAILABLE:
+                # Keeps the next placement away from this router until a health check succeeds.
+                self._router.note_lost()
+                raise self._lost() from error
             # A read that had not started raises this instead of CancelledError.
-            was_cut = is_bare and error.code() == grpc.StatusCode.CANCELLED
-            if self.is_disconnected or was_cut:
-                raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from error
+            if is_bare and error.code() == grpc.StatusCode.CANCELLED:
+                raise self._lost() from error
             found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
             # A stopping router counts as lost: the request is placed again.
             is_stopping = found.reason is Reason.SHUTTING_DOWN
@@ -126,7 +278,7 @@ class RemotePlace(Placement):
             # The placement was abandoned or its channel was closed; a cancelled request arrives differently.
             if task_is_cancelled():
                 raise
-            raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router does not answer") from None
+            raise self._lost() from None
         if not isinstance(response, pb.PlaceResponse):
             raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router ended the placement without a decision")
         match response.WhichOneof("kind"):
@@ -136,6 +288,9 @@ class RemotePlace(Placement):
                 raise request_cancelled(response.cancelled.cancelled_by)
         raise WeftError(Reason.INTERNAL, "the router sent a decision this version does not know")
 
+    def _lost(self) -> WeftError:
+        return WeftError(Reason.NO_ROUTER_AVAILABLE, f"the router {self._router.router.name} does not answer")
+
     def abandon(self) -> None:
         """Stops waiting for the router: `next_decision` raises NO_ROUTER_AVAILABLE."""
         if self._call is not None:
@@ -143,7 +298,8 @@ class RemotePlace(Placement):
 
     @override
     def watch_cancellation(self, on_cancelled: OnCancelled) -> None:
-        assert self._call is not None, "watch_cancellation before the placement was entered"
+        if self._call is None:
+            return
         self._on_cancelled = on_cancelled
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._call.read())
@@ -169,15 +325,18 @@ class RemotePlace(Placement):
 
     @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
+        call = self._call
+        if call is None or self._router.is_lost:
+            return False
         finished = pb.PlaceFinished(reason=reason.value, receipt=receipt)  # type: ignore[arg-type]  # same numbers
         await self._write(pb.PlaceRequest(finished=finished))
-        assert self._call is not None, "a report before the placement was entered"
         # The router ends the stream after counting the end; leaving earlier would cancel the report.
-        return await self._call.code() is grpc.StatusCode.OK or self._is_refused
+        return await call.code() is grpc.StatusCode.OK or self._is_refused
 
     async def _write(self, request: pb.PlaceRequest) -> None:
-        """Sends a message to the router. The next read, not this write, detects a lost router."""
-        assert self._call is not None, "a report before the placement was entered"
+        """Sends a message to the router unless it is lost, which the next read, not this write, detects."""
+        if self._call is None or self._router.is_lost:
+            return
         try:
             await self._call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -219,80 +378,3 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
     if request.seconds_left is not None:
         message.time_left.FromNanoseconds(int(request.seconds_left * 1e9))
     return message
-
-
-log = get_logger("weft.router_watch")
-
-CHECK_INTERVAL_SECONDS = 1.0
-CHECK_TIMEOUT_SECONDS = 2.0
-"""A router that does not answer a health check within this time counts as lost."""
-_PLACEMENT = pb.DESCRIPTOR.services_by_name["PlacementService"].full_name
-
-
-class RouterSource(Protocol):
-    """Source of the router's availability."""
-
-    @property
-    def is_there(self) -> bool:
-        """Whether a router answered the last health check."""
-        ...
-
-
-class RouterWatch:
-    """Checks a router's health at an interval, because a frozen process keeps its connections open."""
-
-    def __init__(
-        self,
-        router: grpc.aio.Channel,
-        clock: Clock,
-        on_answer: Callable[[bool], None] = lambda _is_there: None,
-        interval: Callable[[], float] = lambda: CHECK_INTERVAL_SECONDS,
-    ) -> None:
-        """`on_answer` is called with each result, `interval` for the delay until the next check."""
-        self._stub = health_pb2_grpc.HealthStub(router)
-        self._clock = clock
-        self._on_answer = on_answer
-        self._interval = interval
-        self._hurried = asyncio.Event()
-        self.is_there = False
-        """See RouterSource.is_there; False before the first answer."""
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts the health checks."""
-        self._task = start_task(self._follow(), name="router-watch")
-
-    async def stop(self) -> None:
-        """Stops the health checks. Safe to call twice or before starting."""
-        if self._task is not None:
-            await stop_tasks([self._task])
-            self._task = None
-
-    async def _follow(self) -> None:
-        while True:
-            was_there, self.is_there = self.is_there, await self._answers()
-            if was_there and not self.is_there:
-                log.warning("no router answers")
-            elif self.is_there and not was_there:
-                log.info("a router answers")
-            self._on_answer(self.is_there)
-            self._hurried.clear()
-            await wait_for_event(self._hurried, self._clock, self._interval())
-
-    def hurry(self) -> None:
-        """Checks the router's health immediately."""
-        self._hurried.set()
-
-    async def _answers(self) -> bool:
-        request = health_pb2.HealthCheckRequest(service=_PLACEMENT)
-        try:
-            with calling(Reason.SERVICE_UNAVAILABLE):
-                answer = await self._stub.Check(request, timeout=CHECK_TIMEOUT_SECONDS)
-        except WeftError:
-            return False
-        except Exception:
-            # If this task ended, its last result would stay forever.
-            log.exception("the router cannot be asked for its health")
-            return False
-        status = cast("health_pb2.HealthCheckResponse", answer).status
-        return bool(status == health_pb2.HealthCheckResponse.SERVING)

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import grpc
-from typing_extensions import override
 
 import gateway.service
 from gateway.admin.instances import EngineLogClient, RunnerDescriptions
@@ -31,16 +29,14 @@ from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceStub
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetWatcher, fleet_check, router_check
-from weft.dispatch.leader_placement import LeaderPlacement, RouterLinks
+from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.placement import QueueSource
-from weft.dispatch.remote_router import RemotePlacement, RouterSource, RouterWatch
 from weft.durable.batches import BatchClient, FileClient
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
-from weft.kernel.chosen_channel import PickedChannel
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health import HealthSource
@@ -48,7 +44,6 @@ from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.log import get_logger
 from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.rpc import ChannelPool, open_channel
-from weft.kernel.tls_channel import ChannelSecurity
 from weft.kernel.tracing import ServiceName
 from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.grpc_host import GrpcHost
@@ -63,46 +58,6 @@ from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.shutdown import CriticalTasks, stop_requested, until
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
-
-if TYPE_CHECKING:
-    from weft.dispatch.placement import RouterPort
-
-
-class GatewayRouters(RouterSource):
-    """The leading router among those in the registry, or the configured one while the registry has none."""
-
-    def __init__(
-        self, configured: grpc.aio.Channel, fleet: FleetWatcher, clock: Clock, security: ChannelSecurity | None = None
-    ) -> None:
-        """`configured` is the channel to the configured router. The caller closes it."""
-        self._configured = configured
-        self._watch = RouterWatch(configured, clock)
-        self._links = RouterLinks(clock, security)
-        self._fleet = fleet
-        self.channel: grpc.aio.Channel = PickedChannel(self._pick)
-        self.queues = RemotePlacement(self.channel)
-        self.requests = RequestClient(self.channel)
-        self.placement: RouterPort = LeaderPlacement(fleet, self._links, RemotePlacement(self.channel))
-
-    @property
-    @override
-    def is_there(self) -> bool:
-        return self._links.is_there if self._fleet.view.routers else self._watch.is_there
-
-    async def start(self) -> None:
-        """Starts following the mesh's routers. Returns immediately."""
-        self._fleet.subscribe(self._links.update_view)
-        self._watch.start()
-
-    async def stop(self) -> None:
-        """Closes the connections. Idempotent, also if never started."""
-        await self._watch.stop()
-        await self._links.close()
-
-    def _pick(self) -> grpc.aio.Channel:
-        leader = self._links.leader
-        return self._configured if leader is None else leader.channel
-
 
 log = get_logger("weft_app.compose")
 
@@ -195,19 +150,20 @@ class RemoteMesh:
         self.clock = SystemClock()
         self.security, self.keys = channel_security(config), key_check(config, self.clock)
         self.registry = open_channel(registry_address(config, home), self.security)
-        self.router = open_channel(router_address(config, home), self.security)
+        router = router_address(config, home)
+        self.router = open_channel(router, self.security)
         self.itself = open_channel(home.address("gateway"))
         self.channels = ChannelPool(security=self.security)
         self.fleet = FleetWatcher(self.registry, self.clock, service="gateway")
-        self.routers = GatewayRouters(self.router, self.fleet, self.clock, self.security)
-        self.ends = EndReporter(self.routers.placement, self.clock)
+        self.routers = LeaderPlacement(self.router, router, self.clock, self.security)
+        self.ends = EndReporter(self.routers, self.clock)
         self.tracing = tracing_of(os.environ)
 
     def ports(self, health: HealthSource) -> GatewayPorts:
         """Returns the gateway's ports. `health` is that of its process."""
         routers = self.routers
         dispatcher = Dispatcher(
-            routers.placement,
+            routers,
             self.channels,
             clock=self.clock,
             fleet=self.fleet,
@@ -223,8 +179,8 @@ class RemoteMesh:
             self.fleet,
             self.registry,
             self.channels,
-            queues=routers.queues,
-            requests=routers.requests,
+            queues=routers,
+            requests=RequestClient(routers.channel),
             processes=services,
             clock=self.clock,
         )
@@ -244,7 +200,8 @@ class RemoteMesh:
 
     async def start(self) -> None:
         """Starts following routers, the fleet and keys."""
-        await self.routers.start()
+        self.fleet.subscribe(self.routers.update_view)
+        self.routers.start()
         await self.fleet.start()
         if self.keys is not None:
             await self.keys.follow(self.registry)
@@ -271,7 +228,7 @@ class RemoteMesh:
             if self.keys is not None:
                 ends.push_async_callback(self.keys.stop)
             ends.push_async_callback(self.fleet.stop)
-            ends.push_async_callback(self.routers.stop)
+            ends.push_async_callback(self.routers.close)
 
 
 async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) -> None:

@@ -19,12 +19,12 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.leader_placement import LeaderPlacement, RouterLinks
+from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation
-from weft.kernel.rpc import new_server
+from weft.kernel.rpc import new_server, open_channel
 
 PLACEMENT = "weft.api.router.v1.PlacementService"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -107,8 +107,8 @@ class Mesh:
     def __init__(self, folder: Path) -> None:
         self.routers = {name: Router(name, f"unix:{folder / name}.sock") for name in NAMES}
         self.view = FleetView()
-        self.links = RouterLinks(CLOCK)
-        self.placement = LeaderPlacement(self, self.links, LocalPlacement(self.routers["r1"].loop))
+        self.configured = open_channel(self.routers["r1"].address)
+        self.placement = LeaderPlacement(self.configured, self.routers["r1"].address, CLOCK)
 
     def show(self, *names: str, slots: int = 1) -> None:
         """Give every router and the gateway a view with these routers."""
@@ -118,13 +118,13 @@ class Mesh:
         self.view = mesh(slots, there)
         for router in self.routers.values():
             router.loop.update_view(self.view)
-        self.links.update_view(self.view)
+        self.placement.update_view(self.view)
 
     async def lead(self, name: str) -> Router:
         """Let this router lead from now on, and the gateway know it."""
         for each, router in self.routers.items():
             await router.lead(each == name)
-        await until(lambda: self.links.leader is not None and self.links.leader.router.name == name)
+        await until(lambda: self.placement.leader is not None and self.placement.leader.router.name == name)
         return self.routers[name]
 
     def place(self, request: PlacementRequest) -> ReconnectingPlacement:
@@ -138,7 +138,8 @@ async def running(folder: Path) -> AsyncGenerator[Mesh]:
         for router in made.routers.values():
             await router.start()
             ends.push_async_callback(router.kill)
-        ends.push_async_callback(made.links.close)
+        ends.push_async_callback(made.configured.close)
+        ends.push_async_callback(made.placement.close)
         made.show(*NAMES)
         await made.lead("r1")
         yield made

@@ -19,8 +19,9 @@ from weft.api.router.v1 import (
     task_pb2,
 )
 from weft.dispatch.placement import Placement, PlacementPort, canceller_of
-from weft.dispatch.remote_router import RemotePlacement
+from weft.dispatch.remote_router import RemoteRouter
 from weft.durable.requests import RequestClient
+from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
@@ -62,7 +63,7 @@ async def both_ways(
     await server.start()
     channel = open_channel(address)
     try:
-        yield RemotePlacement(channel), RequestClient(channel)
+        yield RemoteRouter(channel, SystemClock()), RequestClient(channel)
     finally:
         await channel.close(grace=None)
         await server.stop(grace=None)

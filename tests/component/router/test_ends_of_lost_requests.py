@@ -17,7 +17,7 @@ from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.end_reporter import EndReporter, ReportLimits
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
-from weft.dispatch.remote_router import RemotePlacement
+from weft.dispatch.remote_router import RemoteRouter
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
@@ -93,7 +93,7 @@ async def test_duplicate_end_report_changes_nothing_including_fair_share(
         owner, request = there.routers["r1"], replace(a_request(), age_seconds=9.0)
         owner.records.usage.keep(100)
         async with open_channel(owner.address) as channel:
-            port = RemotePlacement(channel)
+            port = RemoteRouter(channel, CLOCK)
             before = owner.loop.scheduler.fair_share("t")
             assert await port.report_end(request, a_receipt(request))
             first = known(owner, request)
@@ -110,7 +110,7 @@ async def test_end_of_a_request_no_router_answered_is_recorded_with_its_reason(t
     async with running(tmp_path) as there, reporting(there) as ends:
         request = a_request()
         await there.routers["r1"].lead(False)
-        await until(lambda: there.links.leader is None)
+        await until(lambda: there.placement.leader is None)
         async with place(there, request, ends) as placed:
             with pytest.raises(WeftError) as refused:
                 await placed.next_decision()

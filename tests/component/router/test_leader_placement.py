@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from leader_mesh import a_request, granted, running, until
+from leader_mesh import CLOCK, a_request, granted, running, until
 
-from weft.dispatch.leader_placement import LinkedPlace
-from weft.dispatch.remote_router import RemotePlace
+from weft.dispatch.remote_router import RemotePlace, RemoteRouter
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -54,7 +53,7 @@ async def test_request_waiting_at_a_resigning_leader_is_placed_by_the_next_with_
 
 async def test_request_arriving_without_a_leader_waits_for_the_next(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
-        link = there.links.leader
+        link = there.placement.leader
         assert link is not None
         await there.routers["r1"].kill()
         link.note_lost()
@@ -71,7 +70,7 @@ async def test_later_of_two_claimed_leaders_is_used(tmp_path: Path) -> None:
     """As a leader that was frozen and thaws: it says so until it has read that another one leads."""
     async with running(tmp_path) as there:
         await there.routers["r2"].lead()
-        await until(lambda: there.links.leader is not None and there.links.leader.router.name == "r2")
+        await until(lambda: there.placement.leader is not None and there.placement.leader.router.name == "r2")
         async with there.place(a_request()) as place:
             await granted(place)
             assert there.routers["r2"].loop.scheduler.running == 1
@@ -122,9 +121,16 @@ class BreakingStub:
         return CancelledWhileItEnds()
 
 
+def place_at(stub: object) -> RemotePlace:
+    """A placement at a router whose calls `stub` makes."""
+    router = RemoteRouter(grpc.aio.insecure_channel("unix:/nowhere"), CLOCK)
+    router.stub = cast("Any", stub)
+    return router.place(a_request())
+
+
 @pytest.mark.parametrize("is_abandoned", [True, False])
 async def test_placement_with_a_broken_connection_is_lost_rather_than_cancelled(is_abandoned: bool) -> None:
-    place = RemotePlace(cast("Any", BreakingStub()), a_request())
+    place = place_at(BreakingStub())
     async with place:
         if is_abandoned:
             place.abandon()
@@ -153,7 +159,7 @@ class CutCall:
 
 
 async def test_placement_with_a_closed_channel_is_lost_and_its_task_continues() -> None:
-    place = RemotePlace(cast("Any", SimpleNamespace(Place=lambda **_: CutCall())), a_request())
+    place = place_at(SimpleNamespace(Place=lambda **_: CutCall()))
     async with place:
         await place.report_first_content(1)
         await place.report_finished(Reason.UNSPECIFIED)
@@ -170,7 +176,7 @@ class WaitingCall(CutCall):
 
 
 async def test_cancelling_the_task_of_a_placement_ends_it() -> None:
-    async with RemotePlace(cast("Any", SimpleNamespace(Place=lambda **_: WaitingCall())), a_request()) as place:
+    async with place_at(SimpleNamespace(Place=lambda **_: WaitingCall())) as place:
         waiting = asyncio.create_task(place.next_decision())
         await asyncio.sleep(0)
         waiting.cancel()
@@ -197,11 +203,10 @@ class NeverSent(CancelledWhileItEnds):
 
 async def test_placement_with_an_unsent_first_message_is_lost_with_its_router(tmp_path: Path) -> None:
     async with running(tmp_path) as there, asyncio.timeout(10):
-        link = there.links.leader
+        link = there.placement.leader
         assert link is not None
-        place = LinkedPlace(there.links, a_request())
-        assert place._place is not None
-        place._place._stub = cast("Any", SimpleNamespace(Place=lambda **_: NeverSent()))
+        link.stub = cast("Any", SimpleNamespace(Place=lambda **_: NeverSent()))
+        place = there.placement.place(a_request())
         entering = asyncio.create_task(place.__aenter__())
         await asyncio.sleep(0.05)
         assert not entering.done()

@@ -20,8 +20,9 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.placement import Decision, OnCancelled, Placement
-from weft.dispatch.remote_router import RemotePlacement
+from weft.dispatch.remote_router import RemoteRouter
 from weft.durable.requests import RequestClient
+from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
@@ -201,7 +202,7 @@ async def test_rejection_metadata_survives_the_placement_call(tmp_path: Path, re
         request_id="r", tenant="a", model="qwen", operation=Operation.CHAT, client_id="app", names_priority=False
     )
     try:
-        async with RemotePlacement(channel).place(request) as place:
+        async with RemoteRouter(channel, SystemClock()).place(request) as place:
             with pytest.raises(WeftError) as caught:
                 await place.next_decision()
     finally:
