@@ -28,7 +28,7 @@ from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service
 from weft.kernel.stream_follower import StreamFollower
 from weft.kernel.timestamps import seconds_of
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import CENTRAL_SOCKET, WeftHome
 from weft_app.compose.metrics import metrics_services, runner_page
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
@@ -144,7 +144,7 @@ async def serve_central(config: WeftConfig, home: WeftHome, listen: str | None, 
         channel_security(config),
     )
     host = new_host(config, "runner", keys)
-    address = host.bind(listen or home.address(CENTRAL_RUNNER))
+    address = host.bind(listen or home.address(CENTRAL_SOCKET))
     runner = runner_svc.service.build(
         RunnerConfig(
             name=CENTRAL_RUNNER,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from runner_svc.environments.folder import EnvironmentFolder
     from weft.kernel.telemetry import BoundedLogFile
 
+CENTRAL_SOCKET = "central"
+"""Name of the socket of the process that serves central models."""
 MAX_SOCKET_PATH_BYTES = 100
 """The kernel's limit is 107; the rest is a margin for what gRPC appends."""
 PROBE_BYTES = 4096

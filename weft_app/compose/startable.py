@@ -11,9 +11,9 @@ from weft.kernel.address import is_loopback, split_address
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.request import journal_mode_of
 from weft_app.compose.edge_certificate import checked_edge_certificate
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import CENTRAL_SOCKET, MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.compose.published_agents import published_agents
-from weft_app.compose.security import is_on_loopback
+from weft_app.compose.security import channel_security, is_on_loopback, keys_required
 from weft_app.compose.service_configs import gateway_config, registry_config, router_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.runners import with_replicas
@@ -49,8 +49,22 @@ def require_startable(config: WeftConfig, home: WeftHome) -> None:
     if config.edge.proxy == "envoy":
         envoy_binary(config.edge)
     require_announceable(config)
+    _require_sockets(config, home)
     router_config(config, home.address("weft"))
     registry_config(config, home)
+
+
+def _require_sockets(config: WeftConfig, home: WeftHome) -> None:
+    """Raises INVALID_ARGUMENT if processes of the mesh would need API keys of each other, which callers on ports do."""
+    if not keys_required(config) or channel_security(config).api_key or config.tls.certificate_file is not None:
+        return
+    for name in ("weft", CENTRAL_SOCKET, *(f"runner-{runner.name}" for runner in config.runners or ())):
+        if not home.address(name).startswith("unix:"):
+            raise invalid_field(
+                "--home",
+                f"the path of its socket run/{name}.sock is longer than {MAX_SOCKET_PATH_BYTES} bytes or has %, ? "
+                "or #; processes of a mesh with API keys need it; choose another folder",
+            )
 
 
 def require_announceable(config: WeftConfig) -> None:
