@@ -27,7 +27,7 @@ MAX_REMEMBERED = 20_000
 
 
 class Breaks:
-    """Retry policy of a failed watch or poll: whether to go on, and after which pause."""
+    """Decides whether a failed watch or poll is retried, and waits before the next attempt."""
 
     def __init__(
         self, limit_seconds: float, reasons: Collection[Reason] = AWAY, *, began: bool = False, is_quiet: bool = False
