@@ -51,6 +51,8 @@ async def get(url: str, seconds: float, key: str = "") -> Answer:
     finally:
         if client is not None:
             client.close()
+            # The loop closes its socket in the next round.
+            await asyncio.sleep(0)
 
 
 async def probe(base_url: str, seconds: float, key: str = "") -> ServerProbe:
