@@ -18,7 +18,7 @@ from runner_svc.policy.lifecycle import (
     MAX_DETAIL_CHARS,
     Command,
     Event,
-    Happened,
+    EventKind,
     LifeRules,
     LifeState,
     is_unmet,
@@ -49,8 +49,8 @@ CRASH_LOG_LINES = 10
 """Number of the backend's last output lines in the detail of a crash loop."""
 INTERNAL_ERROR = "an internal error; the runner's log has the details"
 
-_FAILURES = frozenset({Happened.LOAD_FAILED, Happened.WAKE_FAILED})
-_FAULTS = frozenset({Happened.DIED, Happened.FAULTED, Happened.LOAD_FAILED, Happened.BROKE})
+_FAILURES = frozenset({EventKind.LOAD_FAILED, EventKind.WAKE_FAILED})
+_FAULTS = frozenset({EventKind.DIED, EventKind.FAULTED, EventKind.LOAD_FAILED, EventKind.BROKE})
 _NOT_UP_YET = frozenset({Reason.CONNECT_FAILED, Reason.LOAD_STALLED})
 FIRST_REQUEST_SECONDS = 10.0
 """How long a model with a keep-alive of 0 waits for its first request."""
@@ -160,7 +160,7 @@ class LifecycleLoop:
             Command.PAUSE: self._pause,
         }
         try:
-            command = self._note(Event(Happened.BEGUN))
+            command = self._note(Event(EventKind.BEGUN))
             while True:
                 try:
                     command = self._note(await stages[command]())
@@ -168,10 +168,10 @@ class LifecycleLoop:
                     # Without this, the model would stay in LOADING until the runner restarts.
                     log.exception("unexpected error in a model's life cycle", model=self.loader.config.name)
                     await self._end_backend()
-                    command = self._note(Event(Happened.BROKE, Reason.INTERNAL, INTERNAL_ERROR))
+                    command = self._note(Event(EventKind.BROKE, Reason.INTERNAL, INTERNAL_ERROR))
         finally:
             serves = self.state.doing is Command.SERVE
-            self._note(Event(Happened.END_ASKED))
+            self._note(Event(EventKind.END_ASKED))
             gone = WeftError(Reason.SHUTTING_DOWN, "the runner is stopping")
             self.awake.settle(gone)
             self.asleep.settle(gone)
@@ -181,14 +181,14 @@ class LifecycleLoop:
                 await self._end_backend()
             finally:
                 self._memory.give_up()
-            self._note(Event(Happened.ENDED))
+            self._note(Event(EventKind.ENDED))
 
     def _note(self, event: Event) -> Command:
         """Applies an event: enters the next state, settles the outcomes, and returns the next command."""
         now = self._clock.monotonic()
         before = self.state
-        if self.stopping and not before.draining and event.kind is not Happened.DRAIN_ASKED:
-            before = step(before, Event(Happened.DRAIN_ASKED), now, self._rules).state
+        if self.stopping and not before.draining and event.kind is not EventKind.DRAIN_ASKED:
+            before = step(before, Event(EventKind.DRAIN_ASKED), now, self._rules).state
         transition = step(before, event, now, self._rules)
         if transition.command in (Command.PAUSE, Command.REST, Command.SEEK):
             self._memory.give_up()  # no process of the backend is left
@@ -206,15 +206,15 @@ class LifecycleLoop:
 
     def _remember(self, event: Event, after: LifeState) -> None:
         """Records the traces of a fault or restart for people."""
-        if event.kind is Happened.LOADED:
+        if event.kind is EventKind.LOADED:
             self.restart_log.note_ready()
         elif event.kind in _FAULTS and not self._rules.attached and not is_unmet(event):
             self._note_restart(event.reason, event.how)
-        elif event.kind is Happened.WAKE_FAILED and after.doing is Command.PAUSE:
+        elif event.kind is EventKind.WAKE_FAILED and after.doing is Command.PAUSE:
             self._note_restart(event.reason, event.how)  # any other failed wake does not count as a restart
-        if event.kind in (Happened.DIED, Happened.FAULTED):
+        if event.kind in (EventKind.DIED, EventKind.FAULTED):
             self._verdict = verdict_on(event, attached=self._rules.attached)
-        elif event.kind is Happened.CLEARED or (event.kind in _FAILURES and self.loader.was_started):
+        elif event.kind is EventKind.CLEARED or (event.kind in _FAILURES and self.loader.was_started):
             self.restart_log.crash_lines = self.loader.last_lines()
         if after.doing is Command.REST:
             self.restart_log.note_asleep()
@@ -229,13 +229,13 @@ class LifecycleLoop:
             self.wake_requested.clear()
             self.idle_timer.begin()
             self.awake.settle()
-        elif command is Command.PAUSE or event.kind in (Happened.WAKE_FAILED, Happened.BROKE) or is_unmet(event):
+        elif command is Command.PAUSE or event.kind in (EventKind.WAKE_FAILED, EventKind.BROKE) or is_unmet(event):
             unmet = event.kind in _FAILURES and event.reason is Reason.INSUFFICIENT_MEMORY
             reason = Reason.INSUFFICIENT_MEMORY if unmet else Reason.WAKE_FAILED
             self._settle_not_awake(self.state.detail or INTERNAL_ERROR, reason)
-        elif event.kind is Happened.SLEEP_ASKED and command is not Command.SLEEP:
+        elif event.kind is EventKind.SLEEP_ASKED and command is not Command.SLEEP:
             self._settle_not_awake("it was unloaded meanwhile")
-        if event.kind is Happened.BROKE:
+        if event.kind is EventKind.BROKE:
             self._end_of_process_asked.clear()
             self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
         elif command in (Command.REST, Command.SEEK):
@@ -263,11 +263,11 @@ class LifecycleLoop:
         try:
             await asyncio.wait({loading, unloaded}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
-                return Event(Happened.SLEEP_ASKED)
+                return Event(EventKind.SLEEP_ASKED)
             loading.result()
         except WeftError as error:
             return Event(
-                Happened.LOAD_FAILED,
+                EventKind.LOAD_FAILED,
                 error.reason,
                 error.message,
                 otherwise=self.loader.is_otherwise,
@@ -275,7 +275,7 @@ class LifecycleLoop:
             )
         finally:
             await end_tasks(loading, unloaded)
-        return Event(Happened.LOADED)
+        return Event(EventKind.LOADED)
 
     async def _start_backend(self) -> None:
         await self.loader.start(self._note_waiting)
@@ -284,7 +284,7 @@ class LifecycleLoop:
 
     def _note_waiting(self, detail: str) -> None:
         if self.state.doing in (Command.LOAD, Command.WAKE):
-            self._note(Event(Happened.WAITS, how=detail))
+            self._note(Event(EventKind.WAITS, how=detail))
 
     async def _serve(self) -> Event:
         """Watches the backend until it exits, is faulted, or must sleep."""
@@ -298,25 +298,25 @@ class LifecycleLoop:
             while not exited.done():
                 self._nudged.clear()
                 if self.stopping and not self.state.draining:
-                    self._note(Event(Happened.DRAIN_ASKED))
+                    self._note(Event(EventKind.DRAIN_ASKED))
                 fault = watching.result() if watching.done() else self._fault
                 if self._memory.lost.is_set():
                     fault = self._memory.lost_error()
                 if fault is not None:
-                    return Event(Happened.FAULTED, fault.reason, fault.message)
+                    return Event(EventKind.FAULTED, fault.reason, fault.message)
                 left = self.idle_timer.seconds_to_sleep(stays_awake=self.stopping)
                 if left == 0 or self._sleep_asked.is_set():
-                    return Event(Happened.SLEEP_ASKED)
+                    return Event(EventKind.SLEEP_ASKED)
                 await event_within(self._clock, left, self._nudged)
             report = exited.result()
-            return Event(Happened.DIED, report.reason, report.how, report.exit)
+            return Event(EventKind.DIED, report.reason, report.how, report.exit)
         finally:
             await end_tasks(exited, watching, beside)
 
     async def _clear(self) -> Event:
         """Cleans up after a dead or faulted backend: its requests, and processes that it started."""
         await self._end_backend()
-        return Event(Happened.CLEARED)
+        return Event(EventKind.CLEARED)
 
     async def _prepare_end(self) -> None:
         if not self._records.idle.is_set() or self._memory.lost.is_set():
@@ -350,13 +350,13 @@ class LifecycleLoop:
             self._sleep_asked.clear()
             self._end_of_process_asked.clear()
             self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.message}"))
-            return Event(Happened.SLEEP_FAILED)
+            return Event(EventKind.SLEEP_FAILED)
         self.keeps_process = await self._sleeps_in_place()
         if not self.keeps_process:
             await self._prepare_end()
             await self._end_backend()
         log.info("model went to sleep", model=self.loader.config.name)
-        return Event(Happened.SLEPT)
+        return Event(EventKind.SLEPT)
 
     async def _sleeps_in_place(self) -> bool:
         """Puts the backend to sleep in its process. False: it cannot, or a request or a fault prevents it."""
@@ -374,14 +374,14 @@ class LifecycleLoop:
                 self.asleep.settle()
             if self.wake_requested.is_set():
                 self.keeps_process = False
-                return Event(Happened.WAKE_ASKED)
+                return Event(EventKind.WAKE_ASKED)
 
     async def _wake(self) -> Event:
         if not self._rules.attached and self._hibernation.recipe is None:
             # Like any load of weft's own process: limited by the stall check instead of a timeout, and ended by an
             # unload.
             loaded = await self._load()
-            if loaded.kind is not Happened.LOAD_FAILED:
+            if loaded.kind is not EventKind.LOAD_FAILED:
                 return loaded
             reason, why = loaded.reason, loaded.how
         else:
@@ -394,10 +394,10 @@ class LifecycleLoop:
             except TimeoutError:
                 why = f"it was not ready within {limit:g} s" + (f": {self._obstacle}" if self._obstacle else "")
             else:
-                return Event(Happened.LOADED)
+                return Event(EventKind.LOADED)
             await self.loader.backend.stop()
         log.warning("model could not be woken", model=self.loader.config.name, message=why)
-        return Event(Happened.WAKE_FAILED, reason, why[:MAX_DETAIL_CHARS], otherwise=self.loader.is_otherwise)
+        return Event(EventKind.WAKE_FAILED, reason, why[:MAX_DETAIL_CHARS], otherwise=self.loader.is_otherwise)
 
     async def _bring_up(self) -> None:
         recipe = self._hibernation.recipe
@@ -419,19 +419,19 @@ class LifecycleLoop:
             try:
                 await self._start_backend()
             except WeftError as error:
-                self._note(Event(Happened.MISSING, how=error.message))
+                self._note(Event(EventKind.MISSING, how=error.message))
             else:
-                return Event(Happened.LOADED)
-        return Event(Happened.WAKE_ASKED)
+                return Event(EventKind.LOADED)
+        return Event(EventKind.WAKE_ASKED)
 
     async def _pause(self) -> Event:
         while (left := (self.state.resume_at or 0.0) - self._clock.monotonic()) > 0:
             await first_within(self._clock, left, self._sleep_asked, self.wake_requested)
             if self._sleep_asked.is_set():
-                return Event(Happened.SLEEP_ASKED)
+                return Event(EventKind.SLEEP_ASKED)
             if self.wake_requested.is_set():
-                return Event(Happened.WAKE_ASKED)
-        return Event(Happened.PAUSE_OVER)
+                return Event(EventKind.WAKE_ASKED)
+        return Event(EventKind.PAUSE_OVER)
 
 
 async def _nothing() -> None:

@@ -53,7 +53,7 @@ class Command(Enum):
     """Like CLEAR, when the runner stops: ENDED."""
 
 
-class Happened(Enum):
+class EventKind(Enum):
     """The kind of an event."""
 
     BEGUN = auto()
@@ -98,7 +98,7 @@ class Happened(Enum):
 class Event:
     """Something that happened to an instance."""
 
-    kind: Happened
+    kind: EventKind
     reason: Reason = Reason.UNSPECIFIED
     how: str = ""
     """What happened, of a failure or a fault."""
@@ -110,20 +110,20 @@ class Event:
     """Whether nothing was started by a failed load because the model's files could not be pulled."""
 
 
-_ALWAYS = frozenset({Happened.BROKE, Happened.DRAIN_ASKED, Happened.END_ASKED})
-_LOADING = _ALWAYS | {Happened.LOADED, Happened.WAITS, Happened.SLEEP_ASKED}
-POSSIBLE: Mapping[Command, frozenset[Happened]] = MappingProxyType(
+_ALWAYS = frozenset({EventKind.BROKE, EventKind.DRAIN_ASKED, EventKind.END_ASKED})
+_LOADING = _ALWAYS | {EventKind.LOADED, EventKind.WAITS, EventKind.SLEEP_ASKED}
+POSSIBLE: Mapping[Command, frozenset[EventKind]] = MappingProxyType(
     {
-        Command.NOTHING: frozenset({Happened.BEGUN, Happened.DRAIN_ASKED, Happened.END_ASKED}),
-        Command.LOAD: _LOADING | {Happened.LOAD_FAILED},
-        Command.WAKE: _LOADING | {Happened.WAKE_FAILED},
-        Command.SERVE: _ALWAYS | {Happened.DIED, Happened.FAULTED, Happened.SLEEP_ASKED},
-        Command.CLEAR: _ALWAYS | {Happened.CLEARED},
-        Command.SLEEP: _ALWAYS | {Happened.SLEPT, Happened.SLEEP_FAILED},
-        Command.REST: _ALWAYS | {Happened.WAKE_ASKED},
-        Command.SEEK: _ALWAYS | {Happened.LOADED, Happened.MISSING, Happened.WAKE_ASKED},
-        Command.PAUSE: _ALWAYS | {Happened.PAUSE_OVER, Happened.SLEEP_ASKED, Happened.WAKE_ASKED},
-        Command.END: frozenset({Happened.ENDED, Happened.DRAIN_ASKED}),
+        Command.NOTHING: frozenset({EventKind.BEGUN, EventKind.DRAIN_ASKED, EventKind.END_ASKED}),
+        Command.LOAD: _LOADING | {EventKind.LOAD_FAILED},
+        Command.WAKE: _LOADING | {EventKind.WAKE_FAILED},
+        Command.SERVE: _ALWAYS | {EventKind.DIED, EventKind.FAULTED, EventKind.SLEEP_ASKED},
+        Command.CLEAR: _ALWAYS | {EventKind.CLEARED},
+        Command.SLEEP: _ALWAYS | {EventKind.SLEPT, EventKind.SLEEP_FAILED},
+        Command.REST: _ALWAYS | {EventKind.WAKE_ASKED},
+        Command.SEEK: _ALWAYS | {EventKind.LOADED, EventKind.MISSING, EventKind.WAKE_ASKED},
+        Command.PAUSE: _ALWAYS | {EventKind.PAUSE_OVER, EventKind.SLEEP_ASKED, EventKind.WAKE_ASKED},
+        Command.END: frozenset({EventKind.ENDED, EventKind.DRAIN_ASKED}),
     }
 )
 """The events that each command allows; others raise ImpossibleEvent."""
@@ -193,7 +193,7 @@ def step(state: LifeState, event: Event, now: float, rules: LifeRules) -> Transi
     if event.kind not in POSSIBLE[state.doing]:
         raise ImpossibleEvent(f"{event.kind.name} while doing {state.doing.name}")
     after = _HANDLERS[event.kind](state, event, now, rules)
-    goes_on = event.kind in (Happened.DRAIN_ASKED, Happened.WAITS)
+    goes_on = event.kind in (EventKind.DRAIN_ASKED, EventKind.WAITS)
     return Transition(state=after, command=Command.NOTHING if goes_on else after.doing)
 
 
@@ -211,7 +211,7 @@ def is_unmet(event: Event) -> bool:
     A failure with special load options says nothing about the configured model, a failed pull nothing about its
     engine, and nothing was started without memory.
     """
-    if event.kind is not Happened.LOAD_FAILED:
+    if event.kind is not EventKind.LOAD_FAILED:
         return False
     return event.unfetched or event.reason in UNMET or (event.otherwise and event.reason in _HOPELESS)
 
@@ -260,7 +260,7 @@ def _failed(state: LifeState, event: Event, now: float, rules: LifeRules) -> Lif
     A failed wake does not count as a restart. The next request tries again unless the failure would repeat.
     """
     hopeless = event.reason in _HOPELESS
-    is_left = event.kind is Happened.WAKE_FAILED and (event.otherwise or not hopeless)
+    is_left = event.kind is EventKind.WAKE_FAILED and (event.otherwise or not hopeless)
     if rules.attached or is_left or is_unmet(event):
         return _absent(state, event.how, rules)
     return _after_death(_blame(state, event), now, rules, hopeless=hopeless)
@@ -324,33 +324,33 @@ def _drain_asked(state: LifeState, *_: object) -> LifeState:
     return replace(state, draining=True, phase=phase)
 
 
-_HANDLERS: Mapping[Happened, Callable[[LifeState, Event, float, LifeRules], LifeState]] = MappingProxyType(
+_HANDLERS: Mapping[EventKind, Callable[[LifeState, Event, float, LifeRules], LifeState]] = MappingProxyType(
     {
-        Happened.BEGUN: _begun,
-        Happened.LOADED: _serve,
-        Happened.WAITS: _waits,
-        Happened.LOAD_FAILED: _failed,
-        Happened.WAKE_FAILED: _failed,
-        Happened.DIED: _lost,
-        Happened.FAULTED: _lost,
-        Happened.BROKE: _failed,
-        Happened.CLEARED: _cleared,
-        Happened.SLEEP_ASKED: _sleep_asked,
-        Happened.SLEPT: _sleep_asked,
-        Happened.SLEEP_FAILED: _serve,
-        Happened.WAKE_ASKED: lambda state, *_: _at(state, Command.WAKE, Phase.LOADING, WAKING),
-        Happened.MISSING: _sleep_asked,
-        Happened.PAUSE_OVER: _pause_over,
-        Happened.DRAIN_ASKED: _drain_asked,
-        Happened.END_ASKED: lambda state, *_: _at(state, Command.END, Phase.STOPPING),
-        Happened.ENDED: lambda state, *_: _at(state, Command.NOTHING, Phase.IDLE),
+        EventKind.BEGUN: _begun,
+        EventKind.LOADED: _serve,
+        EventKind.WAITS: _waits,
+        EventKind.LOAD_FAILED: _failed,
+        EventKind.WAKE_FAILED: _failed,
+        EventKind.DIED: _lost,
+        EventKind.FAULTED: _lost,
+        EventKind.BROKE: _failed,
+        EventKind.CLEARED: _cleared,
+        EventKind.SLEEP_ASKED: _sleep_asked,
+        EventKind.SLEPT: _sleep_asked,
+        EventKind.SLEEP_FAILED: _serve,
+        EventKind.WAKE_ASKED: lambda state, *_: _at(state, Command.WAKE, Phase.LOADING, WAKING),
+        EventKind.MISSING: _sleep_asked,
+        EventKind.PAUSE_OVER: _pause_over,
+        EventKind.DRAIN_ASKED: _drain_asked,
+        EventKind.END_ASKED: lambda state, *_: _at(state, Command.END, Phase.STOPPING),
+        EventKind.ENDED: lambda state, *_: _at(state, Command.NOTHING, Phase.IDLE),
     }
 )
 
 
 def verdict_on(event: Event, *, attached: bool) -> WeftError:
     """Returns the error of the running requests, of an engine that died or faulted."""
-    if event.kind is Happened.FAULTED:
+    if event.kind is EventKind.FAULTED:
         done = "released" if attached else "restarted"
         return WeftError(Reason.WORKER_RESTARTED, f"the engine was {done} while it processed the request: {event.how}")
     reason = Reason.OUT_OF_MEMORY if event.reason is Reason.OUT_OF_MEMORY else Reason.SERVER_DIED

@@ -14,7 +14,7 @@ from runner_svc.policy.lifecycle import (
     POSSIBLE,
     Command,
     Event,
-    Happened,
+    EventKind,
     ImpossibleEvent,
     LifeRules,
     LifeState,
@@ -38,7 +38,7 @@ FAULTS = (
     Reason.SERVICE_UNAVAILABLE,
     Reason.LEASE_LOST,
 )
-KINDS = tuple(Happened)
+KINDS = tuple(EventKind)
 PHASES = {
     Command.NOTHING: {Phase.IDLE},
     Command.LOAD: {Phase.LOADING},
@@ -53,10 +53,10 @@ PHASES = {
 }
 
 
-def _event(kind: Happened, reason: Reason = Reason.SERVER_DIED, how: str = "signal SIGKILL") -> Event:
-    if kind in (Happened.LOAD_FAILED, Happened.WAKE_FAILED, Happened.DIED, Happened.FAULTED):
+def _event(kind: EventKind, reason: Reason = Reason.SERVER_DIED, how: str = "signal SIGKILL") -> Event:
+    if kind in (EventKind.LOAD_FAILED, EventKind.WAKE_FAILED, EventKind.DIED, EventKind.FAULTED):
         return Event(kind, reason, how)
-    return Event(kind, how=how if kind in (Happened.WAITS, Happened.BROKE, Happened.MISSING) else "")
+    return Event(kind, how=how if kind in (EventKind.WAITS, EventKind.BROKE, EventKind.MISSING) else "")
 
 
 def _after(*events: Event, rules: LifeRules = OURS, now: float = 0.0) -> LifeState:
@@ -66,12 +66,12 @@ def _after(*events: Event, rules: LifeRules = OURS, now: float = 0.0) -> LifeSta
     return state
 
 
-LOADING = (Event(Happened.BEGUN),)
-SERVING = (Event(Happened.BEGUN), Event(Happened.LOADED))
+LOADING = (Event(EventKind.BEGUN),)
+SERVING = (Event(EventKind.BEGUN), Event(EventKind.LOADED))
 
 
 @pytest.mark.parametrize(("doing", "kind"), list(product(Command, KINDS)))
-def test_impossible_event_is_refused_by_name_and_every_other_has_a_transition(doing: Command, kind: Happened) -> None:
+def test_impossible_event_is_refused_by_name_and_every_other_has_a_transition(doing: Command, kind: EventKind) -> None:
     phase = min(PHASES[doing])
     state = LifeState(doing=doing, phase=phase, resume_at=0.0)
     if kind in POSSIBLE[doing]:
@@ -83,14 +83,14 @@ def test_impossible_event_is_refused_by_name_and_every_other_has_a_transition(do
 
 
 def test_drain_requested_during_a_load_starts_after_it() -> None:
-    assert _after(*LOADING, Event(Happened.DRAIN_ASKED), Event(Happened.LOADED)).phase is Phase.DRAINING
+    assert _after(*LOADING, Event(EventKind.DRAIN_ASKED), Event(EventKind.LOADED)).phase is Phase.DRAINING
 
 
-@pytest.mark.parametrize("kind", [Happened.DIED, Happened.FAULTED])
-def test_dead_or_unusable_backend_is_cleared_and_restarted_immediately(kind: Happened) -> None:
+@pytest.mark.parametrize("kind", [EventKind.DIED, EventKind.FAULTED])
+def test_dead_or_unusable_backend_is_cleared_and_restarted_immediately(kind: EventKind) -> None:
     state = _after(*SERVING, _event(kind))
     assert (state.doing, state.phase, state.detail) == (Command.CLEAR, Phase.STOPPING, "signal SIGKILL")
-    transition = step(state, Event(Happened.CLEARED), 1.0, OURS)
+    transition = step(state, Event(EventKind.CLEARED), 1.0, OURS)
     assert transition.command is Command.LOAD
     assert (transition.state.phase, transition.state.detail) == (Phase.LOADING, "signal SIGKILL")
     assert transition.state.history.total == 1
@@ -99,63 +99,63 @@ def test_dead_or_unusable_backend_is_cleared_and_restarted_immediately(kind: Hap
 def test_failing_load_is_retried_until_it_is_a_crash_loop_with_the_reason() -> None:
     state = _after(*LOADING)
     for now in (0.0, 1.0, 2.0):
-        transition = step(state, Event(Happened.LOAD_FAILED, Reason.SERVER_DIED, "exit code 1"), now, OURS)
+        transition = step(state, Event(EventKind.LOAD_FAILED, Reason.SERVER_DIED, "exit code 1"), now, OURS)
         state = transition.state
         assert transition.command is (Command.LOAD if now < 2.0 else Command.PAUSE)
     assert (state.phase, state.detail) == (Phase.CRASH_LOOP, "exit code 1; next start in 10 s")
     with pytest.raises(ImpossibleEvent):
-        step(state, Event(Happened.PAUSE_OVER), 11.9, OURS)
-    assert step(state, Event(Happened.PAUSE_OVER), 12.0, OURS).command is Command.LOAD
-    assert step(state, Event(Happened.SLEEP_ASKED), 3.0, OURS).state.phase is Phase.HIBERNATING
+        step(state, Event(EventKind.PAUSE_OVER), 11.9, OURS)
+    assert step(state, Event(EventKind.PAUSE_OVER), 12.0, OURS).command is Command.LOAD
+    assert step(state, Event(EventKind.SLEEP_ASKED), 3.0, OURS).state.phase is Phase.HIBERNATING
 
 
 def test_load_with_insufficient_memory_fails_with_advice_and_is_not_retried_automatically() -> None:
-    state = _after(*LOADING, Event(Happened.LOAD_FAILED, Reason.OUT_OF_MEMORY, "cannot allocate 9 GB"))
+    state = _after(*LOADING, Event(EventKind.LOAD_FAILED, Reason.OUT_OF_MEMORY, "cannot allocate 9 GB"))
     assert (state.doing, state.phase) == (Command.PAUSE, Phase.FAILED)
     assert "cannot allocate 9 GB" in state.detail
     assert ADVICE in state.detail
-    assert step(state, Event(Happened.WAKE_ASKED), 9.9, OURS).command is Command.WAKE
-    rests = step(state, Event(Happened.PAUSE_OVER), 10.0, OURS)
+    assert step(state, Event(EventKind.WAKE_ASKED), 9.9, OURS).command is Command.WAKE
+    rests = step(state, Event(EventKind.PAUSE_OVER), 10.0, OURS)
     assert (rests.command, rests.state.phase, rests.state.detail) == (Command.REST, Phase.HIBERNATING, state.detail)
-    again = step(rests.state, Event(Happened.WAKE_ASKED), 11.0, OURS)
+    again = step(rests.state, Event(EventKind.WAKE_ASKED), 11.0, OURS)
     assert again.command is Command.WAKE
     failed = step(
-        again.state, Event(Happened.WAKE_FAILED, Reason.OUT_OF_MEMORY, "cannot allocate 9 GB"), 12.0, OURS
+        again.state, Event(EventKind.WAKE_FAILED, Reason.OUT_OF_MEMORY, "cannot allocate 9 GB"), 12.0, OURS
     ).state
     assert (failed.phase, failed.resume_at) == (Phase.FAILED, 32.0)
 
 
 def test_two_out_of_memory_crashes_fail_the_model() -> None:
-    death = Event(Happened.DIED, Reason.OUT_OF_MEMORY, "killed")
-    once = _after(*SERVING, death, Event(Happened.CLEARED))
+    death = Event(EventKind.DIED, Reason.OUT_OF_MEMORY, "killed")
+    once = _after(*SERVING, death, Event(EventKind.CLEARED))
     assert once.doing is Command.LOAD
-    soon = step(step(once, Event(Happened.LOADED), 20.0, OURS).state, death, 29.0, OURS).state
-    assert step(soon, Event(Happened.CLEARED), 29.0, OURS).state.phase is Phase.FAILED
-    later = step(step(once, Event(Happened.LOADED), 20.0, OURS).state, death, 31.0, OURS).state
-    assert step(later, Event(Happened.CLEARED), 31.0, OURS).state.phase is Phase.LOADING
+    soon = step(step(once, Event(EventKind.LOADED), 20.0, OURS).state, death, 29.0, OURS).state
+    assert step(soon, Event(EventKind.CLEARED), 29.0, OURS).state.phase is Phase.FAILED
+    later = step(step(once, Event(EventKind.LOADED), 20.0, OURS).state, death, 31.0, OURS).state
+    assert step(later, Event(EventKind.CLEARED), 31.0, OURS).state.phase is Phase.LOADING
 
 
 @pytest.mark.parametrize("reason", [Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE])
 def test_unavailable_memory_is_not_a_crash_and_the_next_call_retries(reason: Reason) -> None:
     for event in (
-        Event(Happened.LOAD_FAILED, reason, "needs 9 GiB"),
-        Event(Happened.WAKE_FAILED, reason, "needs 9 GiB"),
+        Event(EventKind.LOAD_FAILED, reason, "needs 9 GiB"),
+        Event(EventKind.WAKE_FAILED, reason, "needs 9 GiB"),
     ):
         begin = (
             LOADING
-            if event.kind is Happened.LOAD_FAILED
-            else (*LOADING, Event(Happened.SLEEP_ASKED), Event(Happened.WAKE_ASKED))
+            if event.kind is EventKind.LOAD_FAILED
+            else (*LOADING, Event(EventKind.SLEEP_ASKED), Event(EventKind.WAKE_ASKED))
         )
         state = _after(*begin, event)
         assert (state.doing, state.phase, state.detail) == (Command.REST, Phase.HIBERNATING, "needs 9 GiB")
         assert (state.history.total, state.resume_at) == (0, None)
-        assert step(state, Event(Happened.WAKE_ASKED), 1.0, OURS).command is Command.WAKE
+        assert step(state, Event(EventKind.WAKE_ASKED), 1.0, OURS).command is Command.WAKE
 
 
 @pytest.mark.parametrize("reason", [Reason.INVALID_ARGUMENT, Reason.OUT_OF_MEMORY, Reason.TEMPLATE_FAILED])
 def test_failing_load_options_do_not_fail_the_configured_model(reason: Reason) -> None:
-    woken = (*LOADING, Event(Happened.SLEEP_ASKED), Event(Happened.WAKE_ASKED))
-    for begin, event in ((LOADING, Happened.LOAD_FAILED), (woken, Happened.WAKE_FAILED)):
+    woken = (*LOADING, Event(EventKind.SLEEP_ASKED), Event(EventKind.WAKE_ASKED))
+    for begin, event in ((LOADING, EventKind.LOAD_FAILED), (woken, EventKind.WAKE_FAILED)):
         assert _after(*begin, Event(event, reason, "no")).phase is Phase.FAILED
         state = _after(*begin, Event(event, reason, "no", otherwise=True))
         assert (state.doing, state.phase, state.detail) == (Command.REST, Phase.HIBERNATING, "no")
@@ -163,34 +163,36 @@ def test_failing_load_options_do_not_fail_the_configured_model(reason: Reason) -
 
 
 def test_load_wait_reason_is_reported_without_other_changes() -> None:
-    for before in (_after(*LOADING), _after(*LOADING, Event(Happened.SLEEP_ASKED), Event(Happened.WAKE_ASKED))):
-        transition = step(before, Event(Happened.WAITS, how="needs 9 GiB"), 1.0, OURS)
+    for before in (_after(*LOADING), _after(*LOADING, Event(EventKind.SLEEP_ASKED), Event(EventKind.WAKE_ASKED))):
+        transition = step(before, Event(EventKind.WAITS, how="needs 9 GiB"), 1.0, OURS)
         assert transition.command is Command.NOTHING
         assert transition.state == replace(before, detail="needs 9 GiB")
-        assert step(transition.state, Event(Happened.WAITS), 1.0, OURS).state == before
+        assert step(transition.state, Event(EventKind.WAITS), 1.0, OURS).state == before
 
 
 @pytest.mark.parametrize("reason", [Reason.TEMPLATE_FAILED, Reason.INVALID_ARGUMENT])
 def test_unreadable_file_is_retried_after_a_backoff(reason: Reason) -> None:
-    state = _after(*LOADING, Event(Happened.LOAD_FAILED, reason, "it is truncated"))
+    state = _after(*LOADING, Event(EventKind.LOAD_FAILED, reason, "it is truncated"))
     assert (state.phase, state.detail) == (Phase.FAILED, "it is truncated; next start in 10 s")
-    again = step(state, Event(Happened.PAUSE_OVER), 10.0, OURS)
+    again = step(state, Event(EventKind.PAUSE_OVER), 10.0, OURS)
     assert (again.command, again.state.phase) == (Command.LOAD, Phase.LOADING)
-    assert step(again.state, Event(Happened.LOAD_FAILED, reason, "it is truncated"), 11.0, OURS).state.resume_at == 31.0
+    assert (
+        step(again.state, Event(EventKind.LOAD_FAILED, reason, "it is truncated"), 11.0, OURS).state.resume_at == 31.0
+    )
 
 
 def test_attached_server_is_never_restarted() -> None:
     for event in (
-        Event(Happened.FAULTED, Reason.CONNECT_FAILED, "refused"),
-        Event(Happened.DIED, Reason.CONNECT_FAILED, "refused"),
+        Event(EventKind.FAULTED, Reason.CONNECT_FAILED, "refused"),
+        Event(EventKind.DIED, Reason.CONNECT_FAILED, "refused"),
     ):
-        state = _after(*SERVING, event, Event(Happened.CLEARED), rules=ATTACHED)
+        state = _after(*SERVING, event, Event(EventKind.CLEARED), rules=ATTACHED)
         assert (state.doing, state.phase, state.detail) == (Command.SEEK, Phase.FAILED, "refused")
         assert state.history.total == 0
     woken = replace(ATTACHED, can_wake=True)
     assert (
         _after(
-            *SERVING, Event(Happened.DIED, Reason.CONNECT_FAILED, "refused"), Event(Happened.CLEARED), rules=woken
+            *SERVING, Event(EventKind.DIED, Reason.CONNECT_FAILED, "refused"), Event(EventKind.CLEARED), rules=woken
         ).doing
         is Command.REST
     )
@@ -241,10 +243,10 @@ def _holds(before: LifeState, event: Event, after: LifeState, now: float, rules:
     assert after.history.total in (before.history.total, before.history.total + 1)
     assert len(after.history.deaths) <= rules.limits.max_deaths
     assert after.draining >= before.draining
-    if event.kind is Happened.WAITS:
+    if event.kind is EventKind.WAITS:
         assert replace(after, detail=before.detail) == before
     if after.phase in (Phase.READY, Phase.DRAINING) and before.phase not in (Phase.READY, Phase.DRAINING):
-        assert event.kind in (Happened.LOADED, Happened.SLEEP_FAILED)
+        assert event.kind in (EventKind.LOADED, EventKind.SLEEP_FAILED)
     assert not (after.phase is Phase.READY and after.draining)
     if after.doing is Command.PAUSE and before.doing is not Command.PAUSE:
         assert after.resume_at is not None
@@ -265,14 +267,14 @@ def test_no_event_sequence_leaves_the_allowed_transitions(
         try:
             after = step(state, event, now, rules).state
         except ImpossibleEvent:
-            assert event.kind is Happened.PAUSE_OVER
+            assert event.kind is EventKind.PAUSE_OVER
             assert state.resume_at is not None
             assert now < state.resume_at
             continue
         _holds(state, event, after, now, rules)
         state = after
     # Whatever happened, an end is an end.
-    for event in (Event(Happened.END_ASKED), Event(Happened.ENDED)):
+    for event in (Event(EventKind.END_ASKED), Event(EventKind.ENDED)):
         if event.kind in POSSIBLE[state.doing]:
             state = step(state, event, now, rules).state
     assert state.phase is Phase.IDLE
@@ -284,13 +286,13 @@ def test_restart_rate_stays_within_the_limit_for_any_crash_rate(gaps: list[float
     state, now, since_pause = _after(*LOADING), 0.0, 0
     for gap in gaps:
         now += gap
-        transition = step(state, Event(Happened.LOAD_FAILED, Reason.SERVER_DIED, "x"), now, OURS)
+        transition = step(state, Event(EventKind.LOAD_FAILED, Reason.SERVER_DIED, "x"), now, OURS)
         since_pause += 1
         if transition.command is Command.PAUSE:
             since_pause = 0
             assert transition.state.resume_at is not None
             now = transition.state.resume_at
-            transition = step(transition.state, Event(Happened.PAUSE_OVER), now, OURS)
+            transition = step(transition.state, Event(EventKind.PAUSE_OVER), now, OURS)
         else:
             recent = [at for at in transition.state.history.deaths if now - at < OURS.limits.window_seconds]
             assert len(recent) < OURS.limits.max_deaths
@@ -300,5 +302,5 @@ def test_restart_rate_stays_within_the_limit_for_any_crash_rate(gaps: list[float
 def test_non_wakeable_server_detached_while_loading_is_polled_again() -> None:
     for woken_by_mesh, phase in ((True, Phase.HIBERNATING), (False, Phase.FAILED)):
         rules = replace(ATTACHED, woken_by_mesh=woken_by_mesh)
-        state = _after(Event(Happened.BEGUN), Event(Happened.SLEEP_ASKED), rules=rules)
+        state = _after(Event(EventKind.BEGUN), Event(EventKind.SLEEP_ASKED), rules=rules)
         assert (state.doing, state.phase) == (Command.SEEK, phase)
