@@ -40,7 +40,7 @@ from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
 from gateway.ollama.endpoints import OLLAMA
-from gateway.openai.endpoints import OPENAI
+from gateway.openai.endpoints import OPENAI, QUOTES
 from gateway.openapi import shown_path
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
@@ -60,6 +60,7 @@ from gateway.workbench.page_files import PageFiles
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource
+from weft.dispatch.quoter import Quoter
 from weft.dispatch.remote_router import RouterSource
 from weft.durable.batches import BatchClient, FileClient
 from weft.durable.durable_call import durable_calls
@@ -103,6 +104,8 @@ class GatewayPorts:
     """Stores responses; None: they are not stored."""
     usage: UsageClient | None = None
     """Usage of tenants, keys and models; None: no endpoints for it."""
+    quotes: Quoter | None = None
+    """Estimates requests; None: no endpoint for it."""
     tasks: TaskClient | None = None
     """Runs durable tasks; None: there are none."""
     files: FileClient | None = None
@@ -237,6 +240,7 @@ def _serve_management(app: EdgeApp, ports: GatewayPorts) -> None:
         (SECRETS, {"secrets": ports.secrets}),
         (REQUESTS, {RequestClient: ports.requests}),
         (USAGE, {UsageClient: ports.usage}),
+        (QUOTES, {Quoter: ports.quotes}),
     )
     for router, given in routes:
         if None not in given.values():

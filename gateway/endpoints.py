@@ -5,7 +5,7 @@ from gateway.anthropic.endpoints import ANTHROPIC
 from gateway.batches.endpoints import BATCHES, FILES, RESULTS
 from gateway.health import HEALTH, METRICS, PROBES
 from gateway.ollama.endpoints import OLLAMA
-from gateway.openai.endpoints import OPENAI
+from gateway.openai.endpoints import OPENAI, QUOTES
 from gateway.openapi import answers_events, shown_path
 from gateway.resources.endpoints import RESOURCES, SETTINGS
 from gateway.responses.endpoints import RESPONSES
@@ -51,6 +51,7 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     KEYS,
     SECRETS,
     REQUESTS,
+    QUOTES,
     USAGE,
     TASKS,
     FILES,

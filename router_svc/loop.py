@@ -34,6 +34,7 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.prefix_affinity import PrefixReport
 from router_svc.policy.estimates import estimate_error
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.quotes import Quote
 from router_svc.policy.request import MEDIA_UNITS, Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
@@ -312,14 +313,8 @@ class SchedulingLoop:
         Raises SHUTTING_DOWN, SERVICE_UNAVAILABLE before the first view, and RATE_LIMIT_EXCEEDED for a tenant or client
         above its rate.
         """
-        if self._closed:
-            raise WeftError(Reason.SHUTTING_DOWN, "the router is stopping")
-        if self._newest is None:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
-        key, now = next(self._keys), self._clock.monotonic()
-        spec = self._deps.records.clients.resolve(spec)
-        allow_remote = self.scheduler.tenant(spec.tenant).permits_remote(requested=spec.allow_remote)
-        request = Request.of(key, spec, now, allow_remote=allow_remote)
+        request, now = self._arrived(spec)
+        key = request.key
         mailbox = self._mailboxes[key] = Mailbox(request, self._admit(request, now))
         try:
             self._deliver(self.scheduler.submit(request, now))
@@ -328,6 +323,28 @@ class SchedulingLoop:
             self.finish(key, Reason.INTERNAL)
             raise
         return key, mailbox
+
+    def quote(self, spec: PlacementRequest) -> list[Quote]:
+        """Return when each place would answer a request that arrives now.
+
+        Raises as `submit`, but it counts in no rate limit, and the error of a refusal.
+        """
+        request, now = self._arrived(spec)
+        quotes = self.scheduler.quote(request, now)
+        if isinstance(quotes, Rejects):
+            raise _error_of(quotes, spec)
+        return quotes
+
+    def _arrived(self, spec: PlacementRequest) -> tuple[Request, float]:
+        """Return a request that arrives now, and the time."""
+        if self._closed:
+            raise WeftError(Reason.SHUTTING_DOWN, "the router is stopping")
+        if self._newest is None:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
+        now = self._clock.monotonic()
+        spec = self._deps.records.clients.resolve(spec)
+        allow_remote = self.scheduler.tenant(spec.tenant).permits_remote(requested=spec.allow_remote)
+        return Request.of(next(self._keys), spec, now, allow_remote=allow_remote), now
 
     def report_first_content(self, key: int) -> None:
         """See Placement.report_first_content."""
@@ -609,6 +626,10 @@ def _rejection(decision: Rejects, request: PlacementRequest) -> WeftError:
         model=request.model,
         reason=decision.reason.name.lower(),
     )
+    return _error_of(decision, request)
+
+
+def _error_of(decision: Rejects, request: PlacementRequest) -> WeftError:
     about = {"model": request.model} | ({"field": "model"} if decision.reason in _ABOUT_MODEL else {})
     return WeftError(
         decision.reason,

@@ -9,10 +9,12 @@ import grpc
 from typing_extensions import override
 
 from router_svc.loop import SchedulingLoop
+from router_svc.policy import quotes
 from router_svc.request_record import RequestHistory
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
+from weft.api.router.v1.quote_pb2 import Quote
 from weft.dispatch.agents import require_target
 from weft.dispatch.media_work import MAX_WORK
 from weft.dispatch.placement import (
@@ -41,7 +43,7 @@ from weft.kernel.request import CALLER_BANDS, PREFIX_ENDS, Operation, Priority, 
 from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import carried_traceparent
-from weft.kernel.timestamps import optional_seconds
+from weft.kernel.timestamps import optional_duration, optional_seconds, set_seconds
 
 if TYPE_CHECKING:
     from router_svc.loop import Mailbox
@@ -61,6 +63,10 @@ class LocalPlacement(RouterPort):
     @override
     def place(self, request: PlacementRequest) -> "LocalPlace":
         return LocalPlace(self._loop, request)
+
+    @override
+    async def quote(self, request: PlacementRequest) -> Sequence[Quote]:
+        return [_quote_to_proto(each, request) for each in self._loop.quote(request)]
 
     @override
     async def queues(self) -> Sequence[PoolQueue]:
@@ -193,6 +199,13 @@ class PlacementServicer(AnsweringServicer, placement_service_pb2_grpc.PlacementS
         return pb.ReportEndResponse(recorded=await self._placement.report_end(ended, request.finished.receipt))
 
     @override
+    async def Quote(
+        self, request: pb.QuoteRequest, context: grpc.aio.ServicerContext[pb.QuoteRequest, pb.QuoteResponse]
+    ) -> pb.QuoteResponse:
+        asked = _request_from_proto(request.open, carried_traceparent(context.invocation_metadata()))
+        return pb.QuoteResponse(quotes=await self._placement.quote(asked))
+
+    @override
     async def ListQueues(
         self,
         request: pb.ListQueuesRequest,
@@ -273,6 +286,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         age_seconds=age_seconds,
         is_counted=message.is_counted,
         seconds_left=optional_seconds(message, "time_left"),
+        max_wait_seconds=optional_seconds(message, "max_wait"),
         attempts_used=message.attempts_used,
         traceparent=traceparent,
         asked_model=require_token(message.asked_model, "open.asked_model", MAX_NAME_CHARS)
@@ -321,6 +335,24 @@ def _check_sizes(message: pb.PlaceOpen) -> None:
         raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
     if len(message.prefix_digests) > len(PREFIX_ENDS):
         raise invalid_field("open.prefix_digests", f"has more than {len(PREFIX_ENDS)} entries")
+
+
+def _quote_to_proto(quote: quotes.Quote, request: PlacementRequest) -> Quote:
+    message = Quote(
+        model=quote.candidate.model,
+        runner=quote.candidate.runner,
+        host=quote.candidate.host,
+        remote=quote.candidate.remote,
+        wait=optional_duration(None if quote.wait_seconds is None else round(quote.wait_seconds, 3)),
+        prompt_tokens=request.prompt_tokens,
+        completion_tokens=round(quote.output_tokens),
+        measured_count=quote.measured,
+    )
+    for shown, spread in ((message.first_token, quote.first_token), (message.completion, quote.completion)):
+        if spread is not None:
+            set_seconds(shown.p50, round(spread.p50, 3))
+            set_seconds(shown.p90, round(spread.p90, 3))
+    return message
 
 
 def _queue_to_proto(queue: PoolQueue) -> pb.PoolQueue:

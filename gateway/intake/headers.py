@@ -165,6 +165,7 @@ def request_context(
         names_priority=priority is not None,
         allow_remote=bool(params.allow_remote),
         timeout_seconds=timeout_seconds(headers, config),
+        max_wait_seconds=_seconds(headers, "X-Max-Wait-Seconds", config.request_timeout_seconds),
         handling=_handling(headers, params),
         client_id=_client_id(headers, params),
         session=_session(headers, params),
@@ -256,16 +257,21 @@ def _handling(headers: Headers, params: HandledRequest) -> Handling:
 
 def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
     """Returns the caller's deadline in seconds. Raises INVALID_ARGUMENT naming the header."""
-    given = headers.get(b"x-request-timeout-seconds")
+    stated = _seconds(headers, "X-Request-Timeout-Seconds", config.request_timeout_seconds)
+    return config.request_timeout_seconds if stated is None else stated
+
+
+def _seconds(headers: Headers, name: str, most: float) -> float | None:
+    """Returns the seconds in a header; None: not given. Raises INVALID_ARGUMENT naming the header."""
+    given = headers.get(name.lower().encode())
     if given is None:
-        return config.request_timeout_seconds
+        return None
     try:
         seconds = float(given) if len(given) <= _MAX_TIMEOUT_CHARS else math.nan
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds <= config.request_timeout_seconds:
-        limit = config.request_timeout_seconds
-        raise invalid_field("X-Request-Timeout-Seconds", f"must be a number above 0 and at most {limit:g}")
+    if not 0 < seconds <= most:
+        raise invalid_field(name, f"must be a number above 0 and at most {most:g}")
     return seconds
 
 

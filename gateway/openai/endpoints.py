@@ -7,11 +7,13 @@ from gateway.openai.chat import chat_completions
 from gateway.openai.completions import text_completions
 from gateway.openai.embeddings import create_embeddings
 from gateway.openai.image_schema import ImageEditRequest, ImageRequest
+from gateway.openai.quotes import create_quotes
 from gateway.openai.rerank import rerank_documents
 from gateway.openai.tokenize import tokenize
 from gateway.openai.transcriptions import TranscriptionRequest
-from gateway.openapi import EVENT_STREAM, binary_content, form_body
+from gateway.openapi import EVENT_STREAM, answers, binary_content, form_body
 from gateway.routing import ApiRouter
+from weft.api.router.v1.placement_service_pb2 import QuoteResponse
 from weft.kernel.principal import USE_MODELS, VIEW_MODELS
 
 _IMAGE_EDIT = form_body(ImageRequest, files=("image",), or_json=ImageEditRequest)
@@ -52,3 +54,6 @@ OPENAI.add_get("/v1/models/agent/{agent}", VIEW_MODELS, models.get_agent, with_h
 OPENAI.add_get("/v1/models/route/{route}", VIEW_MODELS, models.get_route, with_head=True, by_name=True)
 OPENAI.add_get("/v1/models/workflow/{workflow}", VIEW_MODELS, models.get_workflow, with_head=True, by_name=True)
 OPENAI.add_get("/v1/models/{model:name}", VIEW_MODELS, models.get_model, with_head=True, by_name=True)
+
+QUOTES = ApiRouter("quotes")
+QUOTES.add_post("/v1/quotes", USE_MODELS, create_quotes, answers(QuoteResponse))

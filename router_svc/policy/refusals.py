@@ -75,6 +75,21 @@ def deadline_unreachable(request: Request, parts: tuple[tuple[str, float], ...],
     )
 
 
+def first_token_too_late(request: Request, expected_seconds: float | None, most_seconds: float) -> Rejects:
+    """Return the refusal of a request whose first token is expected after its caller's limit; None: unknown."""
+    if expected_seconds is None:
+        expected = "no place has a measured time to its first token"
+    else:
+        expected = f"its first token is expected within {expected_seconds:.1f} s"
+    return Rejects(
+        key=request.key,
+        reason=Reason.DEADLINE_UNREACHABLE,
+        message=f"{expected}, and the request may wait at most {most_seconds:g} s",
+        retry_after_seconds=retry_after(FULL_RETRY_SECONDS if expected_seconds is None else expected_seconds),
+        metadata={} if expected_seconds is None else {"estimate_seconds": f"{expected_seconds:.1f}"},
+    )
+
+
 def not_loaded(refusal: Rejects, request: Request, waited_seconds: float, awaited: str) -> Rejects:
     """Return the refusal of a timed-out request without a loaded model; `awaited`: what blocked the load."""
     return replace(

@@ -65,6 +65,40 @@ class RequestKind:
         return replace(self, failed_wakes=self.failed_wakes | {model})
 
 
+class EstimatedPart(StrEnum):
+    """What is estimated. Waits are much less certain than answers, so their errors are kept apart."""
+
+    FIRST = "first"
+    FIRST_AFTER_WAIT = "first_after_wait"
+    END = "end"
+    END_AFTER_WAIT = "end_after_wait"
+
+
+@dataclass(slots=True, kw_only=True)
+class Estimate:
+    """The expected times of a request on one place, in seconds from its arrival."""
+
+    candidate: Candidate
+    wait: float
+    """For a slot or a load."""
+    first: float
+    end: float
+    output_tokens: float
+    first_most: float = inf
+    """What nine of ten such requests keep; infinity: not computed."""
+    end_most: float = inf
+
+    @property
+    def first_part(self) -> EstimatedPart:
+        """Return what `first` estimates."""
+        return EstimatedPart.FIRST_AFTER_WAIT if self.wait else EstimatedPart.FIRST
+
+    @property
+    def end_part(self) -> EstimatedPart:
+        """Return what `end` estimates."""
+        return EstimatedPart.END_AFTER_WAIT if self.wait else EstimatedPart.END
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request from arrival to end. Times are seconds on the router's monotonic clock."""
@@ -113,6 +147,8 @@ class Request:
     expected: FirstToken | None = None
     """While placed: its expected time to the first token; None: its endpoint was chosen otherwise."""
     content_at: float | None = None
+    estimate: Estimate | None = None
+    """Its times as expected when it arrived; None: they are not estimated, or nothing is known."""
     waits: bool = False
     """Whether it is in its queue, in the request class of its kind."""
     last_failure: Rejects | None = None

@@ -28,6 +28,7 @@ from router_svc.policy.queue.admission import Admitted
 from router_svc.policy.queue.fair_share import MIN_COST, FairShare
 from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import Queues, queue_lengths
+from router_svc.policy.quotes import Quote, Quotes
 from router_svc.policy.reconciler import Reconciler
 from router_svc.policy.request import MEDIA_UNITS, UNITS, Request, WorkUnit
 from router_svc.policy.request_table import RequestTable
@@ -72,7 +73,8 @@ class Scheduler:
         estimator = self._estimator = WaitEstimator(limits, cluster, wakes, estimates)
         notifier = StatusNotifier(settings, cluster, queues, loads, estimator)
         self._requests = RequestTable(limits, queues, loads, estimator, notifier)
-        self._placements = Placements(limits, cluster, queues, loads, estimates, estimator.running)
+        self.quotes = Quotes(cluster.index, queues.caps, estimator)
+        self._placements = Placements(limits, cluster, queues, loads, estimates, estimator.running, self.quotes)
         self._reconciler = Reconciler(
             limits, cluster, queues, loads, estimator, self._requests, self._placements.retries
         )
@@ -143,6 +145,10 @@ class Scheduler:
         queue = self._queues.open(name)
         self._receive(request, queue, now)
         self._requests.enter(request)
+        self.quotes.expect(request, queue, now)
+        if (too_late := self._first_token_too_late(request)) is not None:
+            self._requests.leave(request)
+            return [*decisions, too_late]
         if request.needs.operation in TAKING_NO_SLOT and (ready := self._first_ready(request)) is not None:
             return [*decisions, self._placements.place_beside(request, ready, now)]
         may_run = not queue.keeps_waiting(request.spec.priority) and self._queues.caps.may_run(request.spec.tenant)
@@ -155,6 +161,20 @@ class Scheduler:
             decisions += self._go_on((), now)
             decisions += self._requests.notify(request, now)
         return decisions
+
+    def quote(self, request: Request, now: float) -> list[Quote] | Rejects:
+        """Return when each place would answer a request that arrives now, the soonest first; it is not accepted."""
+        self._index.health.advance(now)
+        name = self._index.table.queue_of(request.spec.model)
+        if name is None:
+            return refusals.unknown_target(request)
+        queue = self._queues.open(name)
+        self._receive(request, queue, now)
+        self._requests.enter(request)
+        quotes = self.quotes.quote(request, queue, now)
+        refusal = None if quotes else self._reconciler.no_candidate(request)
+        self._requests.leave(request)
+        return refusal or quotes
 
     def report_first_content(self, key: int, now: float) -> None:
         """Record that an answer has begun, so its runner is not full."""
@@ -246,6 +266,16 @@ class Scheduler:
         request.cost = self._cost_of(request, pool)
         request.keep_alive_seconds = None if route is None else route.keep_alive_seconds
         request.expected_work = self._estimates.expected_work(pool, request)
+
+    def _first_token_too_late(self, request: Request) -> Rejects | None:
+        """Return the refusal of a new request whose first token is expected later than its caller waits; None: none."""
+        most = request.spec.max_wait_seconds
+        if most is None or request.spec.age_seconds:
+            return None
+        expected = None if request.estimate is None else request.estimate.first_most
+        if expected is not None and expected <= most:
+            return None
+        return refusals.first_token_too_late(request, expected, most)
 
     def _cost_of(self, request: Request, pool: str) -> float:
         """Return the expected charge of a request in tokens."""
@@ -426,12 +456,14 @@ class Placements:
         loads: LoadCoordinator,
         estimates: Estimates,
         running: RunningRequests,
+        quotes: Quotes,
     ) -> None:
         self._index = cluster.index
         self._queues = queues
         self._loads = loads
         self._estimates = estimates
         self._running = running
+        self._quotes = quotes
         self.retries = RetryBudget(limits)
         self._failing = FailingPrompts()
 
@@ -482,6 +514,7 @@ class Placements:
         """Record that the answer has begun."""
         if request.placed_on is not None and request.content_at is None:
             request.content_at = now
+            self._quotes.note_first_token(request, now)
             if request.holds_slot:
                 self._index.owe(request.placed_on, -request.uncached_tokens)
             self._index.health.note_content(request.placed_on, now)
@@ -545,6 +578,7 @@ class Placements:
                 self._estimates.note_media(candidate, unit, request.spec.work, seconds, device_seconds)
             else:
                 self._note_answer(request, candidate, served, seconds)
+                self._quotes.note_end(request, now)
             if UNITS.get(request.kind.needs.operation) is WorkUnit.TOKENS:
                 self._estimates.note_exchange(candidate, tokens, device_seconds)
             if content_at is None:

@@ -151,6 +151,7 @@ def placement_request(
         names_priority=context.names_priority,
         allow_remote=context.allow_remote,
         seconds_left=seconds_left,
+        max_wait_seconds=context.max_wait_seconds,
         traceparent=context.traceparent,
         prompt_tokens=description.prompt_tokens,
         max_output_tokens=description.max_output_tokens,

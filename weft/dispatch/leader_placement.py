@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.router_pb2 import Router
+from weft.api.router.v1.quote_pb2 import Quote
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import CHECK_INTERVAL_SECONDS, NO_ROUTER, RemotePlace, RemoteRouter, RouterSource
@@ -94,6 +95,10 @@ class LeaderPlacement(RouterPort, RouterSource):
     @override
     def place(self, request: PlacementRequest) -> RemotePlace:
         return self._nearest.place(request)
+
+    @override
+    async def quote(self, request: PlacementRequest) -> Sequence[Quote]:
+        return await self._nearest.quote(request)
 
     @override
     async def queues(self) -> Sequence[PoolQueue]:

@@ -10,6 +10,7 @@ from typing import Protocol, Self, TypeAlias
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
+from weft.api.router.v1.quote_pb2 import Quote
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.principal import actor_words
@@ -131,6 +132,17 @@ class PlacementPort(Protocol):
         ...
 
 
+class QuoteSource(Protocol):
+    """Source of quotes; see `RouterPort`."""
+
+    async def quote(self, request: PlacementRequest) -> Sequence[Quote]:
+        """Returns when each place would answer a request that arrives now, the soonest first; it is not accepted.
+
+        Raises what a refusal would, SERVICE_UNAVAILABLE for a lost router.
+        """
+        ...
+
+
 class QueueSource(Protocol):
     """Source of queue lengths; see `RouterPort`."""
 
@@ -151,5 +163,5 @@ class EndPort(Protocol):
         ...
 
 
-class RouterPort(PlacementPort, QueueSource, EndPort, Protocol):
+class RouterPort(PlacementPort, QuoteSource, QueueSource, EndPort, Protocol):
     """All of the router that dispatchers use."""

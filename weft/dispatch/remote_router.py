@@ -15,6 +15,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.router_pb2 import Router
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
+from weft.api.router.v1.quote_pb2 import Quote
 from weft.dispatch.placement import (
     PLACED_AGAIN,
     Decision,
@@ -138,6 +139,12 @@ class RemoteRouter(RouterPort):
     @override
     def place(self, request: PlacementRequest) -> "RemotePlace":
         return RemotePlace(self, request)
+
+    @override
+    async def quote(self, request: PlacementRequest) -> Sequence[Quote]:
+        asked = pb.QuoteRequest(open=_open_to_proto(request))
+        with calling(Reason.SERVICE_UNAVAILABLE):
+            return (await self.stub.Quote(asked, timeout=QUEUES_TIMEOUT_SECONDS)).quotes
 
     @override
     async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
@@ -377,4 +384,6 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:
         message.time_left.FromNanoseconds(int(request.seconds_left * 1e9))
+    if request.max_wait_seconds is not None:
+        message.max_wait.FromNanoseconds(int(request.max_wait_seconds * 1e9))
     return message

@@ -63,6 +63,8 @@ class RequestContext:
     allow_remote: bool = False
     timeout_seconds: float | None = None
     """Time to the caller's deadline; None: no deadline."""
+    max_wait_seconds: float | None = None
+    """Time within which the caller wants the first token, else the request is refused when it arrives; None: any."""
     agent: str = ""
     """The requested agent, once resolved; empty: none."""
     handling: Handling = field(default_factory=Handling)
@@ -269,7 +271,16 @@ class RequestTrace:
         _note_outside(receipt)
         if self.first_content is not None:
             set_seconds(receipt.time_to_first_token, self.first_content - self.arrived)
+        self._note_promise(receipt, now)
         return receipt
+
+    def _note_promise(self, receipt: receipt_pb2.Receipt, now: float) -> None:
+        """Sets whether the first content came within the caller's limit, if the request was accepted with one."""
+        limit = self.context.max_wait_seconds
+        if limit is not None and self.attempts:
+            began = now if self.first_content is None else self.first_content
+            set_seconds(receipt.promised_wait.limit, limit)
+            receipt.promised_wait.kept = began - self.arrived <= limit
 
     def with_engine_logs(self, receipt: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         """Returns the receipt for routers: with engine logs, which callers do not get."""

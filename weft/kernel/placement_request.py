@@ -35,6 +35,8 @@ class PlacementRequest:
     """Time since its first arrival: a request that is placed again after a lost router keeps its age."""
     seconds_left: float | None = None
     """Time to the deadline; None: no deadline."""
+    max_wait_seconds: float | None = None
+    """Time in which its first token must be expected, else it is refused when it arrives; None: any."""
     is_counted: bool = False
     """Whether an earlier placement already counts against the limits of its tenant and client."""
     attempts_used: int = 0

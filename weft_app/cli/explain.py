@@ -127,7 +127,15 @@ def _waited(receipt: Document) -> str:
 
 def _first_token(receipt: Document) -> str | None:
     seconds = receipt.get("timeToFirstTokenSeconds")
-    return None if seconds is None else f"after {time_words(seconds)}"
+    if seconds is None:
+        return None
+    promised = receipt.get("promisedWait")
+    kept = (
+        ""
+        if promised is None
+        else f", {'within' if promised['kept'] else 'later than'} the limit of {time_words(promised['limitSeconds'])}"
+    )
+    return f"after {time_words(seconds)}{kept}"
 
 
 def _cancelled(receipt: Document) -> str | None:

@@ -134,6 +134,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         ),
         "create": "Create a model that the mesh itself serves from a provider, without a runner in weft.yaml.",
         "estimate": "Show the estimated memory of a model, and the source of the estimate.",
+        "quote": "Show when each place of the mesh would answer a prompt, without sending it.",
         "flush": "Drop cached prefixes. Running requests keep theirs until they end.",
     },
     "config": {
@@ -174,6 +175,7 @@ _PLACES: Mapping[str, str] = {
     "models detach": "attach:detach",
     "models create": "create:create_model",
     "models flush": "operations:flush",
+    "models quote": "quote:quote",
     "config diff": "declare:diff",
     "config envoy": "edge:config",
     "keys secret": "secrets:app",

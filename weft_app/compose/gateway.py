@@ -30,7 +30,8 @@ from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetWatcher, fleet_check, router_check
 from weft.dispatch.leader_placement import LeaderPlacement
-from weft.dispatch.placement import QueueSource
+from weft.dispatch.placement import RouterPort
+from weft.dispatch.quoter import Quoter
 from weft.durable.batches import BatchClient, FileClient
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.requests import RequestClient
@@ -95,7 +96,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
     registry: grpc.aio.Channel,
     channels: ChannelPool,
     *,
-    queues: QueueSource,
+    router: RouterPort,
     requests: RequestClient,
     processes: Mapping[str, grpc.aio.Channel],
     clock: Clock,
@@ -119,19 +120,20 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
             EventSource(resources),
             RequestsOfTenant(requests),
             FiguresOfMesh(requests),
-            QueuesByName(queues, clock, WATCH_QUEUE_SECONDS),
+            QueuesByName(router, clock, WATCH_QUEUE_SECONDS),
             OperationSource(operations),
             MemorySource(operations),
         ),
         admin=AdminPorts(
             operations=operations,
             instances=RunnerDescriptions(fleet, channels, clock),
-            queues=queues,
+            queues=router,
             engine_logs=EngineLogClient(fleet, channels),
             processes=ProcessesClient(processes, fleet, channels),
             discovery=discovery,
         ),
         requests=requests,
+        quotes=Quoter(router, names or fleet),
         result_key=result_key(config, home),
         api_keys=RegistryService(KeyServiceStub(registry), timeout_seconds=timeout),
         join_tokens=RegistryService(JoinTokenServiceStub(registry), timeout_seconds=timeout),
@@ -179,7 +181,7 @@ class RemoteMesh:
             self.fleet,
             self.registry,
             self.channels,
-            queues=routers,
+            router=routers,
             requests=RequestClient(routers.channel),
             processes=services,
             clock=self.clock,

@@ -350,7 +350,7 @@ class UpHost:
             fleet,
             channel,
             channels,
-            queues=router.placement,
+            router=router.placement,
             # Its database may need longer to fail than a channel does.
             requests=RequestClient(router.requests, STORE_TIMEOUT_SECONDS),
             processes=dict.fromkeys(PROCESSES, channel),

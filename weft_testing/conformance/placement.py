@@ -82,6 +82,16 @@ class PlacementConformance:
                 expected = PoolQueue(pool=POOL, waiting=1, max_waiting=2, running=2)
                 assert replace(queue, average_wait_seconds=None) == expected
 
+    async def test_a_quote_names_the_places_and_accepts_nothing(self) -> None:
+        async with self.placement(slots=1) as port:
+            quotes = await port.quote(_request("r1"))
+            assert {quote.runner for quote in quotes} == {"a", "b"}
+            assert all(
+                quote.first_token.p50.ToNanoseconds() <= quote.first_token.p90.ToNanoseconds() for quote in quotes
+            )
+            (queue,) = await port.queues()
+            assert (queue.waiting, queue.running) == (0, 0)
+
     async def test_leaving_the_placement_frees_its_slot_without_a_report(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as one:
             await _grant(one)

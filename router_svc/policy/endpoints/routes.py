@@ -88,6 +88,16 @@ class RouteStep:
             return self.pool.has_free
         return not self.pool.is_at_its_cap and (self._only.is_open or self._only.is_spare)
 
+    def free_endpoints(self, needs: Needs, excluded: Collection[CandidateKey], most: int) -> Iterator[Endpoint]:
+        """Yield endpoints of this step with a free slot for such requests, at most `most` of each kind."""
+        groups = () if self.pool.is_at_its_cap else self.pool.fitting(self.needs(needs))
+        for group in groups:
+            if self._only is not None:
+                some = [self._only] if self._only.group is group and self._only.is_open else []
+            else:
+                some = group.open if len(group.open) <= most else group.some_of_the_best(most)
+            yield from (endpoint for endpoint in some if endpoint.key not in excluded)
+
     def permitted(self, needs: Needs, excluded: Collection[CandidateKey]) -> Iterator[Endpoint]:
         """Yield the endpoints of this step that meet the needs and are neither excluded nor down."""
         needs, endpoint = self.needs(needs), self._only

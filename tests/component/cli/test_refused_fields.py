@@ -66,7 +66,7 @@ OTHERS = frozenset(
         *("apply", "config diff"),  # of documents: test_cli_declare.py
         *("ps", "top", "mesh figures"),  # they send nothing that was typed
         *("runner conformance", "batch", "mesh log-level"),  # they look names up themselves, or call HTTP
-        *("chat", "run"),  # of requests to models: test_cli_chat.py
+        *("chat", "run", "models quote"),  # of requests to models: test_cli_chat.py
         *(f"media {name}" for name in GROUPS["media"]),  # test_cli_media.py
     }
 )

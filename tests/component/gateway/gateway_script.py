@@ -26,6 +26,7 @@ from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.fleet import FleetSource, FleetView, ModelView
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, SpeechPiece
+from weft.dispatch.quoter import Quoter
 from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.batches import BatchClient, FileClient
@@ -316,6 +317,7 @@ async def serving(
     batches: BatchClient | None = None,
     tasks: TaskClient | None = None,
     usage_source: UsageClient | None = None,
+    quotes: Quoter | None = None,
     router: RouterSource | None = None,
     health: HealthSource | None = None,
     watched: Sequence[WatchSource] = (),
@@ -341,6 +343,7 @@ async def serving(
         batches=batches,
         tasks=tasks,
         usage=usage_source,
+        quotes=quotes,
         router=router,
         health=health or HealthSource(),
         watched=watched,

@@ -30,6 +30,9 @@ class NobodyIsPlaced:
         self.asked.append(request)
         raise PLACED
 
+    async def quote(self, request: PlacementRequest) -> Any:
+        raise AssertionError(f"{request.request_id} asks for no quote")
+
     async def queues(self) -> list[PoolQueue]:
         return []
 

@@ -160,6 +160,9 @@ class _RefusingRouter:
         self.asked.append(request)
         return _RefusingPlace(self._refusal)
 
+    async def quote(self, request: PlacementRequest) -> Any:
+        raise AssertionError(f"{request.request_id} asks for no quote")
+
     async def queues(self) -> list[Any]:
         return []
 

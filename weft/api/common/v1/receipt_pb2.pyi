@@ -90,6 +90,7 @@ class Receipt(google.protobuf.message.Message):
     LACKED_ROUTER_FIELD_NUMBER: builtins.int
     PROMPT_CHANGE_FIELD_NUMBER: builtins.int
     RESTORED_PROMPT_FIELD_NUMBER: builtins.int
+    PROMISED_WAIT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Id of the request, the same in all services."""
     outcome: global___Outcome.ValueType
@@ -183,6 +184,12 @@ class Receipt(google.protobuf.message.Message):
     def restored_prompt(self) -> global___RestoredPrompt:
         """Saved part of the prompt that was restored instead of being processed. Not set: none."""
 
+    @property
+    def promised_wait(self) -> global___PromisedWait:
+        """Limit for the wait that was promised when the request was accepted. Not set: none was asked for, or the request was
+        refused.
+        """
+
     def __init__(
         self,
         *,
@@ -213,12 +220,38 @@ class Receipt(google.protobuf.message.Message):
         lacked_router: builtins.bool = ...,
         prompt_change: global___PromptChange | None = ...,
         restored_prompt: global___RestoredPrompt | None = ...,
+        promised_wait: global___PromisedWait | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "restored_prompt", b"restored_prompt", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "restored_prompt", b"restored_prompt", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
+
+@typing.final
+class PromisedWait(google.protobuf.message.Message):
+    """PromisedWait is the time within which a caller asked for the first token."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
+    kept: builtins.bool
+    """Whether the first token came within it."""
+    @property
+    def limit(self) -> google.protobuf.duration_pb2.Duration:
+        """The caller's limit."""
+
+    def __init__(
+        self,
+        *,
+        limit: google.protobuf.duration_pb2.Duration | None = ...,
+        kept: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["limit", b"limit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["kept", b"kept", "limit", b"limit"]) -> None: ...
+
+global___PromisedWait = PromisedWait
 
 @typing.final
 class RestoredPrompt(google.protobuf.message.Message):

@@ -24,56 +24,68 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import error_reason_pb2 as weft_dot_api_dot_common_dot_v1_dot_error__reason__pb2
 from weft.api.common.v1 import event_pb2 as weft_dot_api_dot_common_dot_v1_dot_event__pb2
 from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_dot_priority__pb2
 from weft.api.common.v1 import rate_limit_pb2 as weft_dot_api_dot_common_dot_v1_dot_rate__limit__pb2
 from weft.api.common.v1 import receipt_pb2 as weft_dot_api_dot_common_dot_v1_dot_receipt__pb2
 from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
+from weft.api.router.v1 import quote_pb2 as weft_dot_api_dot_router_dot_v1_dot_quote__pb2
 from weft.api.runner.v1 import ticket_pb2 as weft_dot_api_dot_runner_dot_v1_dot_ticket__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/placement_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a!weft/api/common/v1/priority.proto\x1a#weft/api/common/v1/rate_limit.proto\x1a weft/api/common/v1/receipt.proto\x1a weft/api/registry/v1/model.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\x13\n\x11ListQueuesRequest\"C\n\x12ListQueuesResponse\x12-\n\x06queues\x18\x01 \x03(\x0b\x32\x1d.weft.api.router.v1.PoolQueue\"\x8d\x01\n\tPoolQueue\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x15\n\rwaiting_count\x18\x02 \x01(\x05\x12\x13\n\x0bmax_waiting\x18\x03 \x01(\x05\x12\x15\n\rrunning_count\x18\x04 \x01(\x05\x12/\n\x0c\x61verage_wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xf4\x01\n\x0cPlaceRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.weft.api.router.v1.PlaceOpenH\x00\x12\x39\n\rfirst_content\x18\x02 \x01(\x0b\x32 .weft.api.router.v1.FirstContentH\x00\x12;\n\x0e\x61ttempt_failed\x18\x03 \x01(\x0b\x32!.weft.api.router.v1.AttemptFailedH\x00\x12\x35\n\x08\x66inished\x18\x04 \x01(\x0b\x32!.weft.api.router.v1.PlaceFinishedH\x00\x42\x06\n\x04kind\"\xdb\x05\n\tPlaceOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x37\n\toperation\x18\x04 \x01(\x0e\x32$.weft.api.registry.v1.ModelOperation\x12.\n\x08priority\x18\x05 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x06 \x01(\x08\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\ttime_left\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rattempts_used\x18\t \x01(\x05\x12\x15\n\rprompt_tokens\x18\n \x01(\x05\x12\x1e\n\x11max_output_tokens\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x37\n\rneeded_skills\x18\x0c \x03(\x0e\x32 .weft.api.registry.v1.ModelSkill\x12\x14\n\x0cneeded_tools\x18\r \x03(\t\x12\x14\n\x0c\x61\x66\x66inity_key\x18\x0e \x01(\x0c\x12\x16\n\x0eprefix_digests\x18\x0f \x03(\x06\x12\x11\n\tclient_id\x18\x10 \x01(\t\x12;\n\x0fneeded_thinking\x18\x11 \x01(\x0e\x32\".weft.api.registry.v1.ThinkingMode\x12\x13\n\x0b\x61sked_model\x18\x12 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x13 \x01(\t\x12\x0c\n\x04work\x18\x14 \x01(\x01\x12\x12\n\nis_counted\x18\x15 \x01(\x08\x12\x15\n\rprompt_digest\x18\x16 \x01(\x06\x12\x37\n\rprefix_holder\x18\x17 \x01(\x0b\x32 .weft.api.router.v1.PrefixHolderB\x14\n\x12_max_output_tokens\"_\n\x0cPrefixHolder\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x03 \x01(\t\x12\x14\n\x0c\x64igest_count\x18\x04 \x01(\x05\"\x1f\n\x0c\x46irstContent\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\"b\n\rAttemptFailed\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"n\n\rPlaceFinished\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"t\n\x10ReportEndRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1d.weft.api.router.v1.PlaceOpen\x12\x33\n\x08\x66inished\x18\x02 \x01(\x0b\x32!.weft.api.router.v1.PlaceFinished\"%\n\x11ReportEndResponse\x12\x10\n\x08recorded\x18\x01 \x01(\x08\"\x98\x02\n\rPlaceResponse\x12,\n\x06queued\x18\x01 \x01(\x0b\x32\x1a.weft.api.common.v1.QueuedH\x00\x12.\n\x07loading\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.LoadingH\x00\x12.\n\x07granted\x18\x03 \x01(\x0b\x32\x1b.weft.api.router.v1.GrantedH\x00\x12\x37\n\tcancelled\x18\x04 \x01(\x0b\x32\".weft.api.router.v1.PlaceCancelledH\x00\x12\x38\n\x0brate_limits\x18\x05 \x01(\x0b\x32#.weft.api.common.v1.RateLimitStatusB\x06\n\x04kind\"&\n\x0ePlaceCancelled\x12\x14\n\x0c\x63\x61ncelled_by\x18\x01 \x01(\t\"\xad\x02\n\x07Granted\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x05\x12-\n\nkeep_alive\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x08priority\x18\t \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12,\n\ttime_left\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration2\xd7\x02\n\x10PlacementService\x12\x61\n\x05Place\x12 .weft.api.router.v1.PlaceRequest\x1a!.weft.api.router.v1.PlaceResponse\"\x0f\xb2\xb5\x18\x0bmesh:create(\x01\x30\x01\x12l\n\tReportEnd\x12$.weft.api.router.v1.ReportEndRequest\x1a%.weft.api.router.v1.ReportEndResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12r\n\nListQueues\x12%.weft.api.router.v1.ListQueuesRequest\x1a&.weft.api.router.v1.ListQueuesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:viewb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/placement_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a!weft/api/common/v1/priority.proto\x1a#weft/api/common/v1/rate_limit.proto\x1a weft/api/common/v1/receipt.proto\x1a weft/api/registry/v1/model.proto\x1a\x1eweft/api/router/v1/quote.proto\x1a\x1fweft/api/runner/v1/ticket.proto\";\n\x0cQuoteRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1d.weft.api.router.v1.PlaceOpen\"\\\n\rQuoteResponse\x12\x38\n\x06quotes\x18\x01 \x03(\x0b\x32\x19.weft.api.router.v1.QuoteB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x11\xb2\xb5\x18\r\n\tQuoteList \x01\"\x13\n\x11ListQueuesRequest\"C\n\x12ListQueuesResponse\x12-\n\x06queues\x18\x01 \x03(\x0b\x32\x1d.weft.api.router.v1.PoolQueue\"\x8d\x01\n\tPoolQueue\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x15\n\rwaiting_count\x18\x02 \x01(\x05\x12\x13\n\x0bmax_waiting\x18\x03 \x01(\x05\x12\x15\n\rrunning_count\x18\x04 \x01(\x05\x12/\n\x0c\x61verage_wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xf4\x01\n\x0cPlaceRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.weft.api.router.v1.PlaceOpenH\x00\x12\x39\n\rfirst_content\x18\x02 \x01(\x0b\x32 .weft.api.router.v1.FirstContentH\x00\x12;\n\x0e\x61ttempt_failed\x18\x03 \x01(\x0b\x32!.weft.api.router.v1.AttemptFailedH\x00\x12\x35\n\x08\x66inished\x18\x04 \x01(\x0b\x32!.weft.api.router.v1.PlaceFinishedH\x00\x42\x06\n\x04kind\"\x88\x06\n\tPlaceOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x37\n\toperation\x18\x04 \x01(\x0e\x32$.weft.api.registry.v1.ModelOperation\x12.\n\x08priority\x18\x05 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x06 \x01(\x08\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\ttime_left\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rattempts_used\x18\t \x01(\x05\x12\x15\n\rprompt_tokens\x18\n \x01(\x05\x12\x1e\n\x11max_output_tokens\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x37\n\rneeded_skills\x18\x0c \x03(\x0e\x32 .weft.api.registry.v1.ModelSkill\x12\x14\n\x0cneeded_tools\x18\r \x03(\t\x12\x14\n\x0c\x61\x66\x66inity_key\x18\x0e \x01(\x0c\x12\x16\n\x0eprefix_digests\x18\x0f \x03(\x06\x12\x11\n\tclient_id\x18\x10 \x01(\t\x12;\n\x0fneeded_thinking\x18\x11 \x01(\x0e\x32\".weft.api.registry.v1.ThinkingMode\x12\x13\n\x0b\x61sked_model\x18\x12 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x13 \x01(\t\x12\x0c\n\x04work\x18\x14 \x01(\x01\x12\x12\n\nis_counted\x18\x15 \x01(\x08\x12\x15\n\rprompt_digest\x18\x16 \x01(\x06\x12\x37\n\rprefix_holder\x18\x17 \x01(\x0b\x32 .weft.api.router.v1.PrefixHolder\x12+\n\x08max_wait\x18\x1a \x01(\x0b\x32\x19.google.protobuf.DurationB\x14\n\x12_max_output_tokens\"_\n\x0cPrefixHolder\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x03 \x01(\t\x12\x14\n\x0c\x64igest_count\x18\x04 \x01(\x05\"\x1f\n\x0c\x46irstContent\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\"b\n\rAttemptFailed\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"n\n\rPlaceFinished\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"t\n\x10ReportEndRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1d.weft.api.router.v1.PlaceOpen\x12\x33\n\x08\x66inished\x18\x02 \x01(\x0b\x32!.weft.api.router.v1.PlaceFinished\"%\n\x11ReportEndResponse\x12\x10\n\x08recorded\x18\x01 \x01(\x08\"\x98\x02\n\rPlaceResponse\x12,\n\x06queued\x18\x01 \x01(\x0b\x32\x1a.weft.api.common.v1.QueuedH\x00\x12.\n\x07loading\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.LoadingH\x00\x12.\n\x07granted\x18\x03 \x01(\x0b\x32\x1b.weft.api.router.v1.GrantedH\x00\x12\x37\n\tcancelled\x18\x04 \x01(\x0b\x32\".weft.api.router.v1.PlaceCancelledH\x00\x12\x38\n\x0brate_limits\x18\x05 \x01(\x0b\x32#.weft.api.common.v1.RateLimitStatusB\x06\n\x04kind\"&\n\x0ePlaceCancelled\x12\x14\n\x0c\x63\x61ncelled_by\x18\x01 \x01(\t\"\xad\x02\n\x07Granted\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x05\x12-\n\nkeep_alive\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x08priority\x18\t \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12,\n\ttime_left\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration2\xb9\x03\n\x10PlacementService\x12\x61\n\x05Place\x12 .weft.api.router.v1.PlaceRequest\x1a!.weft.api.router.v1.PlaceResponse\"\x0f\xb2\xb5\x18\x0bmesh:create(\x01\x30\x01\x12l\n\tReportEnd\x12$.weft.api.router.v1.ReportEndRequest\x1a%.weft.api.router.v1.ReportEndResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12`\n\x05Quote\x12 .weft.api.router.v1.QuoteRequest\x1a!.weft.api.router.v1.QuoteResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:create\x12r\n\nListQueues\x12%.weft.api.router.v1.ListQueuesRequest\x1a&.weft.api.router.v1.ListQueuesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:viewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.placement_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_QUOTERESPONSE'].fields_by_name['quotes']._loaded_options = None
+  _globals['_QUOTERESPONSE'].fields_by_name['quotes']._serialized_options = b'\222\265\030\t\n\005items\020\001'
+  _globals['_QUOTERESPONSE']._loaded_options = None
+  _globals['_QUOTERESPONSE']._serialized_options = b'\262\265\030\r\n\tQuoteList \001'
   _globals['_PLACEMENTSERVICE'].methods_by_name['Place']._loaded_options = None
   _globals['_PLACEMENTSERVICE'].methods_by_name['Place']._serialized_options = b'\262\265\030\013mesh:create'
   _globals['_PLACEMENTSERVICE'].methods_by_name['ReportEnd']._loaded_options = None
   _globals['_PLACEMENTSERVICE'].methods_by_name['ReportEnd']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
+  _globals['_PLACEMENTSERVICE'].methods_by_name['Quote']._loaded_options = None
+  _globals['_PLACEMENTSERVICE'].methods_by_name['Quote']._serialized_options = b'\220\002\001\262\265\030\013mesh:create'
   _globals['_PLACEMENTSERVICE'].methods_by_name['ListQueues']._loaded_options = None
   _globals['_PLACEMENTSERVICE'].methods_by_name['ListQueues']._serialized_options = b'\220\002\001\262\265\030\016telemetry:view'
-  _globals['_LISTQUEUESREQUEST']._serialized_start=375
-  _globals['_LISTQUEUESREQUEST']._serialized_end=394
-  _globals['_LISTQUEUESRESPONSE']._serialized_start=396
-  _globals['_LISTQUEUESRESPONSE']._serialized_end=463
-  _globals['_POOLQUEUE']._serialized_start=466
-  _globals['_POOLQUEUE']._serialized_end=607
-  _globals['_PLACEREQUEST']._serialized_start=610
-  _globals['_PLACEREQUEST']._serialized_end=854
-  _globals['_PLACEOPEN']._serialized_start=857
-  _globals['_PLACEOPEN']._serialized_end=1588
-  _globals['_PREFIXHOLDER']._serialized_start=1590
-  _globals['_PREFIXHOLDER']._serialized_end=1685
-  _globals['_FIRSTCONTENT']._serialized_start=1687
-  _globals['_FIRSTCONTENT']._serialized_end=1718
-  _globals['_ATTEMPTFAILED']._serialized_start=1720
-  _globals['_ATTEMPTFAILED']._serialized_end=1818
-  _globals['_PLACEFINISHED']._serialized_start=1820
-  _globals['_PLACEFINISHED']._serialized_end=1930
-  _globals['_REPORTENDREQUEST']._serialized_start=1932
-  _globals['_REPORTENDREQUEST']._serialized_end=2048
-  _globals['_REPORTENDRESPONSE']._serialized_start=2050
-  _globals['_REPORTENDRESPONSE']._serialized_end=2087
-  _globals['_PLACERESPONSE']._serialized_start=2090
-  _globals['_PLACERESPONSE']._serialized_end=2370
-  _globals['_PLACECANCELLED']._serialized_start=2372
-  _globals['_PLACECANCELLED']._serialized_end=2410
-  _globals['_GRANTED']._serialized_start=2413
-  _globals['_GRANTED']._serialized_end=2714
-  _globals['_PLACEMENTSERVICE']._serialized_start=2717
-  _globals['_PLACEMENTSERVICE']._serialized_end=3060
+  _globals['_QUOTEREQUEST']._serialized_start=442
+  _globals['_QUOTEREQUEST']._serialized_end=501
+  _globals['_QUOTERESPONSE']._serialized_start=503
+  _globals['_QUOTERESPONSE']._serialized_end=595
+  _globals['_LISTQUEUESREQUEST']._serialized_start=597
+  _globals['_LISTQUEUESREQUEST']._serialized_end=616
+  _globals['_LISTQUEUESRESPONSE']._serialized_start=618
+  _globals['_LISTQUEUESRESPONSE']._serialized_end=685
+  _globals['_POOLQUEUE']._serialized_start=688
+  _globals['_POOLQUEUE']._serialized_end=829
+  _globals['_PLACEREQUEST']._serialized_start=832
+  _globals['_PLACEREQUEST']._serialized_end=1076
+  _globals['_PLACEOPEN']._serialized_start=1079
+  _globals['_PLACEOPEN']._serialized_end=1855
+  _globals['_PREFIXHOLDER']._serialized_start=1857
+  _globals['_PREFIXHOLDER']._serialized_end=1952
+  _globals['_FIRSTCONTENT']._serialized_start=1954
+  _globals['_FIRSTCONTENT']._serialized_end=1985
+  _globals['_ATTEMPTFAILED']._serialized_start=1987
+  _globals['_ATTEMPTFAILED']._serialized_end=2085
+  _globals['_PLACEFINISHED']._serialized_start=2087
+  _globals['_PLACEFINISHED']._serialized_end=2197
+  _globals['_REPORTENDREQUEST']._serialized_start=2199
+  _globals['_REPORTENDREQUEST']._serialized_end=2315
+  _globals['_REPORTENDRESPONSE']._serialized_start=2317
+  _globals['_REPORTENDRESPONSE']._serialized_end=2354
+  _globals['_PLACERESPONSE']._serialized_start=2357
+  _globals['_PLACERESPONSE']._serialized_end=2637
+  _globals['_PLACECANCELLED']._serialized_start=2639
+  _globals['_PLACECANCELLED']._serialized_end=2677
+  _globals['_GRANTED']._serialized_start=2680
+  _globals['_GRANTED']._serialized_end=2981
+  _globals['_PLACEMENTSERVICE']._serialized_start=2984
+  _globals['_PLACEMENTSERVICE']._serialized_end=3425
 # @@protoc_insertion_point(module_scope)

@@ -16,9 +16,51 @@ import weft.api.common.v1.priority_pb2
 import weft.api.common.v1.rate_limit_pb2
 import weft.api.common.v1.receipt_pb2
 import weft.api.registry.v1.model_pb2
+import weft.api.router.v1.quote_pb2
 import weft.api.runner.v1.ticket_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+@typing.final
+class QuoteRequest(google.protobuf.message.Message):
+    """QuoteRequest is a request to estimate."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: builtins.int
+    @property
+    def open(self) -> global___PlaceOpen:
+        """The request, as for Place."""
+
+    def __init__(
+        self,
+        *,
+        open: global___PlaceOpen | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["open", b"open"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["open", b"open"]) -> None: ...
+
+global___QuoteRequest = QuoteRequest
+
+@typing.final
+class QuoteResponse(google.protobuf.message.Message):
+    """QuoteResponse is what the places of the mesh offer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUOTES_FIELD_NUMBER: builtins.int
+    @property
+    def quotes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.quote_pb2.Quote]:
+        """The soonest first; at least one."""
+
+    def __init__(
+        self,
+        *,
+        quotes: collections.abc.Iterable[weft.api.router.v1.quote_pb2.Quote] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["quotes", b"quotes"]) -> None: ...
+
+global___QuoteResponse = QuoteResponse
 
 @typing.final
 class ListQueuesRequest(google.protobuf.message.Message):
@@ -158,6 +200,7 @@ class PlaceOpen(google.protobuf.message.Message):
     IS_COUNTED_FIELD_NUMBER: builtins.int
     PROMPT_DIGEST_FIELD_NUMBER: builtins.int
     PREFIX_HOLDER_FIELD_NUMBER: builtins.int
+    MAX_WAIT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -224,6 +267,12 @@ class PlaceOpen(google.protobuf.message.Message):
         prompt itself ignores it. Not set: none.
         """
 
+    @property
+    def max_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """Time within which its first token must be expected, with a certainty of 90 %. A later one is refused with
+        DEADLINE_UNREACHABLE when the request arrives for the first time. Not set: any.
+        """
+
     def __init__(
         self,
         *,
@@ -250,9 +299,10 @@ class PlaceOpen(google.protobuf.message.Message):
         is_counted: builtins.bool = ...,
         prompt_digest: builtins.int = ...,
         prefix_holder: global___PrefixHolder | None = ...,
+        max_wait: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "prefix_holder", b"prefix_holder", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "prefix_holder", b"prefix_holder", "priority", b"priority", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "max_wait", b"max_wait", "prefix_holder", b"prefix_holder", "time_left", b"time_left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "max_wait", b"max_wait", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "prefix_holder", b"prefix_holder", "priority", b"priority", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen

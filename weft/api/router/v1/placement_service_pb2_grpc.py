@@ -45,6 +45,11 @@ class PlacementServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndResponse.FromString,
                 _registered_method=True)
+        self.Quote = channel.unary_unary(
+                '/weft.api.router.v1.PlacementService/Quote',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.QuoteRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.QuoteResponse.FromString,
+                _registered_method=True)
         self.ListQueues = channel.unary_unary(
                 '/weft.api.router.v1.PlacementService/ListQueues',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ListQueuesRequest.SerializeToString,
@@ -78,6 +83,13 @@ class PlacementServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Quote(self, request, context):
+        """Quote estimates when each place would answer a request that arrives now. It accepts no request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListQueues(self, request, context):
         """ListQueues returns the number of waiting and running requests, by pool and by route; pools without a member are
         left out.
@@ -98,6 +110,11 @@ def add_PlacementServiceServicer_to_server(servicer, server):
                     servicer.ReportEnd,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndResponse.SerializeToString,
+            ),
+            'Quote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Quote,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.QuoteRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.QuoteResponse.SerializeToString,
             ),
             'ListQueues': grpc.unary_unary_rpc_method_handler(
                     servicer.ListQueues,
@@ -160,6 +177,33 @@ class PlacementService(object):
             '/weft.api.router.v1.PlacementService/ReportEnd',
             weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ReportEndResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Quote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.PlacementService/Quote',
+            weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.QuoteRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.QuoteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,12 @@ class PlacementServiceStub:
     The current leader records and counts it once. Retry on SERVICE_UNAVAILABLE.
     """
 
+    Quote: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.placement_service_pb2.QuoteRequest,
+        weft.api.router.v1.placement_service_pb2.QuoteResponse,
+    ]
+    """Quote estimates when each place would answer a request that arrives now. It accepts no request."""
+
     ListQueues: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
         weft.api.router.v1.placement_service_pb2.ListQueuesResponse,
@@ -75,6 +81,12 @@ class PlacementServiceAsyncStub:
     """ReportEnd reports the end of a request that lost its router while it ran, or for which no router could be reached.
     The current leader records and counts it once. Retry on SERVICE_UNAVAILABLE.
     """
+
+    Quote: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.placement_service_pb2.QuoteRequest,
+        weft.api.router.v1.placement_service_pb2.QuoteResponse,
+    ]
+    """Quote estimates when each place would answer a request that arrives now. It accepts no request."""
 
     ListQueues: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
@@ -112,6 +124,14 @@ class PlacementServiceServicer(metaclass=abc.ABCMeta):
         """ReportEnd reports the end of a request that lost its router while it ran, or for which no router could be reached.
         The current leader records and counts it once. Retry on SERVICE_UNAVAILABLE.
         """
+
+    @abc.abstractmethod
+    def Quote(
+        self,
+        request: weft.api.router.v1.placement_service_pb2.QuoteRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.placement_service_pb2.QuoteResponse, collections.abc.Awaitable[weft.api.router.v1.placement_service_pb2.QuoteResponse]]:
+        """Quote estimates when each place would answer a request that arrives now. It accepts no request."""
 
     @abc.abstractmethod
     def ListQueues(

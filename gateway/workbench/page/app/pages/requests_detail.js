@@ -71,6 +71,7 @@ function Summary({ record }) {
       ["Time to first token", seconds(receipt.timeToFirstTokenSeconds)],
       ["Tokens in", receipt.promptTokens === undefined ? "" : `${count(receipt.promptTokens)}${receipt.cachedPromptTokens ? ` (${count(receipt.cachedPromptTokens)} cached)` : ""}`],
       ["Tokens out", count(receipt.completionTokens)],
+      ["Promised", receipt.promisedWait && `first token within ${seconds(receipt.promisedWait.limitSeconds)}: ${receipt.promisedWait.kept ? "kept" : "broken"}`],
       ["Restored", restored && `${count(restored.tokenCount)} tokens from ${restored.source}${restored.savedSeconds ? `, about ${seconds(restored.savedSeconds)} saved` : ""}`],
       ["Image steps", receipt.imageSteps ? count(receipt.imageSteps) : ""],
       ["Megapixels", receipt.imagePixels ? figure(receipt.imagePixels / 1e6) : ""],

@@ -1,0 +1,250 @@
+"""Quotes: when each place that can serve a request would send its first token and its last one.
+
+An estimate adds the wait for a slot or a load, the time to the first token there, and the expected tokens. How far such
+estimates are off is measured: the actual times of the latest answers, as shares of what was estimated when they
+arrived. Quantiles of these shares turn an estimate into a median and a time that nine of ten answers keep.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from router_svc.policy.endpoints.first_token import Busy, first_token
+from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit
+from router_svc.policy.estimates import MAX_MEASURED_MODELS, Recent
+from router_svc.policy.progress.wait_estimator import WaitEstimator
+from router_svc.policy.queue.queue import Queue
+from router_svc.policy.queue.queues import TenantCaps
+from router_svc.policy.request import Estimate, EstimatedPart, Request
+from weft.kernel.request import Operation
+
+QUOTED = frozenset({Operation.CHAT, Operation.COMPLETION})
+"""Operations with quotes."""
+MAX_QUOTED_PLACES = 16
+"""Maximum ready places in a quote; a pool may have thousands."""
+MAX_COMPARED_PLACES = 4
+"""Maximum free places among which the soonest is estimated for each arriving request."""
+SAMPLED_WAITS = 4
+"""See `Quotes.expect`."""
+MAX_SHARES = 128
+"""Latest answers of a place whose errors count."""
+MIN_SHARES = 20
+"""Answers of a place below which those of all places count, and below which of all the assumed shares do."""
+ASSUMED_SHARES = (1.0, 3.0)
+"""Median and 90 % share of an estimate before enough answers were measured."""
+MIN_ESTIMATE_SECONDS = 0.01
+"""A shorter estimate counts as this: below, the clock and the network are most of the time."""
+MEDIAN, MOST = 0.5, 0.9
+
+
+class Spread(NamedTuple):
+    """An uncertain time, in seconds."""
+
+    p50: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a place offers for a request. Times count from its arrival."""
+
+    candidate: Candidate
+    wait_seconds: float | None
+    """Estimated wait for a slot or a load; None: unknown, as the load was never measured, and so are the times."""
+    first_token: Spread | None
+    completion: Spread | None
+    output_tokens: float
+    measured: int
+    """Answers of this place from which the spread of its first token follows; 0: it is assumed."""
+
+
+class _Shares:
+    """The latest shares of one place and part, also in order of size."""
+
+    __slots__ = ("_latest", "_ordered")
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def add(self, share: float) -> None:
+        """Add a share; at most MAX_SHARES are kept."""
+        if len(self._latest) == MAX_SHARES:
+            self._ordered.pop(bisect_left(self._ordered, self._latest.popleft()))
+        self._latest.append(share)
+        insort(self._ordered, share)
+
+    def quantile(self, share: float) -> float:
+        """Return the value that this share of further ones stays below, so that few measurements give a wide range."""
+        rank = math.ceil(share * (len(self._ordered) + 1))
+        return self._ordered[min(len(self._ordered), rank) - 1]
+
+
+class EstimateErrors:
+    """Actual times as shares of the estimated ones, by place and part."""
+
+    def __init__(self) -> None:
+        self._of_places: Recent[tuple[str, str, EstimatedPart], _Shares] = Recent(MAX_MEASURED_MODELS)
+        self._of_all: dict[EstimatedPart, _Shares] = {part: _Shares() for part in EstimatedPart}
+
+    def note(self, candidate: Candidate, part: EstimatedPart, estimated: float, actual: float) -> None:
+        """Add a measured time."""
+        share = actual / max(estimated, MIN_ESTIMATE_SECONDS)
+        key = (*_place(candidate), part)
+        shares = self._of_places.get(key) or _Shares()
+        shares.add(share)
+        self._of_places.put(key, shares)
+        self._of_all[part].add(share)
+
+    def measured(self, candidate: Candidate, part: EstimatedPart) -> int:
+        """Return how many measured times of this place count; 0: too few."""
+        shares = self._of_places.get((*_place(candidate), part))
+        return 0 if shares is None or len(shares) < MIN_SHARES else len(shares)
+
+    def spread(self, candidate: Candidate, part: EstimatedPart, estimated: float) -> Spread:
+        """Return an estimate with the errors of earlier ones."""
+        estimated = max(estimated, MIN_ESTIMATE_SECONDS)
+        for shares in (self._of_places.get((*_place(candidate), part)), self._of_all[part]):
+            if shares is not None and len(shares) >= MIN_SHARES:
+                return Spread(shares.quantile(MEDIAN) * estimated, shares.quantile(MOST) * estimated)
+        return Spread(*(share * estimated for share in ASSUMED_SHARES))
+
+
+@dataclass(slots=True)
+class Coverage:
+    """How often the time held of which nine of ten answers should keep it."""
+
+    kept: int = 0
+    answers: int = 0
+
+    def note(self, actual: float, most: float) -> None:
+        """Add an answer."""
+        self.kept += actual <= most
+        self.answers += 1
+
+
+class Quotes:
+    """Estimates requests at their arrival, and learns from their ends."""
+
+    def __init__(self, index: CandidateIndex, caps: TenantCaps, estimator: WaitEstimator) -> None:
+        self._index = index
+        self._caps = caps
+        self._estimator = estimator
+        self._errors = EstimateErrors()
+        self.first_tokens, self.completions = Coverage(), Coverage()
+
+    def quote(self, request: Request, queue: Queue, now: float) -> list[Quote]:
+        """Return the quotes of all places that can serve a request, the soonest first; at most MAX_QUOTED_PLACES ready.
+
+        The request must have entered its queue's tenant account, but not the queue.
+        """
+        places = self._free(request, queue, MAX_QUOTED_PLACES) or self._waits(request, queue, now, MAX_QUOTED_PLACES)
+        quotes = [self._quote(each) for each in self._estimates(request, places, now)]
+        quotes.sort(key=lambda each: math.inf if each.first_token is None else each.first_token.p50)
+        return quotes
+
+    def expect(self, request: Request, queue: Queue, now: float) -> None:
+        """Keep the soonest estimate of an arriving request, with which its actual times are compared.
+
+        A wait in a long queue costs as much to estimate as the rest of a decision. So of the requests that wait, one in
+        SAMPLED_WAITS is estimated, and those whose caller has a limit.
+        """
+        spec = request.spec
+        if spec.operation not in QUOTED or spec.age_seconds or request.kind.durable:
+            return
+        places: Iterable[tuple[Candidate, float]] = self._free(request, queue, MAX_COMPARED_PLACES)
+        if not places and (spec.max_wait_seconds is not None or request.key % SAMPLED_WAITS == 0):
+            places = self._waits(request, queue, now, MAX_COMPARED_PLACES)
+        known = [each for each in self._estimates(request, places, now) if each.wait < math.inf]
+        soonest = request.estimate = min(known, key=lambda each: each.first, default=None)
+        if soonest is not None:
+            soonest.first_most = self._errors.spread(soonest.candidate, soonest.first_part, soonest.first).p90
+            soonest.end_most = self._errors.spread(soonest.candidate, soonest.end_part, soonest.end).p90
+
+    def note_first_token(self, request: Request, now: float) -> None:
+        """Compare a request's first token with the estimate."""
+        if (known := request.estimate) is not None:
+            seconds = now - request.arrived_at
+            self._errors.note(known.candidate, known.first_part, known.first, seconds)
+            self.first_tokens.note(seconds, known.first_most)
+
+    def note_end(self, request: Request, now: float) -> None:
+        """Compare the end of an answered request with the estimate."""
+        if (known := request.estimate) is not None:
+            seconds = now - request.arrived_at
+            self._errors.note(known.candidate, known.end_part, known.end, seconds)
+            self.completions.note(seconds, known.end_most)
+
+    def _quote(self, known: Estimate) -> Quote:
+        candidate, errors = known.candidate, self._errors
+        is_known = known.wait < math.inf
+        return Quote(
+            candidate=candidate,
+            wait_seconds=known.wait if is_known else None,
+            first_token=errors.spread(candidate, known.first_part, known.first) if is_known else None,
+            completion=errors.spread(candidate, known.end_part, known.end) if is_known else None,
+            output_tokens=known.output_tokens,
+            measured=errors.measured(candidate, known.first_part),
+        )
+
+    def _estimates(self, request: Request, places: Iterable[tuple[Candidate, float]], now: float) -> Iterator[Estimate]:
+        """Yield the estimates of places with these waits."""
+        hits: dict[str, Mapping[CandidateKey, Hit]] = {}
+        for candidate, wait in places:
+            endpoint = self._index.table.by_key.get(candidate.key)
+            if endpoint is None:
+                continue
+            pool = endpoint.pool.name
+            if pool not in hits:
+                hits[pool] = self._index.selector.caches.hits(pool, request.spec.prefix_digests)
+            # A request that waits for a slot takes that of one that has ended.
+            busy = Busy(
+                requests=max(0, endpoint.engine_slots.requests - (1 if wait else 0)),
+                owed_tokens=0.0 if wait else endpoint.engine_slots.owed_tokens,
+                load=endpoint.engine_load,
+            )
+            speed = self._index.selector.speeds.of(candidate, now)
+            hit = hits[pool].get(candidate.key, NO_HIT)
+            first = wait + first_token(candidate, busy, speed, request.spec.prompt_tokens, hit).seconds
+            tokens = self._estimator.estimates.output_tokens(pool, request.spec.tenant, request.spec.max_output_tokens)
+            end = first + max(0.0, tokens - 1.0) * speed.between_seconds
+            yield Estimate(candidate=candidate, wait=wait, first=first, end=end, output_tokens=tokens)
+
+    def _free(self, request: Request, queue: Queue, most: int) -> list[tuple[Candidate, float]]:
+        """Return places with a free slot for a request that need not wait behind others, with a wait of 0."""
+        spec, needs, excluded = request.spec, request.kind.needs, request.kind.excluded
+        if queue.keeps_waiting(spec.priority) or not self._caps.may_run(spec.tenant):
+            return []
+        return [
+            (endpoint.candidate, 0.0)
+            for step in self._index.table.steps(queue.name)
+            for endpoint in step.free_endpoints(needs, excluded, most)
+        ]
+
+    def _waits(self, request: Request, queue: Queue, now: float, most: int) -> Iterator[tuple[Candidate, float]]:
+        """Yield places with the wait for a slot or a load there, infinite if unknown."""
+        capacity, table = self._estimator.capacity(queue, request.kind), self._index.table
+        if capacity.takers:
+            position = queue.position_of(request)
+            in_queue = self._estimator.shown_slot_wait(request, queue, capacity, position, now)
+            for candidate in capacity.takers[:most]:
+                yield candidate, math.inf if in_queue is None else in_queue
+        for model in capacity.loading:
+            loading = table.candidate(model)
+            if loading is not None:
+                yield loading, math.inf if loading.load_eta_seconds is None else loading.load_eta_seconds
+        for candidate in capacity.asleep:
+            seconds = self._estimator.estimates.load_seconds(candidate)
+            yield candidate, math.inf if seconds is None else seconds
+
+
+def _place(candidate: Candidate) -> tuple[str, str]:
+    return (candidate.model, candidate.host or candidate.runner)

@@ -1,0 +1,70 @@
+"""`/v1/quotes` says when a chat request would be answered; X-Max-Wait-Seconds makes such a time a condition."""
+
+import json
+
+import pytest
+from gateway_script import FixedFleet, ScriptedDispatcher, model, serving
+
+from weft.api.router.v1.quote_pb2 import Quote
+from weft.dispatch.quoter import Quoter
+from weft.kernel.placement_request import PlacementRequest
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 7}
+JSON = {"content-type": "application/json"}
+
+
+class ScriptedRouter:
+    """Offers always the same; records what is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[PlacementRequest] = []
+
+    async def quote(self, request: PlacementRequest) -> list[Quote]:
+        self.asked.append(request)
+        offered = Quote(model="tiny", runner="a", completion_tokens=7)
+        offered.first_token.p50.FromMilliseconds(200)
+        offered.first_token.p90.FromMilliseconds(500)
+        return [offered]
+
+
+async def test_quote_is_asked_for_what_the_request_would_be() -> None:
+    router, dispatcher = ScriptedRouter(), ScriptedDispatcher()
+    quoter = Quoter(router, FixedFleet.of(model("tiny")))
+    async with serving(dispatcher, quotes=quoter) as gateway:
+        answer = await gateway.request("POST", "/v1/quotes", json.dumps(CHAT).encode(), JSON)
+    assert (answer.status, json.loads(answer.body)) == (
+        200,
+        {
+            "kind": "QuoteList",
+            "items": [
+                {
+                    "model": "tiny",
+                    "runner": "a",
+                    "remote": False,
+                    "firstToken": {"p50Seconds": 0.2, "p90Seconds": 0.5},
+                    "completionTokens": 7,
+                    "measuredCount": 0,
+                }
+            ],
+        },
+    )
+    (asked,) = router.asked
+    assert (asked.model, asked.max_output_tokens, asked.prompt_tokens > 0) == ("tiny", 7, True)
+    assert dispatcher.calls == []
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9", "soon"])
+async def test_wrong_limit_of_the_wait_names_its_header(seconds: str) -> None:
+    async with serving() as gateway:
+        headers = JSON | {"x-max-wait-seconds": seconds}
+        answer = await gateway.request("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), headers)
+    assert answer.status == 400
+    assert json.loads(answer.body)["error"]["param"] == "X-Max-Wait-Seconds"
+
+
+async def test_limit_of_the_wait_reaches_the_dispatcher() -> None:
+    dispatcher = ScriptedDispatcher()
+    async with serving(dispatcher) as gateway:
+        headers = JSON | {"x-max-wait-seconds": "2.5"}
+        await gateway.request("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), headers)
+    assert dispatcher.calls[0].context.max_wait_seconds == 2.5

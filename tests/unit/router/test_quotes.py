@@ -1,0 +1,144 @@
+"""What each place would offer for a request: waits, times with their certainty, and limits that callers set."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.random_scenario import real_scheduler
+from scheduler_harness import Mesh, arrival, asleep, candidate, placed, refusals, scheduler
+
+from router_svc.policy.decisions import Rejects, Served
+from router_svc.policy.quotes import ASSUMED_SHARES, MAX_SHARES, MIN_SHARES, EstimateErrors, Quote, Spread
+from router_svc.policy.request import EstimatedPart
+from router_svc.policy.scheduler import Scheduler
+from router_svc.simulation.engine import Simulation
+from weft.kernel.reasons import Reason
+from weft_app.config.scenario import load_scenario
+
+SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
+STATISTICS = pytest.mark.nightly("statistics of the simulator")
+TOOK = Served(prompt_tokens=1000, cached_tokens=0, output_tokens=101)
+
+
+def serve(mesh: Mesh, count: int, *, first_seconds: float, seconds: float, begin: float = 0.0) -> float:
+    """Serve requests one after the other; returns when the last one ended."""
+    now = begin
+    for index in range(count):
+        key = 9000 + index
+        mesh.submit(arrival(key, arrived_at=now, prompt_tokens=1000, max_output_tokens=101), now)
+        mesh.report_first_content(key, now + first_seconds)
+        now += seconds
+        mesh.finish(key, now, TOOK)
+    return now
+
+
+def quoted(mesh: Mesh, now: float = 0.0, **changes: Any) -> list[Quote]:
+    quotes = mesh.quote(arrival(1, arrived_at=now, **changes), now)
+    assert not isinstance(quotes, Rejects), quotes
+    return quotes
+
+
+def test_quote_of_a_measured_place_is_its_usual_time() -> None:
+    mesh = scheduler(candidate())
+    now = serve(mesh, MIN_SHARES, first_seconds=2.0, seconds=12.0)
+    (quote,) = quoted(mesh, now, prompt_tokens=1000, max_output_tokens=101)
+    assert (quote.wait_seconds, quote.measured) == (0.0, MIN_SHARES)
+    assert quote.first_token is not None
+    assert quote.first_token.p50 == pytest.approx(2.0, rel=0.1)
+    assert quote.completion is not None
+    assert quote.completion.p50 == pytest.approx(12.0, rel=0.1)
+    assert quote.completion.p90 >= quote.completion.p50
+
+
+def test_unmeasured_place_says_so() -> None:
+    (quote,) = quoted(scheduler(candidate()), prompt_tokens=1000)
+    assert quote.measured == 0
+    assert quote.first_token is not None
+    assert quote.first_token.p90 == pytest.approx(quote.first_token.p50 * ASSUMED_SHARES[1])
+
+
+def test_busy_place_adds_the_wait_for_its_slot() -> None:
+    mesh = scheduler(candidate())
+    now = serve(mesh, MIN_SHARES, first_seconds=2.0, seconds=12.0)
+    mesh.submit(arrival(50, arrived_at=now, prompt_tokens=1000, max_output_tokens=101), now)
+    mesh.report_first_content(50, now + 2.0)
+    (quote,) = quoted(mesh, now + 2.0, prompt_tokens=1000, max_output_tokens=101)
+    assert quote.wait_seconds == pytest.approx(10.0, rel=0.2)
+    assert quote.first_token is not None
+    assert quote.first_token.p50 > 10.0
+
+
+def test_free_place_comes_alone_if_no_request_would_be_sent_elsewhere() -> None:
+    mesh = scheduler(candidate("a", "a", pool="p"), asleep("b", "b", pool="p", usual_load_seconds=30.0))
+    assert [quote.candidate.runner for quote in quoted(mesh, target="p")] == ["a"]
+
+
+def test_sleeping_place_adds_its_load_and_one_never_loaded_has_no_times() -> None:
+    mesh = scheduler(asleep("a", "a", pool="p"), asleep("b", "b", pool="p", usual_load_seconds=30.0))
+    known, unknown = quoted(mesh, target="p")
+    assert (known.candidate.runner, known.wait_seconds) == ("b", 30.0)
+    assert (unknown.candidate.runner, unknown.wait_seconds, unknown.first_token) == ("a", None, None)
+
+
+def test_quote_accepts_nothing() -> None:
+    mesh = scheduler(candidate())
+    quoted(mesh)
+    assert (mesh.running, mesh.waiting) == (0, 0)
+    assert placed(mesh.submit(arrival(2), 0.0)) == {2: "a"}
+
+
+def test_quote_for_an_unknown_model_is_its_refusal() -> None:
+    refused = scheduler(candidate()).quote(arrival(1, "other"), 0.0)
+    assert isinstance(refused, Rejects)
+    assert refused.reason is Reason.MODEL_NOT_FOUND
+
+
+def test_request_that_may_not_wait_so_long_is_refused_when_it_arrives() -> None:
+    mesh = scheduler(candidate())
+    now = serve(mesh, MIN_SHARES, first_seconds=2.0, seconds=12.0)
+    wanted: dict[str, Any] = {"arrived_at": now, "prompt_tokens": 1000, "max_output_tokens": 101}
+    refused = refusals(mesh.submit(arrival(1, max_wait_seconds=1.0, **wanted), now))[1]
+    assert refused.reason is Reason.DEADLINE_UNREACHABLE
+    assert re.fullmatch(
+        r"its first token is expected within \d\.\d s, and the request may wait at most 1 s", refused.message
+    )
+    assert placed(mesh.submit(arrival(2, max_wait_seconds=9.0, **wanted), now)) == {2: "a"}
+
+
+def test_request_with_a_limit_is_refused_where_no_load_was_measured() -> None:
+    refused = refusals(scheduler(asleep()).submit(arrival(1, max_wait_seconds=60.0), 0.0))[1]
+    assert "no place has a measured time" in refused.message
+
+
+def test_nine_of_ten_times_stay_below_the_upper_one() -> None:
+    errors, place, part = EstimateErrors(), candidate(), EstimatedPart.END
+    for tenth in range(1, 101):
+        errors.note(place, part, 1.0, tenth / 10)
+    assert errors.spread(place, part, 2.0) == pytest.approx((10.2, 18.2))
+
+
+def test_old_errors_are_forgotten() -> None:
+    errors, place, part = EstimateErrors(), candidate(), EstimatedPart.FIRST
+    for share in [5.0] * MAX_SHARES + [1.0] * MAX_SHARES:
+        errors.note(place, part, 1.0, share)
+    assert errors.spread(place, part, 1.0) == Spread(1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("cloud-fallback", 600.0),
+        ("gaming-pc-and-two-laptops", 1200.0),
+        *(pytest.param(name, 6000.0, marks=STATISTICS) for name in ("three-tenants", "pictures-and-chat", "laptop")),
+        *(pytest.param(name, 600.0, marks=STATISTICS) for name in ("lab", "overload", "outage", "uneven-engines")),
+    ],
+)
+def test_nine_of_ten_quotes_are_kept_in_simulated_traffic(name: str, seconds: float) -> None:
+    scenario = replace(load_scenario(SCENARIOS / f"{name}.yaml"), duration_seconds=seconds)
+    made = real_scheduler(scenario)
+    assert isinstance(made, Scheduler)
+    Simulation(scenario, made).run()
+    for coverage in (made.quotes.first_tokens, made.quotes.completions):
+        assert 0.85 <= coverage.kept / coverage.answers <= 0.95

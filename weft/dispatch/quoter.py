@@ -1,0 +1,33 @@
+"""Quotes for requests as callers write them; see `router_svc.policy.quotes`."""
+
+from collections.abc import Sequence
+
+from weft.api.router.v1.quote_pb2 import Quote
+from weft.dispatch.agents import resolve, skills_lacking_behind
+from weft.dispatch.dispatcher import placement_request
+from weft.dispatch.fleet import FleetSource
+from weft.dispatch.payload_description import Payload
+from weft.dispatch.placement import QuoteSource
+from weft.dispatch.request_trace import RequestContext
+
+
+class Quoter:
+    """Asks the router when each place would answer a request."""
+
+    def __init__(self, router: QuoteSource, fleet: FleetSource) -> None:
+        self._router = router
+        self._fleet = fleet
+
+    async def quote(self, context: RequestContext, payload: Payload) -> Sequence[Quote]:
+        """Returns the quotes, the soonest first. Raises what a refusal of the request would."""
+        view, behaviour = self._fleet.view, None
+        if (found := resolve(view, context, payload)) is not None:
+            context, payload, behaviour = found.context, found.payload, found.behaviour
+        request = placement_request(
+            context,
+            payload,
+            seconds_left=context.timeout_seconds,
+            behaviour=behaviour,
+            unread=lambda: skills_lacking_behind(view, context.model),
+        )
+        return await self._router.quote(request)
