@@ -1,5 +1,7 @@
 """The receipt says what happened."""
 
+from dataclasses import replace
+
 import pytest
 
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
@@ -40,6 +42,20 @@ def test_completed_request_has_separate_waits_attempts_and_runner_facts() -> Non
         ("b", Reason.UNSPECIFIED),
     ]
     assert (receipt.model, receipt.host, receipt.usage.completion_tokens) == ("m-a", "titan", 5)
+
+
+@pytest.mark.parametrize(("first_content", "kept"), [(104.0, True), (106.0, False)])
+def test_receipt_says_whether_the_limit_of_the_wait_was_kept(first_content: float, kept: bool) -> None:
+    journey = RequestTrace(replace(CONTEXT, max_wait_seconds=5.0), arrived=100.0)
+    journey.note_grant(GRANT, 101.0)
+    journey.note_first_content(first_content)
+    promised = journey.receipt(Reason.UNSPECIFIED, None, 110.0).promised_wait
+    assert (_seconds(promised.limit), promised.kept) == (5.0, kept)
+
+
+def test_refused_request_was_promised_nothing() -> None:
+    journey = RequestTrace(replace(CONTEXT, max_wait_seconds=5.0), arrived=100.0)
+    assert not journey.receipt(Reason.DEADLINE_UNREACHABLE, None, 100.0).HasField("promised_wait")
 
 
 @pytest.mark.parametrize("reason", [Reason.WAKE_FAILED, Reason.CANCELLED, Reason.DEADLINE_EXCEEDED])
