@@ -17,13 +17,13 @@ CALL_CUT = "tool_call_cut"
 def arguments_object(call: CalledTool, *, is_cut: bool) -> msgspec.Raw | None:
     """Returns the arguments of a call; None: the end of the answer truncated them (`is_cut`).
 
-    They remain the model's text, because numbers may have more digits than the encoder supports. Raises
-    TOOL_CALL_INVALID if they are not a JSON object.
+    They remain the model's text, because numbers may have more digits than the encoder supports, on one line, because
+    lines divide the events of a stream. Raises TOOL_CALL_INVALID if they are not a JSON object.
     """
     # A call without arguments has no text.
     arguments = call.arguments if call.arguments.strip() else "{}"
     if is_whole_object(arguments):
-        return msgspec.Raw(arguments.encode())
+        return msgspec.Raw(msgspec.json.format(arguments.encode(), indent=-1))
     if not is_cut:
         raise bad_arguments()
     return None
