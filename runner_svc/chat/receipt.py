@@ -27,6 +27,7 @@ class AnswerReceipt:
         self._restored = receipt_pb2.RestoredPrompt()
         self._warnings: list[warning_pb2.Warning] = []
         self._tool_runs = 0
+        self._repaired = self._retried = 0
         self._signal_bytes = 0
 
     @property
@@ -43,6 +44,8 @@ class AnswerReceipt:
             self._decoded_tokens += turn.usage.completion_tokens
             self._decode_seconds += turn.usage.completion_tokens / turn.tokens_per_second
         self._add_timings(turn.engine_timings)
+        self._repaired += turn.repaired_call_count
+        self._retried += turn.retried_call_count
         if turn.HasField("restored_prompt"):
             saved = self._restored.saved_time.ToNanoseconds() + turn.restored_prompt.saved_time.ToNanoseconds()
             self._restored.source = turn.restored_prompt.source
@@ -93,7 +96,18 @@ class AnswerReceipt:
 
     def end(self) -> Frame:
         """Returns the last events of the answer."""
-        receipt = receipt_pb2.Receipt(usage=self._usage)
+        receipt = receipt_pb2.Receipt()
+        self.write(receipt)
+        self.fill(receipt)
+        return [
+            event_pb2.InferenceEvent(usage=self._usage),
+            event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
+        ]
+
+    def write(self, receipt: receipt_pb2.Receipt) -> None:
+        """Writes the engine's figures of all turns to a receipt."""
+        receipt.usage.CopyFrom(self._usage)
+        receipt.repaired_call_count, receipt.retried_call_count = self._repaired, self._retried
         if self._compute_nanoseconds is not None:
             receipt.gpu_time.FromNanoseconds(self._compute_nanoseconds)
         if self._decode_seconds > 0:
@@ -102,11 +116,6 @@ class AnswerReceipt:
             receipt.engine_timings.CopyFrom(self._timings)
         if self._restored.token_count:
             receipt.restored_prompt.CopyFrom(self._restored)
-        self.fill(receipt)
-        return [
-            event_pb2.InferenceEvent(usage=self._usage),
-            event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
-        ]
 
     def _add_usage(self, usage: usage_pb2.Usage) -> None:
         total = self._usage

@@ -19,6 +19,8 @@ class ChatSettings:
     """Tools that are offered in every chat."""
     repetition: Literal["off", "warn", "kill"] = "kill"
     """What happens to a repetitive answer unless the agent specifies it."""
+    tool_call_repair: bool = True
+    """Whether tool calls with invalid arguments are repaired or made again."""
     default_max_tokens: int | None = None
     """Maximum answer length if neither the request nor its agent sets one; None: the rest of the context."""
     default_params: "sampling_pb2.SamplingParams | None" = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner_svc.backend.port import CallInfo
+from runner_svc.chat.call_repair import with_repaired_calls
 from runner_svc.chat.offer import CallKind, Offer, json_object, make_offer, require_local
 from runner_svc.chat.receipt import AnswerReceipt, warning
 from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
@@ -55,7 +56,7 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
         request = replace(request, call=replace(request.call, ends_loops=True))
     if not isinstance(request.payload, chat_pb2.ChatPayload):
         watch = repetition_watch(request.behaviour, setup.settings, request.payload)
-        return _single_turn(work, request.payload, request.call, watch)
+        return _single_turn(work, request.payload, request.call, watch, repairs=False)
     offer = make_offer(request.payload, request.behaviour, setup.settings, setup.tools)
     if not request.allow_remote:
         require_local(offer, setup.tools)
@@ -66,7 +67,7 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
     if needs_system_prompt(payload, prompt):
         payload = with_system_prompt(payload, prompt)
     watch = repetition_watch(request.behaviour, setup.settings, request.payload)
-    return _single_turn(work, payload, request.call, watch)
+    return _single_turn(work, payload, request.call, watch, repairs=setup.settings.tool_call_repair)
 
 
 def _with_defaults(request: ChatRequest, settings: ChatSettings) -> ChatRequest:
@@ -84,36 +85,28 @@ def _with_defaults(request: ChatRequest, settings: ChatSettings) -> ChatRequest:
 
 
 async def _single_turn(
-    work: ChatEngine, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None
+    work: ChatEngine, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None, *, repairs: bool
 ) -> AsyncGenerator[Frame]:
     """Runs a single turn and adds its warnings to the receipt."""
     answer = AnswerReceipt(work.record)
     monitor = TurnMonitor(payload, answer, watch, whole=call.whole)
     try:
-        async with aclosing(work.generate(payload, call)) as frames:
-            async for frame in frames:
-                try:
-                    warned = monitor.look(frame)
-                except WeftError as loop:
-                    # Stop the engine before the caller receives the error.
-                    await frames.aclose()
-                    yield monitor.usage_so_far()
-                    raise answer.with_usage(loop) from None
-                if warned:
-                    yield warned
+        frames = monitor.watch(work.generate(payload, call))
+        async with aclosing(with_repaired_calls(frames, work, payload, call, is_on=repairs)) as repaired:
+            async for frame in repaired:
                 if frame and frame[-1].WhichOneof("event") == "finished":
                     frame[-1:] = [*monitor.late_warnings(frame[-1].finished.receipt.usage), frame[-1]]
                 _note(frame, work.record, answer)
                 yield frame
     except WeftError as error:
-        if not _is_engines_loop(error):
+        if not _is_uncounted_loop(error):
             raise
         yield monitor.usage_so_far()
         raise answer.with_usage(error) from None
 
 
-def _is_engines_loop(error: WeftError) -> bool:
-    """Whether the engine itself ended the answer because of a loop: the counts have not been sent yet then."""
+def _is_uncounted_loop(error: WeftError) -> bool:
+    """Whether a loop ended the answer and the counts have not been sent yet."""
     return error.reason is Reason.REPEATED_LINE_LOOP and PROMPT_TOKENS not in error.metadata
 
 
@@ -197,7 +190,7 @@ class ToolLoop:
                     async for frame in frames:
                         yield frame
             except WeftError as error:
-                if not _is_engines_loop(error):
+                if not _is_uncounted_loop(error):
                     raise
                 yield monitor.usage_so_far()
                 raise self._answer.with_usage(error) from None
@@ -233,21 +226,15 @@ class ToolLoop:
     ) -> AsyncGenerator[Frame]:
         """Runs a turn and yields its frames for the caller. A signal that requests a decision ends it early."""
         record, answer = self._work.record, self._answer
-        async with aclosing(self._work.generate(payload, self._request.call)) as frames:
+        repairs = self._setup.settings.tool_call_repair
+        call = self._request.call
+        turn_frames = monitor.watch(self._work.generate(payload, call))
+        async with aclosing(with_repaired_calls(turn_frames, self._work, payload, call, is_on=repairs)) as frames:
             async for frame in frames:
-                try:
-                    warned = monitor.look(frame)
-                except WeftError as loop:
-                    # Stop the engine before the caller receives the error.
-                    await frames.aclose()
-                    yield monitor.usage_so_far()
-                    raise answer.with_usage(loop) from None
-                if warned:
-                    yield warned
                 for part in self._in_parts(self._passed_on(turn.read(apart(frame)))):
                     yield part
-                for call in turn.calls.take_signals():
-                    yield [answer.note_signal(self._signal(call))]
+                for signal in turn.calls.take_signals():
+                    yield [answer.note_signal(self._signal(signal))]
                 if self._decision_asked:
                     break
         # The engine is idle until the next turn.

@@ -1,6 +1,8 @@
 """One engine turn: frames for the caller, calls for the mesh, and the repetition check."""
 
 import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -403,14 +405,20 @@ class TurnMonitor:
         self._lacks_call = must_call(payload)
         """Whether the request requires a call and the engine has made none so far."""
 
-    def look(self, frame: Frame) -> Frame:
-        """Checks the next frame; returns a warning about it, if any. Raises REPEATED_LINE_LOOP to kill."""
+    async def watch(self, frames: AsyncGenerator[Frame]) -> AsyncGenerator[Frame]:
+        """Yields frames, and warnings about them. Stops the engine and raises REPEATED_LINE_LOOP to kill."""
+        async with aclosing(frames):
+            async for frame in frames:
+                if warned := self._look(frame):
+                    yield warned
+                yield frame
+
+    def _look(self, frame: Frame) -> Frame:
         self._seen.note(frame)
         if self._lacks_call and any(event.HasField("delta") and event.delta.tool_calls for event in frame):
             self._lacks_call = False
         found = None if self._watch is None else self._watch.look(frame)
-        warned = None if found is None else self._answer.note_warning(found)
-        return [] if warned is None else [warned]
+        return [] if found is None else [event_pb2.InferenceEvent(warning=found)]
 
     def late_warnings(self, usage: usage_pb2.Usage) -> Frame:
         """Returns the warnings that need the engine's figures at the end of the turn."""

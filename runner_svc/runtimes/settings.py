@@ -229,6 +229,10 @@ class ModelSettings:
     repetition: Repetition = "kill"
     """What happens if an answer repeats a line or a passage over and over. `off`: nothing; `warn`: the answer gets a
     warning; `kill`: it ends with `repeated_line_loop`."""
+    tool_call_repair: Annotated[bool, PUBLIC] = True
+    """Whether arguments of tool calls that are no JSON object are repaired if they match the tool's schema then, and
+    the model otherwise makes the call again. Streams hold back arguments of up to 2,048 characters until they are
+    complete."""
 
     tried_by: ClassVar[str] = ""
     """Example command for a model without chat, without the model's name; empty: the model supports chat."""

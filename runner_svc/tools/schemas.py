@@ -75,7 +75,7 @@ class ArgumentCheck:
     """The validator of one tool's arguments."""
 
     def __init__(self, tool: str, schema: Mapping[str, Any]) -> None:
-        self._tool = tool
+        self.tool = tool
         self.schema = schema
         self._validator: Any = None
         self._steps = self._depth = 0
@@ -139,8 +139,8 @@ class ArgumentCheck:
         return check
 
     def _invalid(self, why: str) -> WeftError:
-        message = f"the arguments for the tool {self._tool} are wrong: {why}"
-        return WeftError(Reason.TOOL_CALL_INVALID, message, metadata={"tool": self._tool})
+        message = f"the arguments for the tool {self.tool} are wrong: {why}"
+        return WeftError(Reason.TOOL_CALL_INVALID, message, metadata={"tool": self.tool})
 
 
 class _TooManyStepsError(Exception):

@@ -121,6 +121,12 @@ def _restored(receipt: Document) -> str | None:
     return f"{restored['tokenCount']} tokens from {restored['source']}{saved}"
 
 
+def _repaired(receipt: Document) -> str | None:
+    """Returns how tool calls became valid; None: they were."""
+    counts = {"repaired": receipt.get("repairedCallCount"), "made again": receipt.get("retriedCallCount")}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or None
+
+
 def _waited(receipt: Document) -> str:
     return f"{time_words(receipt['queueWaitSeconds'])} in the queue, {time_words(receipt['loadWaitSeconds'])} for loads"
 
@@ -155,13 +161,14 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited First_token Engine GPU Tokens Restored Not_cached Work Remote:leftPremises Cancelled Router",
+    "Waited First_token Engine GPU Tokens Restored Tool_calls Not_cached Work Remote:leftPremises Cancelled Router",
     Waited=_waited,
     First_token=_first_token,
     Engine=_engine,
     GPU=_device_usage,
     Tokens=_tokens,
     Restored=_restored,
+    Tool_calls=_repaired,
     Not_cached=prompt_change,
     Work=lambda receipt: ", ".join(work_parts(receipt)) or None,
     Cancelled=_cancelled,

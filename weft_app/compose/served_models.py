@@ -172,6 +172,7 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
     return ChatSettings(
         tools=model.tools,
         repetition=model.repetition,
+        tool_call_repair=model.tool_call_repair,
         default_max_tokens=model.default_max_tokens,
         default_params=_default_params(model, f"{where}.models.{model.name}.default_params"),
         signals=signal_catalogue(_signals(section.signals, f"{where}.signals")),

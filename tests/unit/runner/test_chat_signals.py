@@ -129,7 +129,7 @@ async def test_signal_beside_a_tool_call_is_recorded_and_the_tool_runs() -> None
 async def test_invalid_signal_arguments_end_the_request(arguments: str) -> None:
     work = ScriptedWork([*call("LOW_CONFIDENCE", arguments), *end(TOOL_CALLS)])
     with pytest.raises(WeftError) as raised:
-        await events_of(work, request(signals=["LOW_CONFIDENCE"]))
+        await events_of(work, request(signals=["LOW_CONFIDENCE"]), setup(tool_call_repair=False))
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 

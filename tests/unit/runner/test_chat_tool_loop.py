@@ -192,7 +192,7 @@ async def test_malformed_call_ends_the_request_before_any_tool_runs(arguments: s
 
     work = ScriptedWork([*call("search", ASK), *call("search", arguments, 1, "call_1"), *end(TOOL_CALLS)])
     with pytest.raises(WeftError) as raised:
-        await events_of(work, request(tools=["search"]), setup(tool_box(note)))
+        await events_of(work, request(tools=["search"]), setup(tool_box(note), tool_call_repair=False))
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
     assert not ran
 

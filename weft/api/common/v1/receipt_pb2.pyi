@@ -90,6 +90,8 @@ class Receipt(google.protobuf.message.Message):
     LACKED_ROUTER_FIELD_NUMBER: builtins.int
     PROMPT_CHANGE_FIELD_NUMBER: builtins.int
     RESTORED_PROMPT_FIELD_NUMBER: builtins.int
+    REPAIRED_CALL_COUNT_FIELD_NUMBER: builtins.int
+    RETRIED_CALL_COUNT_FIELD_NUMBER: builtins.int
     PROMISED_WAIT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Id of the request, the same in all services."""
@@ -125,6 +127,10 @@ class Receipt(google.protobuf.message.Message):
     """Whether the request ended because no router answered: it waited for one until its deadline (DEADLINE_EXCEEDED) or
     until the outage limit (NO_ROUTER_AVAILABLE).
     """
+    repaired_call_count: builtins.int
+    """Number of tool calls whose arguments were no JSON object and were repaired."""
+    retried_call_count: builtins.int
+    """Number of tool calls that the model was asked to make again, because their arguments could not be repaired."""
     @property
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Attempt]:
         """All attempts in order; the last one decided the outcome."""
@@ -220,10 +226,12 @@ class Receipt(google.protobuf.message.Message):
         lacked_router: builtins.bool = ...,
         prompt_change: global___PromptChange | None = ...,
         restored_prompt: global___RestoredPrompt | None = ...,
+        repaired_call_count: builtins.int = ...,
+        retried_call_count: builtins.int = ...,
         promised_wait: global___PromisedWait | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "restored_prompt", b"restored_prompt", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "repaired_call_count", b"repaired_call_count", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "retried_call_count", b"retried_call_count", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt

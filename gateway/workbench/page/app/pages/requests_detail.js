@@ -73,6 +73,7 @@ function Summary({ record }) {
       ["Tokens out", count(receipt.completionTokens)],
       ["Promised", receipt.promisedWait && `first token within ${seconds(receipt.promisedWait.limitSeconds)}: ${receipt.promisedWait.kept ? "kept" : "broken"}`],
       ["Restored", restored && `${count(restored.tokenCount)} tokens from ${restored.source}${restored.savedSeconds ? `, about ${seconds(restored.savedSeconds)} saved` : ""}`],
+      ["Tool calls", [[receipt.repairedCallCount, "repaired"], [receipt.retriedCallCount, "made again"]].filter(([times]) => times).map(([times, what]) => `${count(times)} ${what}`).join(", ")],
       ["Image steps", receipt.imageSteps ? count(receipt.imageSteps) : ""],
       ["Megapixels", receipt.imagePixels ? figure(receipt.imagePixels / 1e6) : ""],
       ["Audio", receipt.audioMilliseconds ? seconds(receipt.audioMilliseconds / 1000) : ""],
