@@ -17,6 +17,7 @@ from typing import Any
 
 from router_svc.policy.promises import Loss, Promise, loss_in
 from weft.kernel.errors import WeftError
+from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -45,6 +46,11 @@ class PromiseFile:
         self._flush: threading.Timer | None = None
         self._turn = threading.Lock()
         """Guards the descriptor, as flushes run in a separate thread."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
     @property
     def loss_path(self) -> Path:
@@ -126,8 +132,7 @@ class PromiseFile:
             "promised": {"store_id": loss.promised.store_id, "commits": loss.promised.commits},
             "found": {"store_id": loss.found.store_id, "commits": loss.found.commits},
         }
-        with os.fdopen(os.open(self.loss_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(json.dumps(report, indent=2) + "\n")
+        replace_file(self.loss_path, f"{json.dumps(report, indent=2)}\n".encode())
 
     def _write(self, promise: Promise) -> None:
         assert self._descriptor is not None, "it is open"
@@ -194,10 +199,17 @@ class Promises(CommitCounter):
         self._counted = _promise_of(tx.row(_COUNT))
 
     def keep(self) -> None:
-        """Records a committed transaction before it is acknowledged. Raises as `require_place`."""
+        """Records a committed transaction before it is acknowledged. Raises SERVICE_UNAVAILABLE if that fails."""
         self.require_place()
         assert self._counted is not None, "it was counted"
-        self.file.note(self._counted)
+        try:
+            self.file.note(self._counted)
+        except OSError as error:
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE,
+                f"{self.file.path} cannot be written: {error.strerror}; free some space on its disk",
+                retry_after_seconds=1.0,
+            ) from error
 
     def _report(self, loss: Loss) -> None:
         log.error(

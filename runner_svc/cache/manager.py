@@ -91,7 +91,7 @@ class CacheManager:
         """Flushes a request's scope, which is not used any more once the call has started. Does not check permits.
 
         Raises INVALID_ARGUMENT naming the field, MODEL_NOT_FOUND, UNSUPPORTED_OPERATION if no engine in the scope can
-        flush, and the error of an engine: it may then still hold the text, which is not used any more.
+        flush, and the error of an engine or of a disk: it may then still hold the text, which is not used any more.
         """
         _check(request)
         caches = list(self._caches.values())
@@ -113,6 +113,8 @@ class CacheManager:
             else:
                 erased.append((cache, outcome))
         _raise_what_counts(failures, some_erased=bool(erased))
+        if self._store is not None:
+            self._store.require_deleted()
         response = await _response(erased)
         log.info("prefix cache flushed", scope=_Scope.Name(request.scope), entries=response.entry_count)
         return response

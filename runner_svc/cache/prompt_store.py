@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from errno import ENOSPC
 from functools import partial
 from itertools import chain
@@ -16,8 +17,10 @@ import msgspec
 
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
+from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task
 
 MIN_FREE_BYTES = 1024 * 1024 * 1024
@@ -62,6 +65,8 @@ class PromptStore:
         self._folder = folder
         self._key = b""
         self._writing: dict[asyncio.Task[None], str] = {}
+        self._undeleted: list[KeptPrompt] = []
+        """Prompts that are not used any more, whose files are still there."""
 
     async def open(self) -> None:
         """Reads which prompts earlier processes stored; before that, nothing is stored or found."""
@@ -107,6 +112,15 @@ class PromptStore:
         """Deletes the prompts of a tenant, a tag and a model; None: any."""
         self._delete(self.prompts.forget(tenant, tag, model))
 
+    def require_deleted(self) -> None:
+        """Raises SERVICE_UNAVAILABLE if forgotten prompts are still on disk, where the next process would find them."""
+        if self._undeleted:
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE,
+                f"{len(self._undeleted)} stored prompts cannot be deleted from {self._folder}; make its disk writable, "
+                "and flush again",
+            )
+
     async def _put(self, prompt: KeptPrompt, state: BinaryIO, flush_count: int) -> None:
         with state:
             room = self.prompts.make_room(prompt.byte_count) if self._key else None
@@ -117,7 +131,8 @@ class PromptStore:
                 await asyncio.to_thread(self._seal, prompt, state)
             except OSError as error:
                 log.warning("a prompt was not stored", folder=str(self._folder), error=str(error)[:256])
-                self._file(prompt.name).with_suffix(_DRAFT_SUFFIX).unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._file(prompt.name).with_suffix(_DRAFT_SUFFIX).unlink()
                 return
         is_flushed = self.prompts.flush_count != flush_count
         self._delete([prompt] if is_flushed else self.prompts.add(prompt))
@@ -126,8 +141,16 @@ class PromptStore:
         return self._folder / f"{name}{_SUFFIX}"
 
     def _delete(self, prompts: list[KeptPrompt]) -> None:
-        for prompt in prompts:
+        """Deletes files, and those that earlier calls could not delete."""
+        self._undeleted = [prompt for prompt in (*self._undeleted, *prompts) if not self._is_deleted(prompt)]
+
+    def _is_deleted(self, prompt: KeptPrompt) -> bool:
+        try:
             self._file(prompt.name).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a stored prompt cannot be deleted", folder=str(self._folder), error=error.strerror)
+            return False
+        return True
 
     def _scan(self) -> tuple[bytes, list[KeptPrompt]]:
         """Returns the key and the stored prompts, least recently used first. Deletes files that it cannot use."""

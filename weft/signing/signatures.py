@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,16 @@ def new_key_file(path: Path, field: str) -> str:
         raise invalid_field(field, f"{path} exists already; a key is never overwritten") from error
     except OSError as error:
         raise invalid_field(field, f"{path} cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(key.as_pem(private=True))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key.as_pem(private=True))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        # A part of a key would be in the way of the next one.
+        with suppress(OSError):
+            path.unlink()
+        raise invalid_field(field, f"{path} cannot be written: {error.strerror}") from error
     return public_text(key)
 
 

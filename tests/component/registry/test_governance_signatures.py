@@ -1,8 +1,10 @@
 """Governance with signatures: what passes the gate, and every way that has been thought of to pass it without leave."""
 
 import base64
+import errno
 import hmac
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.runner.v1 import load_pb2
+from weft.kernel.errors import WeftError
 from weft.signing.signatures import new_key_file, read_private_key, sign
 from weft.signing.tokens import make_payload
 
@@ -76,6 +79,21 @@ def test_tokens_created_by_this_library_are_accepted(stage: Stage, tmp_path: Pat
     signed = sign(payload, read_private_key(tmp_path / "a.pem", "--key"), "a")
     signed = sign(payload, read_private_key(tmp_path / "b.pem", "--key"), "b", beside=signed.signatures)
     assert stage.admit(load(context_tokens=512), signed.as_text()).signers == ("a", "b")
+
+
+def test_failed_write_of_a_new_key_leaves_no_part_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second try was told that the key exists and is never overwritten."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "a.pem"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(WeftError, match=f"{path} cannot be written: No space left"):
+            new_key_file(path, "--out")
+    new_key_file(path, "--out")
+    assert read_private_key(path, "--key")
 
 
 def test_tokens_created_by_this_library_are_valid_jws(stage: Stage) -> None:

@@ -1,6 +1,7 @@
 """What was acknowledged and is missing from the router's database is noticed at the start; nothing else is."""
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -245,6 +246,24 @@ async def test_no_op_transaction_is_not_counted(place: Place) -> None:
     assert await store.renew("nobody", 1.0) == frozenset()
     assert place.promised.read_bytes() == before
     await store.stop()
+
+
+async def test_unwritable_record_fails_the_write_and_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller got INTERNAL, without a reason and a time to retry."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    service = _service(place.database())
+    await service.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(WeftError, match=f"{place.promised} cannot be written: No space left") as refused:
+            await _submit(service)
+    assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert refused.value.retry_after_seconds
+    await _submit(service)
+    await service.stop(0)
 
 
 @pytest.mark.slow("runs whole services")

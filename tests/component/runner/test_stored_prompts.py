@@ -19,6 +19,8 @@ from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft.api.common.v1 import receipt_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling
 from weft_testing.conformance.prefix_cache import MODEL, Tenants, completion
 
@@ -163,6 +165,26 @@ async def test_flush_of_everything_deletes_the_prompts_of_models_that_are_not_se
     await others.open()
     await others.flush(pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_ALL))
     assert _stored(folder) == []
+
+
+async def test_flush_fails_until_the_disk_deletes_the_stored_prompts(folder: Path) -> None:
+    """The flush ended without a word, and the next process used what was flushed."""
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    (file,) = _stored(folder)
+    file.unlink()
+    (file / "in the way").mkdir(parents=True)
+    everything = pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_ALL)
+    with pytest.raises(WeftError, match=f"1 stored prompts cannot be deleted from {folder}") as refused:
+        await runner.desk.flush(everything)
+    assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
+    with pytest.raises(WeftError, match="cannot be deleted"):
+        await runner.desk.flush(everything)
+    (file / "in the way").rmdir()
+    file.rmdir()
+    await runner.desk.flush(everything)
 
 
 async def test_prompts_put_away_while_a_flush_begins_are_not_stored(folder: Path) -> None:
