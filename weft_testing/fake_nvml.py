@@ -19,23 +19,18 @@ That program and its descendants see the cards of `cards`. The library reads the
 and switches, which are files that exist or not: see SWITCHES.
 """
 
-import atexit
 import fcntl
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
 from weft.gpu.process import is_alive, process_id_of
 from weft.gpu.snapshot import ProcessId
+from weft_testing.shared_library import built_once
 
 LIBRARY_NAME = "libnvidia-ml.so.1"
-BUILD_SECONDS = 60.0
 _SOURCE = Path(__file__).with_name("fake_nvml.c")
 FOLDER_VARIABLE = "FAKE_NVML_DIR"
 SWITCHES: Mapping[str, str] = MappingProxyType(
@@ -155,36 +150,6 @@ class FakeCards:
             yield
 
 
-def compiler() -> str | None:
-    """Returns the path of the C compiler; None: there is none, so the library cannot be built."""
-    return shutil.which("cc")
-
-
-@cache
 def fake_nvml_library() -> Path:
-    """Returns the library's path in a folder for LD_LIBRARY_PATH, built once and removed with this process.
-
-    Raises as `build_fake_nvml`.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="weft-nvml-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # Programs of other users may load it.
-    folder.chmod(0o755)
-    return build_fake_nvml(folder)
-
-
-def build_fake_nvml(folder: Path) -> Path:
-    """Builds the library in `folder`, for LD_LIBRARY_PATH; returns its path.
-
-    Raises FileNotFoundError without a compiler, RuntimeError with the compiler's output if it fails.
-    """
-    found = compiler()
-    if found is None:
-        raise FileNotFoundError("there is no C compiler (cc)")
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / LIBRARY_NAME
-    command = [found, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(_SOURCE)]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)  # noqa: S603 - fixed arguments
-    if built.returncode:
-        raise RuntimeError(f"the fake library cannot be built:\n{built.stderr}")
-    return library
+    """Returns the library's path in a folder for LD_LIBRARY_PATH. Raises as `built_once`."""
+    return built_once(_SOURCE, LIBRARY_NAME)

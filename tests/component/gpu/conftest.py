@@ -6,7 +6,8 @@ import pytest
 from kit import warm_python
 from kit.warm_python import IS_POSSIBLE, WarmStart
 
-from weft_testing.fake_nvml import compiler, fake_nvml_library
+from weft_testing.fake_nvml import fake_nvml_library
+from weft_testing.shared_library import compiler
 
 _programs = WarmStart()
 """Programs of this server search the folder of the fake library, which is decided when a process begins."""

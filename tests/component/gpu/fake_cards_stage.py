@@ -13,7 +13,8 @@ import pytest
 
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import ProcessId
-from weft_testing.fake_nvml import FakeCards, compiler, fake_nvml_library
+from weft_testing.fake_nvml import FakeCards, fake_nvml_library
+from weft_testing.shared_library import compiler
 
 GIB = 1024**3
 RUN_SECONDS = 60.0

@@ -9,7 +9,7 @@ from leased_world import LeasedWorld, leased_world
 
 from registry_svc.ledger.policy.leases import LeaseState
 from weft_testing.fake_backend.process import fake_backend_command
-from weft_testing.fake_nvml import compiler
+from weft_testing.shared_library import compiler
 
 pytestmark = [
     pytest.mark.slow("starts runners and engines under leases"),

@@ -12,7 +12,7 @@ import pytest
 from leased_world import CARD_BYTES, GIB, MODELS, POLL_SECONDS, WAIT_SECONDS, LeasedWorld, leased_world
 
 from weft.kernel.service import stop_tasks
-from weft_testing.fake_nvml import compiler
+from weft_testing.shared_library import compiler
 
 KILLS = int(os.environ.get("WEFT_TEST_KILLS", "12"))
 SEED = 7
