@@ -24,6 +24,7 @@ from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES
 from weft.dispatch.payload_description import cache_scope, prompt_prefixes, steady_text
+from weft.kernel.decoding import DECODE_FAULTS
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
@@ -478,7 +479,7 @@ class SaltStore:
         except FileNotFoundError:
             self._write()
             return
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *DECODE_FAULTS) as error:
             # A new key makes every prefix cold once, but exposes none.
             log.warning("the prefix cache starts with new salts", error=type(error).__name__)
             self._write()

@@ -12,11 +12,11 @@ from types import MappingProxyType
 import msgspec
 
 from runner_svc.policy.engine_failures import refuses_content, refuses_length, without_tracebacks
+from weft.kernel.decoding import DECODE_FAULTS
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
-JSON_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Decoding exceptions: wrong form or type, invalid UTF-8, nesting beyond the interpreter's limit."""
+JSON_FAULTS = DECODE_FAULTS
 
 
 def malformed(what: str, error: Exception) -> WeftError:

@@ -17,6 +17,7 @@ from runner_svc.backend.prefix_reports import PrefixReports
 from runner_svc.policy.engine_blocks import BlockEvent, BlockHash, ClearedCache, RemovedBlocks, StoredBlocks
 from runner_svc.supervise.socket_folder import SocketFolder
 from runner_svc.waiting import end_tasks
+from weft.kernel.decoding import DECODE_FAULTS
 from weft.kernel.log import get_logger
 from weft.kernel.service import start_task, stop_tasks
 
@@ -78,7 +79,7 @@ class UntrackedCacheError(Exception):
 
 
 def events_of(batch: bytes) -> list[BlockEvent]:
-    """Returns the events of a batch. Raises msgspec.DecodeError, or UntrackedCacheError."""
+    """Returns the events of a batch. Raises DECODE_FAULTS, or UntrackedCacheError."""
     found: list[BlockEvent] = []
     for event in _DECODER.decode(batch).events:
         if isinstance(event, _Cleared):
@@ -230,7 +231,7 @@ class BlockEvents:
         """Applies a batch. Returns why the events cannot be followed; None: they can."""
         try:
             events = events_of(frames[2]) if _number_of(frames) is not None else None
-        except msgspec.DecodeError:
+        except DECODE_FAULTS:
             events = None
         except UntrackedCacheError:
             return "the model has several kinds of cache"

@@ -15,6 +15,7 @@ import msgspec
 
 from runner_svc.supervise.cgroup import PREFIX, CgroupLeaf, own_cgroup
 from runner_svc.supervise.system import PortableSystem, this_system
+from weft.kernel.decoding import DECODE_FAULTS
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
 
@@ -119,7 +120,7 @@ class Leftovers:
             return msgspec.json.decode(self._file.read_bytes(), type=_State)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *DECODE_FAULTS) as error:
             log.warning("cannot determine which processes an earlier run left", file=self._file.name, error=str(error))
             return None
 

@@ -30,6 +30,7 @@ from router_svc.simulation.scenario import (
     Traffic,
 )
 from weft.documents.yaml_documents import YamlRefusedError, yaml_documents
+from weft.kernel.decoding import DECODE_FAULTS
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.reasons import Reason
@@ -222,7 +223,7 @@ def _trace(path: Path) -> tuple[TracedRequest, ...]:
         if path.stat().st_size > MAX_TRACE_BYTES:
             raise invalid_field("trace", f"{path} is larger than {MAX_TRACE_BYTES} bytes")
         lines = sorted(_LINES.decode_lines(path.read_bytes()), key=lambda line: line.timestamp)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *DECODE_FAULTS) as error:
         raise invalid_field("trace", f"{path} cannot be read: {error}") from error
     for line in lines:
         if len(line.hash_ids) * BLOCK_TOKENS < line.input_length:

@@ -29,6 +29,7 @@ from runner_svc.policy.parameters import (
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.runtime import Runtime, deferred
 from runner_svc.runtimes.settings import MAX_ADAPTERS, NOT_PULLED, AdapterSettings, Argument, SourcedModelSettings
+from weft.kernel.decoding import DECODE_FAULTS
 from weft.kernel.request import Skill
 from weft.kernel.settings import PUBLIC, PathText, Pattern
 
@@ -118,7 +119,7 @@ class VllmAdapter(AdapterSettings):
         try:
             with (self.folder / ADAPTER_CONFIG).open("rb") as file:
                 return max(0, msgspec.json.decode(file.read(MAX_CONFIG_BYTES), type=_AdapterConfig).r)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *DECODE_FAULTS):
             return 0
 
 

@@ -30,6 +30,13 @@ def orphan() -> Iterator[psutil.Process]:
     process.wait()
 
 
+def test_state_with_a_damaged_byte_counts_as_missing(tmp_path: Path) -> None:
+    """The runner did not start: invalid UTF-8 is no error of the decoder."""
+    state = tmp_path / "r1.children"
+    state.write_bytes(b'{"identity": "a-\xff", "owner_pid": 1, "owner_started_at": 1}')
+    assert Leftovers(state).sweep() == []
+
+
 async def test_runner_sweeps_leftovers_at_start_and_tags_its_backend(orphan: psutil.Process, tmp_path: Path) -> None:
     state = tmp_path / "r1.children"
     earlier = {"identity": "a-runner", "owner_pid": 2**22, "owner_started_at": 1}

@@ -57,7 +57,9 @@ def test_flush_changes_the_matching_salts_and_survives_restarts(
     assert {partition for partition in everybody if before[partition] != after[partition]} == changed
 
 
-@pytest.mark.parametrize("content", [b"", b"no json", b'{"key": 5}', b'{"key": "YQ==", "forgotten": []}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"no json", b'{"key": "\xff"}', b'{"key": 5}', b'{"key": "YQ==", "forgotten": []}']
+)
 def test_corrupt_file_gives_new_salts_without_an_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "salts.json"
     file.write_bytes(content)

@@ -5,9 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from runner_svc.backend.prefix_reports import PrefixReports
 from runner_svc.policy.engine_blocks import BlockEvent, ClearedCache, RemovedBlocks, StoredBlocks
 from runner_svc.runtimes import kv_events
 from runner_svc.runtimes.kv_events import UntrackedCacheError, events_of, sets_flag
+from runner_svc.supervise.socket_folder import SocketFolder
 
 RECORDED = Path(__file__).with_name("kv_events")
 LONG_HASH = bytes(range(32))
@@ -39,6 +41,19 @@ def test_vllm_with_a_second_kind_of_cache_is_not_followed() -> None:
     recorded = msgspec.json.decode((RECORDED / "vllm-0.32.0.json").read_bytes(), type=_Recorded)
     with pytest.raises(UntrackedCacheError):
         events_of(bytes.fromhex(recorded.batches[3]))
+
+
+@pytest.mark.parametrize("batch", [b"\x92\x00\x91\x81\xa4type\xa1\xff", b"\x91" * 5_000], ids=["utf-8", "depth"])
+async def test_batch_that_is_no_text_or_too_deep_counts_as_malformed(batch: bytes) -> None:
+    """The task that follows the engine's cache died of it."""
+    folder = SocketFolder("weft-test-kv-")
+    events = kv_events.BlockEvents(PrefixReports(), "m", folder)
+    frames = [b"", bytes(kv_events.NUMBER_BYTES), batch]
+    assert [await events._take(frames) for _ in range(kv_events.MAX_MALFORMED)][-2:] == [
+        None,
+        "their format is unknown",
+    ]
+    folder.remove()
 
 
 def test_events_of_sglang_are_read() -> None:

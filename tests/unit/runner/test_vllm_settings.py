@@ -295,12 +295,15 @@ def test_unloadable_adapters_are_refused_with_their_setting(tmp_path: Path) -> N
     (bare / "adapter_model.safetensors").unlink()
     rankless = write_peft_adapter(tmp_path / "rankless", strength=0.0)
     (rankless / "adapter_config.json").write_text("{}")
+    broken = write_peft_adapter(tmp_path / "broken", strength=0.0)
+    (broken / "adapter_config.json").write_bytes(b'{"\xff": 8}')
     huge = write_peft_adapter(tmp_path / "huge", strength=0.0)
     (huge / "adapter_config.json").write_text('{"r": 513}')
     faults: list[tuple[dict[str, Any], str, str]] = [
         (_adapters(good, tmp_path / "nowhere"), "adapters[1].path", "there is no folder"),
         (_adapters(bare), "adapters[0].path", "no adapter_model.safetensors"),
         (_adapters(rankless), "adapters[0].path", "has no LoRA rank"),
+        (_adapters(broken), "adapters[0].path", "has no LoRA rank"),
         (_adapters(huge), "adapters[0].path", "has a rank of 513, and vLLM supports at most 512"),
         ({**_adapters(good), "kind": "embedding"}, "adapters", "not embedding"),
     ]
