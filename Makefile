@@ -27,7 +27,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-slow test-nightly baseline baseline-record torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint words types imports protos-lint protos verify docs envoy dashboards site recording pictures dist single-file bench lock clean
+.PHONY: help up demo test test-slow test-nightly baseline baseline-record torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint words types imports protos-lint protos verify docs envoy dashboards site recording pictures dist sbom single-file bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -126,6 +126,9 @@ dashboards: $(VENV)/.dev ## write the Grafana dashboards of deploy/observability
 dist: $(DIST_VENV)/.done ## build the wheel and the source distribution into dist/, the same bytes each time
 	@rm -rf dist && $(DIST_VENV)/bin/python -m build --no-isolation --outdir dist . > dist.log 2>&1 || { cat dist.log; exit 1; }
 	@rm dist.log && $(DIST_VENV)/bin/twine check --strict dist/* && cd dist && sha256sum *
+
+sbom: $(VENV)/.dev $(DIST_VENV)/.done ## list what the wheel and the images contain (CycloneDX, in dist), and check the licenses of all packages
+	@$(BIN)/python .ci/sbom.py
 
 single-file: dist ## build dist/weft: one file with weft and its locked packages, for machines with this system and Python but without pip
 	@wheel=$$(ls $(CURDIR)/dist/*.whl) && sum=$$(sha256sum $$wheel) && echo "weft @ file://$$wheel --hash=sha256:$${sum%% *}" > dist/wheel.txt
