@@ -27,7 +27,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-slow test-nightly baseline baseline-record torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint words types imports protos-lint protos verify docs envoy dashboards site recording pictures dist sbom single-file bench lock clean
+.PHONY: help up demo test test-slow test-nightly fuzz baseline baseline-record torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint words types imports protos-lint protos verify docs envoy dashboards site recording pictures dist sbom single-file bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -50,6 +50,9 @@ test-nightly: $(VENV)/.dev ## run simulator statistics, storms, torture, and pro
 	@$(COMPILED)
 	@$(PYTEST) $(SIDE_BY_SIDE) $(SLOW_WORKERS) -m "(nightly or hypothesis) and not runtimes" --hypothesis-profile=nightly --timeout 600 $(ARGS)
 	@$(PYTEST) -m "nightly and runtimes" tests/runtimes
+
+fuzz: $(VENV)/.dev ## feed changed inputs to every parser that reads from a network, and save what it finds (ARGS="gguf --minutes 60")
+	@PYTHONPATH=tests:tests/component/gateway $(BIN)/python tests/contract/fuzz_parsers.py $(ARGS)
 
 baseline: $(VENV)/.dev ## compare what users see with tests/baseline/recorded
 	@$(PYTEST) -m "" tests/baseline $(ARGS)

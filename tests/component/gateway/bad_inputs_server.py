@@ -1,6 +1,8 @@
 """A gateway with scripted collaborators as a process of its own: bad input cannot harm the test process.
 
-    python bad_inputs_server.py <log file> [keys]
+    python bad_inputs_server.py <log file> [keys] [patient]
+
+`patient`: it has the usual timeouts, and room for 10,000 connections.
 
 Its first line of output is JSON: its port, and its routes as [method, path] each. It ends when its input does.
 """
@@ -67,6 +69,7 @@ CONFIG = GatewayConfig(
     connections=ConnectionLimits(header_timeout_seconds=1.0, body_grace_seconds=0.3, linger_seconds=0.3),
 )
 """Short timeouts for callers, so that the test can wait for them."""
+PATIENT = GatewayConfig(port=0, connections=ConnectionLimits(max_connections=10_000))
 
 
 def answer_to(payload: object) -> list[Frame]:
@@ -156,10 +159,9 @@ class ForgetfulTasks(ScriptedTasks):
         return await super().submit(tenant, request, caller=caller)
 
 
-async def serve(log: TextIO, *, with_keys: bool) -> None:
-    """Serve until the input ends."""
-    configure_logging("gateway", file=log)
-    ports = GatewayPorts(
+def forgetful_ports(*, with_keys: bool = False) -> GatewayPorts:
+    """Collaborators that answer everything and store nothing."""
+    return GatewayPorts(
         dispatcher=ForgetfulDispatcher(),
         fleet=FixedFleet.of(model("tiny")),
         registry=ScriptedRegistry(),
@@ -172,8 +174,14 @@ async def serve(log: TextIO, *, with_keys: bool) -> None:
         files=forgetful_files(),
         batches=MemoryBatches(keeps_nothing=True),
     )
-    routes = routes_of(app_of(CONFIG, ports).served)
-    service = build(CONFIG, ports)
+
+
+async def serve(log: TextIO, config: GatewayConfig, *, with_keys: bool) -> None:
+    """Serve until the input ends."""
+    configure_logging("gateway", file=log)
+    ports = forgetful_ports(with_keys=with_keys)
+    routes = routes_of(app_of(config, ports).served)
+    service = build(config, ports)
     await service.start()
     settle_memory()
     table = [[method, route.path] for route in routes for method in sorted(route.methods or ())]
@@ -187,4 +195,4 @@ async def serve(log: TextIO, *, with_keys: bool) -> None:
 
 if __name__ == "__main__":
     with open(sys.argv[1], "a", buffering=1) as opened:  # noqa: PTH123 - a log, line by line
-        uvloop.run(serve(opened, with_keys="keys" in sys.argv[2:]))
+        uvloop.run(serve(opened, PATIENT if "patient" in sys.argv[2:] else CONFIG, with_keys="keys" in sys.argv[2:]))

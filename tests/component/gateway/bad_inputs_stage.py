@@ -416,12 +416,14 @@ def _faults_of_envelope(response: RawResponse, endpoint: Endpoint) -> list[str]:
 
 
 @contextmanager
-def victim(folder: Path, *, headers: Mapping[str, str] | None = None, keys: bool = False) -> Iterator[Victim]:
-    """A process to send bad inputs to."""
+def victim(
+    folder: Path, *, headers: Mapping[str, str] | None = None, keys: bool = False, patient: bool = False
+) -> Iterator[Victim]:
+    """A process to send bad inputs to; see `bad_inputs_server`."""
     log = folder / "victim.log"
     log.touch()
     with subprocess.Popen(
-        [sys.executable, str(HERE / "bad_inputs_server.py"), str(log), *(["keys"] if keys else [])],
+        [sys.executable, str(HERE / "bad_inputs_server.py"), str(log), *["keys"] * keys, *["patient"] * patient],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1]), os.getcwd()])},  # noqa: PTH109
