@@ -16,7 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 from uuid import uuid4
 
-from runner_svc.environments.child_program import run_program
 from runner_svc.environments.environment import (
     EngineEnvironment,
     EnvironmentVariant,
@@ -36,6 +35,7 @@ from runner_svc.environments.receipts import (
     write_receipt,
 )
 from runner_svc.environments.removal import remove_versions
+from runner_svc.supervise.child_program import run_program
 from weft import __version__
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.kernel.clock import Clock

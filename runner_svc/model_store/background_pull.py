@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
 
-from runner_svc.environments.child_program import run_program
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import ModelStore
 from runner_svc.policy.repository_files import ModelForm
+from runner_svc.supervise.child_program import run_program
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.model_source import ModelSource, parse_source

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.environments.child_program import run_program
+from runner_svc.supervise.child_program import run_program
 
 LONG = 30_000
 
