@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from runner_svc.environments.vulkan_devices import has_vulkan_device
 from weft.kernel.errors import invalid_field
 
 FOLDER = Path(__file__).parent
@@ -123,11 +124,13 @@ class VariantChoice(StrEnum):
     METAL = "metal"
 
 
-def fitting_variants(has_cards: Callable[[], bool], root: Path = Path("/")) -> Iterator[Variant]:
+def fitting_variants(
+    has_cards: Callable[[], bool], root: Path = Path("/"), has_vulkan: Callable[[], bool] = has_vulkan_device
+) -> Iterator[Variant]:
     """Yields the variants for this machine's devices, the fastest first, ending with CPU.
 
     `has_cards` tells whether NVIDIA's driver reports cards. An AMD card needs ROCm's compiler for its own variant;
-    Vulkan serves every other device with a render node.
+    Vulkan serves every other device with a render node, if its driver reports it.
     """
     if has_cards():
         yield Variant.CUDA
@@ -135,7 +138,7 @@ def fitting_variants(has_cards: Callable[[], bool], root: Path = Path("/")) -> I
         yield Variant.METAL
     if (root / "dev" / "kfd").exists() and shutil.which("hipcc") is not None:
         yield Variant.ROCM
-    if any((root / "dev" / "dri").glob("renderD*")):
+    if any((root / "dev" / "dri").glob("renderD*")) and has_vulkan():
         yield Variant.VULKAN
     yield Variant.CPU
 

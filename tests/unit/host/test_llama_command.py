@@ -75,14 +75,19 @@ def test_report_names_the_engine_and_advises_a_faster_one(search_path: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("has_cards", "nodes", "first"),
-    [(True, (), Variant.CUDA), (False, ("renderD128",), Variant.VULKAN), (False, ("card0",), Variant.CPU)],
+    ("has_cards", "nodes", "has_vulkan", "first"),
+    [
+        (True, (), False, Variant.CUDA),
+        (False, ("renderD128",), True, Variant.VULKAN),
+        (False, ("renderD128",), False, Variant.CPU),
+        (False, ("card0",), True, Variant.CPU),
+    ],
 )
 def test_fastest_variant_follows_the_devices(
-    tmp_path: Path, has_cards: bool, nodes: tuple[str, ...], first: Variant
+    tmp_path: Path, has_cards: bool, nodes: tuple[str, ...], has_vulkan: bool, first: Variant
 ) -> None:
     (tmp_path / "dev" / "dri").mkdir(parents=True)
     for node in nodes:
         (tmp_path / "dev" / "dri" / node).touch()
-    found = list(fitting_variants(lambda: has_cards, tmp_path))
+    found = list(fitting_variants(lambda: has_cards, tmp_path, lambda: has_vulkan))
     assert (found[0], found[-1]) == (first, Variant.CPU)
