@@ -41,6 +41,7 @@ if [ -z "$only" ] || [ "$only" = llama_server ]; then
   lock --no-annotate "$environments/llama_server/tools.in" -o "$environments/llama_server/tools.lock"
   lock --no-annotate --no-deps "$environments/llama_server/source.in" -o "$environments/llama_server/source.lock"
 fi
+lock_engine llama_server cuda --no-deps
 lock_engine ctranslate2 cpu
 lock_engine ctranslate2 cuda
 lock_engine diffusers cuda

@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -36,11 +36,43 @@ class Variant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BuildTool:
-    """A program that a build needs and no package index has."""
+    """A program that a build needs."""
 
     names: tuple[str, ...]
     """Its names on PATH; one is enough."""
     remedy: str
+    beside: str = ""
+    """File in the parent of its folder, without which it is not used, such as "include/cublas_v2.h"."""
+    packages: "ToolPackages | None" = None
+    """Packages that replace it if it is missing; None: no package index has it."""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether this machine has it."""
+        found = [Path(path) for path in map(shutil.which, self.names) if path is not None]
+        places = {folder for path in found for folder in (path.parent.parent, path.resolve().parent.parent)}
+        return any((folder / self.beside).exists() for folder in places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolPackages:
+    """A build tool as packages of an index."""
+
+    lock: str
+    """Lock file in the environment's folder."""
+    prepare: Callable[[Path, Path], Sequence[str]]
+    """Prepares the installed packages, given their folder and that of the program's source, and returns the options of
+    CMake that select them. It is called before each configuration."""
+    libraries: tuple[str, ...]
+    """Libraries that the program needs when it runs, as patterns below the folder of the packages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderPackage:
+    """A Debian package of header files, which is unpacked for one build and not installed."""
+
+    url: str
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +86,17 @@ class SourceBuild:
     options: tuple[str, ...]
     """Options of CMake."""
     tools: tuple[BuildTool, ...]
+    headers: tuple[HeaderPackage, ...] = ()
+    """Headers that are preferred to the machine's."""
     check: Path
     """Program that runs with the built program and the variant, and fails if that does not work."""
     work_bytes: int
     """Measured size of the source and the build, which are removed after the installation."""
+
+    @property
+    def tool_packages(self) -> tuple[ToolPackages, ...]:
+        """The packages of the tools that this machine does not have."""
+        return tuple(tool.packages for tool in self.tools if tool.packages is not None and not tool.is_found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from threading import Event
 from uuid import uuid4
 
 from runner_svc.environments.environment import (
@@ -25,7 +26,8 @@ from runner_svc.environments.environment import (
 )
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.locked_install import Failure, PipOutput, package_count, pip_arguments
-from runner_svc.environments.program_build import build_program, require_tools
+from runner_svc.environments.prebuilt import DIGEST_PREFIX, PrebuiltProgram, download, unpack_program
+from runner_svc.environments.program_build import build_program, package_folder, require_tools
 from runner_svc.environments.receipts import (
     changing,
     lock_digest,
@@ -52,6 +54,7 @@ PROGRESS_SECONDS = 1.0
 MAX_CHECK_LINES = 20
 MAX_SAID_CHARS = 500
 VERSION_CHARS = 8
+KEPT_PER_VARIANT = 2
 PIP_OPTIONS = ("--no-deps", "--no-user", "--no-compile", "--only-binary", ":all:")
 """Only packages in the lock files, and no builds from source; modules are compiled when imported."""
 _BLOCK_BYTES = 512
@@ -93,11 +96,32 @@ class InstallOrder:
     seconds: float = DEFAULT_SECONDS
     jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Number of compilers that run concurrently, if a program is built."""
+    options: tuple[str, ...] = ()
+    """Further options of CMake, such as the architectures of cards."""
+    prebuilt: PrebuiltProgram | None = None
+    """A program to install instead of building it."""
 
     @property
     def declared(self) -> EnvironmentVariant:
         """The declaration of the variant."""
         return self.environment.variants[self.variant]
+
+    @property
+    def build(self) -> SourceBuild | None:
+        """How its program is built; None: it is not."""
+        return None if self.prebuilt is not None else self.declared.build
+
+    @property
+    def lock_files(self) -> tuple[Path, ...]:
+        """All lock files to install: those of the variant, and of build tools that are missing here."""
+        folder = self.environment.folder
+        tools = () if self.build is None else self.build.tool_packages
+        return (*self.environment.lock_files(self.variant), *(folder / each.lock for each in tools))
+
+    @property
+    def digest(self) -> str:
+        """The digest of what is installed, for the receipt."""
+        return lock_digest(self.environment, self.variant) if self.prebuilt is None else self.prebuilt.digest
 
 
 def needed_bytes(variant: EnvironmentVariant) -> int:
@@ -134,8 +158,8 @@ class EnvironmentInstaller:
             remove_versions(
                 environment, self._folder, keep=self._kept(order, link.resolve() if link.exists() else None)
             )
-            if order.declared.build is not None:
-                require_tools(environment, order.variant, order.declared.build)
+            if order.build is not None:
+                require_tools(environment, order.variant, order.build)
             self._require_space(order)
             target = self._new_version(environment)
             temporary = target.with_suffix(".tmp")
@@ -159,19 +183,26 @@ class EnvironmentInstaller:
             return receipt
 
     def _kept(self, order: InstallOrder, current: Path | None) -> set[Path]:
-        """Returns the versions to keep: the current one, and of built programs one of each variant and source."""
+        """Returns the versions to keep: the current one, and of built programs the newest of each variant.
+
+        A variant has a second one, from another source, so that `weft runtime use` can undo an update.
+        """
         kept = set() if current is None else {current}
         if order.environment.keeps_versions:
             seen = {_identity(receipt) for receipt in map(read_receipt, kept) if receipt is not None}
             for version, receipt in versions_of(order.environment, self._folder).items():
-                if _identity(receipt) not in seen:
-                    seen.add(_identity(receipt))
+                variant, digest = _identity(receipt)
+                others = sum(each == variant for each, _ in seen)
+                if (variant, digest) not in seen and others < KEPT_PER_VARIANT:
+                    seen.add((variant, digest))
                     kept.add(version.resolve())
         return kept
 
     async def _build(self, order: InstallOrder, target: Path, temporary: Path) -> pb.InstalledEnvironment:
-        build = order.declared.build
-        if build is None:
+        build = order.build
+        if order.prebuilt is not None:
+            await self._fetch_program(order, order.prebuilt, target, temporary)
+        elif build is None:
             python = await self._make_python(order, target, temporary)
             await self._install_packages(order, python, temporary)
             for stub in order.declared.stubs:
@@ -181,8 +212,8 @@ class EnvironmentInstaller:
             await self._build_program(order, build, target, temporary)
         receipt = pb.InstalledEnvironment(
             variant=variant_number(order.variant),
-            lock_digest=lock_digest(order.environment, order.variant),
-            python_version=order.interpreter.version if build is None else "",
+            lock_digest=order.digest,
+            python_version=order.interpreter.version if order.declared.build is None else "",
             folder=str(target),
             installed_bytes=size_on_disk(target),
             install_time=stamp_of(self._clock.utc_now()),
@@ -194,13 +225,7 @@ class EnvironmentInstaller:
     async def _build_program(self, order: InstallOrder, build: SourceBuild, target: Path, temporary: Path) -> None:
         """Builds a program, checks it, and puts it into `target`. The unfinished build stays for the next attempt."""
         environment = order.environment
-        folder = self._folder.work(environment)
-        work = folder / f"{order.variant}-{lock_digest(environment, order.variant)[:VERSION_CHARS]}"
-        for other in folder.iterdir() if folder.is_dir() else ():
-            if other != work:
-                shutil.rmtree(other, ignore_errors=True)
-        work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        work = work.resolve()
+        work = self._work(order)
         python = await self._make_python(order, work / "tools", temporary)
         await self._install_packages(order, python, temporary)
 
@@ -211,18 +236,53 @@ class EnvironmentInstaller:
             ended = done == total
             self._show(InstallProgress(step=InstallStep(step), detail=detail, done=done, total=total, ended=ended))
 
-        built = await build_program(environment, build, work, run, show, order.jobs)
+        built = await build_program(environment, build, work, run, show, order.jobs, order.options)
         program = target / "bin" / environment.program
         program.parent.mkdir(parents=True)
         shutil.copy2(built, program)
-        check: list[str | Path] = [sys.executable, "-I", build.check, program, order.variant.value]
+        for pattern in [pattern for each in build.tool_packages for pattern in each.libraries]:
+            (target / "lib").mkdir(exist_ok=True)
+            for library in package_folder(work).glob(pattern):
+                shutil.copy2(library, target / "lib")
         try:
-            await self._check(order, check, temporary)
+            await self._check(order, _decoding(build, program, order.variant), temporary)
         except WeftError:
             # The next attempt may have another compiler or toolkit, which a configured build would not notice.
             shutil.rmtree(work / "build", ignore_errors=True)
             raise
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(work.parent, ignore_errors=True)
+
+    async def _fetch_program(
+        self, order: InstallOrder, prebuilt: PrebuiltProgram, target: Path, temporary: Path
+    ) -> None:
+        """Downloads a program, checks it, and puts it into `target`. The next attempt continues the download."""
+        assert order.declared.build is not None, "the command line has checked it"
+        work, stopped = self._work(order), Event()
+
+        def show(size: int, total: int) -> None:
+            if stopped.is_set():
+                raise InterruptedError
+            detail, percent = f"{size_words(size)} loaded", min(99, size * 100 // max(1, total)) if total else 0
+            self._show(InstallProgress(step=InstallStep.SOURCE, detail=detail, done=percent, total=100))
+
+        try:
+            await asyncio.to_thread(download, prebuilt.url, prebuilt.sha256, work / "download", show)
+        finally:
+            stopped.set()
+        program = unpack_program(work / "download", order.environment.program, target, temporary)
+        self._show(InstallProgress(step=InstallStep.SOURCE, detail="complete", done=1, ended=True))
+        await self._check(order, _decoding(order.declared.build, program, order.variant), temporary)
+        shutil.rmtree(work.parent, ignore_errors=True)
+
+    def _work(self, order: InstallOrder) -> Path:
+        """Returns the folder of the unfinished build or download, and removes those of others."""
+        folder = self._folder.work(order.environment)
+        work = folder / f"{order.variant}-{order.digest.removeprefix(DIGEST_PREFIX)[:VERSION_CHARS]}"
+        for other in folder.iterdir() if folder.is_dir() else ():
+            if other != work:
+                shutil.rmtree(other, ignore_errors=True)
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return work.resolve()
 
     async def _make_python(self, order: InstallOrder, target: Path, temporary: Path) -> Path:
         version = f"Python {order.interpreter.version}"
@@ -240,7 +300,7 @@ class EnvironmentInstaller:
         return target / "bin" / "python"
 
     async def _install_packages(self, order: InstallOrder, python: Path, temporary: Path) -> None:
-        locks = order.environment.lock_files(order.variant)
+        locks = order.lock_files
         output = PipOutput(package_count(locks))
 
         def show() -> None:
@@ -274,7 +334,8 @@ class EnvironmentInstaller:
         self._show(InstallProgress(step=InstallStep.CHECK, detail=detail))
         lines: deque[str] = deque(maxlen=MAX_CHECK_LINES)
         if await self._run(order, command, temporary, lines.append):
-            what = "it was built, but does" if is_built else "its packages are installed, but do"
+            got = "was built" if order.prebuilt is None else "was downloaded"
+            what = f"it {got}, but does" if is_built else "its packages are installed, but do"
             raise WeftError(
                 _FAILED,
                 f"{order.environment.name} was not installed: {what} not work here:\n"
@@ -311,6 +372,11 @@ class EnvironmentInstaller:
         versions = self._folder.versions(environment)
         versions.mkdir(mode=0o700, parents=True, exist_ok=True)
         return versions.resolve() / uuid4().hex[:VERSION_CHARS]
+
+
+def _decoding(build: SourceBuild, program: Path, variant: Variant) -> list[str | Path]:
+    """Returns the command that checks a program."""
+    return [sys.executable, "-I", build.check, program, variant.value]
 
 
 def _identity(receipt: pb.InstalledEnvironment) -> tuple[int, str]:

@@ -3,14 +3,17 @@
 CMake and Ninja are packages of an environment in that folder, so its path must stay the same.
 """
 
+import asyncio
+import io
 import re
 import shutil
 import tarfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
-from runner_svc.environments.environment import EngineEnvironment, SourceBuild
+from runner_svc.environments.environment import EngineEnvironment, HeaderPackage, SourceBuild
 from runner_svc.environments.locked_install import CONNECT_RETRIES, CONNECT_SECONDS
+from runner_svc.environments.prebuilt import download
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -25,7 +28,7 @@ Run = Callable[[Sequence[str | Path], Callable[[str], object]], Awaitable[str]]
 
 def require_tools(environment: EngineEnvironment, variant: str, build: SourceBuild) -> None:
     """Checks that the programs of a build are on PATH. Raises INVALID_ARGUMENT with what installs them."""
-    missing = [tool for tool in build.tools if not any(map(shutil.which, tool.names))]
+    missing = [tool for tool in build.tools if tool.packages is None and not tool.is_found]
     if not hasattr(tarfile, "data_filter"):
         raise WeftError(Reason.INVALID_ARGUMENT, f"{environment.name} ({variant}) is built by Python 3.11.4 or later")
     if missing:
@@ -40,11 +43,12 @@ async def build_program(
     run: Run,
     show: Callable[[str, str, int, int], None],
     jobs: int,
+    options: Sequence[str] = (),
 ) -> Path:
     """Builds an environment's program with the tools in `work`/tools, and returns its path.
 
-    `show` gets the step (source or build), what is done, and how many of how many parts are. Raises BACKEND_ERROR with
-    the end of the output.
+    `show` gets the step (source or build), what is done, and how many of how many parts are. `options` of CMake are
+    added to those of `build`. Raises BACKEND_ERROR with the end of the output, and as `unpack_headers`.
     """
     python, cmake = work / "tools" / "bin" / "python", work / "tools" / "bin" / "cmake"
     source, made = work / "source", work / "build"
@@ -56,10 +60,21 @@ async def build_program(
         show("source", "unpacking", 0, 1)
         _unpack(next(downloads.glob("*.tar.gz")), build.inside, source)
         shutil.rmtree(downloads)
+    headers = work / "headers"
+    if build.headers and not headers.is_dir():
+        show("source", "headers", 0, 1)
+        await asyncio.to_thread(unpack_headers, build.headers, headers)
     show("source", "complete", 1, 1)
     show("build", "configuring", 0, 1)
-    ninja = f"-DCMAKE_MAKE_PROGRAM={cmake.with_name('ninja')}"
-    await _required(run, [cmake, "-G", "Ninja", "-S", source, "-B", made, ninja, *build.options], environment)
+    packages = package_folder(work)
+    chosen = [
+        f"-DCMAKE_MAKE_PROGRAM={cmake.with_name('ninja')}",
+        *build.options,
+        *options,
+        *(option for each in build.tool_packages for option in each.prepare(packages, source)),
+        *([f"-DCMAKE_PREFIX_PATH={headers / 'usr'}"] if build.headers else ()),
+    ]
+    await _required(run, [cmake, "-G", "Ninja", "-S", source, "-B", made, *chosen], environment)
 
     def read(line: str) -> None:
         if (found := _STEP.match(line)) is not None:
@@ -73,6 +88,42 @@ async def build_program(
     return made / "bin" / environment.program
 
 
+def package_folder(work: Path) -> Path:
+    """Returns the folder of the packages in `work`/tools."""
+    return next((work / "tools" / "lib").glob("python*")) / "site-packages"
+
+
+def unpack_headers(packages: Iterable[HeaderPackage], target: Path) -> None:
+    """Downloads packages of Debian and unpacks them into `target`, all or none. May block for minutes.
+
+    Raises BACKEND_PROTOCOL_ERROR for a wrong digest or another format, and as `download`.
+    """
+    temporary = target.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for package in packages:
+        file = temporary / package.url.rpartition("/")[2]
+        download(package.url, package.sha256, file)
+        with tarfile.open(fileobj=io.BytesIO(_debian_content(file.read_bytes()))) as archive:
+            archive.extractall(temporary, filter="data")
+        file.unlink()
+    temporary.rename(target)
+
+
+def _debian_content(package: bytes) -> bytes:
+    """Returns the archive of files in a Debian package, which is a Unix archive (`ar`)."""
+    place = len(_AR_MAGIC)
+    while package.startswith(_AR_MAGIC) and place + _AR_HEAD_BYTES <= len(package):
+        head = package[place : place + _AR_HEAD_BYTES]
+        name, size = head[:16].decode("ascii", "replace").strip(), int(head[48:58])
+        place += _AR_HEAD_BYTES
+        if name.startswith("data.tar"):
+            return package[place : place + size]
+        place += size + size % 2
+    raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "a package of headers is not in Debian's format")
+
+
+_AR_MAGIC, _AR_HEAD_BYTES = b"!<arch>\n", 60
 _DOWNLOAD = (
     *("-m", "pip", "--disable-pip-version-check", "download", "--no-input", "--no-deps"),
     *("--no-binary", ":all:", "--timeout", str(CONNECT_SECONDS), "--retries", str(CONNECT_RETRIES)),

@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from runner_svc.environments.environment import EngineEnvironment, Variant
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.environments.prebuilt import DIGEST_PREFIX
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import lock_file, replace_file
@@ -38,8 +39,12 @@ def lock_digest(environment: EngineEnvironment, variant: Variant) -> str:
     declared = environment.variants[variant]
     digest = hashlib.sha256()
     build = declared.build
-    words = (*declared.stubs, *(() if build is None else build.options))
-    locks = (*environment.lock_files(variant), *(() if build is None else (environment.folder / build.source,)))
+    words = declared.stubs
+    locks = environment.lock_files(variant)
+    if build is not None:
+        packages = [tool.packages.lock for tool in build.tools if tool.packages is not None]
+        words = (*words, *build.options, *(header.sha256 for header in build.headers))
+        locks = (*locks, *(environment.folder / lock for lock in (build.source, *packages)))
     for part in (*(lock.read_bytes() for lock in locks), *map(str.encode, words)):
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
@@ -95,7 +100,8 @@ def _is_current(environment: EngineEnvironment, receipt: pb.InstalledEnvironment
     variant = variant_of(receipt)
     if variant is None or variant not in environment.variants:
         return False
-    return receipt.lock_digest == lock_digest(environment, variant)
+    # Lock files do not determine a prebuilt program.
+    return receipt.lock_digest.startswith(DIGEST_PREFIX) or receipt.lock_digest == lock_digest(environment, variant)
 
 
 def _fault(environment: EngineEnvironment, link: Path, receipt: pb.InstalledEnvironment | None) -> str | None:

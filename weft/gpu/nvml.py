@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import (
@@ -111,8 +111,31 @@ class NvmlReader:
 
 def read_within(seconds: float) -> NvmlReading | None:
     """Returns a reading of this host; None if the library did not answer in time."""
-    found: list[NvmlReading] = []
-    reading = Thread(target=lambda: found.append(NvmlReader().read()), name="nvml", daemon=True)
+    return _within(seconds, lambda: NvmlReader().read())
+
+
+def capabilities_within(seconds: float, load: Callable[[], Any] = load_pynvml) -> tuple[str, ...]:
+    """Returns the compute capabilities of this host's cards, such as "8.6"; empty: none is known in time."""
+
+    def read() -> tuple[str, ...]:
+        try:
+            nvml = load()
+            cards = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+            pairs = {tuple(nvml.nvmlDeviceGetCudaComputeCapability(card)) for card in cards}
+        except Exception:  # noqa: BLE001 - as in NvmlReader.read
+            return ()
+        return tuple(f"{major}.{minor}" for major, minor in sorted(pairs))
+
+    return _within(seconds, read) or ()
+
+
+_T = TypeVar("_T")
+
+
+def _within(seconds: float, read: Callable[[], _T]) -> _T | None:
+    """Calls the library in a thread; None if it did not answer in time."""
+    found: list[_T] = []
+    reading = Thread(target=lambda: found.append(read()), name="nvml", daemon=True)
     reading.start()
     reading.join(seconds)
     return found[0] if found else None

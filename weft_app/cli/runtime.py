@@ -11,9 +11,17 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from runner_svc.environments.environment import EngineEnvironment, VariantChoice, choose_variant, find_interpreter
+from runner_svc.environments import cuda_toolkit
+from runner_svc.environments.environment import (
+    EngineEnvironment,
+    Variant,
+    VariantChoice,
+    choose_variant,
+    find_interpreter,
+)
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.installer import DEFAULT_SECONDS, EnvironmentInstaller, InstallOrder, InstallProgress
+from runner_svc.environments.prebuilt import prebuilt_program
 from runner_svc.environments.receipts import read_receipt, status_of, variant_of, versions_of
 from runner_svc.environments.removal import remove_environment, remove_version, use_version
 from runner_svc.runtimes.table import environments, require_environment, users_of
@@ -34,7 +42,7 @@ from weft_app.cli.output import (
     say,
     shown_progress,
 )
-from weft_app.compose.engine_reports import has_nvidia_cards
+from weft_app.compose.engine_reports import card_capabilities, has_nvidia_cards
 from weft_app.compose.home import WeftHome
 
 MAX_LOG_BYTES = 4 * 1024**2
@@ -97,21 +105,37 @@ def install(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Number of compilers at a time. Default: all processors.")
     ] = None,
+    cuda_architectures: Annotated[
+        str | None,
+        typer.Option(help="Compute capabilities to build for, such as 8.6,9.0. Default: those of the cards here."),
+    ] = None,
+    url: Annotated[
+        str, typer.Option(help="Install this built program, or the one in this archive, instead of building it.")
+    ] = "",
+    sha256: Annotated[str, typer.Option(help="SHA-256 of the file at --url.")] = "",
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Install an environment from lock files whose hashes are checked. It replaces an older one once it works.
 
-    llama_server is compiled for this machine and checked with a tiny model before it is used. Earlier builds are kept;
-    an interrupted build continues with the same command. Output of the tools: `logs/runtime-NAME.log` of the home.
+    llama_server is compiled for this machine and checked with a tiny model before it is used. Earlier builds are kept,
+    two of each variant; an interrupted build continues with the same command. Output of the tools:
+    `logs/runtime-NAME.log` of the home.
 
     Example: weft runtime install llama_server --variant vulkan
     """
     environment = require_environment(name)
     folder = _home(home)
     chosen = choose_variant(environment, variant, has_cards=has_nvidia_cards)
+    prebuilt = prebuilt_program(url, sha256) if url or sha256 else None
+    build = None if prebuilt is not None else environment.variants[chosen].build
+    if prebuilt is not None and environment.variants[chosen].build is None:
+        raise invalid_field("--url", f"{name} is not one program")
+    if cuda_architectures is not None and (build is None or chosen is not Variant.CUDA):
+        raise invalid_field(cuda_toolkit.OPTION, "is for programs that are built with --variant cuda")
     before = _status(environment, folder)
-    if not reinstall and (before.state == pb.ENVIRONMENT_STATE_INSTALLED and variant_of(before.installed) is chosen):
+    asked_anew = reinstall or prebuilt is not None or cuda_architectures is not None
+    if not asked_anew and (before.state == pb.ENVIRONMENT_STATE_INSTALLED and variant_of(before.installed) is chosen):
         _report(before, output, f"{name} ({chosen}) is installed\n")
         return
     order = InstallOrder(
@@ -120,6 +144,12 @@ def install(
         interpreter=find_interpreter(environment, python),
         seconds=timeout,
         jobs=jobs or os.cpu_count() or 1,
+        options=(
+            cuda_toolkit.architecture_options(cuda_architectures, card_capabilities)
+            if build is not None and chosen is Variant.CUDA
+            else ()
+        ),
+        prebuilt=prebuilt,
     )
     folder.create()
     # An end removes all but the progress of a build.

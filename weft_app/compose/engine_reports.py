@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from runner_svc.environments.environment import Variant, fitting_variants
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.table import AnyRuntime
-from weft.gpu.nvml import read_within
+from weft.gpu.nvml import capabilities_within, read_within
 from weft.kernel.errors import WeftError
 
 DRIVER_SECONDS = 5.0
@@ -18,6 +18,11 @@ def has_nvidia_cards() -> bool:
     """Whether NVIDIA's driver reports cards."""
     reading = read_within(DRIVER_SECONDS)
     return reading is not None and bool(reading.devices)
+
+
+def card_capabilities() -> tuple[str, ...]:
+    """Returns the compute capabilities of NVIDIA's cards here; empty: there are none."""
+    return capabilities_within(DRIVER_SECONDS)
 
 
 def reported(engines: Iterable[Engine]) -> list[Engine]:

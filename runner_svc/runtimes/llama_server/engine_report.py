@@ -25,7 +25,7 @@ def engine_report(
     receipt = read_receipt(environments.link(ENVIRONMENT))
     used = None if receipt is None else variant_of(receipt)
     if used is not None:
-        return f"llama.cpp for {used.value}, built by weft runtime install", ""
+        return f"llama.cpp for {used.value}, of weft runtime install", ""
     if LAUNCHER not in command:
         return f"{words}, found on PATH", ""
     text = f"llama.cpp of {WHEEL} {_wheel_version()}"

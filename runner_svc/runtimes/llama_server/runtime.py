@@ -11,12 +11,15 @@ from typing import Annotated, Self
 from annotated_types import Ge, Gt, Le, MaxLen
 from typing_extensions import override
 
+from runner_svc.environments import cuda_toolkit
 from runner_svc.environments.environment import (
     FOLDER,
     BuildTool,
     EngineEnvironment,
     EnvironmentVariant,
+    HeaderPackage,
     SourceBuild,
+    ToolPackages,
     Variant,
 )
 from runner_svc.environments.folder import EnvironmentFolder
@@ -158,11 +161,45 @@ _COMPILER = BuildTool(
 )
 
 
-def _variant(*options: str, tool: BuildTool | None = None) -> EnvironmentVariant:
+_CUDA_FLAGS = ("-DGGML_CUDA=ON", "-DGGML_CUDA_NCCL=OFF")
+"""NCCL is for several cards in one engine, and would be a library of this machine."""
+_NVCC = BuildTool(
+    ("nvcc",),
+    "NVIDIA's CUDA toolkit, with its folder bin on PATH",
+    beside="include/cublas_v2.h",
+    packages=ToolPackages(
+        lock="cuda.lock",
+        prepare=cuda_toolkit.prepare,
+        libraries=tuple(f"{cuda_toolkit.FOLDER}/lib/lib{name}.so.*" for name in ("cudart", "cublas", "cublasLt")),
+    ),
+)
+_POOL = "https://deb.debian.org/debian/pool/main"
+_VULKAN_HEADERS = (
+    HeaderPackage(
+        url=f"{_POOL}/v/vulkan-loader/libvulkan-dev_1.4.309.0-1_amd64.deb",
+        sha256="8d329d465e16168afff58b1bd0dd6db46aac2cc3f56054a481b25a04e90b345a",
+    ),
+    HeaderPackage(
+        url=f"{_POOL}/s/spirv-headers/spirv-headers_1.6.1+1.4.309.0-1_all.deb",
+        sha256="dc18db866d63680351c40ac6b6bece34cb52da64a7799ce1cc4f16f6bff4d064",
+    ),
+)
+"""Debian 13's. llama.cpp does not compile with those of Debian 12."""
+
+
+def _variant(
+    *options: str,
+    tool: BuildTool | None = None,
+    headers: tuple[HeaderPackage, ...] = (),
+    library_bytes: int = 0,
+    package_bytes: int = 0,
+    work_bytes: int = 1_500_000_000,
+) -> EnvironmentVariant:
+    """Returns a variant; the sizes are of the tool's packages and of what the program needs of them."""
     return EnvironmentVariant(
         locks=("tools.lock",),
-        installed_bytes=60_000_000,
-        download_bytes=110_000_000,
+        installed_bytes=60_000_000 + library_bytes,
+        download_bytes=110_000_000 + package_bytes,
         build=SourceBuild(
             source="source.lock",
             inside="vendor/llama.cpp",
@@ -179,8 +216,9 @@ def _variant(*options: str, tool: BuildTool | None = None) -> EnvironmentVariant
                 *options,
             ),
             tools=(_COMPILER,) if tool is None else (_COMPILER, tool),
+            headers=headers,
             check=FOLDER / "llama_check.py",
-            work_bytes=1_500_000_000,
+            work_bytes=work_bytes,
         ),
     )
 
@@ -191,11 +229,16 @@ ENVIRONMENT = EngineEnvironment(
     variants={
         Variant.CPU: _variant(),
         Variant.CUDA: _variant(
-            "-DGGML_CUDA=ON", tool=BuildTool(("nvcc",), "NVIDIA's CUDA toolkit, with its folder bin on PATH")
+            *_CUDA_FLAGS,
+            tool=_NVCC,
+            library_bytes=600_000_000,
+            package_bytes=530_000_000,
+            work_bytes=3_000_000_000,
         ),
         Variant.VULKAN: _variant(
             "-DGGML_VULKAN=ON",
-            tool=BuildTool(("glslc",), "on Debian and Ubuntu: sudo apt install glslc libvulkan-dev spirv-headers"),
+            tool=BuildTool(("glslc",), "on Debian and Ubuntu: sudo apt install glslc libvulkan-dev"),
+            headers=_VULKAN_HEADERS,
         ),
         Variant.ROCM: _variant("-DGGML_HIP=ON", tool=BuildTool(("hipcc",), "AMD's ROCm, with its folder bin on PATH")),
         Variant.METAL: _variant("-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"),

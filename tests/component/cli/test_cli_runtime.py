@@ -122,6 +122,22 @@ def test_unknown_runtime_is_rejected_with_the_available_names(stage: Stage) -> N
     assert refused.stderr == "weft: there is no environment 'gravle'; did you mean gravel?\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("--variant cpu --cuda-architectures 8.6", "--cuda-architectures: is for programs that are built"),
+        ("--variant cuda --cuda-architectures 86", "--cuda-architectures: compute capabilities are written like"),
+        ("--url https://example.com/llama-server", "--sha256: the 64 hexadecimal digits"),
+        (f"--sha256 {'0' * 64}", "--url: the URL of a program"),
+        (f"--url http://example.com/llama-server --sha256 {'0' * 64}", "http://example.com is not encrypted"),
+    ],
+)
+def test_option_of_a_program_that_does_not_fit_is_refused(stage: Stage, words: str, fault: str) -> None:
+    refused = stage.run("runtime", "install", "llama_server", *words.split())
+    assert (refused.returncode != 0, refused.stdout) == (True, "")
+    assert refused.stderr.startswith(f"weft: {fault}")
+
+
 def test_wrong_hash_exits_with_code_1_and_a_reason(stage: Stage) -> None:
     write_wheel(stage.index.wheels, filling_bytes=10)
     refused = stage.install()

@@ -3,10 +3,16 @@
 import hashlib
 import io
 import platform
+import shutil
 import subprocess
 import tarfile
 import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from kit.copied_python import write_copied_python
@@ -16,12 +22,22 @@ from runner_svc.environments.environment import (
     BuildTool,
     EngineEnvironment,
     EnvironmentVariant,
+    HeaderPackage,
     Interpreter,
     SourceBuild,
+    ToolPackages,
     Variant,
 )
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.environments.installer import EnvironmentInstaller, InstallOrder, InstallProgress, InstallStep
+from runner_svc.environments.installer import (
+    KEPT_PER_VARIANT,
+    EnvironmentInstaller,
+    InstallOrder,
+    InstallProgress,
+    InstallStep,
+)
+from runner_svc.environments.prebuilt import PrebuiltProgram
+from runner_svc.environments.program_build import unpack_headers
 from runner_svc.environments.receipts import status_of, variant_of, versions_of
 from runner_svc.environments.removal import remove_environment, remove_version, use_version
 from weft.api.runner.v1 import environment_pb2 as pb
@@ -139,12 +155,23 @@ class Stage:
         )
         return EnvironmentVariant(locks=("tools.lock",), installed_bytes=1, download_bytes=1, build=build)
 
-    async def install(self, variant: Variant = Variant.CPU) -> pb.InstalledEnvironment:
+    async def install(
+        self, variant: Variant = Variant.CPU, prebuilt: PrebuiltProgram | None = None
+    ) -> pb.InstalledEnvironment:
         installer = EnvironmentInstaller(self.folder, SystemClock(), self.progress.append, lambda _: None)
         order = InstallOrder(
-            environment=self.environment, variant=variant, interpreter=self.interpreter, seconds=60.0, jobs=1
+            environment=self.environment,
+            variant=variant,
+            interpreter=self.interpreter,
+            seconds=60.0,
+            jobs=1,
+            options=("-DSTONES=2",),
+            prebuilt=prebuilt,
         )
         return await installer.install(order)
+
+    def declare(self, build: EnvironmentVariant) -> None:
+        self.environment.variants[Variant.CPU] = build  # type: ignore[index]  # it is a dict
 
     def state(self) -> str:
         state = status_of(self.environment, self.folder).state
@@ -229,7 +256,117 @@ async def test_program_that_fails_its_check_is_not_used(stage: Stage) -> None:
 
 
 async def test_missing_build_tool_is_reported_before_anything_is_made(stage: Stage) -> None:
-    stage.environment.variants[Variant.CPU] = stage.variant(tool="quarry")  # type: ignore[index]  # it is a dict
+    stage.declare(stage.variant(tool="quarry"))
     with pytest.raises(WeftError, match=r"pebble \(cpu\) is built here and needs quarry \(apt install quarry\)"):
         await stage.install()
     assert stage.progress == []
+
+
+async def test_old_builds_of_a_variant_are_pruned(stage: Stage) -> None:
+    await stage.install(Variant.VULKAN)
+    for number in range(KEPT_PER_VARIANT + 1):
+        stage.declare(stage.variant(f"-DNUMBER={number}"))
+        await stage.install()
+    assert stage.kept() == [Variant.CPU] * KEPT_PER_VARIANT + [Variant.VULKAN]
+
+
+async def test_missing_tool_is_replaced_by_its_packages(stage: Stage) -> None:
+    wheel = stage.source.parent / "quarry-1.0-py3-none-any.whl"
+    info = "quarry-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("quarry/lib/libquarry.so.1", "rock")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: quarry\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    (stage.declared / "quarry.lock").write_text(lock_of(wheel))
+    prepared: list[Path] = []
+
+    def prepare(packages: Path, source: Path) -> Sequence[str]:
+        prepared.extend((packages / "quarry", source / "main.c"))
+        return ("-DVULKAN=ON",)
+
+    packages = ToolPackages(lock="quarry.lock", prepare=prepare, libraries=("quarry/lib/*.so.*",))
+    build = stage.variant().build
+    assert build is not None
+    build = replace(build, tools=(BuildTool(("quarry",), "", packages=packages),))
+    stage.environment.variants[Variant.VULKAN] = replace(stage.variant(), build=build)  # type: ignore[index]
+    await stage.install(Variant.VULKAN)
+    assert stage.says() == "a pebble for vulkan\n"
+    assert [path.name for path in prepared] == ["quarry", "main.c"]
+    assert (stage.version(Variant.VULKAN) / "lib" / "libquarry.so.1").read_text() == "rock"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder, and the URL at which its files are served."""
+
+    class Files(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Prints nothing."""
+
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("archive", [None, "tar.gz", "zip"])
+async def test_prebuilt_program_is_checked_and_used(
+    stage: Stage, served: tuple[Path, str], archive: str | None
+) -> None:
+    folder, url = served
+    program = folder / "made" / "bin" / "pebble"
+    (folder / "made" / "lib").mkdir(parents=True)
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho a pebble for cpu\n")
+    (folder / "made" / "lib" / "libquarry.so").write_text("rock")
+    file = program
+    if archive is not None:
+        form = {"tar.gz": "gztar", "zip": "zip"}[archive]
+        file = Path(shutil.make_archive(str(folder / "pebble"), form, folder / "made"))
+    prebuilt = PrebuiltProgram(f"{url}/{file.relative_to(folder)}", _digest(file))
+    receipt = await stage.install(prebuilt=prebuilt)
+    assert (stage.says(), stage.state()) == ("a pebble for cpu\n", "INSTALLED")
+    assert receipt.lock_digest == f"sha256:{_digest(file)}"
+    assert (Path(receipt.folder) / "lib" / "libquarry.so").exists() == (archive is not None)
+    assert not stage.folder.work(stage.environment).exists()
+
+
+async def test_prebuilt_program_with_another_digest_or_that_fails_is_not_used(
+    stage: Stage, served: tuple[Path, str]
+) -> None:
+    folder, url = served
+    program = folder / "pebble"
+    program.write_text("#!/bin/sh\necho a stone\n")
+    with pytest.raises(WeftError, match="has the SHA-256"):
+        await stage.install(prebuilt=PrebuiltProgram(f"{url}/pebble", "0" * 64))
+    with pytest.raises(WeftError, match="it was downloaded, but does not work here"):
+        await stage.install(prebuilt=PrebuiltProgram(f"{url}/pebble", _digest(program)))
+    assert stage.state() == "NOT_INSTALLED"
+
+
+def test_headers_of_a_debian_package_are_unpacked(tmp_path: Path, served: tuple[Path, str]) -> None:
+    folder, url = served
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:xz") as archive:
+        member = tarfile.TarInfo("./usr/include/stone.h")
+        member.size = 4
+        archive.addfile(member, io.BytesIO(b"rock"))
+    package = folder / "stone_1.deb"
+    package.write_bytes(b"!<arch>\n" + _entry("debian-binary", b"2.0") + _entry("data.tar.xz", content.getvalue()))
+    unpack_headers([HeaderPackage(url=f"{url}/stone_1.deb", sha256=_digest(package))], tmp_path / "headers")
+    assert [path.name for path in (tmp_path / "headers").rglob("*") if path.is_file()] == ["stone.h"]
+
+
+def _entry(name: str, content: bytes) -> bytes:
+    """An entry of a Unix archive, which begins at an even place."""
+    head = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
+    return head.encode() + content + b"\n" * (len(content) % 2)

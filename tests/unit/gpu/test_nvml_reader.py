@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from weft.gpu.nvml import LOOK_AGAIN_SECONDS, UNNAMED_BYTES, Health, NvmlReader, NvmlReading
+from weft.gpu.nvml import (
+    LOOK_AGAIN_SECONDS,
+    UNNAMED_BYTES,
+    Health,
+    NvmlReader,
+    NvmlReading,
+    capabilities_within,
+)
 from weft.gpu.process import process_id_of
 
 GIB = 1024**3
@@ -55,6 +62,7 @@ class Card:
     computing: list[Listed] | None = field(default_factory=list)
     drawing: list[Listed] = field(default_factory=list)
     error: int | None = None
+    capability: tuple[int, int] = (8, 6)
 
 
 class StandIn:
@@ -113,6 +121,9 @@ class StandIn:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
         return card.energy
 
+    def nvmlDeviceGetCudaComputeCapability(self, card: Card) -> list[int]:  # noqa: N802 - NVML's name
+        return list(card.capability)
+
     def _computing(self, card: Card) -> list[Listed]:
         if card.computing is None:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
@@ -121,6 +132,13 @@ class StandIn:
 
 def _read(*cards: Card) -> NvmlReading:
     return NvmlReader(StandIn(*cards).load).read()
+
+
+def test_compute_capabilities_are_listed_once_or_unknown() -> None:
+    cards = StandIn(Card(capability=(12, 0)), Card(), Card())
+    assert capabilities_within(60.0, cards.load) == ("8.6", "12.0")
+    cards.error = 9
+    assert capabilities_within(60.0, cards.load) == ()
 
 
 def test_cards_are_numbered_by_pci_bus_for_any_library_order() -> None:

@@ -69,9 +69,9 @@ def test_report_names_the_engine_and_advises_a_faster_one(search_path: Path, tmp
     native = _install_native(search_path)
     assert engine_report(None, folder, gpu) == (f"{native}, found on PATH", "")
     _install_built(folder, Variant.VULKAN)
-    assert engine_report(None, folder, gpu) == ("llama.cpp for vulkan, built by weft runtime install", "")
+    assert engine_report(None, folder, gpu) == ("llama.cpp for vulkan, of weft runtime install", "")
     _install_built(folder, Variant.CPU)
-    assert engine_report(None, folder, gpu) == ("llama.cpp for cpu, built by weft runtime install", "")
+    assert engine_report(None, folder, gpu) == ("llama.cpp for cpu, of weft runtime install", "")
 
 
 @pytest.mark.parametrize(

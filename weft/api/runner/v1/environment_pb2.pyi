@@ -163,7 +163,7 @@ class InstalledEnvironment(google.protobuf.message.Message):
     variant: global___EnvironmentVariant.ValueType
     """The variant."""
     lock_digest: builtins.str
-    """SHA-256 of its lock files, stubs and build options."""
+    """SHA-256 of its lock files, stubs and build options; of a prebuilt program, "sha256:" and the digest of its file."""
     python_version: builtins.str
     """Version of its Python, such as "3.11.7"; empty for a program that is built here."""
     folder: builtins.str
