@@ -18,7 +18,8 @@ from recordings import BENCH, FOLDER, RECORDED, check
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import figures_of
 from weft.documents.schemas import schemas
-from weft_app.cli.main import PANELS, load, loaded_commands
+from weft_app.cli.commands import PANELS
+from weft_app.cli.main import load, loaded_commands
 from weft_app.config.schema import schema
 
 SEEDS = range(20)

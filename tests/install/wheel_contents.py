@@ -1,5 +1,6 @@
 """What a wheel holds, compared with the files of the repository."""
 
+import re
 import subprocess
 import tomllib
 import zipfile
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+MAN_PAGE = "share/man/man1/weft.1"
 
 
 def _settings() -> dict[str, Any]:
@@ -26,7 +28,7 @@ def wanted_files() -> set[str]:
         capture_output=True,
         check=True,
     ).stdout.decode()
-    found = set()
+    found = {MAN_PAGE}
     for name in listed.splitlines():
         if not (ROOT / name).is_file():
             continue
@@ -42,7 +44,8 @@ def wanted_files() -> set[str]:
 def wheel_files(wheel: Path) -> set[str]:
     """The files of a wheel without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name}
+        names = (re.sub(r"^weft-[^/]+\.data/data/", "", name) for name in archive.namelist())
+        return {name for name in names if ".dist-info/" not in name}
 
 
 def differences(wheel: Path) -> set[str]:

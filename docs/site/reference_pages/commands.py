@@ -4,7 +4,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from weft_app.cli.main import PANELS, load, loaded_commands
+from weft_app.cli.commands import PANELS
+from weft_app.cli.main import load, loaded_commands
 
 _HEAD = """# Commands
 

@@ -11,7 +11,8 @@ from kit.home_gateway import home_gateway
 from kit.refusing_services import RefusingServices, refusing_services
 from typer.testing import CliRunner
 
-from weft_app.cli.main import COMMANDS, GROUPS, app
+from weft_app.cli.commands import COMMANDS, GROUPS
+from weft_app.cli.main import app
 
 COMMAND_LINES = """
 load zz-m --ctx 8192 --evict zz-e --request-id zz-id

@@ -17,7 +17,8 @@ from weft.documents.resources import model_document, plain
 from weft.kernel.errors import FieldError
 from weft_app.cli.background import arguments_of
 from weft_app.cli.columns import listing_of
-from weft_app.cli.main import ALIASES, COMMANDS, OTHER_WORDS, app, load
+from weft_app.cli.commands import ALIASES, COMMANDS, OTHER_WORDS
+from weft_app.cli.main import app, load
 from weft_app.cli.options import EXIT_OK, EXIT_USAGE
 from weft_app.cli.output import Column, TextTable, custom_columns, fitted, page, safe_text
 from weft_app.cli.targets import Target, one_target, parse_targets

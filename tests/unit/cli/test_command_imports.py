@@ -21,7 +21,7 @@ import pytest
 from kit.forked_programs import Ended, Program, run_forked
 from typer.models import ArgumentInfo
 
-from weft_app.cli import main
+from weft_app.cli import commands, main
 from weft_app.cli.completion import FIRST_WORDS, NAMES
 
 pytestmark = pytest.mark.slow("starts interpreters")
@@ -30,7 +30,7 @@ CALL = "from weft_app.cli.main import app\napp(prog_name='weft')"
 SHARED = "import weft_app.cli.main"
 HELP_IMPORTS = {
     *("weft", "weft.kernel", "weft.kernel.memory_tuning"),
-    *("weft_app", "weft_app.cli", "weft_app.cli.inherited", "weft_app.cli.main"),
+    *("weft_app", "weft_app.cli", "weft_app.cli.commands", "weft_app.cli.inherited", "weft_app.cli.main"),
 }
 """Modules of weft that the help of all commands may import."""
 OWN = {"weft", "weft_app", "gateway", "registry_svc", "router_svc", "runner_svc"}
@@ -123,8 +123,8 @@ def test_help_and_completion_import_no_command(name: str, ended: Mapping[str, En
 @pytest.mark.parametrize("group", BARE_GROUPS)
 def test_help_of_a_group_imports_none_of_its_commands(group: str, ended: Mapping[str, Ended]) -> None:
     program = ended[f"{group} --help"]
-    assert (program.code, list(main.GROUPS[group])[-1] in program.stdout) == (0, True), program.stderr
-    places = (main.COMMANDS[f"{group} {name}"][0] for name in main.GROUPS[group])
+    assert (program.code, list(commands.GROUPS[group])[-1] in program.stdout) == (0, True), program.stderr
+    places = (commands.COMMANDS[f"{group} {name}"][0] for name in commands.GROUPS[group])
     modules = {f"weft_app.cli.{place.partition(':')[0]}" for place in places}
     assert program.modules & {*modules, *HEAVY} <= {"pydantic"}
 
@@ -192,7 +192,7 @@ def test_completion_imports_no_large_library(line: str, ended: Mapping[str, Ende
 
 @pytest.mark.parametrize(("command", "complete"), [*FIRST_WORDS.items(), *NAMES.items()])
 def test_completion_table_matches_the_commands(command: str, complete: object) -> None:
-    module, _, function = f"weft_app.cli.{main.COMMANDS[command][0]}".partition(":")
+    module, _, function = f"weft_app.cli.{commands.COMMANDS[command][0]}".partition(":")
     parameters = signature(getattr(import_module(module), function), eval_str=True).parameters.values()
     found = [each for own in parameters for each in get_args(own.annotation) if isinstance(each, ArgumentInfo)]
     assert found[0].autocompletion is complete

@@ -31,7 +31,8 @@ from gateway.routing import routes_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.yaml_documents import read_documents
 from weft.kernel.errors import WeftError
-from weft_app.cli.main import ALIASES, COMMANDS, app, load
+from weft_app.cli.commands import ALIASES, COMMANDS
+from weft_app.cli.main import app, load
 from weft_app.cli.targets import OTHER_KINDS
 from weft_app.config.loader import load_config
 

@@ -5,7 +5,7 @@ from reference_pages import commands, errors, metrics, parameters
 
 from runner_svc.runtimes.table import built_in
 from weft.kernel.reasons import Reason
-from weft_app.cli.main import COMMANDS
+from weft_app.cli.commands import COMMANDS
 
 
 def test_every_reason_has_a_meaning_and_codes() -> None:

@@ -10,8 +10,9 @@ from typer.core import TyperGroup
 from gateway.endpoints import GATEWAY_ROUTERS
 from gateway.routing import routes_of
 from gateway.workbench.page_files import FOLDER
+from weft_app.cli.commands import COMMANDS
 from weft_app.cli.keys import KeyRole, scopes_of
-from weft_app.cli.main import COMMANDS, load, loaded_commands
+from weft_app.cli.main import load, loaded_commands
 
 PAGE = Path(__file__).parents[3] / "gateway" / "workbench" / "DESIGN.md"
 _LITERAL = re.compile(
