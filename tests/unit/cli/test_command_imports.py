@@ -78,6 +78,12 @@ import weft_app.cli.main
 sys.platform = "win32"
 weft_app.cli.main.app()
 """
+LOAD_ALL = """
+from weft_app.cli.commands import COMMANDS
+from weft_app.cli.main import load
+for path in COMMANDS:
+    load(path)
+"""
 SERVING = ("up", "serve registry", "runner join weft://x")
 
 
@@ -281,6 +287,7 @@ def on_windows(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     programs = {
         "--help": Program(CALL, ["--help"]),
         "doctor": Program(CALL, ["doctor", *home, "-o", "json"]),
+        "every command": Program(LOAD_ALL),
         **{command: Program(ON_WINDOWS, [*command.split(), *home]) for command in SERVING},
     }
     return dict(zip(programs, run_forked(list(programs.values()), folder, shared=WITHOUT_POSIX), strict=True))
@@ -293,6 +300,10 @@ def test_help_and_doctor_run_without_modules_missing_on_windows(on_windows: Mapp
     assert checked.stdout.startswith("{"), checked.stderr
     assert '"platform"' in checked.stdout
     assert "Traceback" not in checked.stderr
+
+
+def test_every_command_is_imported_without_modules_missing_on_windows(on_windows: Mapping[str, Ended]) -> None:
+    assert on_windows["every command"].code == 0, on_windows["every command"].stderr
 
 
 @pytest.mark.parametrize("command", SERVING)
