@@ -55,7 +55,7 @@ from gateway.tasks.endpoints import TASKS
 from gateway.tasks.task_apis import TaskApis, task_apis_of
 from gateway.visible_names import with_visible_names
 from gateway.watch.source import WatchSource
-from gateway.watch.sources import TasksOfTenant
+from gateway.watch.sources import tasks_of_tenant
 from gateway.workbench.page_files import PageFiles
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
@@ -207,7 +207,7 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     app.serve(RESPONSES, {Responses: responses_of(deps, ports.responses, tasks, running)})
     for router in (RESOURCES, SETTINGS, HEALTH, PROBES, METRICS):
         app.serve(router, given)
-    of_tasks = () if tasks is None else (TasksOfTenant(tasks, task_apis_of(deps)),)
+    of_tasks = () if tasks is None else (tasks_of_tenant(tasks, task_apis_of(deps)),)
     app.serve(WATCH, {"watch sources": {source.kind: source for source in (*ports.watched, *of_tasks)}})
     _serve_management(app, ports)
     if tasks is not None:

@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 
-from typing_extensions import override
-
 from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put_message, synced
 from weft.api.gateway.v1 import admin_model_pb2
 from weft.dispatch.placement import QueueSource
@@ -13,29 +11,29 @@ from weft.kernel.placement_request import PoolQueue
 from weft.kernel.principal import Access, Resource, Role
 
 
-class QueuesByName(WatchSource):
+def queues_by_name(queues: QueueSource, clock: Clock, interval_seconds: float) -> WatchSource:
     """Queues by public name; those of routes by `route/NAME`.
 
     The router is read at intervals, once for all streams of the gateway.
     """
+    latest: Mapping[str, PoolQueue] = {}
+    read_at: float | None = None
+    lock = asyncio.Lock()
 
-    kind = "queue"
-    access = Access(Resource.OPERATIONS, Role.VIEW)
+    async def read() -> Mapping[str, PoolQueue]:
+        """Returns the queues, at most half an interval old. Raises SERVICE_UNAVAILABLE."""
+        nonlocal latest, read_at
+        async with lock:
+            now = clock.monotonic()
+            if read_at is None or now - read_at > interval_seconds / 2:
+                latest = {queue.pool: queue for queue in await queues.queues()}
+                read_at = now
+            return latest
 
-    def __init__(self, queues: QueueSource, clock: Clock, interval_seconds: float) -> None:
-        self._queues = queues
-        self._clock = clock
-        self._interval_seconds = interval_seconds
-        self._latest: Mapping[str, PoolQueue] = {}
-        self._read_at: float | None = None
-        """When `_latest` was read; None: never."""
-        self._lock = asyncio.Lock()
-
-    @override
-    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
+    async def changes(_caller: WatchCaller) -> AsyncGenerator[Change]:
         known: Mapping[str, PoolQueue] | None = None
         while True:
-            found = await self._read()
+            found = await read()
             for name in (known or {}).keys() - found.keys():
                 yield delete(name)
             for name, queue in found.items():
@@ -44,16 +42,9 @@ class QueuesByName(WatchSource):
             if known is None:
                 yield synced()
             known = found
-            await self._clock.sleep(self._interval_seconds)
+            await clock.sleep(interval_seconds)
 
-    async def _read(self) -> Mapping[str, PoolQueue]:
-        """Returns the queues, at most half an interval old. Raises SERVICE_UNAVAILABLE."""
-        async with self._lock:
-            now = self._clock.monotonic()
-            if self._read_at is None or now - self._read_at > self._interval_seconds / 2:
-                self._latest = {queue.pool: queue for queue in await self._queues.queues()}
-                self._read_at = now
-            return self._latest
+    return WatchSource(kind="queue", access=Access(Resource.OPERATIONS, Role.VIEW), changes=changes)
 
 
 def _shown(queue: PoolQueue | None) -> tuple[int, int, int] | None:

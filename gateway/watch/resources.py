@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
-from typing_extensions import override
-
 from gateway.answers.answer_builder import encode_json
 from gateway.errors import internal_error
 from gateway.registry_client import RegistryClient
@@ -160,23 +158,17 @@ class ResourceFeed:
                 await mirror.stop()
 
 
-class ResourceSource(WatchSource):
-    """The resources of one kind."""
+def _source(kind: ResourceKind, feed: ResourceFeed) -> WatchSource:
+    by_name = KINDS[kind].by_name
 
-    def __init__(self, kind: ResourceKind, feed: ResourceFeed) -> None:
-        self.kind, self.access, self.by_name = kind.value, view_of(kind), KINDS[kind].by_name
-        self._kind = kind
-        self._feed = feed
-
-    @override
-    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
-        subscriber, is_synced = _Subscriber(self._kind), False
-        async with self._feed.joined(subscriber) as mirror:
+    async def changes(caller: WatchCaller) -> AsyncGenerator[Change]:
+        subscriber, is_synced = _Subscriber(kind), False
+        async with feed.joined(subscriber) as mirror:
             while True:
                 for name in await subscriber.taken():
-                    if self.by_name and not caller.principal.may_name(VIEW_MODELS, name):
+                    if by_name and not caller.principal.may_name(VIEW_MODELS, name):
                         continue
-                    key = (self._kind, name)
+                    key = (kind, name)
                     if key in mirror.state:
                         yield put(name, partial(mirror.encoded_for, caller.principal, key))
                     elif is_synced:
@@ -185,8 +177,10 @@ class ResourceSource(WatchSource):
                     is_synced = True
                     yield synced()
 
+    return WatchSource(kind=kind.value, access=view_of(kind), by_name=by_name, changes=changes)
+
 
 def resource_sources(registry: RegistryClient) -> list[WatchSource]:
     """Returns a source for each kind of resource, over one watch of the registry."""
     feed = ResourceFeed(registry)
-    return [ResourceSource(kind, feed) for kind in ResourceKind]
+    return [_source(kind, feed) for kind in ResourceKind]

@@ -1,6 +1,5 @@
 """Sources of a watch: each yields the objects of one kind, then every change."""
 
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -74,7 +73,8 @@ class WatchCaller:
     """The tenant of its requests and tasks."""
 
 
-class WatchSource(ABC):
+@dataclass(frozen=True, kw_only=True)
+class WatchSource:
     """A source of the objects of one kind."""
 
     kind: str
@@ -83,12 +83,9 @@ class WatchSource(ABC):
     """The access that a caller needs: that of the kind's list."""
     by_name: bool = False
     """Whether a scope limited to names suffices. `changes` then leaves out what the caller may not see."""
+    changes: Callable[[WatchCaller], AsyncGenerator[Change]]
+    """Yields a put for each existing object, `synced`, then every change while it is read.
 
-    @abstractmethod
-    def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
-        """Yields a put for each existing object, `synced`, then every change while it is read.
-
-        A name that changes often may be yielded often: the stream merges unread changes. Raises a WeftError if the
-        source is lost, WATCH_LAGGED if it is read too slowly. It is then called again, and its output replaces
-        everything before.
-        """
+    A name that changes often may be yielded often: the stream merges unread changes. Raises a WeftError if the source
+    is lost, WATCH_LAGGED if it is read too slowly. It is then called again, and its output replaces everything before.
+    """

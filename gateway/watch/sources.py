@@ -1,10 +1,8 @@
 """The sources of a watch besides resources and queues: events, operations, memory, requests, figures and tasks."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from functools import partial
-
-from typing_extensions import override
+from typing import TypeVar
 
 from gateway.answers.answer_builder import encode_json
 from gateway.operations import OperationsClient
@@ -12,103 +10,108 @@ from gateway.registry_client import RegistryClient
 from gateway.tasks.handlers import task_json
 from gateway.tasks.task_apis import TaskApis
 from gateway.watch.source import Change, ChangeType, WatchCaller, WatchSource, delete, put, put_message, synced
+from weft.api.operations.v1.operation_service_pb2 import WatchOperationsResponse
+from weft.api.registry.v1.event_pb2 import Event
+from weft.api.registry.v1.lease_service_pb2 import WatchHostMemoryResponse
 from weft.api.router.v1.figures_pb2 import Figures
 from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.api.router.v1.request_service_pb2 import WatchRequestsResponse
-from weft.api.router.v1.task_pb2 import Task
+from weft.api.router.v1.task_service_pb2 import WatchTasksResponse
 from weft.durable.requests import RequestClient
 from weft.durable.tasks import TaskClient
 from weft.kernel.principal import VIEW_REQUESTS, Access, Resource, Role
 
+R = TypeVar("R")
+
 _VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
+_VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
 PAST_EVENTS = 100
+PAST_OPERATIONS = 100
+PAST_TASKS = 100
 
 
-class EventSource(WatchSource):
+def _followed(
+    kind: str,
+    access: Access,
+    follow: Callable[[WatchCaller], AsyncGenerator[R]],
+    change_of: Callable[[R], Change | None],
+) -> WatchSource:
+    """Returns a source with one change, or none, for each response of a service's watch."""
+
+    async def changes(caller: WatchCaller) -> AsyncGenerator[Change]:
+        async with aclosing(follow(caller)) as responses:
+            async for response in responses:
+                change = change_of(response)
+                if change is not None:
+                    yield change
+
+    return WatchSource(kind=kind, access=access, changes=changes)
+
+
+def event_source(registry: RegistryClient) -> WatchSource:
     """The newest events, then every new one, named by sequence; none is ever deleted."""
 
-    kind = "event"
-    access = _VIEW_TELEMETRY
+    def change_of(event: Event | None) -> Change:
+        return synced() if event is None else put_message(str(event.sequence), event)
 
-    def __init__(self, registry: RegistryClient) -> None:
-        self._registry = registry
-
-    @override
-    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
-        async with aclosing(self._registry.follow_events(PAST_EVENTS)) as events:
-            async for event in events:
-                yield synced() if event is None else put_message(str(event.sequence), event)
+    return _followed("event", _VIEW_TELEMETRY, lambda _: registry.follow_events(PAST_EVENTS), change_of)
 
 
-PAST_OPERATIONS = 100
-_VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
-
-
-class OperationSource(WatchSource):
+def operation_source(operations: OperationsClient) -> WatchSource:
     """Operations that have not ended and the newest ended ones, then each that changes, named `operations/<id>`.
 
     None is ever deleted: the registry keeps them for days.
     """
 
-    kind = "operation"
-    access = _VIEW_OPERATIONS
+    def change_of(response: WatchOperationsResponse) -> Change | None:
+        if response.HasField("operation"):
+            return put_message(response.operation.name, response.operation)
+        return synced() if response.synced else None
 
-    def __init__(self, operations: OperationsClient) -> None:
-        self._operations = operations
-
-    @override
-    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
-        async with aclosing(self._operations.watch_all(PAST_OPERATIONS)) as responses:
-            async for response in responses:
-                if response.HasField("operation"):
-                    yield put_message(response.operation.name, response.operation)
-                elif response.synced:
-                    yield synced()
+    return _followed("operation", _VIEW_OPERATIONS, lambda _: operations.watch_all(PAST_OPERATIONS), change_of)
 
 
-class MemorySource(WatchSource):
+def memory_source(operations: OperationsClient) -> WatchSource:
     """Hosts with their devices, leases and waiters, by host name."""
 
-    kind = "memory"
-    access = _VIEW_OPERATIONS
+    def change_of(response: WatchHostMemoryResponse) -> Change | None:
+        if response.HasField("host"):
+            return put_message(response.host.host, response.host)
+        if response.deleted_host:
+            return delete(response.deleted_host)
+        return synced() if response.synced else None
 
-    def __init__(self, operations: OperationsClient) -> None:
-        self._operations = operations
+    return _followed("memory", _VIEW_OPERATIONS, lambda _: operations.watch_memory(), change_of)
 
-    @override
-    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
-        async with aclosing(self._operations.watch_memory()) as responses:
-            async for response in responses:
-                match response.WhichOneof("kind"):
-                    case "host":
-                        yield put_message(response.host.host, response.host)
-                    case "deleted_host":
-                        yield delete(response.deleted_host)
-                    case "synced":
-                        yield synced()
+
+def tasks_of_tenant(tasks: TaskClient, task_apis: TaskApis) -> WatchSource:
+    """The newest tasks of the caller's tenant, then each that is new or changes, by id."""
+
+    def change_of(response: WatchTasksResponse) -> Change | None:
+        if response.HasField("task"):
+            return put(response.task.id, lambda: encode_json(task_json(response.task, task_apis)))
+        if response.deleted_id:
+            return delete(response.deleted_id)
+        return synced() if response.synced else None
+
+    return _followed("task", VIEW_REQUESTS, lambda caller: tasks.watch_all(caller.tenant, PAST_TASKS), change_of)
 
 
 MAX_ENDED = 1_000
 """Maximum ended requests in a reader's copy; the one that ended first is deleted first."""
 
 
-class RequestsOfTenant(WatchSource):
+def requests_of_tenant(requests: RequestClient, max_ended: int = MAX_ENDED) -> WatchSource:
     """The running requests of the caller's tenant and its latest ended ones, by id."""
 
-    kind = "request"
-    access = VIEW_REQUESTS
-
-    def __init__(self, requests: RequestClient, max_ended: int = MAX_ENDED) -> None:
-        self._requests = requests
-        self._max_ended = max_ended
-
-    @override
-    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
-        ended = _EndedIds(self._max_ended)
-        async with aclosing(self._requests.watch(caller.tenant, self._max_ended)) as responses:
+    async def changes(caller: WatchCaller) -> AsyncGenerator[Change]:
+        ended = _EndedIds(max_ended)
+        async with aclosing(requests.watch(caller.tenant, max_ended)) as responses:
             async for response in responses:
                 for change in ended.changes(response):
                     yield change
+
+    return WatchSource(kind="request", access=VIEW_REQUESTS, changes=changes)
 
 
 class _EndedIds:
@@ -137,24 +140,16 @@ class _EndedIds:
             yield delete(oldest)
 
 
-class FiguresOfMesh(WatchSource):
+def figures_of_mesh(requests: RequestClient, renewed_after: int = 360) -> WatchSource:
     """The figures of the last hour, then those of each step, named by the start of their first step.
 
-    After as many steps as an hour has, the whole hour is sent again, to bound the reader's copy.
+    After `renewed_after` steps, as many as an hour has, the whole hour is sent again as a `reset`, to bound the
+    reader's copy.
     """
 
-    kind = "figures"
-    access = _VIEW_TELEMETRY
-
-    def __init__(self, requests: RequestClient, renewed_after: int = 360) -> None:
-        """`renewed_after`: number of steps after which the hour is sent again, as a `reset`."""
-        self._requests = requests
-        self._renewed_after = renewed_after
-
-    @override
-    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
+    async def changes(_caller: WatchCaller) -> AsyncGenerator[Change]:
         count: int | None = None
-        async with aclosing(self._requests.watch_figures()) as steps:
+        async with aclosing(requests.watch_figures()) as steps:
             async for figures in steps:
                 if count is None:
                     count = 0
@@ -162,42 +157,16 @@ class FiguresOfMesh(WatchSource):
                     yield synced()
                     continue
                 count += figures.step_count
-                if count < self._renewed_after:
+                if count < renewed_after:
                     yield _put_figures(figures)
                     continue
                 count = 0
                 yield Change(type=ChangeType.RESET)
-                yield _put_figures(await self._requests.figures())
+                yield _put_figures(await requests.figures())
                 yield synced()
+
+    return WatchSource(kind="figures", access=_VIEW_TELEMETRY, changes=changes)
 
 
 def _put_figures(figures: Figures) -> Change:
     return put_message(figures.start_time.ToJsonString(), figures)
-
-
-PAST_TASKS = 100
-
-
-class TasksOfTenant(WatchSource):
-    """The newest tasks of the caller's tenant, then each that is new or changes, by id."""
-
-    kind = "task"
-    access = VIEW_REQUESTS
-
-    def __init__(self, tasks: TaskClient, task_apis: TaskApis) -> None:
-        self._tasks = tasks
-        self._task_apis = task_apis
-
-    @override
-    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
-        async with aclosing(self._tasks.watch_all(caller.tenant, PAST_TASKS)) as responses:
-            async for response in responses:
-                if response.HasField("task"):
-                    yield put(response.task.id, partial(self._encoded, response.task))
-                elif response.deleted_id:
-                    yield delete(response.deleted_id)
-                elif response.synced:
-                    yield synced()
-
-    def _encoded(self, task: Task) -> bytes:
-        return encode_json(task_json(task, self._task_apis))

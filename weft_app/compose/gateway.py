@@ -19,9 +19,9 @@ from gateway.config import REGISTRY_TIMEOUT_SECONDS
 from gateway.operations import OperationsClient
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.result_links import KEY_BYTES
-from gateway.watch.queues import QueuesByName
+from gateway.watch.queues import queues_by_name
 from gateway.watch.resources import resource_sources
-from gateway.watch.sources import EventSource, FiguresOfMesh, MemorySource, OperationSource, RequestsOfTenant
+from gateway.watch.sources import event_source, figures_of_mesh, memory_source, operation_source, requests_of_tenant
 from registry_svc.store.owner_file import read_owner_file, write_owner_file
 from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
@@ -117,12 +117,12 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
         registry=resources,
         watched=(
             *resource_sources(resources),
-            EventSource(resources),
-            RequestsOfTenant(requests),
-            FiguresOfMesh(requests),
-            QueuesByName(router, clock, WATCH_QUEUE_SECONDS),
-            OperationSource(operations),
-            MemorySource(operations),
+            event_source(resources),
+            requests_of_tenant(requests),
+            figures_of_mesh(requests),
+            queues_by_name(router, clock, WATCH_QUEUE_SECONDS),
+            operation_source(operations),
+            memory_source(operations),
         ),
         admin=AdminPorts(
             operations=operations,

@@ -165,7 +165,7 @@ async def test_slow_reader_gets_the_newest_state_of_each_name() -> None:
         """Yields to the event loop after each round, so that the stream can write between."""
 
         @override
-        async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
+        async def _changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
             yield synced()
             for place, step in enumerate(steps):
                 yield step
@@ -220,11 +220,3 @@ async def test_watch_streams_count_toward_the_event_watch_limit() -> None:
             await stream.next()
     assert refused.status == 429
     assert refused.headers["retry-after"]
-
-
-async def test_stream_does_not_delay_gateway_shutdown() -> None:
-    async with serving(config=QUICK, watched=[models(synced())]) as gateway, watching(gateway, "model") as stream:
-        await stream.next()
-        async with asyncio.timeout(30):
-            await gateway.service.stop(grace_seconds=3600)
-        assert (await stream.next())["error"]["code"] == "shutting_down"

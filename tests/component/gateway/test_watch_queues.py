@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from gateway_script import serving
 from watch_script import QUICK, brief, watching
 
-from gateway.watch.queues import QueuesByName
-from gateway.watch.source import WatchCaller
+from gateway.watch.queues import queues_by_name
+from gateway.watch.source import WatchCaller, WatchSource
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PoolQueue
@@ -37,8 +37,8 @@ def queue(pool: str, waiting: int = 0, average: float | None = None) -> PoolQueu
     return PoolQueue(pool=pool, waiting=waiting, max_waiting=16, running=1, average_wait_seconds=average)
 
 
-def source_of(queues: ChangingQueues) -> QueuesByName:
-    return QueuesByName(queues, SystemClock(), INTERVAL_SECONDS)
+def source_of(queues: ChangingQueues) -> WatchSource:
+    return queues_by_name(queues, SystemClock(), INTERVAL_SECONDS)
 
 
 async def test_only_changed_queues_are_sent() -> None:
@@ -68,7 +68,7 @@ async def test_queues_are_unavailable_while_the_router_is_down_and_resent_after(
 
 async def test_concurrent_streams_share_one_router_poll() -> None:
     queues = ChangingQueues([queue("a")])
-    source = QueuesByName(queues, FakeClock(), 1.0)
+    source = queues_by_name(queues, FakeClock(), 1.0)
     for _ in range(3):
         async with aclosing(source.changes(WatchCaller(principal=LOCAL, tenant="default"))) as changes:
             assert (await anext(changes)).name == "a"

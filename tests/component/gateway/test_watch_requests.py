@@ -10,7 +10,7 @@ from test_gateway_requests import ScriptedRequests, ended, figures_of, waiting
 from watch_script import QUICK, WATCH, brief, watching
 
 from gateway.watch.source import Change, ChangeType, WatchCaller
-from gateway.watch.sources import FiguresOfMesh, RequestsOfTenant
+from gateway.watch.sources import figures_of_mesh, requests_of_tenant
 from weft.api.router.v1 import request_pb2 as pb
 from weft.kernel.principal import (
     LOCAL,
@@ -34,7 +34,7 @@ def end_of(request_id: str, tenant: str = "default") -> pb.RequestRecord:
 async def test_request_is_sent_in_list_format_and_again_on_change() -> None:
     requests = ScriptedRequests()
     async with (
-        serving(config=QUICK, requests=requests, watched=[RequestsOfTenant(requests)]) as gateway,
+        serving(config=QUICK, requests=requests, watched=[requests_of_tenant(requests)]) as gateway,
         watching(gateway, "request") as stream,
     ):
         found = await stream.snapshot("request")
@@ -53,7 +53,7 @@ async def test_request_is_sent_in_list_format_and_again_on_change() -> None:
 
 async def test_requests_of_other_tenants_are_never_sent() -> None:
     requests = ScriptedRequests()
-    async with serving(config=QUICK, requests=requests, keys=KEYS, watched=[RequestsOfTenant(requests)]) as gateway:
+    async with serving(config=QUICK, requests=requests, keys=KEYS, watched=[requests_of_tenant(requests)]) as gateway:
         other = {**bearer("bob000000000"), "X-Tenant-Id": "default"}
         assert (await gateway.request("GET", f"{WATCH}?kinds=request", headers=other)).status == 403
         async with watching(gateway, "request", bearer("bob000000000")) as stream:
@@ -67,7 +67,7 @@ async def test_requests_of_other_tenants_are_never_sent() -> None:
 async def test_each_key_watches_requests_of_its_own_tenant() -> None:
     requests = ScriptedRequests()
     async with (
-        serving(config=QUICK, requests=requests, keys=KEYS, watched=[RequestsOfTenant(requests)]) as gateway,
+        serving(config=QUICK, requests=requests, keys=KEYS, watched=[requests_of_tenant(requests)]) as gateway,
         watching(gateway, "request", bearer("ann000000000")) as of_ann,
         watching(gateway, "request", bearer("bob000000000")) as of_bob,
     ):
@@ -77,7 +77,7 @@ async def test_each_key_watches_requests_of_its_own_tenant() -> None:
 
 async def test_requests_and_metrics_need_the_scopes_of_their_lists() -> None:
     requests = ScriptedRequests()
-    sources = [RequestsOfTenant(requests), FiguresOfMesh(requests)]
+    sources = [requests_of_tenant(requests), figures_of_mesh(requests)]
     async with serving(config=QUICK, requests=requests, keys=KEYS, watched=sources) as gateway:
         for key, kind, path in (
             ("ann000000000", "figures", "/v1/admin/figures"),
@@ -94,7 +94,7 @@ async def test_requests_and_metrics_need_the_scopes_of_their_lists() -> None:
 async def test_metrics_start_with_the_last_hour_and_continue_step_by_step() -> None:
     requests = ScriptedRequests()
     async with (
-        serving(config=QUICK, requests=requests, watched=[FiguresOfMesh(requests)]) as gateway,
+        serving(config=QUICK, requests=requests, watched=[figures_of_mesh(requests)]) as gateway,
         watching(gateway, "figures") as stream,
     ):
         first, _ = await stream.snapshot("figures")
@@ -115,7 +115,7 @@ async def test_oldest_ended_request_is_deleted_when_the_reader_limit_is_reached(
     requests = ScriptedRequests(records=[waiting(), end_of("old-2"), end_of("old-1")])
     for record in (end_of("new-1"), end_of("new-2"), waiting("old-2")):
         requests.changed.put_nowait(record)
-    changes = RequestsOfTenant(requests, max_ended=2).changes(CALLER)
+    changes = requests_of_tenant(requests, max_ended=2).changes(CALLER)
     assert list(await taken(changes, 9)) == [
         ("put", "req-1"),
         ("put", "old-2"),
@@ -133,7 +133,7 @@ async def test_metrics_are_reset_after_an_hour_of_steps() -> None:
     requests = ScriptedRequests()
     for second in (30, 40):
         requests.changed.put_nowait(figures_of(1, f"2026-11-20T12:00:{second}Z"))
-    changes = FiguresOfMesh(requests, renewed_after=2).changes(CALLER)
+    changes = figures_of_mesh(requests, renewed_after=2).changes(CALLER)
     assert [kind for kind, _ in await taken(changes, 6)] == [
         ChangeType.PUT,
         ChangeType.SYNCED,

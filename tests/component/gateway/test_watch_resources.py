@@ -11,7 +11,7 @@ from test_watch_http import keys
 from watch_script import QUICK, brief, watching
 
 from gateway.watch.resources import resource_sources
-from gateway.watch.sources import EventSource
+from gateway.watch.sources import event_source
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft.api.registry.v1.registry_service_pb2 import WatchResponse
 from weft.kernel.errors import WeftError
@@ -98,7 +98,7 @@ async def test_registry_restart_resends_everything_except_deleted_resources() ->
 async def test_newest_events_are_sent_first_then_each_new_one() -> None:
     gate = asyncio.Event()
     registry = ScriptedRegistry(events=[event(1), event(2)], watch_steps=[gate, event(3), asyncio.Event()])
-    sources = [EventSource(registry)]
+    sources = [event_source(registry)]
     async with serving(config=QUICK, watched=sources) as gateway, watching(gateway, "event") as stream:
         first = await stream.until("event", "synced")
         gate.set()

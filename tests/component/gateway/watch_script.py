@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gateway_script import RunningGateway, head
@@ -22,18 +22,18 @@ def thing(name: str, **fields: object) -> Change:
     return put(name, lambda: json.dumps({"name": name, **fields}, separators=(",", ":")).encode())
 
 
-@dataclass
 class ScriptedSource(WatchSource):
     """Its n-th reading does the n-th script, and then waits; one that is read more often than that does the last."""
 
-    kind: str
-    scripts: list[list[Step]]
-    access: Access = VIEW_MODELS
-    by_name: bool = False
-    callers: list[WatchCaller] = field(default_factory=list)
-    was_closed: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(
+        self, kind: str, scripts: list[list[Step]], access: Access = VIEW_MODELS, *, by_name: bool = False
+    ) -> None:
+        super().__init__(kind=kind, access=access, by_name=by_name, changes=self._changes)
+        self.scripts = scripts
+        self.callers: list[WatchCaller] = []
+        self.was_closed = asyncio.Event()
 
-    async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
+    async def _changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
         self.callers.append(caller)
         try:
             for step in self.scripts[min(len(self.callers), len(self.scripts)) - 1]:
