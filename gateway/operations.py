@@ -106,19 +106,13 @@ class OperationsClient:
         if last.state not in ENDED:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; the operation continues")
 
-    async def watch_all(self, past_count: int) -> AsyncGenerator[pb.WatchOperationsResponse]:
+    def watch_all(self, past_count: int) -> AsyncGenerator[pb.WatchOperationsResponse]:
         """Yields operations, of which at most `past_count` have ended, then `synced`, then every change."""
-        call = self._operations.WatchOperations(pb.WatchOperationsRequest(past_count=past_count))
-        async with aclosing(self._calls.follow(call)) as responses:
-            async for response in responses:
-                yield response
+        return self._calls.follow(self._operations.WatchOperations(pb.WatchOperationsRequest(past_count=past_count)))
 
-    async def watch_memory(self) -> AsyncGenerator[lease_service_pb2.WatchHostMemoryResponse]:
+    def watch_memory(self) -> AsyncGenerator[lease_service_pb2.WatchHostMemoryResponse]:
         """Yields the VRAM ledger of each host, `synced`, then every change."""
-        call = self._leases.WatchHostMemory(lease_service_pb2.WatchHostMemoryRequest())
-        async with aclosing(self._calls.follow(call)) as responses:
-            async for response in responses:
-                yield response
+        return self._calls.follow(self._leases.WatchHostMemory(lease_service_pb2.WatchHostMemoryRequest()))
 
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
         """Requests cancellation; returns the operation afterwards."""

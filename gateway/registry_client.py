@@ -65,8 +65,11 @@ class RegistryCalls:
             message = f"the registry did not answer within {self._timeout_seconds:g} seconds"
             raise WeftError(Reason.DEADLINE_EXCEEDED, message) from None
 
-    async def follow(self, call: Any) -> AsyncGenerator[Any]:
-        """Yields the messages of a stream. The call ends with the iterator. Raises as `call`."""
+    async def follow(self, call: Any, *, is_endless: bool = False) -> AsyncGenerator[Any]:
+        """Yields the messages of a stream. The call ends with the iterator.
+
+        Raises as `call`, and SERVICE_UNAVAILABLE at the end of a stream that `is_endless`.
+        """
         try:
             async for response in call:
                 yield response
@@ -74,6 +77,8 @@ class RegistryCalls:
             raise self._error(error, self._timeout_seconds) from error
         finally:
             call.cancel()
+        if is_endless:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     def _error(self, error: grpc.aio.AioRpcError, timeout_seconds: float) -> WeftError:
         found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
@@ -187,13 +192,9 @@ class RegistryClient:
         found: registry_service_pb2.ListEventsResponse = await self._calls.call(self._resources.ListEvents, wanted)
         return found
 
-    async def watch(self) -> AsyncGenerator[registry_service_pb2.WatchResponse]:
+    def watch(self) -> AsyncGenerator[registry_service_pb2.WatchResponse]:
         """Yields a snapshot of all resources, then every change, until closed. Also raises WATCH_LAGGED."""
-        call = self._resources.Watch(registry_service_pb2.WatchRequest())
-        async with aclosing(self._calls.follow(call)) as responses:
-            async for response in responses:
-                yield response
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
+        return self._calls.follow(self._resources.Watch(registry_service_pb2.WatchRequest()), is_endless=True)
 
     async def follow_events(self, past: int) -> AsyncGenerator[event_pb2.Event | None]:
         """Yields the newest `past` events, oldest first, then None, then every new one, until closed."""
@@ -206,21 +207,19 @@ class RegistryClient:
                 last = event.sequence
                 yield event
             yield None
-            async with aclosing(self._calls.follow(call)) as responses:
+            async with aclosing(self._calls.follow(call, is_endless=True)) as responses:
                 async for response in responses:
                     if response.event.sequence > last:
                         yield response.event
         finally:
             call.cancel()
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     async def watch_events(self, wanted: registry_service_pb2.WatchEventsRequest) -> AsyncGenerator[event_pb2.Event]:
         """Yields new events until closed."""
         call = self._resources.WatchEvents(wanted)
-        async with aclosing(self._calls.follow(call)) as responses:
+        async with aclosing(self._calls.follow(call, is_endless=True)) as responses:
             async for response in responses:
                 yield response.event
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     async def apply(
         self,
