@@ -12,7 +12,7 @@ from weft.api.operations.v1 import configuration_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.service import Service, start_task, stop_tasks
+from weft.kernel.service import Service
 
 log = get_logger("weft_app.compose")
 
@@ -28,7 +28,7 @@ class ConfigurationService(AnsweringServicer, Service, configuration_service_pb2
     def __init__(self, reload: Reload) -> None:
         self._reload = reload
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[pb.ReloadConfigurationResponse]] = set()
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
@@ -42,34 +42,28 @@ class ConfigurationService(AnsweringServicer, Service, configuration_service_pb2
     @override
     async def stop(self, grace_seconds: float) -> None:
         """Cancels running reloads."""
-        await stop_tasks(self._tasks)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
         """Reloads after all earlier calls have ended. Raises as the reload."""
-        answer: asyncio.Future[pb.ReloadConfigurationResponse] = asyncio.get_running_loop().create_future()
-        # The reload must continue if the caller disconnects.
-        task = start_task(self._answer(dry_run, answer), name="reload")
+        task = asyncio.create_task(self._in_turn(dry_run), name="reload")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await answer
+        # The reload must continue if the caller disconnects.
+        return await asyncio.shield(task)
 
-    async def _answer(self, dry_run: bool, answer: "asyncio.Future[pb.ReloadConfigurationResponse]") -> None:
+    async def _in_turn(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
         try:
             async with self._turn:
-                response = await self._reload(dry_run)
-        except Exception as error:
-            if isinstance(error, WeftError):
-                log.warning("the configuration is not reloaded", why=error.message)
-            else:
-                log.exception("a reload failed")
-            if not answer.done():
-                answer.set_exception(error)
-            return
-        except asyncio.CancelledError:
-            answer.cancel()
+                return await self._reload(dry_run)
+        except WeftError as error:
+            log.warning("the configuration is not reloaded", why=error.message)
             raise
-        if not answer.done():
-            answer.set_result(response)
+        except Exception:
+            log.exception("a reload failed")
+            raise
 
     async def ReloadConfiguration(  # noqa: N802 - the name of the rpc
         self,
