@@ -76,17 +76,6 @@ async def test_client_disconnect_cancels_its_task_unless_on_disconnect_is_keep(
     assert len(tasks.kept) == 1
 
 
-async def test_embeddings_client_disconnect_cancels_its_task() -> None:
-    tasks = ScriptedTasks()
-    body = json.dumps({"model": "tiny", "input": "hi", "durable": "wait"}).encode()
-    async with serving(tasks=tasks) as gateway:
-        async with gateway.connection() as (_, writer):
-            writer.write(gateway.post("/v1/embeddings", body))
-            await tasks.was_watched.wait()
-        await tasks.was_cancelled.wait()
-    assert tasks.cancelled == list(tasks.kept)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_caller_deadline_ends_the_wait_and_cancels_the_task(stream: bool) -> None:
     tasks = ScriptedTasks()
@@ -144,28 +133,6 @@ async def test_failed_submission_returns_503_and_nothing_runs() -> None:
         assert (answer.status, answer.headers["retry-after"]) == (503, "3")
         assert "x-weft-task-id" not in answer.headers
         assert gateway.dispatcher.contexts == []
-
-
-async def test_interrupted_answer_ends_with_an_error_and_no_more_text() -> None:
-    tasks = ScriptedTasks()
-    async with serving(tasks=tasks) as gateway:
-        body = json.dumps({**CHAT, "durable": "wait", "on_disconnect": "keep", "stream": True}).encode()
-        async with gateway.connection() as (reader, writer):
-            writer.write(gateway.post("/v1/chat/completions", body))
-            await tasks.was_watched.wait()
-            tasks.begin()
-            tasks.say(HELLO)
-            told = await reader.readuntil(b"Hello")
-            tasks.lose(Reason.SERVER_DIED, "the engine died")
-            tasks.begin()
-            tasks.say(output([started()], [delta("Good evening")]))
-            told += await reader.readuntil(b"0\r\n\r\n")
-        task_id = tasks.one.task.id
-        assert b'"code":"server_died"' in told
-        assert f"task {task_id} continues".encode() in told
-        assert b"evening" not in told
-        assert b"[DONE]" not in told
-        assert tasks.cancelled == []
 
 
 @pytest.mark.parametrize(

@@ -69,14 +69,6 @@ async def test_client_disconnect_cancels_its_task_unless_kept_by_setting_or_requ
     assert tasks.one.task.state != TaskState.TASK_STATE_COMPLETED
 
 
-async def test_same_idempotency_key_returns_the_same_task() -> None:
-    tasks = ScriptedTasks(at_once=[ANSWER])
-    async with serving(tasks=tasks, fleet=fleet(WAIT)) as gateway:
-        for _ in range(2):
-            answer = await ask(gateway, "/v1/chat/completions", CHAT, **{"idempotency-key": "k1"})
-            assert (answer.status, answer.headers["x-weft-task-id"]) == (200, tasks.one.task.id)
-
-
 async def test_background_response_is_journaled_only_once() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(tasks=tasks, fleet=fleet(KEEP), responses=MemoryResponses()) as gateway:
