@@ -72,6 +72,9 @@ class RequestRecord:
     verdict: WeftError | None = None
     """The error with which `fail` ended it."""
     output_chars: int = 0
+    output_tokens: int = 0
+    turn_tokens: int = 0
+    """Output tokens of the current turn."""
     left_premises: bool = False
     """Whether a called tool sent data to a remote provider."""
     answered: bool = False
@@ -89,10 +92,16 @@ class RequestRecord:
         """The output so far, at most the last MAX_OUTPUT_CHARS; empty once the request has ended."""
         return "".join(self._pieces)
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Output tokens per second since the first one of the current turn; None: it has ended, or is too young."""
+        seconds = 0.0 if self.turn_first_token is None else self.clock.monotonic() - self.turn_first_token
+        return None if self.state.ended or seconds < MIN_RATE_SECONDS else round((self.turn_tokens - 1) / seconds, 1)
+
     def begin_turn(self) -> None:
         """Records the start of an engine turn."""
         self.state, self.turn_has_content, self.with_caller = RequestState.PREFILL, False, False
-        self.turn_first_token = None
+        self.turn_first_token, self.turn_tokens = None, 0
         self.turn_started = self.last_progress = self.clock.monotonic()
 
     def note_prefill(self) -> None:
@@ -107,6 +116,8 @@ class RequestRecord:
         """Records a token of the engine, even if it is still held back."""
         self.last_token = self.last_report = self.last_progress = self.clock.monotonic()
         self.recent_tokens.add(self.last_token, 1)
+        self.output_tokens += 1
+        self.turn_tokens += 1
         if not self.turn_has_content:
             self.turn_has_content, self.state = True, RequestState.GENERATING
             self.turn_first_token = self.last_token

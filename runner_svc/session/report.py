@@ -299,6 +299,8 @@ def request_record_message(record: RequestRecord) -> pb.RequestRecord:
         last_progress_time=at(record.last_progress),
         end_time=at(record.ended),
         output_chars=record.output_chars,
+        output_tokens=record.output_tokens,
+        tokens_per_second=record.tokens_per_second,
         tool_iterations_left=record.tool_iterations_left,
         signals=record.signals,
     )

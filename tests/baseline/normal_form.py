@@ -45,7 +45,8 @@ TABLE_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(\d+/\d+(?:  +\S+){3}  +)\d+", r"\1<pid>"),
         (r"(?<=  )\d+\.\d+$|(?<=tokens/s )\S+", "<speed>"),
         (r"(?<=  Cpu )(\w+: +)\S+$", r"\1<number>"),
-        (r"(ago  +)\d+(?=(?:  +\S+){2}$)", r"\1<number>"),
+        (r"[█░]+ +\d+% +\d+ +[█░]+", "<use>"),
+        (r"(ago  +)\d+((?:  +\S+){2}  +)\d+", r"\1<number>\2<number>"),
         (r"[─━]{2,}", "──"),
         (r"(?<=\S) {2,}", "  "),
         (r" +$", ""),
@@ -61,7 +62,7 @@ SAMPLES = frozenset({"engineLoad"})
 AUDIO = re.compile(r'"audio": "[^"]*"')
 """Where a recording is divided into events follows from the moment; events with nothing else are shown as one."""
 NUMBERS = re.compile(
-    r"^(?:created|until|outputChars|pid|processId|slotsUsed|port|cpu\w+|usual.*|prefix\w+Tokens)$|(?:[sS]equence|_at|At|_ms|_mj|Ms|_duration)$"
+    r"^(?:created|until|outputChars|outputTokens|pid|processId|slotsUsed|port|cpu\w+|usual.*|prefix\w+Tokens)$|(?:[sS]equence|_at|At|_ms|_mj|Ms|_duration)$"
     r"|_(?:time|wait|to_first_token)$|reset_\w+$|(?:_per_second|PerSecond|[sS]econds|Percent)$"
     r"|^(?:total|free|used|available|measured|estimated|system|other|unowned|leased|budget|resident|memory|memoryTotal|memoryUsed)Bytes$"
 )

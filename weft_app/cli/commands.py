@@ -24,7 +24,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "pull": "Pull a model from the Hugging Face hub, by short name, from a URL or a folder. No mesh needs to run.",
         "models": "List and remove pulled models; add models of running servers and providers.",
         "ps": "Show each model on each runner: memory, how long it stays loaded, process, slots.",
-        "top": "Show devices, models, the queue and ended requests on a live page; quit with q or Ctrl-C.",
+        "top": "Show hosts, models, running answers and the queue on a live page; quit with q or Ctrl-C.",
         "load": "Load a model and keep it loaded until it is unloaded. Different options reload it.",
         "unload": "Drain and unload a model. The next request loads it again.",
         "logs": "Show the log of the mesh, a service, a runner, an engine or one request, or the answer of a task.",

@@ -148,10 +148,22 @@ def _chars(widths: Mapping[int, int]) -> int:
 class TextTable:
     """A table in kubectl's style: no frames, columns as wide as the rows seen so far."""
 
-    def __init__(self, columns: Sequence[Column], *, is_cut: bool = True, wider: str = "a wider terminal") -> None:
-        """`is_cut`: fit lines into the width of a terminal; `wider` names what shows the omitted columns."""
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        *,
+        is_cut: bool = True,
+        wider: str = "a wider terminal",
+        room: int | None = None,
+    ) -> None:
+        """`is_cut`: fit lines into `room` characters, by default the width of a terminal, if there is one.
+
+        `wider` names what shows the omitted columns.
+        """
         self._columns = columns
-        self._room = shutil.get_terminal_size().columns if is_cut and sys.stdout.isatty() else None
+        if room is None and sys.stdout.isatty():
+            room = shutil.get_terminal_size().columns
+        self._room = room if is_cut else None
         self._wider = wider
         self._is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self._ids: Sequence[str] = ()
@@ -169,7 +181,7 @@ class TextTable:
 
     def text(self, rows: Iterable[Any]) -> str:
         """Returns header and rows; on a terminal the header is bold, and a last line names the omitted columns."""
-        header, *lines = self._lines(rows, is_colored=self._is_colored)
+        header, *lines = self.lines(rows, is_colored=self._is_colored)
         if sys.stdout.isatty():
             header = f"{BOLD}{header}{PLAIN}"
         omitted = [title for place, title in enumerate(self.titles) if place not in self._widths]
@@ -179,9 +191,10 @@ class TextTable:
 
     def plain_text(self, rows: Iterable[Any]) -> str:
         """Returns header and rows."""
-        return "\n".join(self._lines(rows, is_colored=False)) + "\n"
+        return "\n".join(self.lines(rows, is_colored=False)) + "\n"
 
-    def _lines(self, rows: Iterable[Any], *, is_colored: bool) -> list[str]:
+    def lines(self, rows: Iterable[Any], *, is_colored: bool) -> list[str]:
+        """Returns header and rows."""
         table = [self.cells(row) for row in rows]
         if self._room is not None:
             short = short_ids(cell for cells in table for cell in cells)

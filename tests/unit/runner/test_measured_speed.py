@@ -94,6 +94,21 @@ async def test_model_tokens_per_second_update_while_its_requests_stream() -> Non
     assert records.tokens_per_second is None
 
 
+async def test_running_request_counts_its_tokens_and_the_speed_of_its_turn() -> None:
+    clock = FakeClock()
+    with RequestRecords("m", clock).keep("a") as record:
+        record.begin_turn()
+        assert record.tokens_per_second is None
+        for _ in range(5):
+            record.note_token()
+            await clock.advance(0.5)
+        assert record.tokens_per_second == pytest.approx(1.6)
+        record.begin_turn()
+        assert record.tokens_per_second is None
+        assert record.output_tokens == 5
+    assert record.tokens_per_second is None
+
+
 async def test_wall_time_runs_from_the_engine_call_to_its_last_event() -> None:
     clock = FakeClock()
     assert (await _receipt(clock, _engine(clock))).engine_timings.wall_time.ToMilliseconds() == 2400

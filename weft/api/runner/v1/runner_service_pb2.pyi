@@ -1081,6 +1081,8 @@ class RequestRecord(google.protobuf.message.Message):
     TOOL_ITERATIONS_LEFT_FIELD_NUMBER: builtins.int
     SIGNALS_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request."""
     state: global___RequestRecord.State.ValueType
@@ -1093,6 +1095,10 @@ class RequestRecord(google.protobuf.message.Message):
     """Remaining turns of the model with tool results; not set if the runner runs no tools for it."""
     model: builtins.str
     """The model it is for."""
+    output_tokens: builtins.int
+    """Output tokens so far, reasoning included."""
+    tokens_per_second: builtins.float
+    """Output tokens per second since the first one of its current turn. Absent: it has ended, or is too young."""
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the runner accepted it."""
@@ -1127,9 +1133,14 @@ class RequestRecord(google.protobuf.message.Message):
         tool_iterations_left: builtins.int | None = ...,
         signals: collections.abc.Iterable[weft.api.common.v1.signal_pb2.Signal] | None = ...,
         model: builtins.str = ...,
+        output_tokens: builtins.int = ...,
+        tokens_per_second: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tool_iterations_left", b"_tool_iterations_left", "end_time", b"end_time", "first_content_time", b"first_content_time", "last_progress_time", b"last_progress_time", "start_time", b"start_time", "tool_iterations_left", b"tool_iterations_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tool_iterations_left", b"_tool_iterations_left", "end_time", b"end_time", "first_content_time", b"first_content_time", "last_progress_time", b"last_progress_time", "model", b"model", "output_chars", b"output_chars", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "start_time", b"start_time", "state", b"state", "tool_iterations_left", b"tool_iterations_left"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "_tool_iterations_left", b"_tool_iterations_left", "end_time", b"end_time", "first_content_time", b"first_content_time", "last_progress_time", b"last_progress_time", "start_time", b"start_time", "tokens_per_second", b"tokens_per_second", "tool_iterations_left", b"tool_iterations_left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "_tool_iterations_left", b"_tool_iterations_left", "end_time", b"end_time", "first_content_time", b"first_content_time", "last_progress_time", b"last_progress_time", "model", b"model", "output_chars", b"output_chars", "output_tokens", b"output_tokens", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "start_time", b"start_time", "state", b"state", "tokens_per_second", b"tokens_per_second", "tool_iterations_left", b"tool_iterations_left"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_tool_iterations_left", b"_tool_iterations_left"]) -> typing.Literal["tool_iterations_left"] | None: ...
 
 global___RequestRecord = RequestRecord
