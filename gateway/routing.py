@@ -194,6 +194,7 @@ class EdgeApp(FastAPI):
         self._document_lock = asyncio.Lock()
         self.state.gate = gate
         self.state.config = config
+        self.state.decoding = asyncio.Lock()
         self.state.collaborators = {}
 
     def serve(self, router: ApiRouter, collaborators: Mapping[Any, object] | None = None) -> None:

@@ -169,7 +169,7 @@ async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, ma
     arriving = _ArrivingBody(scope, receive, config, max_bytes=max_bytes, timeout_seconds=timeout_seconds)
     chunks: list[bytes] = []
     while not arriving.is_complete:
-        chunks.append(await arriving.next())
+        chunks += await arriving.next_whole()
     return b"".join(chunks)
 
 
@@ -207,18 +207,36 @@ class _ArrivingBody:
             chunk = await self._arriving()
             self.is_complete = self._has_arrived
             return chunk
-        chunk = b""
-        if self._decoder.has_more:
-            # Let other requests run: a body that expands a lot takes long.
+        data = b"" if self._decoder.has_more else await self._arriving()
+        async with self._turn:
             await asyncio.sleep(0)
-        elif not self._has_arrived:
-            chunk = await self._arriving()
-        chunk = self._decoder.decode(chunk, _DECODED_STEP_BYTES)
+            return self._decoded(self._decoder, data)
+
+    async def next_whole(self) -> list[bytes]:
+        """Returns all chunks of what arrives next. Of many bodies that expand, only one at a time is held expanded."""
+        if self._decoder is None:
+            return [await self.next()]
+        data = await self._arriving()
+        async with self._turn:
+            chunks = [self._decoded(self._decoder, data)]
+            while self._decoder.has_more:
+                await asyncio.sleep(0)
+                chunks.append(self._decoded(self._decoder, b""))
+        return chunks
+
+    @property
+    def _turn(self) -> asyncio.Lock:
+        """Held while a body decodes a step, so that other requests run between two steps of any bodies."""
+        turn: asyncio.Lock = self._scope["app"].state.decoding
+        return turn
+
+    def _decoded(self, decoder: BodyDecoder, data: bytes) -> bytes:
+        chunk = decoder.decode(data, _DECODED_STEP_BYTES)
         self._decoded_bytes += len(chunk)
         if self._decoded_bytes > self._max_bytes:
             raise too_large(self._max_bytes)
-        if self._has_arrived and not self._decoder.has_more:
-            self._decoder.require_end()
+        if self._has_arrived and not decoder.has_more:
+            decoder.require_end()
             self.is_complete = True
         return chunk
 
