@@ -6,6 +6,7 @@ from typing import Literal
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.engine_load import EngineFigures
+from router_svc.policy.endpoints.route_conditions import RouteCondition
 from router_svc.policy.endpoints.routes import Route
 from weft.api.registry.v1 import route_pb2, wake_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -13,6 +14,7 @@ from weft.dispatch.agents import members_of
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView, abilities_in
 from weft.kernel.clock import refused_words
 from weft.kernel.timestamps import optional_seconds
+from weft.kernel.units import hours_of
 from weft.wake.recipes import max_wait_seconds, mesh_recipe
 
 _READINESS = {
@@ -174,4 +176,20 @@ def _route(route: route_pb2.RouteManifest) -> Route:
         budget_seconds=optional_seconds(route, "budget"),
         keep_alive_seconds=optional_seconds(route, "keep_alive"),
         pin_primary=route.pin_primary,
+        conditions=tuple(map(_condition, route.conditions)),
+    )
+
+
+def _condition(condition: route_pb2.RouteCondition) -> RouteCondition:
+    first, last = hours_of(condition.hours, "hours")
+    return RouteCondition(
+        candidate=condition.candidate,
+        min_prompt_tokens=condition.min_prompt_tokens,
+        max_prompt_tokens=condition.max_prompt_tokens,
+        tools=condition.tools if condition.HasField("tools") else None,
+        images=condition.images if condition.HasField("images") else None,
+        allow_remote=condition.allow_remote if condition.HasField("allow_remote") else None,
+        tenants=tuple(condition.tenants),
+        from_hour=first,
+        to_hour=last,
     )

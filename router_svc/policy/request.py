@@ -1,7 +1,7 @@
 """A request in the router, from arrival to end."""
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from math import inf
 
@@ -156,7 +156,8 @@ class Request:
     last_status: Waits | Loads | None = None
     status_at: float = 0.0
     has_status: bool = False
-    arrived_wall: datetime = field(init=False)
+    arrived_wall: datetime = field(init=False, default=datetime.min.replace(tzinfo=UTC))
+    """UTC, once it is recorded."""
     decisions: list[tuple[float, Noted]] = field(default_factory=list)
     """Decisions with their times, for its record; status messages that differ only in figures are merged."""
     status: Waits | Loads | Placed | FailedAttempt | None = None

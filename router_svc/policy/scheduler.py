@@ -6,6 +6,7 @@ what their ends teach.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -256,6 +257,10 @@ class Scheduler:
 
     def _receive(self, request: Request, queue: Queue, now: float) -> None:
         route = self._cluster.route_of(queue.name)
+        if route is not None and route.conditions:
+            allow_remote = request.needs.allow_remote
+            skipped = route.skipped(request.spec, request.arrived_wall, allow_remote=allow_remote)
+            request.needs = replace(request.needs, skipped=skipped)
         deadline_at = request.own_deadline_at
         is_durable = request.spec.priority is _DURABLE
         if route is not None and route.budget_seconds is not None and not is_durable:

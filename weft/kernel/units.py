@@ -15,6 +15,7 @@ MAX_TOKENS = 1_000_000_000_000
 MAX_RATES = 8
 """Maximum number of rates of a caller."""
 
+_HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
 _WINDOW = r"/ ?(s|sec|second|m|min|minute|h|hour|d|day|w|week|mo|month)"
 _RATE = re.compile(rf"(\d{{1,13}}) ?(?:req|reqs|requests?)?{_WINDOW}", re.IGNORECASE)
 _TOKEN_RATE = re.compile(rf"(\d{{1,13}}) ?(?:tok|toks|tokens?){_WINDOW}", re.IGNORECASE)
@@ -91,6 +92,20 @@ _PART = r"(\d+(?:\.\d+)?)(ms|s|m|h|d)"
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 _LENGTH = re.compile(rf"-?(?:{_PART})+", re.ASCII)
 _PARTS = re.compile(_PART, re.ASCII)
+
+
+def hours_of(text: str, field: str) -> tuple[int, int]:
+    """Returns the first hour of the day and the hour at its end; (0, 24) for an empty text.
+
+    Raises INVALID_ARGUMENT naming the field.
+    """
+    if not text:
+        return 0, 24
+    found = _HOURS.fullmatch(text)
+    first, last = map(int, found.groups()) if found else (24, 24)
+    if first >= last == 24 or last > 24 or first > 23 or first == last:
+        raise invalid_field(field, "must be two hours from 0 to 24, such as 22-6")
+    return first, last
 
 
 def keep_alive_seconds(value: object, field: str) -> float:

@@ -26,6 +26,7 @@ from router_svc.policy.endpoints.routes import PRIMARY, RouteStep
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from weft.kernel.failures import FailureKind
+from weft.kernel.reasons import Reason
 
 MAX_REMEMBERED_SESSIONS = 65_536
 """Sessions whose last runner is remembered; the least recently used is dropped first."""
@@ -64,8 +65,14 @@ class CandidateIndex:
 
         `name`: the target that the caller requested; empty: the queue's name.
         """
-        stripped = [endpoint.candidate for step in self.table.steps(queue) for endpoint in step.stripped()]
-        return summarize(name or queue, self.table.members(queue), stripped, needs)
+        steps = [step for step in self.table.steps(queue) if not step.skip(needs)]
+        if not steps and needs.skipped:
+            reasons = "; ".join(f"candidate {position + 1} {why}" for position, why in needs.skipped)
+            message = f"no candidate of {name or queue} accepts the request: {reasons}"
+            return GateSummary(reason=Reason.NO_RUNNER_AVAILABLE, message=message, gates={})
+        stripped = [endpoint.candidate for step in steps for endpoint in step.stripped()]
+        members = {endpoint.key: endpoint.candidate for step in steps for endpoint in step.endpoints()}
+        return summarize(name or queue, members.values(), stripped, needs)
 
     def has_free(self, queue: str) -> bool:
         """Whether a member may be free, at least for some requests, as of the latest `now`."""
@@ -178,15 +185,18 @@ class CandidateIndex:
         return 0 if runner is None else runner.requests
 
     def _steps_for(self, queue: str, pick: PickRequest) -> Sequence[RouteStep]:
-        """Return the steps of a queue; steps after a pinned primary that can serve the request get a gate."""
+        """Return the steps of a queue; those that exclude the request, or follow a pinned primary, get a gate."""
         steps = self.table.steps(queue)
+        if pick.needs.skipped:
+            for step in steps:
+                step.gate = step.skip(pick.needs)
         resolved = None if queue in self.table.pools else self.table.resolved(queue)
         if resolved is None or not resolved.route.pin_primary or not steps:
             return steps
         first, others = steps[0], steps[1:]
         if first.position == PRIMARY and any(True for _ in first.permitted(pick.needs, pick.excluded)):
             for step in others:
-                step.gate = f"{resolved.route.candidates[PRIMARY]} is waited for"
+                step.gate = step.gate or f"{resolved.route.candidates[PRIMARY]} is waited for"
         return steps
 
     def _first_free(self, steps: Sequence[RouteStep], pick: PickRequest, now: float) -> Selection | None:

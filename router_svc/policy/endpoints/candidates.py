@@ -25,12 +25,14 @@ class Needs:
     tools: frozenset[str] = frozenset()
     context_tokens: int = 0
     """Rounded down to a power of two to limit the number of distinct needs; 0: unknown."""
+    skipped: tuple[tuple[int, str], ...] = ()
+    """Positions of the candidates of a route whose conditions exclude the request, each with the reason as text."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Needs are hashed several times per request, and a dataclass would hash all fields each time.
         parts = (self.operation, self.allow_remote, self.skills, self.thinking, self.tools, self.context_tokens)
-        object.__setattr__(self, "_hash", hash(parts))
+        object.__setattr__(self, "_hash", hash((parts, self.skipped)))
 
     def __hash__(self) -> int:
         return self._hash

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
@@ -10,7 +11,9 @@ from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Need
 from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.load_balancer import Selection, Selector, choose_ejected
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool
+from router_svc.policy.endpoints.route_conditions import RouteCondition
 from weft.kernel.names import ROUTE_PREFIX
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.settings import Name
 
 MAX_SECONDS = 86_400 * 366
@@ -31,6 +34,13 @@ class Route:
     """How long the model stays loaded after a request; negative: until it is unloaded; None: as configured."""
     pin_primary: bool = False
     """Whether requests wait for the primary while it exists at all."""
+    conditions: Annotated[tuple[RouteCondition, ...], MaxLen(64)] = ()
+    """Which requests candidates accept; one without conditions accepts all."""
+
+    def skipped(self, spec: PlacementRequest, arrived: datetime, *, allow_remote: bool) -> tuple[tuple[int, str], ...]:
+        """Return the positions of the candidates that do not accept a request, each with the reason as text."""
+        unmet = ((each, each.unmet(spec, arrived, allow_remote=allow_remote)) for each in self.conditions)
+        return tuple((self.candidates.index(each.candidate), why) for each, why in unmet if why)
 
 
 PRIMARY = 0
@@ -57,6 +67,10 @@ class RouteStep:
     def needs(self, needs: Needs) -> Needs:
         """Return the needs that apply to the candidates of this step."""
         return replace(needs, allow_remote=False) if needs.allow_remote and not self.takes_remote else needs
+
+    def skip(self, needs: Needs) -> str:
+        """Return why the conditions of this step exclude such requests, as text; empty: they do not."""
+        return next((why for position, why in needs.skipped if position == self.position), "")
 
     def choose(self, selector: Selector, pick: PickRequest, now: float) -> Selection | None:
         """Select a free endpoint of this step; None: none is free for the request."""
@@ -100,6 +114,8 @@ class RouteStep:
 
     def permitted(self, needs: Needs, excluded: Collection[CandidateKey]) -> Iterator[Endpoint]:
         """Yield the endpoints of this step that meet the needs and are neither excluded nor down."""
+        if self.skip(needs):
+            return
         needs, endpoint = self.needs(needs), self._only
         if endpoint is None:
             yield from self.pool.permitted(needs, excluded)

@@ -4,9 +4,10 @@ from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.documents.conditions import route_conditions
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.errors import invalid_field
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.timestamps import duration_of
-from weft.kernel.units import keep_alive_seconds
+from weft.kernel.units import hours_of, keep_alive_seconds
 
 
 def check_route(manifest: RouteManifest, field: str) -> None:
@@ -17,6 +18,15 @@ def check_route(manifest: RouteManifest, field: str) -> None:
     if manifest.HasField("keep_alive"):
         seconds = keep_alive_seconds(manifest.keep_alive.ToNanoseconds() / 1e9, f"{field}.keep_alive")
         manifest.keep_alive.CopyFrom(duration_of(seconds))
+    for index, condition in enumerate(manifest.conditions):
+        where = f"{field}.conditions[{index}]"
+        if condition.candidate not in manifest.candidates:
+            raise invalid_field(f"{where}.candidate", f"{condition.candidate} is not a candidate of the route")
+        if any(condition.candidate == other.candidate for other in manifest.conditions[:index]):
+            raise invalid_field(f"{where}.candidate", f"{condition.candidate} has conditions already")
+        if 0 < condition.max_prompt_tokens < condition.min_prompt_tokens:
+            raise invalid_field(f"{where}.max_prompt_tokens", "must be at least min_prompt_tokens")
+        hours_of(condition.hours, f"{where}.hours")
 
 
 KIND = DeclaredKind(

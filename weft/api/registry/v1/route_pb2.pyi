@@ -38,6 +38,7 @@ class RouteManifest(google.protobuf.message.Message):
     BUDGET_FIELD_NUMBER: builtins.int
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
     PIN_PRIMARY_FIELD_NUMBER: builtins.int
+    CONDITIONS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the mesh; same format as a model name."""
     description: builtins.str
@@ -63,6 +64,10 @@ class RouteManifest(google.protobuf.message.Message):
         unloaded.
         """
 
+    @property
+    def conditions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RouteCondition]:
+        """Which requests candidates accept; a candidate without conditions accepts all. At most one entry per candidate."""
+
     def __init__(
         self,
         *,
@@ -72,11 +77,69 @@ class RouteManifest(google.protobuf.message.Message):
         budget: google.protobuf.duration_pb2.Duration | None = ...,
         keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
         pin_primary: builtins.bool = ...,
+        conditions: collections.abc.Iterable[global___RouteCondition] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["budget", b"budget", "keep_alive", b"keep_alive"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget", b"budget", "candidates", b"candidates", "description", b"description", "keep_alive", b"keep_alive", "name", b"name", "pin_primary", b"pin_primary"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget", b"budget", "candidates", b"candidates", "conditions", b"conditions", "description", b"description", "keep_alive", b"keep_alive", "name", b"name", "pin_primary", b"pin_primary"]) -> None: ...
 
 global___RouteManifest = RouteManifest
+
+@typing.final
+class RouteCondition(google.protobuf.message.Message):
+    """RouteCondition is which requests a candidate of a route accepts: those for which everything that is set holds when
+    they arrive.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CANDIDATE_FIELD_NUMBER: builtins.int
+    MIN_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    MAX_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    IMAGES_FIELD_NUMBER: builtins.int
+    ALLOW_REMOTE_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
+    HOURS_FIELD_NUMBER: builtins.int
+    candidate: builtins.str
+    """The candidate, one of the route's."""
+    min_prompt_tokens: builtins.int
+    """Minimum length of the prompt, as estimated. 0: no minimum."""
+    max_prompt_tokens: builtins.int
+    """Maximum length of the prompt, as estimated. 0: no maximum."""
+    tools: builtins.bool
+    """Whether the request offers tools. Not set: either."""
+    images: builtins.bool
+    """Whether the request has images. Not set: either."""
+    allow_remote: builtins.bool
+    """Whether the request and its tenant allow remote models. Not set: either."""
+    hours: builtins.str
+    """Hours of the day in UTC, such as "22-6" for 22:00 to 06:00. Empty: all."""
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tenants of the request. Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        candidate: builtins.str = ...,
+        min_prompt_tokens: builtins.int = ...,
+        max_prompt_tokens: builtins.int = ...,
+        tools: builtins.bool | None = ...,
+        images: builtins.bool | None = ...,
+        allow_remote: builtins.bool | None = ...,
+        tenants: collections.abc.Iterable[builtins.str] | None = ...,
+        hours: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_allow_remote", b"_allow_remote", "_images", b"_images", "_tools", b"_tools", "allow_remote", b"allow_remote", "images", b"images", "tools", b"tools"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_allow_remote", b"_allow_remote", "_images", b"_images", "_tools", b"_tools", "allow_remote", b"allow_remote", "candidate", b"candidate", "hours", b"hours", "images", b"images", "max_prompt_tokens", b"max_prompt_tokens", "min_prompt_tokens", b"min_prompt_tokens", "tenants", b"tenants", "tools", b"tools"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_allow_remote", b"_allow_remote"]) -> typing.Literal["allow_remote"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_images", b"_images"]) -> typing.Literal["images"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tools", b"_tools"]) -> typing.Literal["tools"] | None: ...
+
+global___RouteCondition = RouteCondition
 
 @typing.final
 class Route(google.protobuf.message.Message):
