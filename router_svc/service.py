@@ -40,7 +40,7 @@ from weft.durable.journal_policy import JournalPolicy
 from weft.durable.tasks import TaskClient
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthCheck, Observation
+from weft.kernel.health import HealthCheck
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, calling, open_channel
@@ -197,11 +197,7 @@ class RouterService(Service):
 
     def health_checks(self) -> tuple[HealthCheck, ...]:
         """Returns the check of its view of the fleet, which it needs to place requests."""
-
-        async def look() -> Observation:
-            return look_at_fleet(self._fleet)
-
-        return (HealthCheck(name="fleet_view", look=look, services=self.service_names),)
+        return (HealthCheck(name="fleet_view", look=lambda: look_at_fleet(self._fleet), services=self.service_names),)
 
     @override
     @property

@@ -160,10 +160,10 @@ class RunnerService(Service):
     def health_checks(self) -> tuple[HealthCheck, ...]:
         """The checks of its engines and its session; a failed check means degraded, because the runner can recover."""
 
-        async def look_at_engines() -> Observation:
+        def look_at_engines() -> Observation:
             return engine_health({name: instance.phase for name, instance in self._instances.items()})
 
-        async def look_at_session() -> Observation:
+        def look_at_session() -> Observation:
             if self._session is not None and self._session.is_acknowledged:
                 return WELL
             return degraded("no_registry", "the registry does not answer; admitted requests are served")

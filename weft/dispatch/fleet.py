@@ -490,17 +490,10 @@ def look_at_fleet(fleet: FleetWatcher | None) -> Observation:
 
 def fleet_check(fleet: FleetWatcher) -> HealthCheck:
     """Returns the health check of a service's view of the fleet."""
-
-    async def look() -> Observation:
-        return look_at_fleet(fleet)
-
-    return HealthCheck(name="fleet_view", look=look)
+    return HealthCheck(name="fleet_view", look=lambda: look_at_fleet(fleet))
 
 
 def router_check(router: "RouterSource") -> HealthCheck:
     """Returns the health check that a router answers."""
-
-    async def look() -> Observation:
-        return WELL if router.is_there else down("no_router", "no router answers")
-
-    return HealthCheck(name="router", look=look)
+    away = down("no_router", "no router answers")
+    return HealthCheck(name="router", look=lambda: WELL if router.is_there else away)

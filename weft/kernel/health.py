@@ -4,7 +4,7 @@
 for a while (`HealthLimits`), so that intermittent faults do not make it flap.
 """
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -118,19 +118,22 @@ def _changed(held: Component, seen: Observation, now: float) -> Component:
     )
 
 
+Look = Callable[[], Observation | Coroutine[Any, Any, Observation]]
+"""Returns what it sees immediately, or a coroutine that has to wait for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
     """A check of one component."""
 
     name: str
-    look: Callable[[], Awaitable[Observation]]
+    look: Look
     is_essential: bool = True
     """Whether the process is not ready while the component is down; otherwise it is only degraded."""
     services: Collection[str] = field(default=())
     """Full names of the gRPC services that do not serve while it is down; an essential check stops all of them."""
-    at_answer: Callable[[], Observation | None] | None = None
-    """A check that runs whenever health is queried; returns why the component cannot work now, or None.
-    It takes effect immediately, also in a process that was frozen and has not run its next round of checks."""
+    is_immediate: bool = False
+    """Whether it also looks at each query of the health, so that a fault counts immediately, also after a freeze."""
 
 
 EVENT_LOOP = "event_loop"
@@ -181,7 +184,7 @@ class HealthSource:
 
     @property
     def report(self) -> HealthReport:
-        """The health as of the last checks, and of `at_answer` checks now."""
+        """The health as of the last checks, and of immediate checks now."""
         return HealthReport()
 
     def component_documents(self) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
@@ -27,6 +27,8 @@ from weft.kernel.service import start_critical, stop_tasks
 
 log = get_logger("weft.health")
 
+T = TypeVar("T")
+
 CHECK_INTERVAL_SECONDS = 1.0
 STARTING_INTERVAL_SECONDS = 0.1
 """Interval while a component has not been healthy yet."""
@@ -39,35 +41,54 @@ MAX_STARTING_SECONDS = 60.0
 MAX_EVENT_LOOP_DELAY_SECONDS = 5.0
 """A process that is repeatedly this late for its checks is stuck, and not live."""
 
+_NO_ANSWER = f"its check has had no answer for {CHECK_TIMEOUT_SECONDS:.0f} s"
+
 HealthListener = Callable[[HealthReport], Awaitable[None]]
-
-
-def paced(
-    look: Callable[[], Awaitable[Observation]], clock: Clock, seconds: float
-) -> Callable[[], Awaitable[Observation]]:
-    """Returns a check that reuses its result for `seconds` while the component is healthy."""
-    last: tuple[float, Observation] | None = None
-
-    async def paced_look() -> Observation:
-        nonlocal last
-        if last is None or last[1].state is not HealthState.OK or clock.monotonic() - last[0] >= seconds:
-            last = clock.monotonic(), await look()
-        return last[1]
-
-    return paced_look
 
 
 @dataclass(slots=True)
 class _Checked:
     check: HealthCheck
     component: Component
-    task: asyncio.Task[Observation] | None = None
+    look: Observation | asyncio.Task[Observation] | None = None
+    """The result of the check, or the check itself while it runs."""
     began: float = 0.0
 
+    @property
+    def task(self) -> asyncio.Task[Observation] | None:
+        return self.look if isinstance(self.look, asyncio.Task) else None
+
+    def begin(self, now: float) -> None:
+        """Begins a check, unless the last one still runs."""
+        if self.task is None:
+            found = self._unless_failed(self.check.look)
+            self.look = found if isinstance(found, Observation) else asyncio.create_task(found)
+            self.began = now
+
+    def take(self, now: float) -> Observation | None:
+        """Returns the result of the check; None while it runs."""
+        look = self.look
+        if isinstance(look, asyncio.Task):
+            if not look.done():
+                is_late = now - self.began >= CHECK_TIMEOUT_SECONDS
+                return down("no_answer", _NO_ANSWER) if is_late else None
+            look = self._unless_failed(look.result)
+        self.look = None
+        return look
+
+    def _unless_failed(self, result: Callable[[], T]) -> T | Observation:
+        try:
+            return result()
+        except Exception:
+            log.exception("a health check failed", check=self.check.name)
+            return down("check_failed", "its check failed; the log has the traceback")
+
     def answered_at(self, now: float) -> Component:
-        """Returns the component with its `at_answer` check; one that is already down keeps its reason."""
-        found = None if self.check.at_answer is None else self.check.at_answer()
-        if found is None or self.component.state in (HealthState.DOWN, HealthState.STARTING):
+        """Returns the component, as an immediate check sees it now; one that is already down keeps its reason."""
+        if not self.check.is_immediate or self.component.state in (HealthState.DOWN, HealthState.STARTING):
+            return self.component
+        found = self.check.look()
+        if not isinstance(found, Observation) or found.state is HealthState.OK:
             return self.component
         return replace(self.component, state=found.state, reason=found.reason, message=found.message, since=now)
 
@@ -166,20 +187,18 @@ class HealthMonitor(HealthSource):
         is_starting = any(not each.component.was_healthy for each in self._checked)
         return STARTING_INTERVAL_SECONDS if is_young and is_starting else CHECK_INTERVAL_SECONDS
 
-    async def _look_at_event_loop(self) -> Observation:
+    def _look_at_event_loop(self) -> Observation:
         if self._delay_seconds <= MAX_EVENT_LOOP_DELAY_SECONDS:
             return WELL
         return down("event_loop_stuck", f"the process was {self._delay_seconds:.0f} s late for what it had to do")
 
     async def _check_all(self) -> None:
         for each in self._checked:
-            if each.task is None:
-                each.began = self._clock.monotonic()
-                each.task = asyncio.create_task(_looked(each.check), name=f"health-{each.check.name}")
+            each.begin(self._clock.monotonic())
         await self._wait_for_looks()
         now = self._clock.monotonic()
         for each in self._checked:
-            seen = self._seen(each, now)
+            seen = each.take(now)
             if seen is not None:
                 before = each.component
                 each.component = next_component(before, seen, now, self._limits)
@@ -187,29 +206,17 @@ class HealthMonitor(HealthSource):
         await self._tell()
 
     async def _wait_for_looks(self) -> None:
-        looks = [each.task for each in self._checked if each.task is not None]
-        # Most checks end immediately and need no timer.
-        await asyncio.sleep(0)
-        if not all(look.done() for look in looks):
-            timer = asyncio.create_task(self._clock.sleep(CHECK_WAIT_SECONDS))
-            everything = asyncio.ensure_future(asyncio.wait(looks))
-            try:
-                await asyncio.wait({timer, everything}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in (timer, everything):
-                    task.cancel()
-                await asyncio.gather(timer, everything, return_exceptions=True)
-
-    def _seen(self, each: _Checked, now: float) -> Observation | None:
-        """Returns the result of a component's check; None while it runs."""
-        if each.task is None:
-            return None
-        if each.task.done():
-            seen, each.task = each.task.result(), None
-            return seen
-        if now - each.began < CHECK_TIMEOUT_SECONDS:
-            return None
-        return down("no_answer", f"its check has had no answer for {CHECK_TIMEOUT_SECONDS:.0f} s")
+        running = {each.task for each in self._checked if each.task is not None}
+        if not running:
+            return
+        timer = asyncio.create_task(self._clock.sleep(CHECK_WAIT_SECONDS))
+        try:
+            while running and not timer.done():
+                _, pending = await asyncio.wait({timer, *running}, return_when=asyncio.FIRST_COMPLETED)
+                running = {look for look in running if look in pending}
+        finally:
+            timer.cancel()
+            await asyncio.gather(timer, return_exceptions=True)
 
     async def _tell(self) -> None:
         report = self.report
@@ -218,14 +225,6 @@ class HealthMonitor(HealthSource):
         self._last_report = report
         for listener in self._listeners:
             await listener(report)
-
-
-async def _looked(check: HealthCheck) -> Observation:
-    try:
-        return await check.look()
-    except Exception:
-        log.exception("a health check failed", check=check.name)
-        return down("check_failed", "its check failed; the log has the traceback")
 
 
 def _log_change(before: Component, after: Component) -> None:

@@ -1,17 +1,16 @@
 """Ownership of a database: heartbeats of the owner, and takeover by a standby."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from typing_extensions import override
 
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.health import WELL, HealthCheck, Observation, down
-from weft.kernel.health_monitor import paced
+from weft.kernel.health import WELL, HealthCheck, Look, Observation, down
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import Context, RpcGuard
@@ -259,25 +258,19 @@ class Paired(Service):
 
     def health_checks(self) -> Sequence[HealthCheck]:
         """Returns the check of ownership, and the owner's checks, which in a standby report that it is one."""
-        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.guarded), at_answer=self._lapse)
+        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.guarded), is_immediate=True)
         return (owner, *(replace(each, look=self._owners(each.look)) for each in self._service.health_checks()))
 
-    def _owners(self, look: Callable[[], Awaitable[Observation]]) -> Callable[[], Awaitable[Observation]]:
-        async def owners_look() -> Observation:
-            return await look() if self._is_owner else await self._look()
+    def _owners(self, look: Look) -> Look:
+        return lambda: look() if self._is_owner else self._look()
 
-        return owners_look
-
-    async def _look(self) -> Observation:
+    def _look(self) -> Observation:
         if not self._is_owner and self._unfit:
             return down("standby_unfit", f"this standby cannot take over: {self._unfit}")
         if not self._is_owner:
             where = f" at {self._owner_address}" if self._owner_address else ""
             return down("standby", f"the {self._word}{where} owns the database; this one waits for its end")
-        return self._lapse() or WELL
-
-    def _lapse(self) -> Observation | None:
-        return self._service.beats.lapse if self._is_owner else None
+        return self._service.beats.lapse or WELL
 
     @property
     def _owner_address(self) -> str:
@@ -361,9 +354,17 @@ def write_check(
     `failure` writes, and returns the database's error code or "". While it succeeds, it is called every
     INTERVAL_SECONDS.
     """
+    good_until = clock.monotonic()
 
-    async def look() -> Observation:
+    async def write() -> Observation:
+        nonlocal good_until
         code = await failure()
-        return WELL if not code else down("store_not_writable", f"the database cannot be written ({code})")
+        if code:
+            return down("store_not_writable", f"the database cannot be written ({code})")
+        good_until = clock.monotonic() + INTERVAL_SECONDS
+        return WELL
 
-    return HealthCheck(name=name, look=paced(look, clock, INTERVAL_SECONDS), services=services)
+    def look() -> Observation | Coroutine[Any, Any, Observation]:
+        return WELL if clock.monotonic() < good_until else write()
+
+    return HealthCheck(name=name, look=look, services=services)

@@ -152,7 +152,7 @@ class EdgeProxy:
     def health_check(self) -> HealthCheck:
         """Returns the health check of Envoy for this process."""
 
-        async def look() -> Observation:
+        def look() -> Observation:
             return down("no_edge", f"Envoy does not serve: {self._fault}") if self._fault else WELL
 
         return HealthCheck(name="edge", look=look, is_essential=False)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthCheck, Observation, down
+from weft.kernel.health import HealthCheck, down
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
@@ -47,7 +47,8 @@ async def test_metrics_server_serves_only_the_page_in_the_requested_format() -> 
 
 
 async def test_probes_return_the_process_health() -> None:
-    monitor = HealthMonitor([HealthCheck(name="store", look=_full_disk)], FakeClock())
+    full_disk = down("store_not_writable", "the database cannot be written (SQLITE_FULL)")
+    monitor = HealthMonitor([HealthCheck(name="store", look=lambda: full_disk)], FakeClock())
     server = MetricsServer(MetricsPage(), "127.0.0.1:0", monitor)
     await server.start()
     await monitor.start()
@@ -68,10 +69,6 @@ async def test_probes_return_the_process_health() -> None:
         ("event_loop", ""),
         ("store", "store_not_writable"),
     ]
-
-
-async def _full_disk() -> Observation:
-    return down("store_not_writable", "the database cannot be written (SQLITE_FULL)")
 
 
 async def test_unix_socket_is_private_and_removed_at_stop(tmp_path: Path) -> None:

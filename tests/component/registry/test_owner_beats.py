@@ -13,12 +13,19 @@ from typing_extensions import override
 
 from registry_svc.store.database import REGISTRY_OWNER
 from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthState
+from weft.kernel.health import WELL, HealthCheck, HealthState, Observation
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import CRITICAL_TASK
-from weft.sql.ownership import FILES_CHECK_SECONDS, LEASE_SHARE, OwnerBeats, Paired
+from weft.sql.ownership import (
+    FILES_CHECK_SECONDS,
+    INTERVAL_SECONDS,
+    LEASE_SHARE,
+    OwnerBeats,
+    Paired,
+    write_check,
+)
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock, let_all_run
 
@@ -48,6 +55,12 @@ class BeatenDatabase:
             raise self.error
         self.beats += 1
         return self.has_standby
+
+
+def seen(check: HealthCheck) -> Observation:
+    found = check.look()
+    assert isinstance(found, Observation)
+    return found
 
 
 class BareRegistry:
@@ -215,7 +228,7 @@ async def test_standby_rejects_calls_with_the_owner_address_until_takeover() -> 
     with refused(Reason.REGISTRY_STANDBY) as errors:
         paired.require_owner()
     assert errors[0].metadata == {"address": "127.0.0.1:7070"}
-    assert (await check.look()).state is HealthState.DOWN
+    assert seen(check).state is HealthState.DOWN
     # The lock was free, and another one was quicker.
     turn.free.set()
     await stage.pass_seconds(2)
@@ -224,7 +237,7 @@ async def test_standby_rejects_calls_with_the_owner_address_until_takeover() -> 
     turn.free.set()
     await let_all_run()
     paired.require_owner()
-    assert (await check.look()).state is HealthState.OK
+    assert seen(check).state is HealthState.OK
     assert (registry.starts, told) == (1, ["owner"])
     await paired.stop(0.0)
 
@@ -263,11 +276,11 @@ async def test_standby_reports_a_first_key_created_with_another_pepper() -> None
     await paired.start()
     await let_all_run()
     (check,) = paired.health_checks()
-    reasons = [(await check.look()).reason]
+    reasons = [seen(check).reason]
     for unfit in (WeftError(Reason.INVALID_ARGUMENT, "another pepper"), None):
         registry.unfit = unfit
         await stage.pass_seconds(FILES_CHECK_SECONDS)
-        reasons.append((await check.look()).reason)
+        reasons.append(seen(check).reason)
     assert reasons == ["standby", "standby_unfit", "standby"]
     await paired.stop(0.0)
 
@@ -383,3 +396,21 @@ async def test_owner_without_a_standby_serves_after_any_freeze(served: ServedOwn
     assert await served.checked() == [NOT_SERVING, NOT_SERVING]
     await monitor.stop()
     await paired.stop(0.0)
+
+
+async def test_database_is_written_rarely_while_it_works_and_in_each_check_while_not() -> None:
+    clock, codes = FakeClock(), ["", "SQLITE_FULL", "SQLITE_FULL", ""]
+
+    async def failure() -> str:
+        return codes.pop(0)
+
+    check = write_check("store", failure, clock, services=())
+
+    async def written() -> Observation:
+        found = check.look()
+        return found if isinstance(found, Observation) else await found
+
+    assert [await written() for _ in range(5)] == [WELL] * 5
+    await clock.advance(INTERVAL_SECONDS)
+    assert [(await written()).state for _ in range(3)] == [HealthState.DOWN, HealthState.DOWN, HealthState.OK]
+    assert codes == []

@@ -12,7 +12,6 @@ from weft.kernel.health_monitor import (
     CHECK_TIMEOUT_SECONDS,
     MAX_EVENT_LOOP_DELAY_SECONDS,
     HealthMonitor,
-    paced,
 )
 from weft_testing.fake_clock import FakeClock, let_all_run
 
@@ -117,10 +116,7 @@ async def test_blocking_condition_counts_immediately_and_listeners_are_notified_
     async def listen(report: HealthReport) -> None:
         told.append(report.status)
 
-    async def look() -> Observation:
-        return WELL
-
-    check = HealthCheck(name="router", look=look, services=("s",), at_answer=lambda: lapsed[0] if lapsed else None)
+    check = HealthCheck(name="router", look=lambda: lapsed[0] if lapsed else WELL, services=("s",), is_immediate=True)
     monitor = HealthMonitor([check], clock)
     monitor.subscribe(listen)
     await monitor.start()
@@ -177,18 +173,6 @@ async def test_component_shows_since_when_in_wall_clock_time() -> None:
         "message": "no router answers",
         "since": before.isoformat(timespec="seconds").replace("+00:00", "Z"),
     }
-
-
-async def test_paced_check_is_rate_limited_while_healthy_and_repeated_while_not() -> None:
-    clock, switch = FakeClock(), Switch()
-    look = paced(switch.look, clock, 10.0)
-    for _ in range(10):
-        await look()
-    assert switch.looks == 1
-    await clock.advance(10.0)
-    switch.seen = AWAY
-    assert [await look(), await look()] == [AWAY, AWAY]
-    assert switch.looks == 3
 
 
 @pytest.mark.parametrize("turns", range(8))
