@@ -330,6 +330,7 @@ class SchedulingLoop:
         Raises as `submit`, but it counts in no rate limit, and the error of a refusal.
         """
         request, now = self._arrived(spec)
+        request.arrived_wall = self._clock.utc_now()
         quotes = self.scheduler.quote(request, now)
         if isinstance(quotes, Rejects):
             raise _error_of(quotes, spec)

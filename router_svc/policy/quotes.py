@@ -220,14 +220,10 @@ class Quotes:
 
     def _free(self, request: Request, queue: Queue, most: int) -> list[tuple[Candidate, float]]:
         """Return places with a free slot for a request that need not wait behind others, with a wait of 0."""
-        spec, needs, excluded = request.spec, request.kind.needs, request.kind.excluded
-        if queue.keeps_waiting(spec.priority) or not self._caps.may_run(spec.tenant):
+        if queue.keeps_waiting(request.spec.priority) or not self._caps.may_run(request.spec.tenant):
             return []
-        return [
-            (endpoint.candidate, 0.0)
-            for step in self._index.table.steps(queue.name)
-            for endpoint in step.free_endpoints(needs, excluded, most)
-        ]
+        pick = self._estimator.pick(request)
+        return [(endpoint.candidate, 0.0) for endpoint in self._index.free_endpoints(queue.name, pick, most)]
 
     def _waits(self, request: Request, queue: Queue, now: float, most: int) -> Iterator[tuple[Candidate, float]]:
         """Yield places with the wait for a slot or a load there, infinite if unknown."""

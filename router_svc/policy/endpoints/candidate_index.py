@@ -79,6 +79,12 @@ class CandidateIndex:
         pool = self.table.pools.get(queue)
         return any(step.has_free() for step in self.table.steps(queue)) if pool is None else pool.has_free
 
+    def free_endpoints(self, queue: str, pick: PickRequest, most: int) -> Iterator[Endpoint]:
+        """Yield endpoints with a free slot for a request, at most `most` of each kind in a step."""
+        for step in self._steps_for(queue, pick):
+            if not step.gate:
+                yield from step.free_endpoints(pick.needs, pick.excluded, most)
+
     def choose(self, queue: str, pick: PickRequest, now: float) -> Choice | None:
         """Select a free candidate for a request; None: none is free for it.
 

@@ -10,6 +10,9 @@ from kit.random_scenario import real_scheduler
 from scheduler_harness import Mesh, arrival, asleep, candidate, placed, refusals, scheduler
 
 from router_svc.policy.decisions import Rejects, Served
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.route_conditions import RouteCondition
+from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.quotes import ASSUMED_SHARES, MAX_SHARES, MIN_SHARES, EstimateErrors, Quote, Spread
 from router_svc.policy.request import EstimatedPart
 from router_svc.policy.scheduler import Scheduler
@@ -73,6 +76,25 @@ def test_busy_place_adds_the_wait_for_its_slot() -> None:
 def test_free_place_comes_alone_if_no_request_would_be_sent_elsewhere() -> None:
     mesh = scheduler(candidate("a", "a", pool="p"), asleep("b", "b", pool="p", usual_load_seconds=30.0))
     assert [quote.candidate.runner for quote in quoted(mesh, target="p")] == ["a"]
+
+
+def route_of_three(**changes: Any) -> Mesh:
+    mesh = scheduler(*(candidate(name, name) for name in "abc"))
+    route = Route(name="r", candidates=("a", "b", "c"), **changes)
+    mesh.apply(MeshChange(routes={"r": route}), 0.0)
+    return mesh
+
+
+def test_candidates_whose_conditions_exclude_the_request_offer_nothing() -> None:
+    conditions = (RouteCondition(candidate="a", max_prompt_tokens=10), RouteCondition(candidate="b", from_hour=9))
+    quotes = quoted(route_of_three(conditions=conditions), target="route/r", prompt_tokens=1000)
+    assert [quote.candidate.runner for quote in quotes] == ["c"]
+
+
+def test_candidates_after_a_pinned_primary_offer_nothing() -> None:
+    mesh = route_of_three(pin_primary=True)
+    mesh.submit(arrival(2, "a"), 0.0)
+    assert [quote.candidate.runner for quote in quoted(mesh, target="route/r")] == ["a"]
 
 
 def test_sleeping_place_adds_its_load_and_one_never_loaded_has_no_times() -> None:
