@@ -1,8 +1,8 @@
 """A local hub of models that speaks the Hugging Face hub's protocol, and fails on demand.
 
-It serves what huggingface_hub and other clients request: a model's revisions with sizes and digests, its tree in pages,
-HEAD and GET of `/OWNER/REPO/resolve/REVISION/FILE` with X-Repo-Commit, X-Linked-Etag and X-Linked-Size, ranges,
-redirects of large files to another origin, and 401, 403 and 404 with X-Error-Code. It is also a program:
+It serves what huggingface_hub and other clients request: a search, a model's revisions with sizes and digests, its tree
+in pages, HEAD and GET of `/OWNER/REPO/resolve/REVISION/FILE` with X-Repo-Commit, X-Linked-Etag and X-Linked-Size,
+ranges, redirects of large files to another origin, and 401, 403 and 404 with X-Error-Code. It is also a program:
 
     python -m weft_testing.model_hub FOLDER [--port N] [--bytes-per-second N]
 
@@ -42,6 +42,9 @@ class HubRepository:
     """Whether only readers with a token in `tokens` get its files."""
     private: bool = False
     """Whether other readers get "not found"."""
+    context_tokens: int = 0
+    """Training context of its GGUF files; 0: none."""
+    downloads: int = 0
     lies: dict[str, bytes] = field(default_factory=dict)
     """Content that replaces a file's own."""
 
@@ -168,6 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         steps = [unquote(step) for step in parts.path.strip("/").split("/")]
         match steps:
+            case ["api", "models"]:
+                self._search(parse_qs(parts.query))
             case ["api", "models", owner, name]:
                 self._model(f"{owner}/{name}", "main")
             case ["api", "models", owner, name, "revision", revision]:
@@ -199,13 +204,40 @@ class _Handler(BaseHTTPRequestHandler):
             return found
         return None
 
+    def _search(self, query: Mapping[str, list[str]]) -> None:
+        """Lists the public repositories whose name contains all words, as the hub does for `expand`."""
+        status = self.hub.take_status()
+        if status is not None:
+            self._error(status, "", "on demand")
+            return
+        words, most = query.get("search", [""])[0].lower().split(), int(query.get("limit", ["100"])[0])
+        found = {
+            repo: each
+            for repo, each in self.hub.repositories.items()
+            if not each.private and all(word in repo.lower() for word in words)
+        }
+        listed = sorted(found.items(), key=lambda pair: -pair[1].downloads)[:most]
+        self._json(
+            [
+                {
+                    "id": repo,
+                    "downloads": each.downloads,
+                    "gguf": {"context_length": each.context_tokens} if each.context_tokens else None,
+                    "siblings": [{"rfilename": path} for path in sorted(each.files)],
+                }
+                for repo, each in listed
+            ]
+        )
+
     def _model(self, repo: str, revision: str) -> None:
         found = self._found(repo, revision)
         if found is None:
             return
         siblings = [_sibling(path, content) for path, content in sorted(found.files.items())]
         gated = "manual" if found.gated else False
-        self._json({"id": repo, "sha": found.commit, "private": found.private, "gated": gated, "siblings": siblings})
+        gguf = {"context_length": found.context_tokens} if found.context_tokens else None
+        about = {"id": repo, "sha": found.commit, "private": found.private, "gated": gated, "gguf": gguf}
+        self._json(about | {"siblings": siblings})
 
     def _tree(self, repo: str, revision: str, query: Mapping[str, list[str]]) -> None:
         found = self._found(repo, revision)

@@ -12,6 +12,7 @@ from gateway.routing import ApiRouter
 from weft.api.gateway.v1.admin_model_pb2 import AdminModel, AdminModelList, GpuMemory
 from weft.api.gateway.v1.discovery_pb2 import Discovery
 from weft.api.gateway.v1.engine_log_pb2 import EngineLog
+from weft.api.gateway.v1.model_catalog_pb2 import ModelCatalog
 from weft.api.gateway.v1.new_join_token_pb2 import NewJoinToken
 from weft.api.gateway.v1.process_pb2 import ProcessHealth, ProcessLogLevel
 from weft.api.operations.v1.operation_pb2 import Operation
@@ -52,6 +53,7 @@ _HEALTH, _LEVEL = f"{_ADMIN}/process-health", f"{_ADMIN}/log-level"
 _OPERATIONS, _OPERATION = f"{_ADMIN}/operations", f"{_ADMIN}/operations/{{name}}"
 _LOGS = answers(EngineLog, query=engine_logs.LOG_PARAMETERS, events=True)
 _DESCRIBED = answers(DescribeResponse, query=models.INSTANCE_PARAMETERS)
+_CATALOG = answers(ModelCatalog, query=models.CATALOG_PARAMETERS)
 _OPERATION_PAGE = answers(ListOperationsResponse, query=operations.PAGE_PARAMETERS)
 _AUDIT_PAGE = answers(ListAuditEntriesResponse, query=operations.AUDIT_PARAMETERS)
 ADMIN = ApiRouter("admin")
@@ -61,6 +63,7 @@ ADMIN.add_get(_MODEL, _VIEW_OPERATIONS, models.get_admin_model, answers(AdminMod
 ADMIN.add_get(_INSTANCES, VIEW_RUNNERS, models.get_instances, _DESCRIBED)
 ADMIN.add_get(f"{_ADMIN}/gpu-memory", _VIEW_OPERATIONS, models.get_gpu_memory, answers(GpuMemory, query=("host",)))
 ADMIN.add_get(f"{_ADMIN}/discovered", _VIEW_OPERATIONS, models.get_discovered, answers(Discovery))
+ADMIN.add_get(f"{_ADMIN}/catalog", OPERATE, models.get_catalog, _CATALOG)
 ADMIN.add_get(
     _HEALTH, VIEW_TELEMETRY, processes.get_process_health, answers(ProcessHealth, query=processes.PROCESS_PARAMETERS)
 )

@@ -47,6 +47,21 @@ async def get_discovered(ports: Admin, request: Request) -> Response:
     return json_response(document_of(await ports.discovery()))
 
 
+CATALOG_PARAMETERS = ("q", "source")
+MAX_SEARCH_CHARS = 200
+
+
+async def get_catalog(ports: Admin, request: Request) -> Response:
+    """Returns models to pull with their estimated memory: those that match `q`, or the quantizations of a `source`."""
+    query = begin_read(request, SURFACE, CATALOG_PARAMETERS)
+    text, source = query.text("q"), query.text("source")
+    if text and source:
+        raise invalid_field("source", "cannot be combined with q")
+    if len(text) > MAX_SEARCH_CHARS:
+        raise invalid_field("q", f"must have at most {MAX_SEARCH_CHARS} characters")
+    return json_response(document_of(await ports.catalog(text, source, await ports.operations.host_memory(""))))
+
+
 INSTANCE_PARAMETERS = ("lines",)
 InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """Instance descriptions from the runners, by runner and model."""

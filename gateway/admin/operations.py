@@ -1,6 +1,6 @@
 """Operations, the audit log and figures (/v1/admin), request records (/v1/requests, /v1/clients)."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -19,8 +19,10 @@ from gateway.operations import OPERATION_PREFIX, OperationsClient, create_operat
 from gateway.request_facts import facts_of, headers_of
 from gateway.routing import collaborator
 from weft.api.gateway.v1.discovery_pb2 import Discovery
+from weft.api.gateway.v1.model_catalog_pb2 import ModelCatalog
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.api.router.v1.request_service_pb2 import (
     RequestSelection,
 )
@@ -43,6 +45,8 @@ from weft.kernel.reasons import Reason
 
 DiscoverySource = Callable[[], Awaitable[Discovery]]
 """Returns engines and models found on the mesh's machine. Raises UNSUPPORTED_OPERATION if it may not be searched."""
+CatalogSource = Callable[[str, str, Sequence[HostMemory]], Awaitable[ModelCatalog]]
+"""Returns models to pull that match a text, or one source in detail, with their memory on hosts with these accounts."""
 
 
 async def look_nowhere() -> Discovery:
@@ -52,6 +56,11 @@ async def look_nowhere() -> Discovery:
         "only weft up looks for engines and models on its machine; here: weft models discover, then "
         "POST /v1/admin/models",
     )
+
+
+async def no_catalog(_text: str, _source: str, _hosts: Sequence[HostMemory]) -> ModelCatalog:
+    """The CatalogSource of a gateway that runs apart from runners."""
+    raise WeftError(Reason.UNSUPPORTED_OPERATION, "only weft up lists models to pull; here: weft load SOURCE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,7 @@ class AdminPorts:
     engine_logs: EngineLogClient
     processes: ProcessesClient
     discovery: DiscoverySource = look_nowhere
+    catalog: CatalogSource = no_catalog
 
 
 Admin = Annotated[AdminPorts, collaborator(AdminPorts)]

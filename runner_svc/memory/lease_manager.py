@@ -179,7 +179,9 @@ class LeaseManager(MemoryLedger):
         wanted = self._config.device_indexes
         return tuple(
             DeviceMemory(
-                name=device.name, total_bytes=device.total_bytes, reserved_bytes=_reserved(accounts.get(device.index))
+                name=device.name,
+                total_bytes=device.total_bytes,
+                reserved_bytes=reserved_bytes(accounts.get(device.index)),
             )
             for device in snapshot.devices
             if not wanted or device.index in wanted
@@ -501,7 +503,7 @@ class LeaseManager(MemoryLedger):
         return self._stub
 
 
-def _reserved(account: pb.DeviceMemory | None) -> int:
+def reserved_bytes(account: pb.DeviceMemory | None) -> int:
     """Returns the memory of a device that cannot be leased."""
     return DEFAULT_MARGIN_BYTES if account is None else account.margin_bytes + account.foreign_bytes
 

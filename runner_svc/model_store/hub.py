@@ -1,11 +1,13 @@
 """Looks up repositories on the Hugging Face hub, with file sizes and digests, using huggingface_hub."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner_svc.model_store.http_file import require_allowed_url
+from runner_svc.policy.memory_estimate import MAX_CONTEXT_TOKENS
 from runner_svc.policy.repository_files import RepositoryFile
 from weft import __version__
 from weft.kernel.errors import WeftError
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINT = "https://huggingface.co"
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
 LOOK_SECONDS = 30.0
+SEARCH_SECONDS = 8.0
 MAX_SAID_CHARS = 200
 
 
@@ -29,6 +32,20 @@ class Repository:
     files: tuple[RepositoryFile, ...]
     headers: Mapping[str, str] = field(repr=False)
     """Request headers for its files, including the token."""
+    context_tokens: int = 0
+    """Training context of its GGUF files; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRepository:
+    """A search result."""
+
+    name: str
+    files: tuple[RepositoryFile, ...]
+    """Without sizes and digests, which the hub returns for one repository only."""
+    context_tokens: int
+    """Training context of its GGUF files; 0: unknown."""
+    downloads: int
 
 
 class Hub:
@@ -43,26 +60,10 @@ class Hub:
 
         Raises NOT_FOUND, PERMISSION_DENIED (gated or private, with the next step), or SERVICE_UNAVAILABLE.
         """
-        require_allowed_url(self.endpoint, allow_http=self._allow_http)
-        from httpx2 import HTTPError  # noqa: PLC0415
-        from huggingface_hub import HfApi  # noqa: PLC0415 - takes half a second, which other commands should not spend
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled  # noqa: PLC0415
-
-        api = HfApi(endpoint=self.endpoint, library_name="weft", library_version=__version__)
-        try:
+        with self._asked(source) as api:
             found = api.model_info(
                 source.repository, revision=source.revision, files_metadata=True, timeout=LOOK_SECONDS
             )
-        except HfHubHTTPError as error:
-            raise self._explained(error, source) from error
-        except HFValidationError as error:
-            raise WeftError(Reason.INVALID_ARGUMENT, f"{source}: {str(error)[:MAX_SAID_CHARS]}") from error
-        except OfflineModeIsEnabled as error:
-            message = f"{source}: HF_HUB_OFFLINE is set, so the hub is not used; unset it to pull"
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
-        except (HTTPError, OSError, ValueError) as error:
-            message = f"{source}: {self.endpoint} cannot be reached or sent an invalid response; try again"
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
         return Repository(
             commit=found.sha or source.revision,
             files=tuple(
@@ -75,7 +76,61 @@ class Hub:
                 for file in found.siblings or ()
             ),
             headers=_headers(api),
+            context_tokens=_context_tokens(found.gguf),
         )
+
+    def search(self, text: str, limit: int) -> list[FoundRepository]:
+        """Returns repositories with GGUF files that match a text, most downloaded first. Raises SERVICE_UNAVAILABLE."""
+        with self._asked(None) as api:
+            from huggingface_hub import get_session  # noqa: PLC0415
+            from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]  # noqa: PLC0415
+
+            # `api.list_models` retries for half a minute without a network.
+            parameters: dict[str, str | int | list[str]] = {
+                "search": text,
+                "filter": "gguf",
+                "sort": "downloads",
+                "limit": limit,
+                "expand": ["downloads", "gguf", "siblings"],
+            }
+            response = get_session().get(
+                f"{self.endpoint}/api/models", params=parameters, headers=_headers(api), timeout=SEARCH_SECONDS
+            )
+            hf_raise_for_status(response)
+            try:
+                return [
+                    FoundRepository(
+                        name=each["id"],
+                        files=tuple(RepositoryFile(path=file["rfilename"], size_bytes=0) for file in each["siblings"]),
+                        context_tokens=_context_tokens(each.get("gguf")),
+                        downloads=int(each.get("downloads") or 0),
+                    )
+                    for each in response.json()
+                ]
+            except (KeyError, TypeError) as error:
+                raise ValueError("not a list of repositories") from error
+
+    @contextmanager
+    def _asked(self, source: HubSource | None) -> Iterator["HfApi"]:
+        """Yields the client for a request about a source, or a search; raises its failures as in `look_up`."""
+        require_allowed_url(self.endpoint, allow_http=self._allow_http)
+        from httpx2 import HTTPError  # noqa: PLC0415
+        from huggingface_hub import HfApi  # noqa: PLC0415 - takes half a second, which other commands should not spend
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled  # noqa: PLC0415
+
+        what = "search" if source is None else str(source)
+        try:
+            yield HfApi(endpoint=self.endpoint, library_name="weft", library_version=__version__)
+        except HfHubHTTPError as error:
+            raise self._explained(error, what, source) from error
+        except HFValidationError as error:
+            raise WeftError(Reason.INVALID_ARGUMENT, f"{what}: {str(error)[:MAX_SAID_CHARS]}") from error
+        except OfflineModeIsEnabled as error:
+            message = f"{what}: HF_HUB_OFFLINE is set, so the hub is not used; unset it to pull"
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
+        except (HTTPError, OSError, ValueError) as error:
+            message = f"{what}: {self.endpoint} cannot be reached or sent an invalid response; try again"
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
 
     def file_url(self, source: HubSource, path: str, commit: str) -> str:
         """Returns the URL of a file at a commit."""
@@ -83,7 +138,7 @@ class Hub:
 
         return hf_hub_url(source.repository, path, revision=commit, endpoint=self.endpoint)
 
-    def _explained(self, error: Exception, source: HubSource) -> WeftError:
+    def _explained(self, error: Exception, what: str, source: HubSource | None) -> WeftError:
         from huggingface_hub import get_token  # noqa: PLC0415
         from huggingface_hub.errors import (  # noqa: PLC0415
             GatedRepoError,
@@ -93,20 +148,25 @@ class Hub:
         )
 
         assert isinstance(error, HfHubHTTPError)
-        page, has_token = f"{self.endpoint}/{source.repository}", bool(get_token())
-        login = "log in with `hf auth login`, or set HF_TOKEN"
-        if isinstance(error, GatedRepoError):
+        has_token, login = bool(get_token()), "log in with `hf auth login`, or set HF_TOKEN"
+        if source is not None and isinstance(error, GatedRepoError):
+            page = f"{self.endpoint}/{source.repository}"
             step = "use a token of an account that has access" if has_token else login
             return WeftError(Reason.PERMISSION_DENIED, f"{source} is gated: accept its terms at {page}, then {step}")
-        if isinstance(error, RevisionNotFoundError):
+        if source is not None and isinstance(error, RevisionNotFoundError):
             return WeftError(Reason.NOT_FOUND, f"{source}: the repository has no revision {source.revision}")
         if isinstance(error, RepositoryNotFoundError):
             step = "the token in use may not read it" if has_token else login
             return WeftError(Reason.NOT_FOUND, f"{source}: the hub has no such repository, or it is private: {step}")
         code = error.response.status_code
         if code in (401, 403):
-            return WeftError(Reason.PERMISSION_DENIED, f"{source}: the hub rejects the token ({code}); {login}")
-        return WeftError(Reason.SERVICE_UNAVAILABLE, f"{source}: the hub returned status {code}; try again")
+            return WeftError(Reason.PERMISSION_DENIED, f"{what}: the hub rejects the token ({code}); {login}")
+        return WeftError(Reason.SERVICE_UNAVAILABLE, f"{what}: the hub returned status {code}; try again")
+
+
+def _context_tokens(gguf: Mapping[str, Any] | None) -> int:
+    known = (gguf or {}).get("context_length")
+    return known if isinstance(known, int) and 0 < known <= MAX_CONTEXT_TOKENS else 0
 
 
 def _headers(api: "HfApi") -> dict[str, str]:

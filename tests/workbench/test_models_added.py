@@ -10,12 +10,12 @@ import pytest
 from kit.listing_server import ListingServer, listing_server
 from kit.tiny_gguf import write_gguf
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
-from pages import SCREENSHOTS, opened, picture
+from pages import SCREENSHOTS, accessibility_faults, opened, picture
 
 from weft_testing.model_hub import HubRepository, ModelHub
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
@@ -45,9 +45,11 @@ class Sources:
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sources]:
     folder = tmp_path_factory.mktemp("sources")
     hub = ModelHub()
-    for name in ("tiny", "served", "slow"):
+    for name in ("tiny", "served", "slow", "chosen"):
         header = write_gguf(folder / f"{name}.gguf").read_bytes() + name.encode()
-        hub.repositories[f"acme/{name}-GGUF"] = HubRepository(files={f"{name}-Q4_1.gguf": header + WEIGHTS})
+        files = {f"{name}-Q4_1.gguf": header + WEIGHTS}
+        hub.repositories[f"acme/{name}-GGUF"] = HubRepository(files=files, context_tokens=8_192)
+    hub.repositories["acme/chosen-GGUF"].files["chosen-F32.gguf"] = header + WEIGHTS * 2
     environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "", "HF_HOME": str(folder / "hf")}
     with pytest.MonkeyPatch.context() as patch, hub.running(), listing_server("plain:8b", HOSTILE) as server:
         for name, value in environment.items():
@@ -113,7 +115,7 @@ def test_model_is_served_from_its_source_opened_and_removed(page: "Page", source
     dialog.get_by_text("weft load hf:acme/served-GGUF --name served --ctx 512").wait_for()
     dialog.get_by_role("button", name="Pull and serve").click()
     _operation(page, "Serve hf:acme/served-GGUF", "succeeded")
-    page.get_by_role("table", name="Models").get_by_role("link", name="served").click()
+    page.get_by_role("table", name="Models").get_by_role("link", name="served", exact=True).click()
     page.locator(".title .state", has_text="ready").wait_for()
     page.get_by_role("main").get_by_role("button", name="Remove").click()
     page.get_by_role("dialog").get_by_text("weft delete model served --force").wait_for()
@@ -129,7 +131,7 @@ def test_server_is_attached_and_detached_and_its_hostile_names_are_text(page: "P
     dialog.get_by_text(f"weft models attach {sources.server.address} --name box").wait_for()
     dialog.get_by_role("button", name="Attach", exact=True).click()
     _operation(page, f"Serve http://{sources.server.address}", "succeeded")
-    page.get_by_role("table", name="Models").get_by_role("link", name="plain").wait_for()
+    page.get_by_role("table", name="Models").get_by_role("link", name="plain:8b", exact=True).wait_for()
     page.get_by_label("Filter").fill("onerror")
     row = page.get_by_role("table", name="Models").locator("tbody tr").first
     row.wait_for()
@@ -141,7 +143,56 @@ def test_server_is_attached_and_detached_and_its_hostile_names_are_text(page: "P
     page.get_by_role("button", name="Detach").click()
     page.get_by_role("dialog").get_by_text("weft models detach box").wait_for()
     page.get_by_role("dialog").get_by_role("button", name="Detach", exact=True).click()
-    page.get_by_role("table", name="Models").get_by_role("link", name="plain").wait_for(state="detached")
+    page.get_by_role("table", name="Models").get_by_role("link", name="plain:8b", exact=True).wait_for(state="detached")
+
+
+def _catalog(page: "Page", mesh: MeshProcess, text: str) -> "Locator":
+    opened(page, mesh, "models?view=catalog", "Models")
+    page.get_by_role("searchbox", name="Search").fill(text)
+    return page.get_by_role("region", name="Catalog")
+
+
+def test_model_of_the_catalog_is_found_estimated_pulled_and_chatted_with(page: "Page", sources: Sources) -> None:
+    catalog = _catalog(page, sources.mesh, "acme chosen")
+    card = catalog.get_by_role("listitem").filter(has_text="acme/chosen-GGUF")
+    card.get_by_text("8192 context").wait_for()
+    picture(page, "models-catalog")
+    card.get_by_label("Quantization of acme/chosen-GGUF").select_option("F32")
+    card.get_by_role("button", name="Pull and serve acme/chosen-GGUF").click()
+    dialog = page.get_by_role("dialog")
+    wanted = dialog.get_by_role("radio", name="F32 2.0 MiB fits here")
+    wanted.wait_for()
+    assert wanted.is_checked()
+    dialog.get_by_role("radio", name="Q4_1 1000 KiB fits here").check()
+    picture(page, "models-catalog-choice")
+    dialog.get_by_text("weft load hf:acme/chosen-GGUF:Q4_1").wait_for()
+    dialog.get_by_role("button", name="Pull and serve").click()
+    card.get_by_label("Quantization of acme/chosen-GGUF").select_option("Q4_1")
+    card.get_by_role("link", name="Chat with chosen-q4_1").click()
+    page.get_by_role("heading", name="Chat", level=1).wait_for()
+    assert page.get_by_label("Model", exact=True).first.input_value() == "chosen-q4_1"
+
+
+def test_catalog_without_the_hub_says_so_and_lists_short_names(page: "Page", sources: Sources) -> None:
+    sources.hub.faults.statuses = [503] * 8
+    try:
+        catalog = _catalog(page, sources.mesh, "llama3.3")
+        catalog.get_by_text("No models of the hub: search: the hub returned status 503").wait_for()
+        card = catalog.get_by_role("listitem").filter(has_text="llama3.3")
+        card.get_by_text("Q4_K_M").first.wait_for()
+        picture(page, "models-catalog-offline")
+    finally:
+        sources.hub.faults.statuses = []
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
+def test_catalog_has_no_accessibility_violations(browser: "Browser", sources: Sources, theme: str, width: int) -> None:
+    def listed(page: "Page") -> None:
+        page.get_by_role("listitem").filter(has_text="qwen3:0.6b").wait_for()
+        picture(page, f"models-catalog-{theme}-{width}")
+
+    url = f"{sources.mesh.url}/ui/models?view=catalog"
+    assert not accessibility_faults(browser, url, theme=theme, width=width, after=listed)
 
 
 def _declare_many(url: str) -> None:

@@ -73,6 +73,8 @@ def test_models_have_a_link_their_state_speed_and_memory(page: "Page", mesh: Mes
         memory = row.get_by_role("cell").nth(3).inner_text()
         opened(page, mesh, "models", "Models")
         page.get_by_role("row").filter(has_text="m-b").get_by_text(memory).wait_for()
+    opened(page, mesh, "", "Overview")
+    page.get_by_role("table", name="Models").get_by_title("of the latest answer").first.wait_for(timeout=60_000)
 
 
 def test_hosts_show_their_processors_and_memory(page: "Page", mesh: MeshProcess) -> None:
@@ -131,5 +133,5 @@ def test_empty_mesh_shows_how_to_add_a_model(page: "Page", tmp_path_factory: pyt
     folder = tmp_path_factory.mktemp("empty")
     with running_mesh(folder / "home", "--config", str(write_config(folder))) as mesh:
         opened(page, mesh, "", "Overview")
-        page.get_by_role("region", name="First steps").get_by_text("weft load hf:").wait_for()
+        page.get_by_role("region", name="Catalog").get_by_role("button", name="Pull and serve qwen3:0.6b").wait_for()
         picture(page, "overview-empty")

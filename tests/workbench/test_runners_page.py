@@ -127,11 +127,11 @@ def test_first_steps_have_no_accessibility_violations(
 
 def test_mesh_without_a_model_shows_setup_steps_that_work(page: "Page", empty: MeshProcess) -> None:
     opened(page, empty, "", "Overview")
-    first = page.get_by_role("region", name="First steps")
+    first = page.get_by_role("region", name="Catalog")
     first.get_by_text("found:8b").wait_for()
     picture(page, "first-run")
-    first.get_by_role("button", name="Serve a model").click()
-    page.get_by_role("dialog").get_by_text("weft load hf:").wait_for()
+    first.get_by_role("button", name="Add by source").click()
+    page.get_by_role("dialog").get_by_text("weft load SOURCE").wait_for()
     page.keyboard.press("Escape")
     first.get_by_role("button", name="Attach a server").click()
     page.get_by_role("dialog").get_by_text("weft models attach URL").wait_for()

@@ -12,7 +12,7 @@ import grpc
 
 import gateway.service
 from gateway.admin.instances import EngineLogClient, RunnerDescriptions
-from gateway.admin.operations import AdminPorts, DiscoverySource, look_nowhere
+from gateway.admin.operations import AdminPorts, CatalogSource, DiscoverySource, look_nowhere, no_catalog
 from gateway.admin.process_client import ProcessesClient
 from gateway.app import GatewayPorts
 from gateway.config import REGISTRY_TIMEOUT_SECONDS
@@ -102,6 +102,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
     clock: Clock,
     names: FleetSource | None = None,
     discovery: DiscoverySource = look_nowhere,
+    catalog: CatalogSource = no_catalog,
 ) -> GatewayPorts:
     """Returns a gateway's ports to a registry and a scheduler; the caller adds the stores, keys and health.
 
@@ -131,6 +132,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
             engine_logs=EngineLogClient(fleet, channels),
             processes=ProcessesClient(processes, fleet, channels),
             discovery=discovery,
+            catalog=catalog,
         ),
         requests=requests,
         quotes=Quoter(router, names or fleet),

@@ -66,6 +66,8 @@ from weft_app.config.config import WeftConfig
 from weft_app.edge.binary import envoy_binary
 
 if TYPE_CHECKING:
+    from weft.api.gateway.v1.model_catalog_pb2 import ModelCatalog
+    from weft.api.registry.v1.lease_service_pb2 import HostMemory
     from weft_app.compose.authority import EdgeCertificate
     from weft_app.compose.relay import RelayEndpoint
     from weft_app.edge.process import EdgeProxy
@@ -357,6 +359,7 @@ class UpHost:
             clock=self._clock,
             names=router,
             discovery=DiscoveredHere(lambda: self._config, self._home, self._clock),
+            catalog=self._catalog,
         )
         ports = replace(
             ports,
@@ -536,6 +539,12 @@ class UpHost:
             detail = why_none_served(said)
         show(Stage(name=runner_name, detail=detail, done=True, is_warning=not served))
         return True
+
+    async def _catalog(self, text: str, source: str, hosts: "Sequence[HostMemory]") -> "ModelCatalog":
+        # Imported here: a start needs no client of the hub.
+        from weft_app.compose.model_catalog import mesh_catalog  # noqa: PLC0415
+
+        return await mesh_catalog(text, source, hosts, self._config, self._home)
 
     def _failure(self, view: FleetView, model: str, runner_name: str) -> str:
         """Returns why a model is not served for now, and where to read more; empty if nothing failed."""

@@ -165,6 +165,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/admin/models/{name}/logs", "read"),
     Endpoint("GET", "/v1/admin/gpu-memory", "read"),
     Endpoint("GET", "/v1/admin/discovered", "read"),
+    Endpoint("GET", "/v1/admin/catalog", "read"),
     Endpoint("GET", "/v1/admin/process-health", "read"),
     Endpoint("GET", "/v1/admin/join-tokens", "read"),
     Endpoint("DELETE", "/v1/admin/join-tokens/{id}", "action"),

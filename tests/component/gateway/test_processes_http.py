@@ -1,4 +1,4 @@
-"""`/v1/admin/process-health`, `/v1/admin/log-level` and `/v1/admin/discovered`."""
+"""`/v1/admin/process-health`, `/v1/admin/log-level`, `/v1/admin/discovered` and `/v1/admin/catalog`."""
 
 import json
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 from admin_script import ScriptedProcesses, admin_ports
 from gateway_script import RunningGateway, serving
 from key_script import Keys, bearer
+
+from weft.api.gateway.v1.model_catalog_pb2 import ModelCatalog
 
 LEVEL, HEALTH, DISCOVERED = "/v1/admin/log-level", "/v1/admin/process-health", "/v1/admin/discovered"
 HOLDERS = {
@@ -36,3 +38,19 @@ async def test_standalone_gateway_suggests_weft_discover() -> None:
         status, found = await ask(gateway, "GET", DISCOVERED)
     assert (status, found["error"]["code"]) == (501, "unsupported_operation")
     assert "weft models discover" in found["error"]["message"]
+
+
+async def test_catalog_is_asked_for_a_text_or_a_source() -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def catalog(text: str, source: str, _: object) -> ModelCatalog:
+        asked.append((text, source))
+        return ModelCatalog(hub="http://hub.example")
+
+    async with serving(admin=admin_ports(catalog=catalog)) as gateway:
+        status, found = await ask(gateway, "GET", "/v1/admin/catalog?q=qwen")
+        assert (await ask(gateway, "GET", "/v1/admin/catalog?source=hf:a/b"))[0] == 200
+        assert (await ask(gateway, "GET", "/v1/admin/catalog?q=qwen&source=hf:a/b"))[0] == 400
+        assert (await ask(gateway, "GET", f"/v1/admin/catalog?q={'x' * 201}"))[0] == 400
+    assert (status, found["hub"], found["models"]) == (200, "http://hub.example", [])
+    assert asked == [("qwen", ""), ("", "hf:a/b")]

@@ -1,9 +1,10 @@
 // The dialog that adds a model: by its source, its files alone, or all models of a running server.
-import { html, useState } from "../parts/html.js";
-import { post } from "../api.js";
+import { html, useEffect, useState } from "../parts/html.js";
+import { get, post } from "../api.js";
 import { collection } from "../live.js";
 import { command } from "../parts/commands.js";
 import { Dialog } from "../parts/dialog.js";
+import { bytes, toNumber } from "../parts/format.js";
 import { follow } from "../parts/operations.js";
 import { Code, ErrorNote } from "../parts/widgets.js";
 import { numberOrText } from "./models_load.js";
@@ -46,10 +47,10 @@ export function addCall(way, { source, name, runner, context, form, key, remote 
 /** Those that have a value. @param {Record<string, any>} fields */
 const defined = (fields) => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== ""));
 
-/** @param {{onClose: () => void, first?: Way, source?: string}} props */
-export function AddDialog({ onClose, first = "serve", source = "" }) {
+/** @param {{onClose: () => void, first?: Way, source?: string, name?: string}} props */
+export function AddDialog({ onClose, first = "serve", source = "", name = "" }) {
   const [way, setWay] = useState(/** @type {Way} */ (first));
-  const [fields, setFields] = useState(/** @type {Fields} */ ({ ...EMPTY, source }));
+  const [fields, setFields] = useState(/** @type {Fields} */ ({ ...EMPTY, source, name }));
   const [error, setError] = useState(/** @type {unknown} */ (null));
   const [isBusy, setBusy] = useState(false);
   const call = addCall(way, fields);
@@ -84,6 +85,7 @@ export function AddDialog({ onClose, first = "serve", source = "" }) {
         )}</div>
       ${way === "attach" ? text("source", "Address", "http://box.lan:11434") : text("source", "Source", "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M")}
       <p class="faint">${HELP[way]}</p>
+      ${way !== "attach" && html`<${Quantizations} source=${fields.source} onChoose=${(/** @type {string} */ chosen) => setFields({ ...fields, source: chosen })} />`}
       <div class="fields">
         ${way !== "pull" && text("name", "Name", way === "attach" ? "Derived from address" : "Derived from source")}
         ${choice("runner", "Runner", runners)}
@@ -99,6 +101,46 @@ export function AddDialog({ onClose, first = "serve", source = "" }) {
     </form>
   </${Dialog}>`;
 }
+
+/** @typedef {{source: string, quantization?: string, sizeBytes?: number | string, neededBytes?: number | string, lackingBytes?: number | string, stored?: boolean}} Variant */
+
+/** The size of a model, and whether the mesh has memory for it. `isEstimated`: the size is from its name.
+ * @param {{variant: Variant, isEstimated?: boolean}} props */
+export function FitText({ variant: { sizeBytes, neededBytes, lackingBytes }, isEstimated = false }) {
+  const lacking = toNumber(lackingBytes);
+  const fit = lacking ? `needs ${bytes(lacking)} more` : neededBytes && "fits here";
+  return html`${sizeBytes ? `${isEstimated ? "~ " : ""}${bytes(sizeBytes)}` : "size unknown"}
+    ${fit && html` <span class=${lacking ? "state busy" : "state good"} title=${`about ${bytes(neededBytes)} of memory`}>${fit}</span>`}`;
+}
+
+/** The quantizations of a repository with their sizes, as the hub lists them. @param {{source: string, onChoose: (source: string) => void}} props */
+function Quantizations({ source, onChoose }) {
+  const [variants, setVariants] = useState(/** @type {Variant[]} */ ([]));
+  const repository = source.match(HUB)?.[1] ?? "";
+  useEffect(() => {
+    setVariants([]);
+    if (!repository) return;
+    const abort = new AbortController();
+    // A source that is not there is reported by the pull.
+    const ask = () => get("/v1/admin/catalog", { source: repository }, abort.signal).then((found) => setVariants(found.models[0].variants), () => {});
+    const timer = setTimeout(ask, ASK_MILLISECONDS);
+    return () => {
+      clearTimeout(timer);
+      abort.abort();
+    };
+  }, [repository]);
+  if (!variants.length) return null;
+  const chosen = variants.some((each) => each.source === source) ? source : variants[0].source;
+  return html`<fieldset class="quantizations"><legend class="unseen">Quantization</legend>
+    ${variants.map(
+      (each) => html`<label class="inline" key=${each.source}><input type="radio" name="quantization" checked=${each.source === chosen} onChange=${() => onChoose(each.source)} />
+        <span class="grow">${each.quantization || "all files"}</span><${FitText} variant=${each} />${each.stored && html`<span class="faint">stored</span>`}</label>`,
+    )}</fieldset>`;
+}
+
+/** A repository of the hub, without its quantization. */
+const HUB = /^(hf:[^/:@\s]+\/[^/:@\s]+)/;
+const ASK_MILLISECONDS = 300;
 
 const HELP = {
   serve: "A model of the Hugging Face hub by name, or a file on the runner's machine. It is pulled, served and loaded; weft.yaml is not changed.",

@@ -13,7 +13,7 @@ import { Table } from "../parts/table.js";
 import { Code, ErrorNote, Facts, LiveNote } from "../parts/widgets.js";
 import { FlushDialog, RemoveDialog, UnloadDialog, wake } from "./models_actions.js";
 import { LoadDialog, rangeText } from "./models_load.js";
-import { contextOf, isAsleep, memoryOf, ModelState, poolOf, queueOf, takes } from "./models_view.js";
+import { ChatLink, contextOf, isAsleep, memoryOf, ModelState, poolOf, queueOf, takes } from "./models_view.js";
 import { WhyNot } from "./models_why.js";
 
 /** Between two reads of what the live documents do not have. */
@@ -64,8 +64,9 @@ export function ModelDetail({ name, models }) {
 function Actions({ model, open }) {
   const asleep = isAsleep(model);
   const name = model.name;
-  if (!can("operations:create") || !model.status?.runner) return null;
+  if (!can("operations:create") || !model.status?.runner) return html`<${ChatLink} model=${model} />`;
   return html`<div class="row tools">
+    <${ChatLink} model=${model} />
     ${asleep && html`<button class="main" title=${command("load", name)} onClick=${() => attempt(() => wake(name))}>${model.status?.state === "hibernating" ? "Wake" : "Load"}</button>`}
     <button onClick=${() => open("load")}>Load options</button>
     <button disabled=${asleep} onClick=${() => open("unload")}>Unload</button>

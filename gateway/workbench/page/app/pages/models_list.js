@@ -7,10 +7,10 @@ import { count, words } from "../parts/format.js";
 import { dismiss, hasEnded, isBegunHere, OperationNote, allOperations } from "../parts/operations.js";
 import { Table } from "../parts/table.js";
 import { LiveNote } from "../parts/widgets.js";
-import { FirstRun } from "./first_run.js";
 import { DetachDialog } from "./models_actions.js";
 import { AddDialog } from "./models_add.js";
-import { contextOf, memoryOf, memoryText, ModelState, poolOf, queueOf, searchText, stateOf, tagsOf, takes } from "./models_view.js";
+import { Catalog } from "./models_catalog.js";
+import { ChatLink, contextOf, memoryOf, memoryText, ModelState, poolOf, queueOf, searchText, stateOf, tagsOf, takes } from "./models_view.js";
 
 const MAX_OPERATIONS = 10;
 
@@ -24,18 +24,26 @@ export function ModelList({ models, query }) {
     () => [...models.items.values()].sort((left, right) => left.name.localeCompare(right.name, undefined, { numeric: true })),
     [models],
   );
+  const hasCatalog = can("operations:create");
+  const isCatalog = hasCatalog && (query.get("view") === "catalog" || (models.isComplete && !all.length));
   const parts = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   const found = all.filter((model) => parts.every((part) => searchText(model).includes(part)));
   const rows = state ? found.filter((model) => stateOf(model) === state) : found;
   /** @param {Record<string, string>} changed */
   const choose = (changed) => go("models", { q: wanted, state, ...changed }, { replace: true });
   return html`<div class="row title"><h1>Models</h1>
-      ${can("operations:create") && html`<button class="main" onClick=${() => setAdding(true)}>Add a model</button>`}</div>
+      ${hasCatalog && !isCatalog && html`<button class="main" onClick=${() => setAdding(true)}>Add a model</button>`}</div>
+    ${hasCatalog &&
+    html`<nav class="tabs" aria-label="Models">
+      <a href=${address("models")} aria-current=${isCatalog ? undefined : "page"}>Served</a>
+      <a href=${address("models", { view: "catalog" })} aria-current=${isCatalog ? "page" : undefined}>Catalog</a></nav>`}
     <${Operations} operations=${shown} />
-    <${LiveNote} live=${models} />
-    ${models.isComplete && !all.length && html`<${FirstRun} />`}
+    ${!isCatalog && html`<${LiveNote} live=${models} />`}
+    ${isCatalog && html`<${Catalog} />`}
+    ${models.isComplete && !all.length && !hasCatalog && html`<p class="faint empty">No models yet. A key with operations:create can add one.</p>`}
     ${models.isComplete &&
     all.length > 0 &&
+    !isCatalog &&
     html`<div class="row tools">
         <label class="inline grow">Filter <input type="search" class="grow" value=${wanted} placeholder="name, pool, runner, label"
           onInput=${(/** @type {any} */ event) => choose({ q: event.target.value })} /></label>
@@ -48,7 +56,7 @@ export function ModelList({ models, query }) {
       <${Table} label="Models" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} columns=${COLUMNS} height="calc(100vh - 11rem)"
         onOpen=${(/** @type {any} */ row) => go(`models/${row.name}`)}
         empty="No model matches the filter." />`}
-    <${Servers} />
+    ${!isCatalog && html`<${Servers} />`}
     ${isAdding && html`<${AddDialog} onClose=${() => setAdding(false)} />`}`;
 }
 
@@ -70,6 +78,7 @@ const COLUMNS = [
   { title: "Capabilities", cell: (row) => takes(row).join(", ") || "–", sort: (row) => takes(row).join() },
   { title: "Pool", cell: (row) => poolOf(row) || "–", sort: poolOf },
   { title: "Runner", cell: (row) => row.status?.runner || "–", sort: (row) => row.status?.runner ?? "" },
+  { title: "Chat", cell: (row) => html`<${ChatLink} model=${row} />` },
   { title: "Labels", cell: (row) => tagsOf(row).join(", ") || "–", sort: (row) => tagsOf(row).join(), className: "long" },
 ];
 

@@ -1,6 +1,8 @@
 // What the pages of models read out of a model's document: its state, its memory, what it takes.
 import { html } from "../parts/html.js";
 import { collection } from "../live.js";
+import { address } from "../navigation.js";
+import { can } from "../session.js";
 import { bytes, toNumber } from "../parts/format.js";
 import { State } from "../parts/widgets.js";
 
@@ -44,6 +46,10 @@ export function ModelState({ model }) {
   const share = instance?.loadProgress;
   return html`<${State} value=${stateOf(model)} title=${instance?.detail} />${share !== undefined && html` <span class="faint">${Math.floor(share * 100)} %</span>`}`;
 }
+
+/** Opens a chat with a model that answers chats. @param {{model: any}} props */
+export const ChatLink = ({ model }) =>
+  can("inference:create") && model.operations?.includes("chat") && html`<a class="button" href=${address("chat", { model: model.name })} aria-label=${`Chat with ${model.name}`}>Chat</a>`;
 
 /** Context of one slot in tokens; 0: unknown. @param {any} model */
 export const contextOf = (model) => model.status?.instance?.contextTokens || model.contextTokens || 0;

@@ -7,12 +7,14 @@ import { bytes, count, figure, seconds } from "../parts/format.js";
 import { LineChart, newest } from "../parts/line_chart.js";
 import { LiveNote } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
-import { FirstRun } from "./first_run.js";
+import { lazy } from "../parts/lazy.js";
 import { Failures } from "./overview_failures.js";
 import { Hosts } from "./overview_hosts.js";
 import { peakOf, rates, seriesOf, sumOf } from "./overview_figures.js";
 import { memoryOf, memoryText, ModelState, stateOf } from "./models_view.js";
 
+/** Of a mesh without models. */
+const Catalog = lazy(async () => (await import("./models_catalog.js")).Catalog);
 /** Rates are means of this time: few long answers end unevenly. */
 const MEAN_SECONDS = 60;
 /** Seconds that may be shown: figures are kept for an hour. @type {Record<string, [string, string, number]>} */
@@ -22,9 +24,13 @@ const RANGES = { "": ["Last 15 minutes", "15 min", 900], "1h": ["Last hour", "1 
 export function Page({ query }) {
   const seesFigures = can("telemetry:view");
   const seesRunners = can("runners:view");
-  useLive("model", ...(seesFigures ? ["figures"] : []), ...(seesRunners ? ["runner"] : []));
+  useLive("model", ...(can("operations:create") && can("operations:view") ? ["operation"] : []), ...(seesFigures ? ["figures"] : []), ...(seesRunners ? ["runner"] : []));
   const models = collection("model").value;
-  if (models.isComplete && !models.items.size) return html`<h1>Overview</h1><${FirstRun} />${seesFigures && html`<${Figures} chosen="" range="" />`}`;
+  if (models.isComplete && !models.items.size) {
+    return html`<h1>Overview</h1><h2>This mesh has no models yet</h2>
+      ${can("operations:create") ? html`<${Catalog} />` : html`<p class="faint empty">A key with operations:create can add one.</p>`}
+      ${seesFigures && html`<${Figures} chosen="" range="" />`}`;
+  }
   return html`<h1>Overview</h1>
     ${seesFigures && html`<${Figures} chosen=${query.get("model") ?? ""} range=${query.get("range") ?? ""} />`}
     <h2>Models</h2>
@@ -124,16 +130,29 @@ const percent = (share) => `${Math.round(100 * share)} %`;
 /** @param {{items: Map<string, any>}} props */
 function Models({ items }) {
   const rows = [...items.values()].sort((left, right) => left.name.localeCompare(right.name));
-  return html`<${Table} label="Models" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} height="24rem" columns=${COLUMNS} />`;
+  const figures = collection("figures").value;
+  const columns = useMemo(() => columnsOf(latestSpeeds(figures.items.values())), [figures]);
+  return html`<${Table} label="Models" rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} height="24rem" columns=${columns} />`;
 }
 
 /** Tokens per second of the running answers of a model. @param {any} row */
 const speedOf = (row) => row.status?.instance?.tokensPerSecond;
 
-/** @type {import("../parts/table.js").Column[]} */
-const COLUMNS = [
+/** Tokens per second of one answer, by the latest of the last hour. @param {Iterable<any>} figures @returns {(row: any) => number | undefined} */
+function latestSpeeds(figures) {
+  const models = seriesOf(figures, 3600)?.models;
+  return (row) => {
+    const of = models?.get(row.name) ?? models?.get(row.status?.pool);
+    const seconds = newest(of?.times.timePerOutputTokenSeconds.p50 ?? []);
+    return seconds ? 1 / seconds : undefined;
+  };
+}
+
+/** @param {(row: any) => number | undefined} latest @returns {import("../parts/table.js").Column[]} */
+const columnsOf = (latest) => [
   { title: "Model", cell: (row) => html`<a href=${address(`models/${row.name}`)}>${row.name}</a>`, sort: (row) => row.name },
   { title: "State", cell: (row) => html`<${ModelState} model=${row} />`, sort: stateOf },
-  { title: "Tokens/s", className: "number", cell: (row) => figure(speedOf(row)) || "–", sort: (row) => speedOf(row) ?? -1, hint: "of all running answers, over the last 10 s" },
+  { title: "Tokens/s", className: "number", cell: (row) => figure(speedOf(row)) || (latest(row) ? html`<span class="faint" title="of the latest answer">${figure(latest(row))}</span>` : "–"),
+    sort: (row) => speedOf(row) ?? latest(row) ?? -1, hint: "of all running answers, over the last 10 s; idle: of the latest answer" },
   { title: "Memory", className: "number", cell: memoryText, sort: (row) => memoryOf(row).bytes, hint: "in use, or ~ estimated for a load" },
 ];

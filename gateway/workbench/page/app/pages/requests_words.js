@@ -3,6 +3,7 @@ import { html, useState } from "../parts/html.js";
 import { post } from "../api.js";
 import { address } from "../navigation.js";
 import { seconds, words } from "../parts/format.js";
+import { Icon } from "../parts/icons.js";
 import { State } from "../parts/widgets.js";
 
 /** Ids that the mesh generates are shown up to here after their kind, as commands accept them. */
@@ -34,7 +35,7 @@ export function CopyId({ id }) {
   };
   return html`<button class="quiet copy-id" aria-label=${isCopied ? `${id} is copied` : `Copy ${id}`} title="Copy the whole ID" onClick=${copy}>${isCopied
       ? "✓"
-      : html`<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M5.5 5.5V2.5h8v8h-3M2.5 5.5h8v8h-8z" /></svg>`}</button>`;
+      : html`<${Icon} name="copy" />`}</button>`;
 }
 
 /** The model that it was asked for. @param {any} request @returns {string} */
