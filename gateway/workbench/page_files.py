@@ -26,6 +26,7 @@ TYPES = {
     ".json": "application/json",
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
     ".LICENSE": "text/plain; charset=utf-8",
 }
 """Content types by suffix; files with another suffix are not served."""

@@ -58,6 +58,32 @@ def usual_models(request: pytest.FixtureRequest) -> Iterator[None]:
         finished(request.getfixturevalue("chat_mesh").reset("a", "b"))
 
 
+def test_first_screen_has_a_ready_model_example_prompts_and_how_to_connect(
+    page: "Page", chat_mesh: MeshProcess
+) -> None:
+    opened(page, chat_mesh, "chat?model=pool", "Chat")
+    page.get_by_role("heading", name="pool ready").wait_for()
+    page.get_by_role("group", name="Base URL").get_by_text(f"{chat_mesh.url}/v1").wait_for()
+    page.get_by_role("button", name="Claude Code").click()
+    page.get_by_text("weft launch claude --model pool").wait_for()
+    picture(page, "chat-welcome")
+    page.get_by_role("button", name="Write a haiku about rain.").click()
+    page.get_by_role("article").get_by_text("tok0").wait_for()
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
+def test_first_screen_has_no_accessibility_violations(
+    browser: "Browser", chat_mesh: MeshProcess, theme: str, width: int
+) -> None:
+    def ready(page: "Page") -> None:
+        page.get_by_role("button", name="Claude Code").click()
+        page.get_by_text("weft launch claude").wait_for()
+        picture(page, f"chat-welcome-{theme}-{width}")
+
+    url = f"{chat_mesh.url}/ui/chat?model=pool"
+    assert not accessibility_faults(browser, url, theme=theme, width=width, after=ready)
+
+
 def test_answer_streams_and_shows_its_receipt(page: "Page", chat_mesh: MeshProcess) -> None:
     behave(chat_mesh, "a", tokens_per_second=20.0, answer_tokens=20, reasoning_text="First I think. ")
     opened(page, chat_mesh, "chat?model=pool", "Chat")

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from gateway.workbench.page_files import ASSETS, FOLDER, TYPES, PageFiles
+from weft_app.cli.launch_tools import TOOLS
 
 MAX_FIRST_BYTES = 60_000
 """What a browser loads before the page can be used first, compressed."""
@@ -91,6 +92,25 @@ def test_modules_have_a_maximum_length() -> None:
         if (lines := path.read_text().count("\n")) > MAX_MODULE_LINES
     }
     assert not long
+
+
+def test_programs_of_the_first_screen_are_those_of_weft_launch() -> None:
+    text = (FOLDER / "app" / "pages" / "chat_welcome.js").read_text()
+    listed = dict(re.findall(r'(\w+): "([^"]+)"', re.findall(r"const TOOLS = \{(.*?)\}", text)[0]))
+    assert listed == {name: TOOLS[name].title for name in listed}
+
+
+def test_every_page_has_an_icon() -> None:
+    pages = re.findall(r'\{ path: "(\w*)"', (FOLDER / "app" / "page_table.js").read_text())
+    icons = re.findall(r'^  "?(\w*)"?: "M', (FOLDER / "app" / "parts" / "icons.js").read_text(), re.MULTILINE)
+    assert pages
+    assert set(pages) <= set(icons)
+
+
+def test_page_can_be_installed() -> None:
+    manifest = json.loads((FOLDER / "manifest.webmanifest").read_text())
+    assert all((FOLDER / icon["src"]).is_file() for icon in manifest["icons"])
+    assert f'<link rel="manifest" href="{ASSETS}manifest.webmanifest">' in (FOLDER / "index.html").read_text()
 
 
 @pytest.mark.parametrize("word", ["innerHTML", "outerHTML", "insertAdjacentHTML", "dangerouslySetInnerHTML", "eval("])

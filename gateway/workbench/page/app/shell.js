@@ -3,6 +3,7 @@ import { html, useEffect, useErrorBoundary, useState, useRef } from "./parts/htm
 import { awayBecause, comebacks, connection, restart } from "./live.js";
 import { address, applyTheme, followLink, go, place, theme } from "./navigation.js";
 import { Overlays, show } from "./overlays.js";
+import { Icon, Logo } from "./parts/icons.js";
 import { Notices } from "./parts/notices.js";
 import { MOVED, PAGES, pageOf } from "./page_table.js";
 import { checkVersion, isOutdated } from "./version.js";
@@ -86,7 +87,7 @@ function Loaded({ entry, name }) {
   if (problem) {
     return html`<section class="panel" role="alert"><h1>${entry.title}</h1><p>${problem}</p><button onClick=${() => location.reload()}>Reload</button></section>`;
   }
-  return page.Page ? html`<${page.Page} name=${name} query=${place.value.query} />` : html`<p class="faint">…</p>`;
+  return page.Page ? html`<${page.Page} name=${name} query=${place.value.query} />` : html`<div class="skeleton" role="status" aria-label="Loading"></div>`;
 }
 
 /** Shown until the gateway answers. */
@@ -124,7 +125,7 @@ function Header({ current }) {
   const shown = caller.value?.authenticated ? PAGES.filter((page) => can(page.needs)) : [];
   const groups = [...new Set(shown.map((page) => page.group))];
   return html`<header class=${isOpen ? "open" : ""}>
-    <div class="brand"><a href=${address("")}>weft</a><${Connection} />
+    <div class="brand"><a href=${address("")}><${Logo} />weft</a><${Connection} />
       <button class="menu quiet" aria-expanded=${isOpen} aria-controls="pages" onClick=${() => setOpen(!isOpen)}>Menu</button></div>
     <nav id="pages" aria-label="Pages">
       ${groups.map(
@@ -132,12 +133,12 @@ function Header({ current }) {
           ${shown
             .filter((page) => page.group === group)
             .map(
-              (page) => html`<a key=${page.path} href=${address(page.path)} aria-current=${page.path === current ? "page" : undefined}>${page.title}</a>`,
+              (page) => html`<a key=${page.path} href=${address(page.path)} aria-current=${page.path === current ? "page" : undefined}><${Icon} name=${page.path} />${page.title}</a>`,
             )}</div>`,
       )}
     </nav>
     <div class="who">
-      ${caller.value?.authenticated && html`<button title="Ctrl+K" onClick=${() => show("search")}>Search</button>`}
+      ${caller.value?.authenticated && html`<button title="Ctrl+K" onClick=${() => show("search")}><${Icon} name="search" />Search</button>`}
       <label>Theme <select value=${theme.value} onChange=${(/** @type {any} */ event) => applyTheme(event.target.value)}>
         <option value="">System</option><option value="light">Light</option><option value="dark">Dark</option></select></label>
       ${caller.value?.keysRequired &&

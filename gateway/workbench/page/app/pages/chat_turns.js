@@ -8,6 +8,7 @@ import { Edit } from "./chat_edit.js";
 import { SentFiles } from "./chat_files.js";
 import { removeTurn, resend, showTurn } from "./chat_state.js";
 import { Versions } from "./chat_versions.js";
+import { Welcome } from "./chat_welcome.js";
 import { EndFollower } from "../parts/end_follower.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
@@ -24,7 +25,7 @@ export function Turns({ conversation }) {
   const isWide = conversation.models.length > 1 || conversation.turns.some((turn) => turn.answers.length > 1);
   return html`<div class="turns" ref=${box} tabindex="0" role="log" aria-live="off" aria-label="Conversation">
     <div class=${isWide ? "turns-inner wide" : "turns-inner"}>
-      ${!conversation.turns.length && html`<p class="faint empty">Send a message to the model above. The answer continues if this page is closed.</p>`}
+      ${!conversation.turns.length && html`<${Welcome} conversation=${conversation} />`}
       ${conversation.turns.map((turn, at) => html`<${TurnView} key=${at} conversation=${conversation} turn=${turn} at=${at} />`)}
     </div>
     <p class="announced" role="status">${announcementOf(conversation)}</p>

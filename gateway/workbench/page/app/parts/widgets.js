@@ -66,5 +66,5 @@ export function ErrorNote({ error }) {
 /** Said instead of a list while it is not there. @param {{live: import("../live.js").Collection}} props */
 export function LiveNote({ live }) {
   if (live.problem) return html`<p class="problem" role="status">${live.problem}</p>`;
-  return live.isComplete ? null : html`<p class="faint" role="status">Loading…</p>`;
+  return live.isComplete ? null : html`<div class="skeleton" role="status" aria-label="Loading"></div>`;
 }
