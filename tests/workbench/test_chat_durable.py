@@ -87,6 +87,45 @@ def test_answer_opened_elsewhere_continues_and_is_stopped_everywhere(
     other.context.close()
 
 
+def test_message_of_another_browser_appears_in_the_shown_conversation(
+    browser: "Browser", page: "Page", mesh: MeshProcess
+) -> None:
+    opened(page, mesh, "chat?model=pool", "Chat")
+    assert text_of(asked(page, "Count here")) == WHOLE
+    phone = browser.new_context().new_page()
+    phone.goto(page.url)
+    assert text_of(phone.get_by_role("article").last) == WHOLE
+    asked(phone, "Count there")
+    page.locator(".said").get_by_text("Count there").wait_for()
+    assert text_of(page.get_by_role("article").nth(1)) == WHOLE
+    asked(page, "Count here again")
+    phone.locator(".said").get_by_text("Count here again").wait_for()
+    assert text_of(phone.get_by_role("article").last) == WHOLE
+    phone.context.close()
+
+
+def test_stopped_answer_is_continued_and_the_shorter_one_stays_a_version(
+    browser: "Browser", page: "Page", mesh: MeshProcess
+) -> None:
+    opened(page, mesh, "chat?model=pool", "Chat")
+    answer = asked(page, "Count in parts")
+    answer.get_by_text("tok10 tok11").wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    answer.get_by_text("Stopped.").wait_for()
+    begun = answer.locator(".markdown").inner_text()
+    answer.get_by_role("button", name="Continue").click()
+    expect(answer).to_have_attribute("aria-busy", "false", timeout=60_000)
+    assert text_of(answer).replace(" ", "") == (begun + WHOLE).replace(" ", "")
+    assert answer.locator("details", has_text="Interrupted").count() == 0
+    phone = browser.new_context().new_page()
+    phone.goto(page.url)
+    assert text_of(phone.get_by_role("article").last).replace(" ", "") == (begun + WHOLE).replace(" ", "")
+    assert phone.get_by_role("article").count() == 1
+    phone.context.close()
+    answer.get_by_role("button", name="Previous version").click()
+    assert answer.locator(".markdown").inner_text() == begun
+
+
 def test_engine_killed_mid_answer_keeps_its_text_and_the_next_attempt_answers(page: "Page", mesh: MeshProcess) -> None:
     behave(mesh, "a", crash_after_tokens=5, fail_times=1)
     opened(page, mesh, "chat?model=pool", "Chat")

@@ -2,13 +2,15 @@
 import { html, useEffect, useRef, useState } from "../parts/html.js";
 import { Confirm, Dialog } from "../parts/dialog.js";
 import { ErrorNote } from "../parts/widgets.js";
+import { collection, useLive } from "../live.js";
 import { go } from "../navigation.js";
+import { can } from "../session.js";
 import { ConversationList } from "./chat_list.js";
 import { Composer } from "./chat_composer.js";
 import { isBusy, revisionOf, titleOf } from "./chat_conversation.js";
 import { ModelPicker, ModelsWatch, models, modelsProblem, usualModel } from "./chat_models.js";
 import { OptionsPanel } from "./chat_options.js";
-import { change, open, remove, shown, stopAll } from "./chat_state.js";
+import { change, open, remove, renew, shown, stopAll } from "./chat_state.js";
 import { Turns } from "./chat_turns.js";
 import { save } from "./chat_transfer.js";
 
@@ -24,6 +26,7 @@ export function Page({ name, query }) {
   useEffect(() => {
     if (conversation.models[0] === "" && models.value?.length) setModel(0, usualModel());
   }, [conversation, models.value]);
+  useNews(conversation);
   useEscape(() => stopAll(conversation));
   return html`<div class=${isListOpen ? "chat list-open" : "chat"}><${ModelsWatch} />
     <aside class="chat-list" aria-label="Conversations"><${ConversationList} onChosen=${() => setListOpen(false)} /></aside>
@@ -73,6 +76,14 @@ function compare() {
     const other = models.value?.find((model) => model.id !== first)?.id ?? first;
     conversation.models = conversation.models.length > 1 ? [first] : [first, other];
   });
+}
+
+/** Takes over what another browser asks in the conversation while it is shown here. @param {Conversation} conversation */
+function useNews(conversation) {
+  useLive(...(can("inference:view") ? ["task"] : []));
+  const tasks = [...collection("task").value.items.values()].filter((task) => task.metadata?.conversation === conversation.id);
+  const newest = tasks.reduce((last, task) => (task.created_at > (last?.created_at ?? "") ? task : last), undefined)?.id;
+  useEffect(() => void (newest && renew(conversation, newest)), [conversation, newest]);
 }
 
 /** Escape stops what runs, wherever the focus is. @param {() => void} stop */

@@ -9,7 +9,7 @@ import { isRunning, revisionOf, textOf } from "./chat_conversation.js";
 import { Edit } from "./chat_edit.js";
 import { ModelPicker } from "./chat_models.js";
 import { PaceLine, elapsedSince } from "./chat_pace.js";
-import { editAnswer, regenerate, showAnswer } from "./chat_state.js";
+import { continueAnswer, editAnswer, regenerate, showAnswer } from "./chat_state.js";
 import { Versions } from "./chat_versions.js";
 
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
@@ -39,6 +39,7 @@ export function AnswerView({ answer, at, column, onCode }) {
     <div class="actions"><${Versions} versions=${answer.versions} isDisabled=${runs} onShow=${(/** @type {number} */ number) => showAnswer(at, column, number)} />
       ${runs ? html`<${PaceLine} answer=${answer} />` : html`<${CopyButton} text=${textOf(answer)} />
         <button class="quiet" onClick=${() => regenerate(at, column)}>${answer.error || answer.state === "stopped" ? "Retry" : "Regenerate"}</button>
+        ${textOf(answer) && (answer.finishReason === "length" || answer.state === "stopped") && html`<button class="quiet" onClick=${() => continueAnswer(at, column)}>Continue</button>`}
         <button class="quiet" onClick=${() => setAsked(answer.id)}>Other model</button>
         <button class="quiet" onClick=${() => setEdited(answer.id)}>Edit answer</button>
         <button class="quiet" onClick=${onCode}>Show as code</button>`}

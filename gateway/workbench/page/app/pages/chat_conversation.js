@@ -16,13 +16,13 @@ import { withFiles } from "./chat_text_files.js";
  *   attempt: number, state: "waiting" | "streaming" | "complete" | "stopped" | "failed",
  *   parts: Part[], status: string, share: number | null, finishReason: string, usage: any, facts: Record<string, string>,
  *   error: {message: string, code: string} | null, receipt: any, isReceiptSought: boolean, isEdited?: boolean,
- *   askedAt?: number, tokens?: number, versions?: (Answer[] | null)[],
+ *   prefix?: string, askedAt?: number, tokens?: number, versions?: (Answer[] | null)[],
  * }} Answer
  * `taskId`: the task of a durable answer, else "". `isSubmitted`: false until the mesh has accepted or refused it.
  * `lastEvent`, `attempt`: up to where its events are in the parts.
  * `status`, `share`: what it waits for, and how far that is. `facts`: the receipt as the stream has it.
  * `isReceiptSought`: the mesh has given its receipt, or was asked in vain.
- * `askedAt`: in milliseconds. `tokens`: so far.
+ * `prefix`: the text of a truncated answer that it continues, which its parts begin with. `askedAt`: in milliseconds. `tokens`: so far.
  * `versions`: the other answers of the same model to the same message; null in the place of the one that has this list.
  */
 /** @typedef {{id: string, text: string, attachments: Attachment[], answers: Answer[], versions?: (Turn[] | null)[]}} Turn
@@ -62,14 +62,18 @@ export function newConversation(models, options = defaultOptions()) {
   return { id: newId("chat-"), title: "", createdAt: now, updatedAt: now, models, options: { ...options }, turns: [] };
 }
 
-/** @param {string} model @returns {Answer} */
-export function newAnswer(model) {
+/** @param {string} model @param {string} prefix @returns {Answer} */
+export function newAnswer(model, prefix = "") {
   return {
+    ...(prefix && { prefix }),
     id: newId("answer-"), model, askedAt: Date.now(), requestId: newId("req-"), taskId: "", isSubmitted: false, lastEvent: 0, attempt: 0,
-    state: "waiting", parts: [], status: "", share: null,
+    state: "waiting", parts: prefixParts(prefix), status: "", share: null,
     finishReason: "", usage: null, facts: {}, error: null, receipt: null, isReceiptSought: false,
   };
 }
+
+/** @param {string} prefix @returns {Part[]} */
+export const prefixParts = (prefix = "") => (prefix ? [{ kind: "text", text: prefix }] : []);
 
 /** What a conversation is called until it is renamed: how it begins. @param {string} text */
 export const titleOf = (text) => text.trim().replace(/\s+/g, " ").slice(0, 60);
@@ -115,7 +119,7 @@ export function bodyOf(conversation, column, at) {
   conversation.turns.slice(0, at + 1).forEach((turn, number) => {
     messages.push({ role: "user", content: contentOf(turn) });
     const answer = turn.answers[column] ?? turn.answers[0];
-    const said = number < at && answer ? textOf(answer) : "";
+    const said = answer && (number < at ? textOf(answer) : answer.prefix);
     if (said) messages.push({ role: "assistant", content: said });
   });
   return {

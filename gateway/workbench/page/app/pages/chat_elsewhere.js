@@ -57,13 +57,14 @@ export async function fetchConversation(id, limit) {
 function turnsOf({ id, created_at: time, body: { model, messages } }) {
   /** @type {Turn[]} */
   const turns = [];
-  for (const { role, content } of messages) {
+  const prefix = messages.at(-1).role === "assistant" ? messages.at(-1).content : "";
+  for (const { role, content } of prefix ? messages.slice(0, -1) : messages) {
     if (role === "user") turns.push({ id: newId("turn-"), ...askedOf(content), answers: [] });
     if (role !== "assistant") continue;
     const parts = [{ kind: /** @type {"text"} */ ("text"), text: content }];
     turns.at(-1)?.answers.push({ ...newAnswer(model), requestId: "", isSubmitted: true, state: "complete", parts, isReceiptSought: true });
   }
-  turns.at(-1)?.answers.push({ ...newAnswer(model), taskId: id, requestId: id, isSubmitted: true, askedAt: Date.parse(time) });
+  turns.at(-1)?.answers.push({ ...newAnswer(model, prefix), taskId: id, requestId: id, isSubmitted: true, askedAt: Date.parse(time) });
   return turns;
 }
 

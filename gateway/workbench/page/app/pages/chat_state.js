@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { go } from "../navigation.js";
 import { attempt, notify } from "../parts/notices.js";
-import { bodyOf, isBusy, isRunning, newAnswer, newConversation, newId, titleOf, touch } from "./chat_conversation.js";
+import { bodyOf, isBusy, isRunning, newAnswer, newConversation, newId, textOf, titleOf, touch } from "./chat_conversation.js";
 import { ask, fetchReceipt } from "./chat_ask.js";
 import { fetchConversation, tasksOfCaller } from "./chat_elsewhere.js";
 import { keepDraft } from "./chat_drafts.js";
@@ -49,8 +49,10 @@ export async function open(id, model = "") {
   void renew(found);
 }
 
-/** Takes over what another browser has asked since in a conversation. @param {Conversation} conversation */
-async function renew(conversation) {
+/** Takes over what another browser has asked since in a conversation. @param {Conversation} conversation
+ * @param {string} task its newest one; "": not known */
+export async function renew(conversation, task = "") {
+  if (allAnswers(conversation.turns).some(({ taskId }) => task && taskId === task)) return;
   const newer = await fetchConversation(conversation.id, SEARCHED_FOR_NEWS).catch(() => null);
   const asked = allAnswers(conversation.turns).map((answer) => answer.taskId);
   const isLocal = conversation.turns.at(-1)?.answers.some((answer) => !answer.taskId);
@@ -195,7 +197,7 @@ export function editAnswer(at, column, text) {
 
 /** @param {Conversation} conversation @param {number} at */
 function answerTurn(conversation, at) {
-  conversation.turns[at].answers = conversation.models.map(newAnswer);
+  conversation.turns[at].answers = conversation.models.map((model) => newAnswer(model));
   conversation.models.forEach((_, column) => void run(conversation, column, at));
 }
 
@@ -206,6 +208,13 @@ export function regenerate(at, column, model = "") {
   stop(answers[column]);
   addVersion(answers, column, newAnswer(model || (conversation.models[column] ?? answers[column].model)), 1);
   void run(conversation, column, at);
+}
+
+/** Asks for the rest of an answer that was truncated; the shorter one stays as a version. @param {number} at @param {number} column */
+export function continueAnswer(at, column) {
+  const { answers } = shown.value.turns[at];
+  addVersion(answers, column, newAnswer(answers[column].model, textOf(answers[column])), 1);
+  void run(shown.value, column, at);
 }
 
 /** Asks for an answer, or follows one that was asked for. @param {Conversation} conversation @param {number} column @param {number} at */

@@ -1,7 +1,7 @@
 // A durable answer: a task of the mesh, followed by its id from any browser until it has ended.
 import { ApiError, events, get, post, remove, segment } from "../api.js";
 import { can } from "../session.js";
-import { isRunning, touch } from "./chat_conversation.js";
+import { isRunning, prefixParts, touch } from "./chat_conversation.js";
 import { leadsToAgent, models, refreshModels } from "./chat_models.js";
 import { arrived, beginAgain } from "./chat_pace.js";
 import { append, facts, show, takeCall, takeTool, waitSeconds } from "./chat_stream.js";
@@ -129,12 +129,13 @@ function takeTask(answer, task) {
 function lose(answer) {
   beginAgain(answer);
   const at = answer.parts.findLastIndex((part) => part.kind === "lost") + 1;
-  const parts = answer.parts.splice(at);
-  if (!parts.length) return;
+  const begun = prefixParts(answer.prefix);
+  const parts = answer.parts.slice(at);
   const text = parts.map((part) => (part.kind === "text" || part.kind === "thinking" ? part.text : "")).join("");
+  if (parts.length === begun.length && text === (answer.prefix ?? "")) return;
   /** @type {import("./chat_conversation.js").Part} */
   const lost = { kind: "lost", text, why: "" };
-  answer.parts.push(lost);
+  answer.parts.splice(at, Infinity, lost, ...begun);
   get(`${PATH}/${segment(answer.taskId)}`).then(
     ({ attempts }) => {
       lost.why = attempts.findLast((/** @type {any} */ each) => each.error)?.error.message ?? "";
