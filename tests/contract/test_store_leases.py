@@ -99,14 +99,3 @@ async def test_more_leases_than_one_statement_allows_are_saved_together(leases: 
     assert (await leases.load()).grants[0].releasing
     await leases.remove(many)
     assert (await leases.load()).grants == ()
-
-
-async def test_database_failure_is_reported_and_keeps_the_stored_leases(store: SqlStore) -> None:
-    leases = LeaseStore(store)
-    await leases.grant(grant(1))
-    await store.run(lambda tx: tx.execute("ALTER TABLE lease_counter RENAME TO hidden"))
-    with pytest.raises(WeftError) as refusal:
-        await leases.grant(grant(2))
-    assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE
-    await store.run(lambda tx: tx.execute("ALTER TABLE hidden RENAME TO lease_counter"))
-    assert await leases.load() == StoredLedger(grants=(grant(1),), last_fencing_number=1)

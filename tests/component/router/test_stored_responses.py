@@ -1,26 +1,21 @@
-"""Answers that are kept: whose they are, how many, how long, and over a channel as in the process."""
+"""Answers that are kept: whose they are, how many, how long, and in the process."""
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
 from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
-from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
+from weft.api.router.v1 import stored_response_service_pb2
 from weft.durable.responses import MAX_CHAIN, ResponseClient
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
 from weft.kernel.timestamps import stamp_of
-from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock
 
 MADE = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -97,39 +92,6 @@ async def test_total_size_across_tenants_is_limited(tmp_path: Path) -> None:
     # The next life counts what is there.
     async with keeping(tmp_path, limits=limits) as store:
         await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_d", tenant="dan", size=98)))
-
-
-@pytest.mark.slow("kills or restarts a service")
-async def test_silent_or_stopping_store_behind_a_channel_is_unavailable(tmp_path: Path) -> None:
-    called = asyncio.Event()
-
-    class SilentResponses(stored_response_service_pb2_grpc.StoredResponseServiceServicer):
-        async def ListChain(self, request: object, context: object) -> Any:  # noqa: N802 - the name of the rpc
-            called.set()
-            await asyncio.Event().wait()
-
-    class Silent:
-        service_names = ()
-
-        def register(self, server: grpc.aio.Server) -> None:
-            servicer = SilentResponses()  # type: ignore[abstract]  # nobody asks it anything else
-            stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(servicer, server)
-
-        async def start(self) -> None: ...
-
-        async def stop(self, grace_seconds: float) -> None: ...
-
-    host = GrpcHost()
-    address = host.bind(f"unix:{tmp_path}/s")
-    await host.start([Silent()])
-    channel = open_channel(address)
-    await refused(Reason.SERVICE_UNAVAILABLE, ResponseClient(channel, timeout_seconds=0.05).chain("ann", "resp_1"))
-    called.clear()
-    asked = asyncio.create_task(ResponseClient(channel).chain("ann", "resp_1"))
-    await called.wait()
-    await host.stop(0)
-    await refused(Reason.SERVICE_UNAVAILABLE, asked)
-    await channel.close()
 
 
 @pytest.mark.slow("floods a service")
