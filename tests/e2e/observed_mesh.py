@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 import yaml
 from boards import BOARDS
+from kit.counting_provider import counting_provider
+from kit.otlp_receiver import running_receiver
 from kit.quick_weft import within
 from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
 
@@ -18,11 +20,9 @@ from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.kernel.rpc import open_channel
-from weft_testing.counting_provider import counting_provider
 from weft_testing.fake_backend.dialect import Dialect
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_ports
-from weft_testing.otlp_receiver import running_receiver
 
 if TYPE_CHECKING:
     from weft.api.router.v1.placement_service_pb2_grpc import PlacementServiceAsyncStub

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from kit.counting_provider import WORDS, CountingProvider, Reply, counting_provider
 from mesh_process import MeshProcess, eventually, run_weft
 
-from weft_testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
 from weft_testing.free_port import free_port
 
 FIRST, SECOND = "sk-canary-first-0123456789", "sk-canary-second-9876543210"

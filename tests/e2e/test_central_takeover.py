@@ -9,11 +9,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from kit.counting_provider import CountingProvider, counting_provider
 from mesh_process import eventually
 from tls_mesh import TlsMesh, weft
 
 from weft.kernel.names import CENTRAL_RUNNER
-from weft_testing.counting_provider import CountingProvider, counting_provider
 
 pytestmark = pytest.mark.nightly("kills a registry of a pair")
 

@@ -7,10 +7,7 @@ from typing import Any
 import aiohttp
 import anthropic
 import pytest
-from mesh_process import MeshProcess, eventually, run_weft
-
-from weft_testing.free_port import free_port
-from weft_testing.messages_provider import (
+from kit.messages_provider import (
     MessagesProvider,
     MessagesReply,
     messages_provider,
@@ -20,6 +17,9 @@ from weft_testing.messages_provider import (
     thinking_block,
     tool_block,
 )
+from mesh_process import MeshProcess, eventually, run_weft
+
+from weft_testing.free_port import free_port
 
 PORT = free_port()
 KEY, MODEL, SECRET = "sk-canary-0123456789", "large", "messages-key"

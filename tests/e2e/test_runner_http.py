@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import Apart
+from kit.otlp_receiver import running_receiver
 from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
 
 from weft.api.operations.v1 import operation_pb2
 from weft.signing.tokens import make_op_token
 from weft_testing.free_port import free_port
-from weft_testing.otlp_receiver import running_receiver
 
 SECONDS = 30.0
 LIGHT = {"registry": {"report_interval_seconds": 0.2}}

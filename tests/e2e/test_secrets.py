@@ -11,12 +11,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from kit.counting_provider import Reply, counting_provider
+from kit.otlp_receiver import running_receiver
 from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from test_runner_http import op_token
 
-from weft_testing.counting_provider import Reply, counting_provider
 from weft_testing.free_port import free_port
-from weft_testing.otlp_receiver import running_receiver
 
 KEY = b"canary-of-a-shared-key-0123456789"
 PROMPT = "canary-of-a-prompt"

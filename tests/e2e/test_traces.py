@@ -12,12 +12,12 @@ import pytest
 from apart_mesh import Apart, running_apart
 from join_process import laptop_server, make_token, relay_facts, running_join
 from kit.fake_backend import run_fake_backend
+from kit.otlp_receiver import OtlpReceiver, ReceivedSpan, running_receiver
 from mesh_process import eventually, fake_runner, write_config
 
 from weft.api.common.v1 import chat_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.kernel.rpc import open_channel
-from weft_testing.otlp_receiver import OtlpReceiver, ReceivedSpan, running_receiver
 
 
 @dataclass(frozen=True, slots=True)

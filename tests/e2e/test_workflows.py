@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from kit.comfyui import GRAPH, INPUTS
+from kit.comfyui import COMMAND, GRAPH, INPUTS
 from mesh_process import MeshProcess, run_weft, running_mesh, write_config
 
-COMMAND = [sys.executable, "-m", "weft_testing.fake_comfyui", "--port", "{port}"]
 FOLDERS = ["--output-directory", "{output}", "--input-directory", "{input}"]
 DOCUMENT = {"kind": "workflow", "name": "turbo", "model": "comfy", "graph": GRAPH, "inputs": INPUTS, "outputs": ["9"]}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from kit.engine_settings import engine_settings
+from kit.fake_comfyui.server import FakeComfyUi
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
 from runner_svc.runtimes.comfyui.prompt_run import RunLimits
@@ -16,8 +18,13 @@ from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
 from weft.api.common.v1 import image_pb2, workflow_pb2
 from weft.dispatch.workflow_graph import to_canonical_workflow
 from weft.documents.reader import read_message
-from weft_testing.fake_comfyui.server import FakeComfyUi
 
+_PROGRAM = (
+    f"import runpy, sys; sys.path.insert(0, '{Path(__file__).parents[1]}'); "
+    "runpy.run_module('kit.fake_comfyui', run_name='__main__')"
+)
+COMMAND = (sys.executable, "-c", _PROGRAM, "--port", "{port}")
+"""The command line of an engine: a runner's programs do not find the modules of the tests."""
 GRAPH: dict[str, Any] = {
     "3": {
         "class_type": "KSampler",

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kit.otlp_receiver import ReceivedSpan
 from kit.traces import Collected, collected
 from operation_stage import Stage, id_of, load, loaded, running_stage, said, unload
 
@@ -16,7 +17,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
 from weft.kernel.tracing import Sampling, TraceContext
-from weft_testing.otlp_receiver import ReceivedSpan
 
 CALLER = TraceContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True)
 UNSAMPLED = TraceContext(CALLER.trace_id, CALLER.span_id, False)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
+from kit.hostile_engine.server import FACTS
 from runner_harness import running_runner
 
 from runner_svc.instance.settings import HibernationSettings, ServedModel
@@ -17,7 +18,6 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft_testing.free_port import free_port
-from weft_testing.hostile_engine.server import FACTS
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kit.comfyui import (
+    COMMAND,
     GRAPH,
     HILL,
     LIMITS,
@@ -24,6 +24,8 @@ from kit.comfyui import (
     workflow,
 )
 from kit.engine_settings import engine_settings
+from kit.fake_comfyui.nodes import picture
+from kit.fake_comfyui.server import FakeComfyUi
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
@@ -33,8 +35,6 @@ from weft.dispatch.frames import Frame, collected_images
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
-from weft_testing.fake_comfyui.nodes import picture
-from weft_testing.fake_comfyui.server import FakeComfyUi
 
 
 @asynccontextmanager
@@ -388,10 +388,9 @@ async def test_unresponsive_comfyui_cannot_be_attached() -> None:
 
 
 def started() -> ComfyUiBackend:
-    command = (sys.executable, "-m", "weft_testing.fake_comfyui", "--port", "{port}")
     folders = ("--output-directory", "{output}", "--input-directory", "{input}")
     model, context = engine_settings(ComfyUiModel)
-    return ComfyUiBackend(model, context, (*command, *folders), workflow(), limits=LIMITS)
+    return ComfyUiBackend(model, context, (*COMMAND, *folders), workflow(), limits=LIMITS)
 
 
 def has_process(backend: ComfyUiBackend) -> bool:

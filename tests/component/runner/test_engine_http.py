@@ -14,6 +14,16 @@ import psutil
 import pytest
 import trustme
 from kit.comfyui import until
+from kit.hostile_engine.server import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Connection,
+    HostileServer,
+    Request,
+    answer,
+    chunked,
+    hostile_server,
+)
 
 from runner_svc.engine_http import answer as limits
 from runner_svc.engine_http import client as client_module
@@ -29,16 +39,6 @@ from runner_svc.engine_http.faults import (
     UnconnectedError,
 )
 from weft_testing.free_port import free_port
-from weft_testing.hostile_engine.server import (
-    LAST_CHUNK,
-    STREAM_HEAD,
-    Connection,
-    HostileServer,
-    Request,
-    answer,
-    chunked,
-    hostile_server,
-)
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 FLOOD_BYTES = 32 * 1024 * 1024

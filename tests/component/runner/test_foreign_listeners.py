@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kit.comfyui import HILL, LIMITS, call, until, workflow
+from kit.comfyui import COMMAND, HILL, LIMITS, call, until, workflow
 from kit.engine_settings import engine_settings
 from kit.engines import GRACES, events_of, fake_engine, started
 from server_dialects import TOLD, fake_command, server_settings
@@ -101,9 +101,8 @@ async def test_program_on_the_port_of_a_dead_engine_receives_no_prompt_and_no_ke
 
 
 async def test_program_on_the_port_of_a_dead_comfyui_receives_no_prompt(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "weft_testing.fake_comfyui", "--port", "{port}")
     model, context = engine_settings(ComfyUiModel, graces=GRACES)
-    engine = started(ComfyUiBackend(model, context, command, workflow(), limits=LIMITS))
+    engine = started(ComfyUiBackend(model, context, COMMAND, workflow(), limits=LIMITS))
     async with engine as (backend, _), _foreign(await _killed(backend), tmp_path) as foreign:
         with pytest.raises(WeftError):
             async with asyncio.timeout(20.0):

@@ -10,6 +10,20 @@ from typing import Any
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.hostile_engine.catalogue import HI, MALFORMED, ROWS, Ask, Row
+from kit.hostile_engine.server import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Connection,
+    HostileServer,
+    Request,
+    chunked,
+    end,
+    hostile_server,
+    piece,
+    tidy,
+)
 from restart_stage import Repaving, living
 
 from runner_svc.backend.port import CallInfo
@@ -24,20 +38,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import error_to_status
 from weft.kernel.telemetry import new_traceparent
-from weft_testing.hostile_engine.catalogue import HI, MALFORMED, ROWS, Ask, Row
-from weft_testing.hostile_engine.server import (
-    DONE,
-    LAST_CHUNK,
-    STREAM_HEAD,
-    Connection,
-    HostileServer,
-    Request,
-    chunked,
-    end,
-    hostile_server,
-    piece,
-    tidy,
-)
 
 ALL_OPERATIONS = tuple(each.name.lower() for each in Operation)
 NEIGHBOUR, GOOD, BAD = "neighbour", "good", "bad"

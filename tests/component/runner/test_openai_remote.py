@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trustme
+from kit.counting_provider import WORDS, CountingProvider, Reply, counting_provider
 from kit.engine_settings import engine_settings
 from kit.engines import chat, started
 
@@ -22,7 +23,6 @@ from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, sampling
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
-from weft_testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
 from weft_testing.free_port import free_port
 
 KEY_VARIABLE = "FRONTIER_KEY"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.counting_provider import CountingProvider, Reply, counting_provider
 from runner_harness import RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.instance.settings import ServedModel
@@ -19,7 +20,6 @@ from weft.kernel.reasons import Reason
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
-from weft_testing.counting_provider import CountingProvider, Reply, counting_provider
 from weft_testing.free_port import free_port
 
 KEY_VARIABLE = "FRONTIER_KEY"

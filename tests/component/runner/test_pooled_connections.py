@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from kit.engines import CALL, chat
+from kit.hostile_engine.server import Connection, Request, hostile_server, tidy
 from kit.upstream import upstream
 
 from runner_svc.engine_http import client
@@ -12,7 +13,6 @@ from runner_svc.engine_http.client import EngineConnection
 from runner_svc.openai_upstream.client import OpenAiHttp
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.hostile_engine.server import Connection, Request, hostile_server, tidy
 
 STOLEN = "the answer of another"
 HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-"

@@ -11,8 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from kit.comfyui import GRAPH, queue_foreign, until
-
-from weft_testing.fake_comfyui.server import FakeComfyUi
+from kit.fake_comfyui.server import FakeComfyUi
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from kit.messages_provider import problem_of, signature_of
 
 from runner_svc.anthropic_upstream.request import DEFAULT_MAX_TOKENS, messages_body
 from runner_svc.policy.parameters import ParameterProfile
@@ -11,7 +12,6 @@ from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import add_member
 from weft.kernel.reasons import Reason
-from weft_testing.messages_provider import problem_of, signature_of
 
 PROFILE = ParameterProfile(engine=MESSAGES_PARAMETERS)
 USER, ASSISTANT, SYSTEM, TOOL = chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_TOOL

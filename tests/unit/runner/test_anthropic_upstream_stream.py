@@ -4,14 +4,7 @@ import json
 from typing import Any
 
 import pytest
-
-from runner_svc.anthropic_upstream.stream import MessagesReader
-from runner_svc.openai_upstream.sse import ErrorPayload
-from weft.api.common.v1 import event_pb2, usage_pb2
-from weft.dispatch.frames import is_content
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft_testing.messages_provider import (
+from kit.messages_provider import (
     MessagesReply,
     events_of,
     redacted_block,
@@ -20,6 +13,13 @@ from weft_testing.messages_provider import (
     thinking_block,
     tool_block,
 )
+
+from runner_svc.anthropic_upstream.stream import MessagesReader
+from runner_svc.openai_upstream.sse import ErrorPayload
+from weft.api.common.v1 import event_pb2, usage_pb2
+from weft.dispatch.frames import is_content
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 
 def _payloads(reply: MessagesReply) -> list[bytes]:

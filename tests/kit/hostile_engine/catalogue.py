@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from weft.kernel.reasons import Reason, traits
-from weft_testing.hostile_engine.server import (
+from kit.hostile_engine.server import (
     DONE,
     LAST_CHUNK,
     STREAM_HEAD,
@@ -25,6 +24,7 @@ from weft_testing.hostile_engine.server import (
     event,
     piece,
 )
+from weft.kernel.reasons import Reason, traits
 
 PROTOCOL = Reason.BACKEND_PROTOCOL_ERROR
 FAILED = Reason.BACKEND_ERROR

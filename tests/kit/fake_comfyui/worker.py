@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft_testing.fake_comfyui.nodes import MODEL_BYTES, Prompt, order_of, picture, signature_of, size_of
+from kit.fake_comfyui.nodes import MODEL_BYTES, Prompt, order_of, picture, signature_of, size_of
 
 PREVIEW_IMAGE, PREVIEW_IMAGE_WITH_METADATA = 1, 4
 PNG = 2

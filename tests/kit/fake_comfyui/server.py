@@ -12,8 +12,8 @@ from urllib.parse import urlparse
 
 from aiohttp import BodyPartReader, WSMsgType, web
 
-from weft_testing.fake_comfyui.nodes import validated
-from weft_testing.fake_comfyui.worker import VRAM_TOTAL, Item, Worker
+from kit.fake_comfyui.nodes import validated
+from kit.fake_comfyui.worker import VRAM_TOTAL, Item, Worker
 
 MAX_QUEUED_MESSAGES = 10_000
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})

@@ -1,4 +1,4 @@
-"""The program: `python -m weft_testing.fake_comfyui --port 8188 [--folder DIR] [--step-seconds 0.1]`."""
+"""The program: `kit.fake_comfyui --port 8188 [--folder DIR] [--step-seconds 0.1]`."""
 
 import argparse
 import asyncio
@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft_testing.fake_comfyui.server import FakeComfyUi
+from kit.fake_comfyui.server import FakeComfyUi
 
 
 def main(arguments: Sequence[str]) -> None:
