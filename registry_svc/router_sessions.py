@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
-from registry_svc.writer import safely
 from weft.api.registry.v1 import router_session_service_pb2 as pb
 from weft.api.registry.v1 import router_session_service_pb2_grpc
 from weft.api.registry.v1.registry_service_pb2 import Change
@@ -23,6 +22,7 @@ from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.service import BackgroundLoop
 from weft.kernel.timestamps import datetime_of, duration_of, stamp_of
 from weft.sql.store import Store
+from weft.sql.sweeper import safely
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -208,7 +208,7 @@ class RouterSessions(BackgroundLoop):
                 log.warning("registry was suspended", seconds=round(self._clock.monotonic() - slept_at, 1))
                 self.extend_grace()
                 continue
-            await safely(lambda: self._core.writer.run(self.sweep))
+            await safely("routers", lambda: self._core.writer.run(self.sweep))
 
 
 class RouterSessionServicer(AnsweringServicer, router_session_service_pb2_grpc.RouterSessionServiceServicer):

@@ -36,7 +36,6 @@ from registry_svc.operations.servicer import OperationServicer
 from registry_svc.router_sessions import RouterSessions, RouterSessionServicer
 from registry_svc.secrets.secrets import Secrets, SecretServicer, SqlSecretStore
 from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase
-from registry_svc.writer import Sweeper
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.kernel.clock import Clock, SystemClock
@@ -48,6 +47,7 @@ from weft.sql.address import address_of
 from weft.sql.ownership import OwnerBeats, Paired, write_check
 from weft.sql.standby import owner_watch_of
 from weft.sql.store import Store
+from weft.sql.sweeper import Sweeper
 
 
 def _stub_module(servicer: object) -> tuple[ModuleType, str]:
@@ -97,9 +97,14 @@ class RegistryService:
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationService(core, database, calls, gate, config.operations, tracing)
         self._unowned = UnownedModels(core, calls, self.ledger.unowned_models)
-        of_runners = (self._expiry.sweep, self._retirements.sweep, self._unowned.sweep)
-        sweeps = (*of_runners, self._keys.sweep, self._tokens.sweep)
-        self._sweeper = Sweeper("registry-sweeper", sweeps, core.clock, config.sweep_interval_seconds)
+        sweeps = {
+            "runners": self._expiry.sweep,
+            "retirements": self._retirements.sweep,
+            "unowned models": self._unowned.sweep,
+            "API keys": self._keys.sweep,
+            "join tokens": self._tokens.sweep,
+        }
+        self._sweeper = Sweeper("registry-sweeper", sweeps, config.sweep_interval_seconds, core.clock)
         self.watching = WatchingProcesses()
         """The processes that watch this registry."""
         operations = self._operations.operations
@@ -200,7 +205,7 @@ class RegistryService:
             await self._core.stop(grace_seconds=0.0)
             raise
         self._expiry.start()
-        await self._sweeper.start()
+        self._sweeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
         """See Service.stop. Watchers are ended immediately."""

@@ -1,19 +1,12 @@
-"""Serialization of writes, and periodic sweeps."""
+"""Serialization of writes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from typing_extensions import override
-
-from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.service import BackgroundLoop
-
-log = get_logger("weft.registry")
 
 T = TypeVar("T")
 
@@ -75,35 +68,3 @@ class SingleWriter:
         async with self._turn:
             self._waiting.difference_update({asyncio.current_task()})
             return await write()
-
-
-Sweep = Callable[[], Awaitable[None]]
-
-
-class Sweeper(BackgroundLoop):
-    """Runs all `sweeps` every `interval_seconds`."""
-
-    def __init__(self, name: str, sweeps: Sequence[Sweep], clock: Clock, interval_seconds: float) -> None:
-        """`name` is that of the loop's task."""
-        self.loop_name = name
-        self._sweeps = sweeps
-        self._clock = clock
-        self._interval_seconds = interval_seconds
-
-    @override
-    async def _run(self) -> None:
-        while True:
-            await self._clock.sleep(self._interval_seconds)
-            for sweep in self._sweeps:
-                await safely(sweep)
-
-
-async def safely(sweep: Sweep) -> None:
-    """Runs a sweep, and logs its failure."""
-    # After a failure the next round repeats the sweep, so the loop must not end.
-    try:
-        await sweep()
-    except WeftError as error:
-        log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
-    except Exception:
-        log.exception("sweep failed unexpectedly")

@@ -26,7 +26,7 @@ from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.loads import LoadTimes
 from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
 from registry_svc.watchers import Watcher
-from registry_svc.writer import SingleWriter, Sweeper
+from registry_svc.writer import SingleWriter
 from weft.api.operations.v1.operation_pb2 import (
     LoadModel,
     Operation,
@@ -49,6 +49,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.sql.store import Store
+from weft.sql.sweeper import Sweeper
 
 AUDIT_HEAD_INTERVAL_SECONDS = 3_600.0
 """How often the head of the audit log is written to the process's log, so that truncation can be detected."""
@@ -453,16 +454,19 @@ class OperationService:
         )
         self.operations = Operations(OperationStore(database), deps, gatekeeper, settings, tracing)
         self.unloader = OperationUnloader(self.operations)
-        self._sweepers = (
-            Sweeper("operations-housekeeping", [self.operations.housekeep], core.clock, HOUSEKEEPING_INTERVAL_SECONDS),
-            Sweeper("audit-head", [self.operations.tell_head], core.clock, AUDIT_HEAD_INTERVAL_SECONDS),
-        )
+        self._sweepers = [
+            Sweeper(name, {name: sweep}, seconds, core.clock)
+            for name, sweep, seconds in (
+                ("operations-housekeeping", self.operations.housekeep, HOUSEKEEPING_INTERVAL_SECONDS),
+                ("audit-head", self.operations.tell_head, AUDIT_HEAD_INTERVAL_SECONDS),
+            )
+        ]
 
     async def start(self) -> None:
         """Resumes the operations of the previous process. Raises SERVICE_UNAVAILABLE."""
         await self.operations.start()
         for sweeper in self._sweepers:
-            await sweeper.start()
+            sweeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
         """Leaves operations unfinished. Safe to call twice, or when never started."""

@@ -7,7 +7,6 @@ from typing_extensions import override
 from router_svc.durable.limits import RecordLimits
 from router_svc.durable.request_records import ROWS_AT_ONCE, RequestStore, Writer
 from router_svc.durable.router_state import RouterState
-from router_svc.durable.sweeper import Sweeper, Sweeps
 from router_svc.loop import RouterRecords
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.request_log import RequestLog
@@ -16,6 +15,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.service import Service
+from weft.sql.sweeper import Sweeper, Sweeps
 
 log = get_logger("weft.router")
 

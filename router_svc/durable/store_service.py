@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import grpc
 from typing_extensions import override
 
-from router_svc.durable.sweeper import Sweeper
 from router_svc.store.database import RouterDatabase
 from weft.kernel.service import Service
+from weft.sql.sweeper import Sweeper
 
 
 class Rpcs(NamedTuple):

@@ -11,7 +11,6 @@ from typing_extensions import override
 from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.moments import BoundedMoment, bring_back
 from router_svc.durable.store_service import Rpcs, StoreService
-from router_svc.durable.sweeper import Sweeper
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.api.router.v1 import stored_response_service_pb2 as pb
@@ -23,6 +22,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.timestamps import datetime_of, stamp_of
 from weft.sql.connections import Tx
+from weft.sql.sweeper import Sweeper
 
 SWEPT_AT_ONCE = 100
 """Maximum responses changed per statement of a sweep, so that other writes run in between."""

@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from router_svc.durable.limits import UsageLimits
 from router_svc.durable.store_service import Rpcs, StoreService
-from router_svc.durable.sweeper import Sweeper
 from router_svc.policy.usage_rows import HourRows, UsageKey
 from router_svc.store.database import RouterDatabase
 from router_svc.usage import COLUMNS, HOUR_SECONDS, NOTHING, UsageRecorder, UsageSums, add_usage, hour_of
@@ -27,6 +26,7 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
 from weft.sql.statements import insert
+from weft.sql.sweeper import Sweeper
 
 log = get_logger("weft.router")
 

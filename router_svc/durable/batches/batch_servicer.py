@@ -17,7 +17,6 @@ from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, It
 from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.store_service import Rpcs, StoreService
-from router_svc.durable.sweeper import Sweeper
 from router_svc.durable.tasks.spec_validation import checked_task
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_media import TaskMedia
@@ -59,6 +58,7 @@ from weft.kernel.rpc import AnsweringServicer, answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.service import start_restarting, stop_tasks
 from weft.kernel.timestamps import datetime_of, stamp_of
+from weft.sql.sweeper import Sweeper
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

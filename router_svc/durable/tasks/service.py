@@ -7,7 +7,6 @@ import grpc
 from typing_extensions import override
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.sweeper import Sweeper
 from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeps
@@ -26,6 +25,7 @@ from weft.durable.tasks import TaskClient, state_name
 from weft.kernel.clock import Clock
 from weft.kernel.names import new_process_id
 from weft.kernel.service import Service
+from weft.sql.sweeper import Sweeper
 
 UNNAMED_ROUTER = "router"
 """Owner prefix of claims by a router without a name."""

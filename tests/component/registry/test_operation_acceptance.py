@@ -28,11 +28,11 @@ from registry_svc.operations.live_operations import ENDED, MAX_WATCHERS
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS
 from registry_svc.operations.policy.governance import Refused
-from registry_svc.writer import Sweeper
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead, GetGovernanceResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.sql.sweeper import Sweeper
 from weft_testing.fake_clock import FakeClock
 
 KILLED_AFTER_A_COMMIT = """
@@ -459,12 +459,12 @@ async def test_housekeeping_task_reports_the_audit_head_and_survives_a_failure(
     await stage.create(load())
     await stage.until_heard("load m1 on r1")
     sweepers = (
-        Sweeper("housekeeping", [stage.operations.housekeep], clock, HOUSEKEEPING_INTERVAL_SECONDS),
-        Sweeper("audit-head", [stage.operations.tell_head], clock, 3600.0),
+        Sweeper("housekeeping", {"housekeeping": stage.operations.housekeep}, HOUSEKEEPING_INTERVAL_SECONDS, clock),
+        Sweeper("audit-head", {"audit head": stage.operations.tell_head}, 3600.0, clock),
     )
     with capture_logs() as logs:
         for sweeper in sweepers:
-            await sweeper.start()
+            sweeper.start()
         await clock.advance(3600.0, sleepers=2)
         for sweeper in (*sweepers, *sweepers):
             await sweeper.stop()

@@ -1,4 +1,4 @@
-"""The sweeper of a durable service: periodic purges and corrections of its records."""
+"""The sweeper of a service with a database: periodic purges and corrections of its records."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
@@ -11,9 +11,10 @@ from weft.kernel.service import start_restarting, stop_tasks
 if TYPE_CHECKING:
     import asyncio
 
-log = get_logger("weft.router")
+log = get_logger("weft.sweeper")
 
-Sweeps = Mapping[str, Callable[[], Awaitable[None]]]
+Sweep = Callable[[], Awaitable[None]]
+Sweeps = Mapping[str, Sweep]
 
 
 class Sweeper:
@@ -45,15 +46,22 @@ class Sweeper:
         self._sweeping = start_restarting(run, name=self._name, clock=self._clock)
 
     async def sweep(self) -> None:
-        """Runs each sweep. A failure, such as a full disk, is only logged; the next round retries."""
+        """Runs each sweep, as `safely`."""
         for kind, sweep in self._sweeps.items():
-            try:
-                await sweep()
-            except WeftError as error:
-                log.error("not swept", kind=kind, reason=error.reason.name)  # noqa: TRY400 - the cause is logged
+            await safely(kind, sweep)
 
     async def stop(self) -> None:
         """Stops the loop. Safe to call twice."""
         if self._sweeping is not None:
             task, self._sweeping = self._sweeping, None
             await stop_tasks([task])
+
+
+async def safely(kind: str, sweep: Sweep) -> None:
+    """Runs a sweep. A failure, such as a full disk, is only logged; the next round retries."""
+    try:
+        await sweep()
+    except WeftError as error:
+        log.error("not swept", kind=kind, reason=error.reason.name)  # noqa: TRY400 - the cause is logged
+    except Exception:
+        log.exception("not swept unexpectedly", kind=kind)
