@@ -5,10 +5,11 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from weft.api.router.v1 import task_pb2
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -155,12 +156,15 @@ LOST_LEASE = Reason.WORKER_LOST
 
 
 class DatabaseClock:
-    """UTC of the database: this machine's clock plus an offset that `synchronize` measures."""
+    """UTC of the database, as `synchronize` last read it; if it has none, UTC of this machine.
+
+    In between it follows the monotonic clock: setting this machine's clock moves no lease and no limit.
+    """
 
     def __init__(self, clock: Clock, database_time: Callable[[], Awaitable[float | None]]) -> None:
         self._clock = clock
         self._database_time = database_time
-        self._offset_seconds = 0.0
+        self._utc = MeshClock(clock)
 
     @property
     def clock(self) -> Clock:
@@ -169,10 +173,10 @@ class DatabaseClock:
 
     def now(self) -> float:
         """Returns UTC seconds since the epoch."""
-        return self._clock.utc_now().timestamp() + self._offset_seconds
+        return self._utc.utc_now().timestamp()
 
     async def synchronize(self) -> None:
-        """Measures the offset to the database's clock. Raises SERVICE_UNAVAILABLE."""
+        """Reads the database's clock. Raises SERVICE_UNAVAILABLE."""
         database_seconds = await self._database_time()
         if database_seconds is not None:
-            self._offset_seconds = database_seconds - self._clock.utc_now().timestamp()
+            self._utc.set(datetime.fromtimestamp(database_seconds, UTC))
