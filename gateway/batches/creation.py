@@ -241,12 +241,13 @@ class BatchCreator:
         """
         surface = self._surfaces.of_endpoint(params.endpoint)
         await self._require_input(tenant, params.input_file_id)
-        window = timedelta(seconds=params.window_seconds or WINDOW_SECONDS)
+        now, window = self._clock.utc_now(), timedelta(seconds=params.window_seconds or WINDOW_SECONDS)
         new = batch_pb.Batch(
             tenant=tenant,
             endpoint=params.endpoint,
             input_file=params.input_file_id,
-            window_end_time=stamp_of(self._clock.utc_now() + window),
+            create_time=stamp_of(now),
+            window_end_time=stamp_of(now + window),
             metadata=params.metadata or {},
             result_base="" if self._links is None else self._links.base_of(scope),
         )

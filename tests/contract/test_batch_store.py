@@ -159,6 +159,14 @@ async def test_invalid_batch_is_rejected(world: World) -> None:
         assert words.startswith("batch.")
 
 
+@pytest.mark.parametrize("ahead", [timedelta(hours=1), timedelta(hours=-1)])
+async def test_clock_of_a_caller_neither_shortens_a_window_nor_refuses_it(world: World, ahead: timedelta) -> None:
+    now, week = world.clock.utc_now(), timedelta(days=7)
+    new = world.new_batch(create_time=now + ahead, window_end_time=now + ahead + week)
+    made = await world.batches.create(new, many(1))
+    assert (datetime_of(made.create_time), datetime_of(made.window_end_time)) == (now, now + week)
+
+
 async def test_line_batch_and_open_task_limits_are_enforced(database_url: str) -> None:
     async with running(database_url, max_lines=3, max_batches_per_tenant=3, max_open_per_tenant=4) as world:
         words = await refused(Reason.REQUEST_TOO_LARGE, world.batches.create(world.new_batch(), many(4)))

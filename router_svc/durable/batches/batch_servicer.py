@@ -194,7 +194,7 @@ MAX_ENDPOINT_CHARS = 64
 MAX_BASE_CHARS = 512
 MAX_ERROR_CHARS = 1_000
 CLOCK_SLACK_SECONDS = 60.0
-"""Maximum lead of the clock of the caller that sets the window."""
+"""Maximum lead of the clock of a caller that does not state `create_time`."""
 
 
 def accepted(new: batch_pb.Batch, now: float, max_window_seconds: float) -> batch_pb.Batch:
@@ -209,7 +209,9 @@ def accepted(new: batch_pb.Batch, now: float, max_window_seconds: float) -> batc
     if len(new.result_base) > MAX_BASE_CHARS or not new.result_base.isascii():
         raise invalid_field("batch.result_base", f"must have at most {MAX_BASE_CHARS} ASCII characters")
     _check_metadata(new.metadata)
-    window_seconds = datetime_of(new.window_end_time).timestamp() - now
+    # The caller's clock may differ from this one, so only the length of its window counts.
+    asked_at = datetime_of(new.create_time).timestamp() if new.HasField("create_time") else now
+    window_seconds = datetime_of(new.window_end_time).timestamp() - asked_at
     if not 0 < window_seconds <= max_window_seconds + CLOCK_SLACK_SECONDS:
         raise invalid_field("batch.window_end_time", f"must be in at most {max_window_seconds:g} seconds from now")
     return batch_pb.Batch(
@@ -222,7 +224,7 @@ def accepted(new: batch_pb.Batch, now: float, max_window_seconds: float) -> batc
         metadata=new.metadata,
         result_base=new.result_base,
         create_time=stamp_of(now),
-        window_end_time=new.window_end_time,
+        window_end_time=stamp_of(now + window_seconds),
         end_time=stamp_of(now) if new.errors else None,
     )
 

@@ -229,9 +229,9 @@ class CreateBatchRequest(google.protobuf.message.Message):
     """
     @property
     def batch(self) -> global___Batch:
-        """In the first message: endpoint, input_file, metadata, result_base and window_end_time. With errors it is stored as failed, and
-        has no lines. In the last one: total_count, the number of lines sent, which distinguishes an end from a broken
-        connection. Other fields are ignored.
+        """In the first message: endpoint, input_file, metadata, result_base, window_end_time, and the create_time from which the
+        window counts, both on the caller's clock. With errors it is stored as failed, and has no lines. In the last one:
+        total_count, the number of lines sent, which distinguishes an end from a broken connection. Other fields are ignored.
         """
 
     @property
