@@ -1,5 +1,6 @@
 """Everything is killed for a while and nothing is lost; and were the fence away, the checker would say so."""
 
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from weft_testing.torture.checker import rules_broken
 from weft_testing.torture.database import RunDatabase
 from weft_testing.torture.history import Kind
 from weft_testing.torture.mesh import Folder
-from weft_testing.torture.plan import CLUSTER_WEIGHTS, STALE_ROUTERS, Plan
+from weft_testing.torture.network import network_missing
+from weft_testing.torture.plan import CLUSTER_WEIGHTS, EVERYTHING_WEIGHTS, STALE_ROUTERS, Plan
 from weft_testing.torture.run import Outcome, torture
 
 NIGHTLY = pytest.mark.nightly("kills processes for minutes")
@@ -34,6 +36,7 @@ CLUSTER = Plan(
     max_minutes=4.0,
 )
 CLUSTER_ON_A_FAILING_DATABASE = replace(CLUSTER, kills=6, tasks=120, database_restarts=3, database_cuts=4)
+EVERYTHING = replace(CLUSTER, kills=20, tasks=120, weights=EVERYTHING_WEIGHTS, max_minutes=5.0)
 STALE = Plan(
     seed=SEED,
     kills=1,
@@ -106,6 +109,28 @@ async def test_database_restart_and_cutoff_cost_a_cluster_no_stream_and_no_task(
     # Both is shown only if something was refused, and streams went on meanwhile.
     assert outcome.events[Kind.TURNED_AWAY], _told(outcome)
     assert outcome.events[Kind.STREAM_ENDED], _told(outcome)
+
+
+@NIGHTLY
+@pytest.mark.timeout(420)
+async def test_killed_engines_and_runners_cost_only_the_streams_that_they_had_begun(folder: Folder) -> None:
+    outcome = await torture(replace(EVERYTHING, routers=1, registries=1), folder)
+    assert outcome.is_good, _told(outcome)
+    assert outcome.events[Kind.STREAM_ENDED], _told(outcome)
+
+
+@NIGHTLY
+@pytest.mark.timeout(420)
+@pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
+def test_partitions_of_any_two_services_lose_no_task_and_end_none_twice(folder: Folder) -> None:
+    """In a process of its own, because it enters another network namespace."""
+    if missing := network_missing():
+        pytest.skip(f"services cannot be apart here: {missing}")
+    mesh = ("--routers", "2", "--registries", "2", "--gateways", "1", "--streams", "2", "--store", "postgres")
+    size = ("--kills", "12", "--tasks", "80", "--seed", str(SEED), "--minutes", "5", "--folder", str(folder.root))
+    command = [sys.executable, "-m", "weft_testing.torture", "--apart", *mesh, *size]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
 
 
 @NIGHTLY

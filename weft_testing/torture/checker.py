@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from weft_testing.torture.history import (
+    BACKEND_PREFIX,
+    BEGINS,
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -21,11 +23,18 @@ from weft_testing.torture.history import (
     Kind,
     expected_text,
 )
+from weft_testing.torture.plan import MAX_ATTEMPTS
 
 STREAM_PREFIX = "stream-"
 """Prefix of request ids that are streams instead of tasks."""
 DEATH_SECONDS = 1.0
 """How long a process may still accept a request after its kill was recorded."""
+RETURN_SECONDS = 15.0
+"""How long after its kill a pool's only runner may be away."""
+RUNNER_PREFIXES = (BACKEND_PREFIX, "runner-")
+"""Prefixes of the names of processes without which a model is not served."""
+NOTICE_SECONDS = 15.0
+"""How long after a partition a stream may still fail with a connection that it broke."""
 UNKNOWN, INTERNAL = "UNKNOWN", "INTERNAL"
 UNHANDLED = "Unexpected <class"
 """Prefix of gRPC's message for an unhandled exception of a service; a dead service returns UNKNOWN too."""
@@ -267,13 +276,52 @@ def _usage(history: History) -> Iterator[Violation]:
 
 
 def _streams(history: History) -> Iterator[Violation]:
-    """Streams only break if their gateway was killed meanwhile."""
+    """Streams lose their end only with their gateway, and fail only with an engine that had begun them."""
     kills: dict[str, list[float]] = defaultdict(list)
     for event in history.of_kind(Kind.KILLED):
         kills[event.key].append(event.at)
+
+    def is_hit(stream: Event, processes: Iterable[str]) -> bool:
+        moments = [at for process in processes for at in kills[process]]
+        return any(stream.asked_at - DEATH_SECONDS <= at <= stream.at for at in moments)
+
     for event in history.of_kind(Kind.STREAM_BROKEN):
-        if not any(event.asked_at - DEATH_SECONDS <= at <= event.at for at in kills[event.key]):
+        if not is_hit(event, [event.key]):
             yield Violation("broken stream", event.task, f"over {event.key}: {event.note}")
+    engines, cuts = _by_task(history.of_kind(Kind.BEGUN)), _partitions(history)
+    lost = [at for process, moments in kills.items() if process.startswith(RUNNER_PREFIXES) for at in moments]
+    for event in history.of_kind(Kind.STREAM_FAILED):
+        was_cut = any(begun <= event.at and event.asked_at <= ended for begun, ended in cuts)
+        begun_by = {begun.source for begun in engines.get(event.task, ())}
+        # Without another runner there is nobody to take what the killed one had not begun.
+        was_alone = not begun_by and not history.has_spares and _is_any(lost, event.asked_at - RETURN_SECONDS, event.at)
+        if not (was_cut or was_alone or is_hit(event, begun_by)):
+            yield Violation("failed stream", event.task, f"over {event.key}: {event.note}")
+
+
+def _is_any(moments: Iterable[float], since: float, until: float) -> bool:
+    return any(since <= at <= until for at in moments)
+
+
+def _partitions(history: History) -> list[tuple[float, float]]:
+    """Returns from when until when connections were cut, or what had broken with them was not noticed yet."""
+    found: list[tuple[float, float]] = []
+    begun: dict[str, float] = {}
+    for event in history.of_kind(Kind.PARTITION):
+        if event.note.endswith(BEGINS):
+            begun[event.key] = event.at
+        elif event.key in begun:
+            found.append((begun.pop(event.key), event.at + NOTICE_SECONDS))
+    return [*found, *((at, float("inf")) for at in begun.values())]
+
+
+def _stream_texts(history: History) -> Iterator[Violation]:
+    """A client receives the characters of an answer in order, none twice, and all of them before a regular end."""
+    for event in history.of_kind(Kind.STREAM_ENDED, Kind.STREAM_FAILED, Kind.STREAM_BROKEN):
+        whole = expected_text(event.tokens)
+        is_right = event.text == whole if event.kind is Kind.STREAM_ENDED else whole.startswith(event.text)
+        if not is_right:
+            yield Violation("stream text", event.task, f"{event.tokens} tokens were asked for: {event.text[:200]!r}")
 
 
 def _refusals(history: History) -> Iterator[Violation]:
@@ -295,6 +343,19 @@ def _overbooked(history: History) -> Iterator[Violation]:
         if at_work[event.source] > history.slots:
             detail = f"{event.source} works on {at_work[event.source]} requests with {history.slots} slots"
             yield Violation("overbooked", event.task, detail)
+
+
+def _attempt_limit(history: History) -> Iterator[Violation]:
+    """No task is begun more often than its submitter allows."""
+    for kept in history.stored.values():
+        if kept.attempt > MAX_ATTEMPTS:
+            yield Violation("too many attempts", kept.id, f"{kept.attempt} of {MAX_ATTEMPTS}")
+
+
+def _orphans(history: History) -> Iterator[Violation]:
+    """Every engine and every lease has an owner."""
+    for line in history.orphans:
+        yield Violation("orphan", "-", line)
 
 
 def _damage(history: History) -> Iterator[Violation]:
@@ -328,7 +389,10 @@ _RULES: Sequence[Callable[[History], Iterator[Violation]]] = (
     _keys,
     _usage,
     _streams,
+    _stream_texts,
     _refusals,
     _overbooked,
+    _attempt_limit,
+    _orphans,
     _damage,
 )

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from weft_testing.cut_socket import CutSocket, cut_socket
-from weft_testing.postgres_server import PostgresServer
-from weft_testing.torture.history import EventFile, Kind
+from weft_testing.postgres_server import PostgresServer, PostgresStartError
+from weft_testing.torture.history import BEGINS, ENDS, EventFile, Kind
 from weft_testing.torture.plan import (
     DATABASE_PAUSE_SECONDS,
     DatabaseFault,
@@ -18,7 +18,7 @@ from weft_testing.torture.plan import (
     database_faults,
 )
 
-BEGINS, ENDS = "begins", "is over"
+START_ATTEMPTS = 10
 
 
 class RunDatabase:
@@ -66,7 +66,14 @@ class RunDatabase:
         finally:
             # In this thread, because the server ends with the thread that started it.
             self._server.start()
-        await asyncio.to_thread(self._server.await_ready)
+        for _ in range(START_ATTEMPTS - 1):
+            try:
+                return await asyncio.to_thread(self._server.await_ready)
+            except PostgresStartError:
+                # After SIGKILL its other processes end by themselves, and until then it refuses to start.
+                await asyncio.sleep(DATABASE_PAUSE_SECONDS)
+                self._server.start()
+        return await asyncio.to_thread(self._server.await_ready)
 
     def close(self) -> None:
         """Closes all sockets."""
@@ -122,6 +129,8 @@ class DatabaseFaults:
         else:
             process = ""
             self._file.write(Kind.DATABASE_FAULT, note=f"{fault.kind} {BEGINS}")
-            await database.restart(fault.seconds, signal.SIGQUIT if fault.is_abrupt else signal.SIGINT)
+            abrupt = signal.SIGKILL if fault.kind is DatabaseFaultKind.KILL else signal.SIGQUIT
+            is_abrupt = fault.is_abrupt or fault.kind is DatabaseFaultKind.KILL
+            await database.restart(fault.seconds, abrupt if is_abrupt else signal.SIGINT)
         self._file.write(Kind.DATABASE_FAULT, key=process, note=f"{fault.kind} {ENDS}")
         self.done[fault.kind] += 1

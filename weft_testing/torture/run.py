@@ -5,7 +5,8 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,11 @@ from weft.kernel.service import start_task, stop_tasks
 from weft_testing.torture.checker import Violation, check, rules_broken
 from weft_testing.torture.database import DatabaseFaults, RunDatabase
 from weft_testing.torture.final_state import is_any_open, read_database, read_service, read_usage
+from weft_testing.torture.growth import Growth, Recorder, grown, growths
 from weft_testing.torture.history import (
+    BACKEND_PREFIX,
+    BEGINS,
+    ENDS,
     Event,
     EventFile,
     History,
@@ -26,9 +31,27 @@ from weft_testing.torture.history import (
     read_events,
     read_router_log,
 )
-from weft_testing.torture.mesh import Folder, Member, Mesh, database_url
+from weft_testing.torture.mesh import (
+    Folder,
+    Member,
+    Mesh,
+    database_url,
+    gateway_names,
+    registry_names,
+    router_names,
+    runner_names,
+)
+from weft_testing.torture.network import HUB_NAME, CutKind, Network
+from weft_testing.torture.orphans import SETTLE_SECONDS as SETTLE_ORPHANS_SECONDS
+from weft_testing.torture.orphans import lasting, read_leases, wrong_leases
 from weft_testing.torture.plan import (
-    FREEZE_SECONDS,
+    CLOCK_SECONDS,
+    CLOCK_STEP_SECONDS,
+    CUT_SECONDS,
+    DEMO_MODEL,
+    DEMO_RUNNER,
+    MIN_FREEZE_SECONDS,
+    USUAL_FREEZE_SECONDS,
     WAKE_SECONDS,
     DatabaseFaultKind,
     Plan,
@@ -64,7 +87,12 @@ RARE_PAUSE_SECONDS = (1.0, 4.0)
 class Killer:
     """Kills and restarts processes until it is stopped."""
 
-    def __init__(self, plan: Plan, mesh: Mesh, folder: Folder, database: RunDatabase | None) -> None:
+    def __init__(
+        self, plan: Plan, mesh: Mesh, folder: Folder, database: RunDatabase | None, network: Network | None
+    ) -> None:
+        self._network = network
+        self._cut: asyncio.Task[None] | None = None
+        """Heals a partition."""
         self._plan = plan
         self._mesh = mesh
         self._folder = folder
@@ -72,10 +100,14 @@ class Killer:
         self._restarters: dict[str, asyncio.Task[None]] = {}
         self._stale: asyncio.Task[None] | None = None
         self._frozen: asyncio.Task[None] | None = None
+        self._set: asyncio.Task[None] | None = None
+        """Sets a clock right."""
         self._file = EventFile(folder.histories / "killer.jsonl", "killer")
         self.database = DatabaseFaults(plan, database, self._file)
         self.done: Counter[Target] = Counter()
         """Kills that hit a process, by target."""
+        self.cuts: Counter[CutKind] = Counter()
+        """Finished partitions."""
         self.exits: Counter[str] = Counter()
         """Unplanned exits, by process and exit code."""
 
@@ -95,9 +127,12 @@ class Killer:
                 self.done[target] += 1
             self.database.begin_due(self.done.total() / self._plan.kills)
         await self.database.finish()
-        for woken in (self._stale, self._frozen):
-            if woken is not None:
-                await woken
+        for fault in self._lasting_faults:
+            await fault
+
+    @property
+    def _lasting_faults(self) -> "Sequence[asyncio.Task[None]]":
+        return [fault for fault in (self._stale, self._frozen, self._set, self._cut) if fault is not None]
 
     async def _wait_for_tasks(self) -> None:
         """Waits until the share of acknowledged tasks reaches the share of finished kills.
@@ -115,7 +150,7 @@ class Killer:
     async def stop(self) -> None:
         """Stops restarting processes, and ends database faults."""
         await self.database.stop()
-        tasks = [*self._restarters.values(), *(each for each in (self._stale, self._frozen) if each is not None)]
+        tasks = [*self._restarters.values(), *self._lasting_faults]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -139,11 +174,13 @@ class Killer:
         ways: dict[Target, Callable[[], Awaitable[bool]]] = {
             Target.SUBMITTER: lambda: self._random.choice(self._mesh.submitters).kill(),
             Target.BACKEND: self._kill_backend,
-            Target.RUNNER: lambda: _kill_serving(self._random.choice(self._mesh.runners)),
+            Target.RUNNER: self._kill_runner,
             Target.ROUTER: lambda: _kill_serving(self._random.choice(self._mesh.routers)),
             Target.GATEWAY: self._kill_gateway,
             Target.FROZEN: self._freeze,
             Target.REGISTRY: lambda: _kill_serving(self._random.choice(self._mesh.registries)),
+            Target.CLOCK: self._set_clock,
+            Target.PARTITION: self._partition,
             Target.STALE_ROUTER: self._make_stale,
         }
         return await ways[target]()
@@ -164,17 +201,83 @@ class Killer:
         if not (self._frozen is None or self._frozen.done()) or not member.serves:
             return False
         member.signal(signal.SIGSTOP)
-        self._frozen = asyncio.create_task(_thawed(member, self._random.uniform(*FREEZE_SECONDS)))
+        seconds = self._random.uniform(MIN_FREEZE_SECONDS, self._plan.max_freeze_seconds)
+        self._frozen = asyncio.create_task(self._thaw(member, seconds))
         return True
+
+    async def _thaw(self, member: Member, seconds: float) -> None:
+        """Resumes a paused process after a while, unless it was killed meanwhile."""
+        # Its connections are given up after the ping timeout, as in a partition.
+        is_long = seconds > USUAL_FREEZE_SECONDS
+        if is_long:
+            self._file.write(Kind.PARTITION, key=member.name, note=f"{Target.FROZEN} {BEGINS}")
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            member.signal(signal.SIGCONT)
+            if is_long:
+                self._file.write(Kind.PARTITION, key=member.name, note=f"{Target.FROZEN} {ENDS}")
 
     async def _kill_backend(self) -> bool:
         backends = await asyncio.to_thread(self._mesh.backends)
         if not backends:
             return False
         with suppress(psutil.NoSuchProcess):
-            self._random.choice(backends).kill()
+            self._killing(*(chosen := [self._random.choice(backends)]))
+            chosen[0].kill()
             return True
         return False
+
+    async def _kill_runner(self) -> bool:
+        runner = self._random.choice(self._mesh.runners)
+        if not runner.serves:
+            return False
+        # Its engines end with it.
+        self._file.write(Kind.KILLED, key=runner.name)
+        self._killing(*await asyncio.to_thread(self._mesh.backends, runner))
+        return await runner.kill()
+
+    def _killing(self, *backends: psutil.Process) -> None:
+        for backend in backends:
+            self._file.write(Kind.KILLED, key=f"{BACKEND_PREFIX}{backend.pid}")
+
+    async def _partition(self) -> bool:
+        """Cuts a connection for a while; one at a time."""
+        if self._network is None or not (self._cut is None or self._cut.done()):
+            return False
+        kind = self._random.choice(list(CutKind))
+        routers, registries = router_names(self._plan), registry_names(self._plan)
+        # A gateway that is cut off from its clients would break their streams.
+        names = [*routers, *registries, *runner_names(self._plan)]
+        if kind in (CutKind.BOTH_WAYS, CutKind.ONE_WAY):
+            names += gateway_names(self._plan)
+        first = self._random.choice(names)
+        databases = [HUB_NAME] if first in (*routers, *registries) else []
+        others = [name for name in (*routers, *registries, *runner_names(self._plan), *databases) if name != first]
+        second = self._random.choice(others)
+        self._cut = asyncio.create_task(self._cut_off(kind, first, second, self._random.uniform(*CUT_SECONDS)))
+        return True
+
+    async def _cut_off(self, kind: CutKind, first: str, second: str, seconds: float) -> None:
+        assert self._network is not None
+        key = f"{first}, {second}"
+        self._file.write(Kind.PARTITION, key=key, note=f"{kind} {BEGINS}")
+        self._network.cut(kind, first, second)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._network.heal(kind, first, second)
+            self._file.write(Kind.PARTITION, key=key, note=f"{kind} {ENDS}")
+        self.cuts[kind] += 1
+
+    async def _set_clock(self) -> bool:
+        """Sets a clock by an hour, and sets it right after a while; one at a time."""
+        member = self._random.choice([*self._mesh.routers, *self._mesh.gateways])
+        if not (self._set is None or self._set.done()) or not member.serves:
+            return False
+        step = self._random.choice((-CLOCK_STEP_SECONDS, CLOCK_STEP_SECONDS))
+        self._set = asyncio.create_task(_set_right(self._mesh, member.name, step))
+        return True
 
     async def _make_stale(self) -> bool:
         """Pauses the router beyond its leases, with another one in its place; one at a time."""
@@ -221,12 +324,13 @@ class Killer:
             await old.kill()
 
 
-async def _thawed(member: Member, seconds: float) -> None:
-    """Resumes a paused process after a while, unless it was killed meanwhile."""
+async def _set_right(mesh: Mesh, name: str, step: float) -> None:
+    """Sets a clock by a step, and sets it right after a while."""
+    mesh.set_clock(name, step)
     try:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(CLOCK_SECONDS)
     finally:
-        member.signal(signal.SIGCONT)
+        mesh.set_clock(name, 0.0)
 
 
 async def _kill_serving(member: Member) -> bool:
@@ -262,6 +366,8 @@ class Outcome:
     trouble: str
     """What did not end in time; empty: nothing."""
     violations: Sequence[Violation]
+    growths: Sequence[Growth] = ()
+    cuts: Mapping[CutKind, int] = field(default_factory=Counter)
 
     @property
     def shortfalls(self) -> list[str]:
@@ -271,6 +377,7 @@ class Outcome:
             found.append(f"{self.kills.total()} kills of {self.plan.kills}")
         planned = {
             DatabaseFaultKind.RESTART: self.plan.database_restarts,
+            DatabaseFaultKind.KILL: self.plan.database_kills,
             DatabaseFaultKind.CUT: self.plan.database_cuts,
         }
         found += [
@@ -280,6 +387,8 @@ class Outcome:
         ]
         if self.tasks < self.plan.tasks:
             found.append(f"{self.tasks} tasks of {self.plan.tasks}")
+        if self.plan.records_growth and not self.growths:
+            found.append("too few moments in which everything ran")
         needed = [Kind.CLAIMED, Kind.BEGUN, Kind.ENDED]
         found += [f"there is no event {kind}" for kind in needed if not self.events[kind]]
         return found
@@ -296,8 +405,10 @@ class Outcome:
             f"seed {plan.seed}, everything under {self.folder.root}",
             f"kills: {self.kills.total()}{_counted(self.kills)}",
             *([f"faults of the database{_counted(self.database_faults)}"] if self.database_faults else []),
+            *([f"partitions{_counted(self.cuts)}"] if self.cuts else []),
             f"tasks acknowledged: {self.tasks}, begun more than once: {self.again}, states{_counted(self.states)}",
             f"history{_counted(self.events)}",
+            *map(str, self.growths),
             *([f"ended by themselves{_counted(self.exits)}"] if self.exits else []),
             *(f"TOO LITTLE: {line}" for line in self.shortfalls),
             f"violations: {len(self.violations)}{_counted(rules_broken(self.violations))}",
@@ -319,33 +430,38 @@ async def torture(
     folder: Folder,
     report: Callable[[str], None] = _no_progress,
     database: RunDatabase | None = None,
+    network: Network | None = None,
 ) -> Outcome:
     """Runs a plan; no process is left when it returns. Raises OSError for an unusable folder.
 
     `report`: called with the progress every PROGRESS_SECONDS. `database`: the server of the plan's database, required
-    for database faults.
+    for database faults. `network`: the places of all services, required for partitions.
     """
-    mesh = Mesh(plan, folder, database)
-    killer = Killer(plan, mesh, folder, database)
+    mesh = Mesh(plan, folder, database, network)
+    killer = Killer(plan, mesh, folder, database, network)
     streams = Streams(plan, mesh.gateway_addresses, folder.histories / "streams.jsonl")
-    reporter: asyncio.Task[None] | None = None
+    recorder = Recorder(mesh, folder.root, folder.root / "growth.jsonl", lambda: _acknowledgements(folder))
+    watchers: list[asyncio.Task[None]] = []
     try:
         await mesh.start()
         killer.restart_all()
         async with asyncio.timeout(START_SECONDS):
             await streams.until_served()
         streams.start()
-        async with open_channel(mesh.router_addresses) as channel:
+        async with open_channel(mesh.router_addresses, mesh.security) as channel:
             stub = task_stub(channel)
-            reporter = start_task(_report_progress(plan, folder, killer, report), name="torture-progress")
+            watchers.append(start_task(_report_progress(plan, folder, killer, report), name="torture-progress"))
+            if plan.records_growth:
+                watchers.append(start_task(recorder.run(), name="torture-growth"))
             trouble = await _wait_for_end(plan, folder, killer, streams, stub)
+            await stop_tasks(watchers)
             async with asyncio.timeout(READ_SECONDS):
                 served = await read_service(stub, _acked(folder))
+            orphans = await lasting(partial(_orphans, plan, mesh), SETTLE_ORPHANS_SECONDS)
     finally:
-        if reporter is not None:
-            await stop_tasks([reporter])
+        await stop_tasks(watchers)
         await killer.stop()
-        await mesh.kill_all()
+        left = await mesh.kill_all()
         if database is not None:
             database.close()
     stored, damage = await read_database(database_url(plan, folder))
@@ -357,7 +473,10 @@ async def torture(
         usage=None if plan.gateways else await read_usage(database_url(plan, folder)),
         slots=plan.slots,
         damage=[*damage, *_false_alarms(folder)],
+        has_spares=plan.has_spares,
+        orphans=[*orphans, *left],
     )
+    found = growths(recorder.samples) if recorder.samples else []
     return Outcome(
         plan=plan,
         folder=folder,
@@ -369,7 +488,9 @@ async def torture(
         states=Counter(kept.state for kept in stored.values()),
         again=sum(kept.attempt > 1 for kept in stored.values()),
         trouble=trouble,
-        violations=check(history),
+        violations=[*check(history), *grown(found)],
+        growths=found,
+        cuts=killer.cuts,
     )
 
 
@@ -398,6 +519,15 @@ async def _wait_for_end(
     except TimeoutError:
         return stage
     return ""
+
+
+async def _orphans(plan: Plan, mesh: Mesh) -> list[str]:
+    """Returns the engines without a runner, and the leases without an engine. Raises AioRpcError."""
+    models = {runner.model: runner.name for runner in (*plan.steady_runners, plan.rare_runner)}
+    if plan.serves_demo:
+        models[DEMO_MODEL] = DEMO_RUNNER
+    leases = wrong_leases(await read_leases(mesh.registry_addresses, mesh.security), models)
+    return [*await asyncio.to_thread(mesh.orphans), *leases]
 
 
 async def _report_progress(plan: Plan, folder: Folder, killer: Killer, report: Callable[[str], None]) -> None:

@@ -26,6 +26,8 @@ from grpc_status import rpc_status
 from weft.api.common.v1 import chat_pb2, priority_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2, task_service_pb2_grpc
 from weft.kernel.rpc import open_channel
+from weft.kernel.tls import TlsFiles
+from weft.kernel.tls_channel import ChannelSecurity
 from weft_testing.torture.history import NO_REASON, Event, EventFile, Kind, read_events
 from weft_testing.torture.plan import MAX_ATTEMPTS, STEADY_MODEL, Submission, submission
 
@@ -147,6 +149,8 @@ class SubmitterOptions:
     per_second: float
     pools: Sequence[str] = (STEADY_MODEL,)
     """The targets of most tasks."""
+    certificates: Path | None = None
+    """The certificate that it shows, beside its key and the root certificate; None: routers are on this machine."""
 
 
 class Submitter:
@@ -281,9 +285,16 @@ async def submit(options: SubmitterOptions) -> None:
     """Runs a submitter once. Raises AioRpcError for an unexpected rejection."""
     file = EventFile(options.file, options.name)
     past = list(read_events(options.file))
-    async with open_channel(options.address) as channel:
+    async with open_channel(options.address, _security(options.certificates)) as channel:
         await Submitter(options, task_stub(channel), file, past).run()
     file.close()
+
+
+def _security(certificate: Path | None) -> ChannelSecurity | None:
+    if certificate is None:
+        return None
+    key, root = certificate.with_suffix(".key"), certificate.with_name(f"{certificate.stem}-ca.pem")
+    return ChannelSecurity(files=TlsFiles(certificate_file=certificate, key_file=key, ca_file=root))
 
 
 def command_line(options: SubmitterOptions) -> list[str]:
@@ -297,6 +308,7 @@ def command_line(options: SubmitterOptions) -> list[str]:
         *("--file", str(options.file)),
         *("--count", str(options.count)),
         *("--per-second", str(options.per_second)),
+        *(() if options.certificates is None else ("--certificates", str(options.certificates))),
     ]
 
 
@@ -310,6 +322,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--per-second", type=float, required=True)
+    parser.add_argument("--certificates", type=Path)
     uvloop.run(submit(SubmitterOptions(**vars(parser.parse_args(arguments)))))
 
 

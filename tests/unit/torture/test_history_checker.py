@@ -18,6 +18,7 @@ from weft_testing.torture.history import (
     Kind,
     expected_text,
 )
+from weft_testing.torture.plan import MAX_ATTEMPTS
 
 PENDING, RUNNING = 1, 2
 
@@ -268,6 +269,11 @@ _BROKEN: dict[str, tuple[str, History]] = {
         _history(_refusal("UNKNOWN - Unexpected <class 'OSError'>: no route")),
     ),
     "a router refused without a reason": ("untyped refusal", _history(_refusal("RESOURCE_EXHAUSTED - busy"))),
+    "a task was begun more often than allowed": (
+        "too many attempts",
+        _history(stored=replace(STORED, attempt=MAX_ATTEMPTS + 1)),
+    ),
+    "an engine outlived its runner": ("orphan", replace(_history(), orphans=["engine 7 has no runner"])),
     "the database is damaged": ("damage", _history(damage=("row 7 missing from index",))),
 }
 
@@ -281,6 +287,63 @@ def test_violation_is_detected(what: str) -> None:
 def test_every_rule_has_a_history_that_violates_it() -> None:
     rules = {violation.rule for _, history in _BROKEN.values() for violation in check(history)}
     assert rules == {rule for rule, _ in _BROKEN.values()}
+
+
+def _stream(kind: Kind, text: str, tokens: int = 3) -> Event:
+    return _event(kind, 110.0, task="stream-1", key="gateway-1", asked_at=100.0, tokens=tokens, text=text)
+
+
+_KILLED_GATEWAY = _event(Kind.KILLED, 105.0, task="", key="gateway-1")
+_KILLED_ENGINE = _event(Kind.KILLED, 105.0, task="", key="backend 7")
+_BEGUN = _event(Kind.BEGUN, 101.0, task="stream-1", source="backend 7")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "is_wrong"),
+    [
+        (Kind.STREAM_ENDED, "tok0 tok1 tok2", False),
+        (Kind.STREAM_ENDED, "tok0 tok1", True),
+        (Kind.STREAM_ENDED, "tok0 tok1 tok1 tok2", True),
+        (Kind.STREAM_FAILED, "", False),
+        (Kind.STREAM_FAILED, "tok0 to", False),
+        (Kind.STREAM_FAILED, "tok0 tok0", True),
+        (Kind.STREAM_BROKEN, "tok0 tok2", True),
+        (Kind.STREAM_BROKEN, "tok0 tok1 tok2 tok3", True),
+    ],
+)
+def test_no_character_of_a_stream_is_lost_or_doubled_before_its_end(kind: Kind, text: str, is_wrong: bool) -> None:
+    found = check(_history(_KILLED_GATEWAY, _KILLED_ENGINE, _BEGUN, _stream(kind, text)))
+    assert rules_broken(found) == ({"stream text": 1} if is_wrong else {})
+
+
+@pytest.mark.parametrize(
+    ("events", "is_wrong"),
+    [
+        ((_KILLED_ENGINE, _BEGUN), False),
+        ((_KILLED_ENGINE,), True),
+        ((_BEGUN,), True),
+        ((_KILLED_GATEWAY, _BEGUN), True),
+    ],
+)
+def test_stream_may_fail_only_with_an_engine_that_had_begun_it(events: tuple[Event, ...], is_wrong: bool) -> None:
+    found = check(_history(*events, _stream(Kind.STREAM_FAILED, "tok0")))
+    assert rules_broken(found) == ({"failed stream": 1} if is_wrong else {})
+
+
+@pytest.mark.parametrize(
+    ("has_spares", "killed", "is_wrong"),
+    [
+        (True, "runner-steady", True),
+        (False, "runner-steady", False),
+        (False, "backend 7", False),
+        (False, "gateway-2", True),
+    ],
+)
+def test_stream_that_no_engine_has_begun_may_fail_only_with_the_only_runner(
+    has_spares: bool, killed: str, is_wrong: bool
+) -> None:
+    history = _history(_event(Kind.KILLED, 90.0, task="", key=killed), _stream(Kind.STREAM_FAILED, ""))
+    assert bool(check(replace(history, has_spares=has_spares))) == is_wrong
 
 
 def _broken_stream(begun: float, at: float, gateway: str = "gateway-1") -> Event:

@@ -17,6 +17,8 @@ from weft_testing.torture.history import (
 )
 from weft_testing.torture.mesh import Folder
 from weft_testing.torture.plan import (
+    APART_WEIGHTS,
+    CLOCK_WEIGHTS,
     CLUSTER_WEIGHTS,
     RARE_MODEL,
     STEADY_MODEL,
@@ -27,6 +29,7 @@ from weft_testing.torture.plan import (
     kills,
     submission,
 )
+from weft_testing.torture.record import HEAD, record, row
 from weft_testing.torture.run import Outcome
 
 PLAN = Plan(seed=7, kills=3, tasks=5)
@@ -95,13 +98,13 @@ def test_seed_determines_database_faults() -> None:
     faults = database_faults(plan)
     assert faults == database_faults(plan) != database_faults(replace(plan, seed=8))
     assert Counter(fault.kind for fault in faults) == {DatabaseFaultKind.RESTART: 3, DatabaseFaultKind.CUT: 4}
-    many = database_faults(replace(PLAN, database_restarts=20, database_cuts=20))
+    many = database_faults(replace(PLAN, database_restarts=20, database_cuts=20, database_kills=20))
     assert {(fault.kind, fault.is_abrupt) for fault in many} == set(product(DatabaseFaultKind, (True, False)))
 
 
 def test_plan_has_every_kind_of_kill_and_submission() -> None:
-    cluster = replace(PLAN, weights=CLUSTER_WEIGHTS)
-    kinds = {target for plan in (PLAN, cluster) for _, target in islice(kills(plan), 500)}
+    others = [replace(PLAN, weights=weights) for weights in (CLUSTER_WEIGHTS, CLOCK_WEIGHTS, APART_WEIGHTS)]
+    kinds = {target for plan in (PLAN, *others) for _, target in islice(kills(plan), 500)}
     assert kinds == set(Target)
     sent = [submission(7, "s0", number) for number in range(500)]
     assert {planned.model == RARE_MODEL for planned in sent} == {True, False}
@@ -171,3 +174,22 @@ def test_backend_log_lines_are_events_of_the_task_in_the_request_id(tmp_path: Pa
     log.write_text('{"event": "begun", "request_id": "t1", "at": 5.5, "pid": 9}\n')
     (begun,) = read_backend_log(log)
     assert (begun.kind, begun.task, begun.at, begun.note) == (Kind.BEGUN, "t1", 5.5, "begun")
+
+
+def test_row_of_a_recorded_run_has_faults_counts_violations_seed_and_commit() -> None:
+    kills = Counter({Target.ROUTER: 2, Target.RUNNER: 1, Target.CLOCK: 4})
+    broken = replace(ENOUGH, kills=kills, violations=[Violation("double", "task-1", "ended 2 times")])
+    cells = row(broken, ["--kills", "3"], "abc1234", 2.4).strip("| ").split(" | ")
+    assert cells[1:] == [
+        *("abc1234", "7", "SQLite", "3: 2 router, 1 runner", "4 clock step"),
+        *("5", "-", "1<br>double", "2", "`--kills 3`"),
+    ]
+
+
+def test_recorded_rows_are_added_below_one_heading(tmp_path: Path) -> None:
+    table = tmp_path / "faults-run.md"
+    for _ in range(2):
+        record(table, ENOUGH, ["--kills", "3"], 1.0)
+    text = table.read_text()
+    assert text.startswith(HEAD)
+    assert text.removeprefix(HEAD).count("\n") == text.removeprefix(HEAD).count("--kills 3") == 2
