@@ -64,6 +64,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         tools=runner.tool_names if runner is not None else frozenset(),
         clock_refused=runner is not None and runner.active and runner.clock_refused,
         base_model=instance.base_model if instance is not None else "",
+        state_kind=instance.state_kind if instance is not None else "",
         context_tokens=(instance.context_tokens if instance is not None else 0) or model.context_tokens,
     )
 

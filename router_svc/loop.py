@@ -47,7 +47,7 @@ from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
-from weft.dispatch.fleet import FleetView
+from weft.dispatch.fleet import FleetView, RunnerView
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS, sign
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
@@ -171,13 +171,11 @@ class TicketIssuer:
             runner_incarnation=candidate.incarnation,
             attempt=placed.attempt,
             allow_remote=mailbox.request.needs.allow_remote,
+            prompt_source=self._prompt_source(placed, request, view),
         )
-        expires = self._clock.utc_now().timestamp() + TICKET_LIFETIME_SECONDS
-        claims.expire_time.seconds, claims.expire_time.nanos = divmod(int(expires * NANOSECONDS), NANOSECONDS)
         deadline_at = placed.deadline_at
-        signed = claims.SerializeToString()
         granted = pb.Granted(
-            ticket=ticket_pb2.Ticket(claims=signed, mac=sign(signed, runner.ticket_key)),
+            ticket=self._signed(claims, runner),
             runner=candidate.runner,
             runner_incarnation=candidate.incarnation,
             address=runner.address,
@@ -189,6 +187,37 @@ class TicketIssuer:
             time_left=None if deadline_at is None else duration_of(deadline_at - self._clock.monotonic()),
         )
         return pb.PlaceResponse(granted=granted)
+
+    def _prompt_source(
+        self, placed: Placed, request: PlacementRequest, view: FleetView
+    ) -> ticket_pb2.PromptSource | None:
+        """Return where the runner fetches a stored prompt; None: it does not."""
+        expected = None if placed.choice is None else placed.choice.expected
+        if expected is None or (move := expected.move) is None:
+            return None
+        model, name, incarnation = move.source
+        holder = view.runners.get(name)
+        if holder is None or not holder.active or holder.incarnation != incarnation:
+            return None
+        claims = ticket_pb2.TicketClaims(
+            ticket_id=new_id("tkt"),
+            request_id=request.request_id,
+            tenant=request.tenant,
+            model=model,
+            runner=name,
+            runner_incarnation=incarnation,
+            moved_prefix=move.hit.digest,
+        )
+        seconds = expected.restore_seconds + expected.move_saves_seconds
+        return ticket_pb2.PromptSource(
+            address=holder.address, ticket=self._signed(claims, holder), max_time=duration_of(seconds)
+        )
+
+    def _signed(self, claims: ticket_pb2.TicketClaims, runner: RunnerView) -> ticket_pb2.Ticket:
+        expires = self._clock.utc_now().timestamp() + TICKET_LIFETIME_SECONDS
+        claims.expire_time.seconds, claims.expire_time.nanos = divmod(int(expires * NANOSECONDS), NANOSECONDS)
+        signed = claims.SerializeToString()
+        return ticket_pb2.Ticket(claims=signed, mac=sign(signed, runner.ticket_key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

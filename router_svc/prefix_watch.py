@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from router_svc.policy.endpoints.candidates import CandidateKey
-from router_svc.policy.endpoints.prefix_affinity import PrefixReport
+from router_svc.policy.endpoints.prefix_affinity import PrefixReport, StoredPrompt
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
@@ -14,6 +14,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.request import PREFIX_ENDS
 from weft.kernel.rpc import ChannelPool, calling
 from weft.kernel.service import start_task, stop_tasks
 
@@ -30,7 +31,7 @@ RETRY_SECONDS = 5.0
 
 
 class PrefixWatch:
-    """One stream for each ready engine that reports its prefixes. While one is broken, the prefixes are estimated."""
+    """One stream for each engine that reports prefixes or stored prompts. While it is broken, they are estimated."""
 
     def __init__(self, channels: ChannelPool, clock: Clock, note: Callable[[PrefixReport], None]) -> None:
         self._channels = channels
@@ -78,13 +79,21 @@ class PrefixWatch:
                 cleared=changes.cleared,
                 held=tuple(changes.held),
                 lost=tuple(changes.lost),
+                stored=tuple(map(_stored, changes.stored.prompts)) if changes.HasField("stored") else None,
             )
             self._note(report)
 
 
+def _stored(prompt: runner_service_pb2.StoredPrompt) -> StoredPrompt:
+    seconds = prompt.restore.ToNanoseconds() / 1e9
+    digests = tuple(prompt.prefix_digests[: len(PREFIX_ENDS)])
+    return StoredPrompt(digests, seconds, byte_count=prompt.byte_count, kind=prompt.state_kind)
+
+
 def _reporting(view: FleetView) -> Iterator[tuple[CandidateKey, str]]:
-    """Yields the ready engines that report their prefixes, with the addresses of their runners."""
+    """Yields the engines that report their prefixes or stored prompts, with the addresses of their runners."""
     for runner in view.runners.values():
         for name, instance in runner.instances.items() if runner.active else ():
-            if instance.reports_prefixes and instance.phase == InstanceState.PHASE_READY and name in view.models:
+            is_reporting = instance.reports_prefixes and instance.phase == InstanceState.PHASE_READY
+            if (is_reporting or instance.stores_prompts) and name in view.models:
                 yield (name, runner.name, runner.incarnation), runner.address

@@ -17,6 +17,7 @@ from runner_svc.added_models_file import SUFFIX
 from runner_svc.backend.port import EnginePage
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_store import PromptStore
+from runner_svc.cache.prompt_transfer import PromptFetcher
 from runner_svc.chat.request import ChatSetup
 from runner_svc.config import RunnerConfig
 from runner_svc.followed_servers import FollowedServers
@@ -57,7 +58,7 @@ from weft.kernel.failover_channel import FailoverChannel
 from weft.kernel.health import WELL, HealthCheck, Observation, degraded
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
-from weft.kernel.rpc import open_channel
+from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft.wake.run import run_recipe
 
@@ -112,6 +113,7 @@ class RunnerService(Service):
             self._instances.values(),
             config.session_file.parent,
             PromptStore(store, budget_bytes) if budget_bytes else None,
+            PromptFetcher(ChannelPool(security=config.security)) if budget_bytes else None,
         )
         self._followed = FollowedServers(self, clock)
         self._added: AddedModels | None = None
@@ -132,11 +134,13 @@ class RunnerService(Service):
             lambda: [] if self._added is None else self._added.servers,
         )
         self._report.followed_servers = lambda: self._followed.counts
+        self._report.state_kind = self._caches.kind
         self._report.host_use = HostMeter(clock).use
         self._control = RunnerServicer(
             self._report,
             self._by_name,
             permits=self._permits,
+            tickets=self._gate,
             cache=self._caches,
             clock=self._mesh_clock,
             added=self._added,

@@ -180,6 +180,7 @@ def _replica(view: FleetView, model: ModelView, described: runner_service_pb2.In
         pinned=instance.pinned,
         process_id=described.process_id if described is not None else 0,
         restart_count=described.restart_count if described is not None else 0,
+        cache=described.cache if described is not None and described.HasField("cache") else None,
     )
 
 

@@ -274,6 +274,14 @@ class Backend(Protocol):
         del names
 
     @property
+    def state_kind(self) -> str:
+        """Digest of the engine's build and settings, which is the same on all machines; empty: unknown.
+
+        Engines with the same one and the same model file can restore each other's saved caches.
+        """
+        return ""
+
+    @property
     def state_identity(self) -> str:
         """Digest of all that must be equal for another process to restore its saved caches; empty: none can."""
         return ""

@@ -37,6 +37,11 @@ class CachedModel(Protocol):
         ...
 
     @property
+    def digest(self) -> str:
+        """Digest of the model's file; empty: not known yet, or it has none."""
+        ...
+
+    @property
     def plan(self) -> LoadPlan:
         """The plan of the current or next load."""
         ...

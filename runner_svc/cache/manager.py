@@ -1,17 +1,19 @@
 """The prefix caches of a runner: use by requests, flushes, figures."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 
 from runner_svc.backend.port import CacheIsolation, ErasedCache
 from runner_svc.cache.cached_model import CachedModel
 from runner_svc.cache.model_cache import ModelCache, RequestCache, RunningTurn, SaltStore
 from runner_svc.cache.prompt_store import PromptStore
+from runner_svc.cache.prompt_transfer import PromptFetcher
 from runner_svc.policy.cache_directory import Partition
 from weft.api.common.v1 import usage_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.api.runner.v1.ticket_pb2 import PromptSource
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.parameter_checks import cache_tag
 from weft.kernel.errors import WeftError, invalid_field
@@ -36,21 +38,25 @@ class CacheManager:
     """The prefix caches of all models of a runner."""
 
     def __init__(
-        self, models: Iterable[CachedModel], state_folder: Path | None = None, store: PromptStore | None = None
+        self,
+        models: Iterable[CachedModel],
+        state_folder: Path | None = None,
+        store: PromptStore | None = None,
+        fetcher: PromptFetcher | None = None,
     ) -> None:
         """Salts are stored in `state_folder`; None: in memory.
 
-        `store`: for the prompts of engines that end; None: they are forgotten.
+        `store`: for the prompts of engines that end; None: they are forgotten. `fetcher`: for those of other runners.
         """
         models = tuple(models)
-        self._store = store
-        self._caches = {model.model: _cache_of(model, state_folder, store) for model in models}
+        self._store, self._fetcher = store, fetcher
+        self._caches = {model.model: self._cache_of(model, state_folder) for model in models}
         self._model_of = {name: model.model for model in models for name in model.names if name != model.model}
         """Models by the name of their adapter; an adapter shares its model's cache."""
 
     def add(self, model: CachedModel) -> None:
         """Adds the cache of a newly served model; replaces one with the same name."""
-        self._caches[model.model] = _cache_of(model, None, self._store)
+        self._caches[model.model] = self._cache_of(model, None)
 
     def remove(self, model: CachedModel) -> None:
         """Removes the cache of a model that is no longer served, unless another model has its name."""
@@ -62,9 +68,19 @@ class CacheManager:
         found = self._caches.get(model.model)
         return found is not None and found.served is model
 
-    def of_request(self, model: str, tenant: str, handling: Handling) -> RequestCache:
-        """Returns the cache use of a request to a model or an adapter."""
-        return RequestCache(self._cache(model), tenant, handling, model if model in self._model_of else "")
+    def of_request(
+        self, model: str, tenant: str, handling: Handling, source: PromptSource | None = None
+    ) -> RequestCache:
+        """Returns the cache use of a request to a model or an adapter. `source`: a runner with more of its prompt."""
+        return RequestCache(self._cache(model), tenant, handling, model if model in self._model_of else "", source)
+
+    def kind(self, model: str) -> str:
+        """See ModelCache.kind."""
+        return self._cache(model).kind
+
+    def lent(self, model: str, tenant: str, digest: int, kind: str) -> AsyncGenerator[pb.FetchPromptResponse]:
+        """See ModelCache.lent."""
+        return self._cache(model).lent(tenant, digest, kind)
 
     def ahead(
         self, model: str, partition: Partition, payload: GenerationPayload
@@ -127,6 +143,26 @@ class CacheManager:
         if self._store is not None:
             await self._store.open()
 
+    async def stored(self, model: str) -> AsyncGenerator[pb.StoredPrompts]:
+        """Yields the prompts on disk that a model's engine can restore, then again after changes.
+
+        Raises UNSUPPORTED_OPERATION if none are stored.
+        """
+        if self._store is None:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this runner stores no prompts (stored_prompts_mb)")
+        last = None
+        async with aclosing(self._store.followers.changes()) as changes:
+            async for _ in changes:
+                found = self._cache(model).stored()
+                if found != last:
+                    last = found
+                    yield found
+
+    def end_followers(self) -> None:
+        """Ends all that follow the stored prompts, because the runner is stopping."""
+        if self._store is not None:
+            self._store.followers.end()
+
     async def put_away(self, model: CachedModel) -> None:
         """Stores the prompts of a model's idle engine, which ends now, for its next start."""
         if self.has(model):
@@ -141,13 +177,14 @@ class CacheManager:
         """Ends the background tasks."""
         for cache in self._caches.values():
             await cache.close()
+        if self._fetcher is not None:
+            await self._fetcher.close()
 
-
-def _cache_of(model: CachedModel, state_folder: Path | None, store: PromptStore | None) -> ModelCache:
-    if model.backend.cache_isolation is not CacheIsolation.SALT:
-        return ModelCache(model, store=store)
-    salts = SaltStore(None if state_folder is None else state_folder / f"cache-salts-{model.model}.json")
-    return ModelCache(model, salts, store)
+    def _cache_of(self, model: CachedModel, state_folder: Path | None) -> ModelCache:
+        if model.backend.cache_isolation is not CacheIsolation.SALT:
+            return ModelCache(model, store=self._store, fetcher=self._fetcher)
+        salts = SaltStore(None if state_folder is None else state_folder / f"cache-salts-{model.model}.json")
+        return ModelCache(model, salts, self._store)
 
 
 def _check(request: pb.FlushCacheRequest) -> None:

@@ -4,9 +4,9 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -14,13 +14,15 @@ import msgspec
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot
 from runner_svc.cache.cached_model import CachedModel, kv_bytes_per_token
 from runner_svc.cache.prompt_keeper import PromptKeeper, Restored
-from runner_svc.cache.prompt_store import PromptStore
+from runner_svc.cache.prompt_store import DamagedPromptError, PromptStore
+from runner_svc.cache.prompt_transfer import PromptFetcher, description_of, messages_of
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from runner_svc.policy.engine_blocks import PromptPrefixes
-from runner_svc.policy.kept_prompts import KeptPrompt
+from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2
+from weft.api.runner.v1.ticket_pb2 import PromptSource
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES
 from weft.dispatch.payload_description import cache_scope, prompt_prefixes, steady_text
@@ -31,11 +33,14 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling
 from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.timestamps import duration_of
 
 MAX_ERASING_TASKS = 64
 """Maximum number of background erasures; further slots are erased when they are next used."""
 ERASURE_WAIT_SECONDS = 1.0
 """Maximum wait of a turn for the erasure of its slot. A later erasure would also remove the turn's own text."""
+MAX_REPORTED_PROMPTS = 256
+"""Maximum number of stored prompts of which routers learn: the most recently used ones."""
 MIN_PACE_TOKENS = 64
 """Minimum number of processed prompt tokens from which the engine's pace is learned: fewer are mostly overhead."""
 
@@ -58,8 +63,18 @@ class RunningTurn:
 class ModelCache:
     """One model's cache. Used on the event loop only."""
 
-    def __init__(self, served: CachedModel, salts: "SaltStore | None" = None, store: PromptStore | None = None) -> None:
-        """`salts` is required if the backend's isolation is SALT. `store`: for the prompts of an engine that ends."""
+    def __init__(
+        self,
+        served: CachedModel,
+        salts: "SaltStore | None" = None,
+        store: PromptStore | None = None,
+        fetcher: PromptFetcher | None = None,
+    ) -> None:
+        """`salts` is required if the backend's isolation is SALT. `store`: for the prompts of an engine that ends.
+
+        `fetcher`: for those of other runners.
+        """
+        self._fetcher = fetcher
         self.served = served
         self.model = served.model
         self._store = store
@@ -87,9 +102,63 @@ class ModelCache:
     @property
     def figures(self) -> runner_service_pb2.CacheFigures:
         """Hits, misses and tokens of answered requests, from the engine's figures, and saved prompts."""
+        found = self._figures
         if self._store is not None:
-            self._figures.stored_bytes = self._store.prompts.bytes_of(self.model)
-        return self._figures
+            stored = self._store.prompts.of_model(self.model)
+            found.stored_prompt_count, found.stored_bytes = len(stored), sum(each.byte_count for each in stored)
+            found.stored_limit_bytes = self._store.prompts.budget_bytes
+        keeper = self._running_keeper()
+        kept = KeptPrompts(0) if keeper is None else keeper.kept
+        found.kept_prompt_count, found.kept_bytes = len(kept), kept.byte_count
+        found.kept_limit_bytes = kept.budget_bytes
+        return found
+
+    @property
+    def kind(self) -> str:
+        """What its engine can restore: a digest over model file, engine build and settings; empty: unknown."""
+        digest, kind = self.served.digest, self.backend.state_kind
+        return hashlib.sha256(f"{digest} {kind}".encode()).hexdigest() if digest and kind else ""
+
+    async def lent(self, tenant: str, digest: int, kind: str) -> AsyncGenerator[runner_service_pb2.FetchPromptResponse]:
+        """Yields a tenant's stored prompt that has this prefix, for an engine of this kind. Raises NOT_FOUND."""
+        missing = WeftError(Reason.NOT_FOUND, "there is no such stored prompt")
+        store = self._store
+        known = [] if store is None or not kind else store.prompts.of_model(self.model)
+        own = (each for each in reversed(known) if each.partition.tenant == tenant and not each.partition.adapter)
+        prompt = next((each for each in own if each.kind == kind and digest in each.digests), None)
+        if store is None or prompt is None:
+            raise missing
+        flush_count = store.prompts.flush_count
+        yield runner_service_pb2.FetchPromptResponse(prompt=description_of(prompt))
+        messages = messages_of(store.pieces(prompt))
+        while True:
+            try:
+                message = await asyncio.to_thread(next, messages, None)
+            except (DamagedPromptError, OSError) as error:
+                log.warning("a stored prompt cannot be moved", model=self.model, error=type(error).__name__)
+                raise missing from error
+            if store.prompts.flush_count != flush_count:
+                # Without its last message it is not used.
+                raise missing
+            if message is None:
+                return
+            yield message
+
+    def stored(self) -> runner_service_pb2.StoredPrompts:
+        """Returns the prompts on disk that the running engine can restore, or the next one may."""
+        found = runner_service_pb2.StoredPrompts()
+        if (store := self._store) is None:
+            return found
+        identity = self.backend.state_identity and f"{self.model}:{self.backend.state_identity}"
+        for prompt in reversed(store.prompts.of_model(self.model)):
+            if prompt.digests and identity in ("", prompt.identity) and len(found.prompts) < MAX_REPORTED_PROMPTS:
+                found.prompts.add(
+                    prefix_digests=prompt.digests,
+                    byte_count=prompt.byte_count,
+                    restore=duration_of(prompt.byte_count / store.bytes_per_second),
+                    state_kind=prompt.kind,
+                )
+        return found
 
     def note(self, usage: usage_pb2.Usage) -> None:
         """Counts one answered request."""
@@ -112,6 +181,8 @@ class ModelCache:
             return
         told, prompt = receipt.restored_prompt, turn.restored.prompt
         told.source = told.SOURCE_DISK if prompt.identity else told.SOURCE_MEMORY
+        if turn.restored.is_moved:
+            told.source = told.SOURCE_RUNNER
         told.token_count = usage.cached_prompt_tokens
         if prompt.token_count:
             saved = prompt.seconds * told.token_count / prompt.token_count - turn.restored.seconds
@@ -119,26 +190,46 @@ class ModelCache:
                 told.saved_time.FromNanoseconds(int(saved * 1e9))
 
     def generating(
-        self, partition: Partition | None, payload: GenerationPayload
+        self,
+        partition: Partition | None,
+        payload: GenerationPayload,
+        digests: tuple[int, ...] = (),
+        source: PromptSource | None = None,
     ) -> AbstractAsyncContextManager[RunningTurn]:
-        """Wraps a generating turn; enter it immediately. A turn without a partition (None) shares nothing."""
+        """Wraps a generating turn; enter it immediately. A turn without a partition (None) shares nothing.
+
+        `digests`: the prefixes of its prompt by which routers know it. `source`: a runner that has more of it.
+        """
         directory = self._present_directory()
         if directory is None:
             return nullcontext(self._unplaced(partition))
         if not directory.keeps and directory.is_alone(partition):
             return self._turn(directory, directory.begin_loose(partition))
-        return self._shared_turn(directory, partition, payload)
+        return self._shared_turn(directory, partition, payload, digests, source)
 
     @asynccontextmanager
     async def _shared_turn(
-        self, directory: CacheDirectory, partition: Partition | None, payload: GenerationPayload
+        self,
+        directory: CacheDirectory,
+        partition: Partition | None,
+        payload: GenerationPayload,
+        digests: tuple[int, ...],
+        source: PromptSource | None,
     ) -> AsyncIterator[RunningTurn]:
         spreads, marks, keeper = choices_per_prompt(payload) > 1, prompt_marks(payload), self._keeper
+        moving_seconds = 0.0
+        if keeper is not None:
+            keeper.name(partition, marks, digests)
+            if source is not None and partition is not None and self._fetcher is not None and not spreads:
+                moving_seconds = await keeper.fetch(self._fetcher, source, partition, marks)
         found, kept_marks = (None, 0) if keeper is None else await keeper.best(partition, marks)
         before = await self._note_empty_slots(directory) if spreads or directory.wants_snapshot else ()
         busy = [snapshot.number for snapshot in before if snapshot.is_busy]
         begun = directory.begin(partition, marks, spreads=spreads, busy=busy, kept_marks=kept_marks)
         async with self._swapped_turn(directory, begun, keeper, found, before if spreads else ()) as turn:
+            if moving_seconds and turn.restored is not None:
+                restored = turn.restored
+                turn.restored = replace(restored, seconds=restored.seconds + moving_seconds, is_moved=True)
             yield turn
 
     @asynccontextmanager
@@ -222,8 +313,8 @@ class ModelCache:
 
     async def put_away(self) -> None:
         """Stores the prompts of the idle engine, which ends now, for its next start."""
-        directory, keeper = self._directory, self._keeper
-        if directory is not None and keeper is not None and self._incarnation[0] == self.backend.process_id:
+        directory, keeper = self._directory, self._running_keeper()
+        if directory is not None and keeper is not None:
             await keeper.put_away(directory)
 
     async def close(self) -> None:
@@ -241,10 +332,25 @@ class ModelCache:
             budget_bytes = self.backend.kept_prompt_bytes
             self._keeper = self._keeper_of(budget_bytes) if budget_bytes else None
             self._incarnation, self._directory = life, CacheDirectory(count, keeps=budget_bytes > 0)
+            if self._store is not None:
+                # Only now is it known which prompts the engine can restore.
+                self._store.followers.note_change()
         return self._directory
 
+    def _running_keeper(self) -> PromptKeeper | None:
+        """Returns the keeper of the running engine; None: no engine runs, or it cannot save prompts."""
+        return self._keeper if self._incarnation[0] == self.backend.process_id is not None else None
+
     def _keeper_of(self, budget_bytes: int) -> PromptKeeper:
-        keeper = PromptKeeper(self.model, self.backend, budget_bytes, self.token_size, self.served.expects, self._store)
+        keeper = PromptKeeper(
+            self.model,
+            self.backend,
+            budget_bytes,
+            self.token_size,
+            self.served.expects,
+            self._store,
+            lambda: self.kind,
+        )
         keeper.token_seconds = self._token_seconds
         return keeper
 
@@ -328,15 +434,27 @@ class ModelCache:
 class RequestCache:
     """Cache use of one request."""
 
-    def __init__(self, cache: ModelCache, tenant: str, handling: Handling, adapter: str = "") -> None:
-        """`adapter`: the adapter that answers; empty: the model itself."""
+    def __init__(
+        self,
+        cache: ModelCache,
+        tenant: str,
+        handling: Handling,
+        adapter: str = "",
+        source: PromptSource | None = None,
+    ) -> None:
+        """`adapter`: the adapter that answers; empty: the model itself. `source`: a runner with more of its prompt."""
         self._cache = cache
+        self._source = None if adapter else source
         shares = handling.cache_mode is not CacheMode.NONE
         self._partition = Partition(tenant, handling.cache_tag, adapter) if shares else None
 
-    def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
+    def generating(
+        self, payload: GenerationPayload, prefixes: PromptPrefixes | None = None
+    ) -> AbstractAsyncContextManager[RunningTurn]:
         """Cache use of a generating turn; see ModelCache.generating."""
-        return self._cache.generating(self._partition, payload)
+        # Later turns continue the first one here.
+        source, self._source = self._source, None
+        return self._cache.generating(self._partition, payload, () if prefixes is None else prefixes.digests, source)
 
     def note_turn(self, turn: RunningTurn, receipt: receipt_pb2.Receipt) -> None:
         """See ModelCache.note_turn."""
@@ -347,9 +465,9 @@ class RequestCache:
         return self._cache.embedding(self._partition)
 
     def prefixes_of(self, payload: GenerationPayload) -> PromptPrefixes | None:
-        """Returns the prefixes of a prompt as its caller sent it; None: the engine does not report them."""
-        partition = self._partition
-        if partition is None or partition.adapter or self._cache.backend.prefix_reports is None:
+        """Returns the prefixes of a prompt as its caller sent it; None: routers do not learn about them."""
+        partition, backend = self._partition, self._cache.backend
+        if partition is None or partition.adapter or not (backend.prefix_reports or backend.kept_prompt_bytes):
             return None
         digests, char_count = prompt_prefixes(payload, cache_scope(partition.tenant, partition.tag))
         return PromptPrefixes(digests, char_count, partition) if digests else None

@@ -3,14 +3,25 @@
 import asyncio
 import itertools
 import secrets
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from runner_svc.backend.port import Backend
 from runner_svc.cache.prompt_store import PromptStore
-from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, LostPrompt, Partition, common_marks
+from runner_svc.cache.prompt_transfer import PromptFetcher
+from runner_svc.policy.cache_directory import (
+    MIN_LOST_MARKS,
+    CacheDirectory,
+    CacheTurn,
+    LostPrompt,
+    Partition,
+    common_marks,
+)
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.api.runner.v1.ticket_pb2 import PromptSource
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.service import start_task
@@ -19,6 +30,8 @@ TokenSize = Callable[[], Awaitable[int | None]]
 """Returns the size in bytes of one cached token; None: unknown."""
 Moment = tuple[int, int, int]
 """Number of loose turns, number of flushes, and the version of a slot."""
+MAX_NAMED_PROMPTS = 1_024
+"""Maximum number of prompts whose digests are remembered; the oldest is dropped first."""
 
 log = get_logger("weft.runner")
 
@@ -30,6 +43,8 @@ class Restored:
     prompt: KeptPrompt
     seconds: float
     """Time that it took."""
+    is_moved: bool = False
+    """Whether it was fetched from another runner for the turn."""
 
 
 class PromptKeeper:
@@ -47,8 +62,10 @@ class PromptKeeper:
         token_size: TokenSize,
         is_expected: Callable[[KeptPrompt], bool] = lambda _: False,
         store: PromptStore | None = None,
+        kind: Callable[[], str] = str,
     ) -> None:
-        """`store`: where prompts are stored when the engine ends; None: nowhere."""
+        """`store`: where prompts are stored when the engine ends; None: nowhere. `kind`: see `KeptPrompt.kind`."""
+        self._kind = kind
         self.kept = KeptPrompts(budget_bytes, is_expected)
         self._token_size = token_size
         self._model = model
@@ -58,6 +75,8 @@ class PromptKeeper:
         self._saving: dict[asyncio.Task[None], LostPrompt] = {}
         self._store = store if backend.state_identity else None
         self._identity = f"{model}:{backend.state_identity}"
+        self._digests: OrderedDict[tuple[Partition, bytes], tuple[int, ...]] = OrderedDict()
+        """The digests by which routers know a prompt, by its last mark."""
         self.token_seconds = 0.0
         """Time in which the engine processes one token of a prompt; 0: unknown."""
 
@@ -65,6 +84,13 @@ class PromptKeeper:
     def works(self) -> bool:
         """Whether every save that the engine was asked for succeeded."""
         return self._works
+
+    def name(self, partition: Partition | None, marks: Sequence[bytes], digests: tuple[int, ...]) -> None:
+        """Records by which digests routers know a prompt."""
+        if partition is not None and marks and digests:
+            self._digests[partition, marks[-1]] = digests
+            if len(self._digests) > MAX_NAMED_PROMPTS:
+                self._digests.popitem(last=False)
 
     async def best(self, partition: Partition | None, marks: Sequence[bytes]) -> tuple[KeptPrompt | None, int]:
         """Returns the saved prompt with the most common leading marks, and their number; waits for a better one.
@@ -85,6 +111,46 @@ class PromptKeeper:
             await asyncio.wait(better)
         stored, count = (None, 0) if self._store is None else self._store.prompts.best(partition, marks, self._identity)
         return (stored, count) if count > most else (found, most)
+
+    async def fetch(
+        self, fetcher: PromptFetcher, source: PromptSource, partition: Partition, marks: Sequence[bytes]
+    ) -> float:
+        """Fetches another runner's prompt to main memory if that is sooner than processing the turn's.
+
+        Returns the seconds that it took; 0: it was not fetched.
+        """
+        name, kind = f"prompt-{next(self._numbers)}", self._kind()
+        file = self._backend.saved_file(name)
+        if file is None or not kind:
+            return 0.0
+        known, flush_count = (await self.best(partition, marks))[1], self.kept.flush_count
+
+        def wants(prompt: pb.MovedPrompt) -> bool:
+            gain = common_marks(prompt.marks, marks) - known
+            saved = prompt.token_count * self.token_seconds or prompt.prefill.ToNanoseconds() / 1e9
+            # With an unknown pace, the router's estimate counts.
+            is_sooner = not saved or prompt.byte_count / fetcher.bytes_per_second < saved * gain / len(prompt.marks)
+            if gain < MIN_LOST_MARKS or not is_sooner or (room := self.kept.make_room(prompt.byte_count)) is None:
+                return False
+            self._delete(room)
+            return True
+
+        now = asyncio.get_running_loop().time
+        begin = now()
+        if (found := await fetcher.fetch(source, kind, wants, file)) is None:
+            return 0.0
+        kept = KeptPrompt(
+            name=name,
+            partition=partition,
+            marks=tuple(found.marks),
+            byte_count=found.byte_count,
+            token_count=found.token_count,
+            seconds=found.prefill.ToNanoseconds() / 1e9,
+            digests=tuple(found.prefix_digests),
+        )
+        is_flushed = self.kept.flush_count != flush_count
+        self._delete([kept] if is_flushed else self.kept.add(kept))
+        return 0.0 if is_flushed else now() - begin
 
     def moment(self, directory: CacheDirectory, turn: CacheTurn) -> Moment:
         """Returns a value that changes if the slot of a turn may have received other text, or if text is flushed."""
@@ -131,7 +197,12 @@ class PromptKeeper:
             if not is_restored:
                 self.kept.drop(found)
                 self._delete([found])
-        return Restored(found, now() - begin) if is_restored else None
+        if not is_restored:
+            return None
+        seconds = now() - begin
+        if self._store is not None and found.identity:
+            self._store.note_restored(found, seconds)
+        return Restored(found, seconds)
 
     async def _read_and_restored(
         self, store: PromptStore, slot: int, found: KeptPrompt, is_same: Callable[[], bool]
@@ -177,7 +248,9 @@ class PromptKeeper:
                 continue
             with suppress(OSError):
                 size = file.stat().st_size
-                stored = replace(kept, name=secrets.token_hex(8), identity=self._identity, byte_count=size)
+                stored = replace(
+                    kept, name=secrets.token_hex(8), identity=self._identity, kind=self._kind(), byte_count=size
+                )
                 # The open file remains readable when the engine's folder is deleted.
                 store.put(stored, file.open("rb"))
 
@@ -208,6 +281,7 @@ class PromptKeeper:
             byte_count=byte_count,
             token_count=token_count,
             seconds=token_count * self.token_seconds,
+            digests=self._digests.get((lost.partition, lost.marks[-1]), ()),
         )
         usable = byte_count > 0 and is_same()
         self._delete(self.kept.add(kept) if usable else [kept])

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from runner_svc.cache.store_followers import StoreFollowers
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
 from weft.kernel.errors import WeftError
@@ -30,6 +31,10 @@ MAX_AGE_SECONDS = 7 * 86_400.0
 PIECE_BYTES = 4 * 1024 * 1024
 """Bytes that are encrypted together."""
 KEY_BYTES = 32
+PRIOR_BYTES_PER_SECOND = 200e6
+"""Assumed speed of a restore until one was measured: decryption and the engine's own reading."""
+NEWEST_SHARE = 0.3
+"""Weight of the newest restore in the measured speed."""
 _SUFFIX, _DRAFT_SUFFIX = ".prompt", ".new"
 _NONCE_BYTES = 8
 _COUNT_BYTES = 4
@@ -47,9 +52,11 @@ class _Header(msgspec.Struct):
     byte_count: int
     token_count: int
     seconds: float
+    digests: tuple[int, ...] = ()
+    kind: str = ""
 
 
-class _DamagedError(Exception):
+class DamagedPromptError(Exception):
     """A file that is not as it was written."""
 
 
@@ -62,6 +69,9 @@ class PromptStore:
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self.prompts = KeptPrompts(budget_bytes)
+        self.followers = StoreFollowers()
+        self.bytes_per_second = PRIOR_BYTES_PER_SECOND
+        """Speed of restores."""
         self._folder = folder
         self._key = b""
         self._writing: dict[asyncio.Task[None], str] = {}
@@ -77,6 +87,7 @@ class PromptStore:
             return
         for prompt in found:
             self._delete(self.prompts.add(prompt))
+        self.followers.note_change()
 
     async def settle(self, identity: str = "") -> None:
         """Waits until the prompts for an identity are written; empty: all prompts."""
@@ -94,7 +105,7 @@ class PromptStore:
         self.prompts.use(prompt)
         try:
             await asyncio.to_thread(self._unseal, self._file(prompt.name), target)
-        except (FileNotFoundError, _DamagedError) as error:
+        except (FileNotFoundError, DamagedPromptError) as error:
             log.warning("a stored prompt is damaged and was deleted", error=type(error).__name__)
             self.drop(prompt)
         except OSError as error:
@@ -103,14 +114,27 @@ class PromptStore:
             return True
         return False
 
+    def pieces(self, prompt: KeptPrompt) -> Iterator[bytes]:
+        """Yields the pieces of a prompt's state. Raises DamagedPromptError and OSError; may take long."""
+        pieces = _pieces(self._key, self._file(prompt.name))
+        next(pieces)
+        yield from pieces
+
     def drop(self, prompt: KeptPrompt) -> None:
         """Deletes a prompt that cannot be used."""
         self.prompts.drop(prompt)
         self._delete([prompt])
+        self.followers.note_change()
 
     def forget(self, tenant: str | None, tag: str | None, model: str | None = None) -> None:
         """Deletes the prompts of a tenant, a tag and a model; None: any."""
         self._delete(self.prompts.forget(tenant, tag, model))
+        self.followers.note_change()
+
+    def note_restored(self, prompt: KeptPrompt, seconds: float) -> None:
+        """Learns the speed of restores from one."""
+        if seconds > 0:
+            self.bytes_per_second += NEWEST_SHARE * (prompt.byte_count / seconds - self.bytes_per_second)
 
     def require_deleted(self) -> None:
         """Raises SERVICE_UNAVAILABLE if forgotten prompts are still on disk, where the next process would find them."""
@@ -136,6 +160,7 @@ class PromptStore:
                 return
         is_flushed = self.prompts.flush_count != flush_count
         self._delete([prompt] if is_flushed else self.prompts.add(prompt))
+        self.followers.note_change()
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"
@@ -184,6 +209,8 @@ class PromptStore:
             prompt.byte_count,
             prompt.token_count,
             prompt.seconds,
+            prompt.digests,
+            prompt.kind,
         )
         pieces = chain([msgspec.json.encode(header)], iter(partial(state.read, PIECE_BYTES), b""))
         draft = file.with_suffix(_DRAFT_SUFFIX)
@@ -200,7 +227,7 @@ class PromptStore:
         with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as written:
             byte_count = sum(written.write(piece) for piece in pieces)
         if byte_count != header.byte_count:
-            raise _DamagedError
+            raise DamagedPromptError
         os.utime(file)
 
 
@@ -208,7 +235,7 @@ def _prompt_in(key: bytes, file: Path) -> KeptPrompt | None:
     """Returns the prompt in a file; None: the file is damaged."""
     try:
         header = msgspec.json.decode(next(_pieces(key, file)), type=_Header)
-    except (_DamagedError, msgspec.DecodeError):
+    except (DamagedPromptError, msgspec.DecodeError):
         return None
     return KeptPrompt(
         name=file.stem,
@@ -218,11 +245,13 @@ def _prompt_in(key: bytes, file: Path) -> KeptPrompt | None:
         byte_count=header.byte_count,
         token_count=header.token_count,
         seconds=header.seconds,
+        digests=header.digests,
+        kind=header.kind,
     )
 
 
 def _pieces(key: bytes, file: Path) -> Iterator[bytes]:
-    """Yields the decrypted pieces of a file, the header first. Raises _DamagedError and OSError."""
+    """Yields the decrypted pieces of a file, the header first. Raises DamagedPromptError and OSError."""
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - as in `_seal`
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
 
@@ -234,7 +263,7 @@ def _pieces(key: bytes, file: Path) -> Iterator[bytes]:
                 sealed = opened.read(min(int.from_bytes(size, "big"), 2 * PIECE_BYTES))
                 piece = cipher.decrypt(nonce + _count(number), sealed, file.stem.encode())
             except (InvalidTag, ValueError) as error:
-                raise _DamagedError from error
+                raise DamagedPromptError from error
             yield piece
             number += 1
 

@@ -263,7 +263,9 @@ class AdmittedRequest:
         if self._cache is None:
             yield RunningTurn()
             return
-        async with self._cache.embedding() if payload is None else self._cache.generating(payload) as turn:
+        async with (
+            self._cache.embedding() if payload is None else self._cache.generating(payload, self._prefixes) as turn
+        ):
             yield turn
 
     @contextmanager

@@ -23,6 +23,10 @@ class KeptPrompt:
     """0: unknown."""
     seconds: float = 0.0
     """Time that processing its tokens takes; 0: unknown."""
+    digests: tuple[int, ...] = ()
+    """The prefixes of its text by which routers know it; empty: unknown."""
+    kind: str = ""
+    """Engines of other runners with the same `ModelCache.kind` can restore it; empty: unknown."""
     identity: str = ""
     """`MODEL:DIGEST` of the engine, files and settings that can use it; empty: only the process that saved it can."""
 
@@ -124,9 +128,9 @@ class KeptPrompts:
             self._remove(kept)
         return meant
 
-    def bytes_of(self, model: str) -> int:
-        """Returns the size of a model's prompts."""
-        return sum(kept.byte_count for kept in self._prompts.values() if kept.model == model)
+    def of_model(self, model: str) -> list[KeptPrompt]:
+        """Returns a model's prompts, the least recently used first."""
+        return [kept for kept in self._prompts.values() if kept.model == model]
 
     def _note_used(self, kept: KeptPrompt) -> None:
         self._prompts[kept.name] = kept

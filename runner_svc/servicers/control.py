@@ -21,7 +21,7 @@ from runner_svc.supervise.logs import LogBatch
 from runner_svc.waiting import end_tasks
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2, permit_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.dispatch.tickets import Action, PermitGate
+from weft.dispatch.tickets import Action, PermitGate, TicketGate
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
@@ -45,6 +45,7 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         instances: Mapping[str, Instance],
         *,
         permits: PermitGate,
+        tickets: TicketGate,
         cache: CacheManager,
         clock: Clock,
         added: AddedModels | None = None,
@@ -54,6 +55,7 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         self._report = report
         self._instances = instances
         self._permits = permits
+        self._tickets = tickets
         self._cache = cache
         self._clock = clock
 
@@ -181,15 +183,35 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         async with answering(context):
             instance = self._instance(request.model)
             reports = instance.backend.prefix_reports
-            if reports is None or request.model != instance.model:
-                message = f"the engine of {instance.model} does not report the prefixes in its cache"
+            if request.model != instance.model:
+                message = f"{request.model} is an adapter; the prefixes in its cache are not reported"
                 raise WeftError(Reason.UNSUPPORTED_OPERATION, message)
+            if reports is None:
+                async with aclosing(self._cache.stored(request.model)) as stored:
+                    async for prompts in stored:
+                        yield pb.WatchPrefixesResponse(stored=prompts)
+                return
             with reports.follow() as follower:
                 async for changes in follower.messages():
                     yield changes
 
+    @override
+    async def FetchPrompt(
+        self, request: pb.FetchPromptRequest, context: Context
+    ) -> AsyncGenerator[pb.FetchPromptResponse]:
+        async with answering(context):
+            permit = self._tickets.admit(request.ticket, now=self._clock.utc_now().timestamp())
+            if not permit.moved_prefix:
+                raise WeftError(Reason.TICKET_INVALID, "the ticket is for a request, not for a stored prompt")
+            instance = self._instance(permit.model)
+            lent = self._cache.lent(instance.model, permit.tenant, permit.moved_prefix, request.state_kind)
+            async with aclosing(lent) as messages:
+                async for message in messages:
+                    yield message
+
     def end_tails(self) -> None:
         """Ends every log stream and every stream of prefixes because the runner is stopping."""
+        self._cache.end_followers()
         for instance in self._instances.values():
             instance.backend.log.end_followers()
             if (reports := instance.backend.prefix_reports) is not None:

@@ -80,7 +80,12 @@ class RequestAdmission:
             keep_alive_seconds=handling.keep_alive_seconds,
             priority=granted_priority_of(options),
             takes_slot=takes_slot,
-            cache=self.caches.of_request(permit.model, permit.tenant, handling),
+            cache=self.caches.of_request(
+                permit.model,
+                permit.tenant,
+                handling,
+                permit.prompt_source if permit.HasField("prompt_source") else None,
+            ),
         )
 
     def admit(self, ticket: Any) -> tuple[ticket_pb2.TicketClaims, Instance]:
@@ -89,6 +94,8 @@ class RequestAdmission:
         Raises TICKET_INVALID, TICKET_EXPIRED or MODEL_NOT_FOUND; CLOCK_OFF while this machine's clock is too far off.
         """
         permit = self._gate.admit(ticket, now=self._clock.utc_now().timestamp())
+        if permit.moved_prefix:
+            raise WeftError(Reason.TICKET_INVALID, "the ticket is for a stored prompt, not for a request")
         if self._clock_offset is not None and self._clock_offset.is_refused:
             raise clock_off(self._identity.runner, self._clock_offset.seconds)
         instance = self._instances.get(permit.model)

@@ -55,6 +55,8 @@ class RunnerReport:
         self._servers = servers
         self._config = config
         self._cache_figures = cache_figures
+        self.state_kind: Callable[[str], str] = lambda _: ""
+        """Kind of the states that a model's engine can restore; see ModelCache.kind."""
         self.followed_servers: Callable[[], Sequence[runner_pb2.FollowedServer]] = list
         """Servers whose listed models it serves."""
         self.host_use: Callable[[], runner_pb2.HostUse | None] = lambda: None
@@ -132,7 +134,7 @@ class RunnerReport:
 
     def _state(self, instance: Instance, name: str) -> runner_pb2.InstanceState:
         """Returns the state of a model or an adapter; an adapter's memory is counted with its model's."""
-        is_adapter, reports = name != instance.model, instance.backend.prefix_reports
+        is_adapter, reports, cache = name != instance.model, instance.backend.prefix_reports, self._cache_figures(name)
         return runner_pb2.InstanceState(
             model=name,
             base_model=instance.model if is_adapter else "",
@@ -157,6 +159,8 @@ class RunnerReport:
             keep_alive=optional_duration(instance.keep_alive_seconds),
             tokens_per_second=None if is_adapter else instance.records.tokens_per_second,
             reports_prefixes=not is_adapter and reports is not None and reports.is_live,
+            stores_prompts=not is_adapter and cache is not None and cache.stored_prompt_count > 0,
+            state_kind="" if is_adapter else self.state_kind(name),
         )
 
     def _own_runtime(self, model: ServedModel) -> str:

@@ -65,6 +65,7 @@ NUMBERS = re.compile(
     r"^(?:created|until|outputChars|outputTokens|pid|processId|slotsUsed|port|cpu\w+|usual.*|prefix\w+Tokens)$|(?:[sS]equence|_at|At|_ms|_mj|Ms|_duration)$"
     r"|_(?:time|wait|to_first_token)$|reset_\w+$|(?:_per_second|PerSecond|[sS]econds|Percent)$"
     r"|^(?:total|free|used|available|measured|estimated|system|other|unowned|leased|budget|resident|memory|memoryTotal|memoryUsed)Bytes$"
+    r"|^kept(?:PromptCount|Bytes|LimitBytes)$"
 )
 """Members of JSON, of YAML and headers whose numbers are times, speeds and facts of the machine."""
 

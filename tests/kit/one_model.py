@@ -17,6 +17,7 @@ class OneModel:
     model: str = MODEL
     model_path: Path | None = None
     names: tuple[str, ...] = (MODEL,)
+    digest: str = ""
     plan: LoadPlan = AS_CONFIGURED
 
     def expects(self, prompt: KeptPrompt) -> bool:

@@ -35,9 +35,15 @@ _COLUMNS = custom_columns(
     CONTEXT=lambda row: str(row["contextTokens"] or "-"),
     PID=lambda row: str(row["pid"] or "-"),
 )
-_WIDE = _COLUMNS + custom_columns("SKILLS:skills:commas THINKING:thinkingModes:commas")
+_WIDE = _COLUMNS + custom_columns(
+    "SKILLS:skills:commas THINKING:thinkingModes:commas KEPT_PROMPTS STORED_PROMPTS",
+    KEPT_PROMPTS=lambda row: _saved(row, "kept"),
+    STORED_PROMPTS=lambda row: _saved(row, "stored"),
+)
 _GONE: Mapping[str, Any] = {"state": "gone", "slotsUsed": 0, "memoryBytes": 0, "until": "-", "pid": 0}
 """Fields of a model that is no longer on its runner."""
+_PASSING = frozenset({"until", "cache"})
+"""Fields whose change alone is not shown by a watch: they change with every request."""
 _UNOWNED: Document = {
     "phase": "unowned",
     "detail": "the runner no longer publishes it",
@@ -50,7 +56,7 @@ _PROCESSES = Listing(
     wide=_WIDE,
     kind="ProcessList",
     name=lambda row: f"{row['runner']}/{row['model']}",
-    lasting=lambda row: {name: value for name, value in row.items() if name != "until"},
+    lasting=lambda row: {name: value for name, value in row.items() if name not in _PASSING},
     plural="models on runners",
     empty="no runner has a model yet; weft load hf:OWNER/REPO loads one, weft get runners lists the runners",
 )
@@ -139,7 +145,18 @@ def _row(runner: Document, state: Document, process: Document) -> dict[str, Any]
         "thinkingModes": abilities.get("thinkingModes", []),
         "pid": process.get("processId", 0),
         "restarts": process.get("restartCount", 0),
+        "cache": process.get("cache"),
     }
+
+
+def _saved(row: Mapping[str, Any], where: str) -> str | None:
+    """Returns number, size and limit of a model's saved prompts, such as "3: 57 MiB of 1 GiB"; None: none are saved."""
+    cache = row["cache"] or {}
+    is_able = cache.get("keptLimitBytes") or cache.get("storedPromptCount")
+    if not is_able or not cache[f"{where}LimitBytes"]:
+        return None
+    size, limit = (size_words(cache[f"{where}{end}"]) for end in ("Bytes", "LimitBytes"))
+    return f"{cache[f'{where}PromptCount']}: {size} of {limit}"
 
 
 def until_text(state: Document) -> str | None:

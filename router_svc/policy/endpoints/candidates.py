@@ -123,6 +123,8 @@ class Candidate:
     """Context of one slot; 0: unknown."""
     base_model: str = ""
     """The model that this adapter belongs to and shares an engine with; empty: it has its own engine."""
+    state_kind: str = ""
+    """What its engine can restore: equal ones can restore each other's stored prompts; empty: unknown."""
     key: tuple[str, str, str] = field(init=False, repr=False, compare=False)
     """Unique for the lifetime of the runner process."""
 

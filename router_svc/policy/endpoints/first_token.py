@@ -1,10 +1,12 @@
 """The expected time to the first token of a request on an endpoint, by which the policy `first_token` compares.
 
-    first token = overhead + (owed + uncached) * prefill + running * token + wait
+    first token = overhead + (owed + uncached) * prefill + restore + running * token + wait
 
 - overhead: measured time to the first token of a cached prompt, round trip included;
 - owed: prompt tokens of requests placed there that have no first token yet;
-- uncached: prompt tokens of this request that the endpoint has not cached;
+- uncached: prompt tokens of this request that the endpoint has not cached and does not restore;
+- restore: time in which its runner restores a stored prompt, if that is shorter than processing its tokens; if another
+  runner has a longer one, with the time of its transfer;
 - prefill: measured seconds per prompt token;
 - token: measured seconds between two tokens of an answer, by which each running request delays a prefill;
 - wait: for an engine slot, if requests wait inside the engine or its KV cache is full.
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.engine_load import EngineLoad
-from router_svc.policy.endpoints.prefix_affinity import Hit
+from router_svc.policy.endpoints.prefix_affinity import Hit, Move
 from weft.kernel.units import time_words
 from weft.kernel.value import value_class
 
@@ -43,6 +45,8 @@ avoided: afterwards one request per hour measures it again."""
 MAX_SPEEDS = 16_384
 """Maximum models on hosts with a known speed; the least recently measured is dropped first."""
 SHOWN_SECONDS = 0.005
+TRANSFER_BYTES_PER_SECOND = 100e6
+"""Assumed speed of the transfer of a stored prompt; the fetching runner measures its own and decides."""
 
 
 @dataclass(slots=True)
@@ -132,16 +136,24 @@ class FirstToken:
     uncached_tokens: int
     """Prompt tokens of this request that the endpoint has to process."""
     hit: Hit
+    restore_seconds: float = 0.0
+    """Time in which a stored prompt is restored; 0: none is."""
+    move: Move | None = None
+    """The transfer before that; None: the prompt is its runner's own."""
+    move_saves_seconds: float = 0.0
+    """How much longer it would take without the transfer."""
 
     @property
     def own_seconds(self) -> float:
-        """Return this request's own part of the prefill."""
-        return self.prefill_seconds * self.uncached_tokens / ((self.uncached_tokens + self.owed_tokens) or 1.0)
+        """Return this request's own part of the prefill, restore included."""
+        share = self.uncached_tokens / ((self.uncached_tokens + self.owed_tokens) or 1.0)
+        return self.prefill_seconds * share + self.restore_seconds
 
     @property
     def seconds(self) -> float:
         """Return the sum of the terms."""
-        return self.overhead_seconds + self.prefill_seconds + self.decode_seconds + self.wait_seconds
+        engine_seconds = self.prefill_seconds + self.decode_seconds + self.wait_seconds
+        return self.overhead_seconds + self.restore_seconds + engine_seconds
 
     def explanation(self) -> str:
         """Return the terms as text."""
@@ -152,6 +164,9 @@ class FirstToken:
             f"{time_words(self.prefill_seconds)} for {tokens}",
             f"{time_words(self.overhead_seconds)} overhead",
         ]
+        if self.restore_seconds:
+            origin = f" of {self.move.source[1]}" if self.move is not None else ""
+            terms.append(f"{time_words(self.restore_seconds)} for restoring a stored prompt{origin}")
         if self.decode_seconds >= SHOWN_SECONDS:
             terms.append(f"{time_words(self.decode_seconds)} for running answers")
         if self.wait_seconds >= SHOWN_SECONDS:
@@ -171,13 +186,30 @@ class Busy:
     """What the engine's figures add."""
 
 
-def first_token(candidate: Candidate, busy: Busy, speed: Speed, prompt_tokens: int, hit: Hit) -> FirstToken:
-    """Return the expected time to the first token of a prompt on an endpoint with a free slot."""
+def first_token(
+    candidate: Candidate, busy: Busy, speed: Speed, prompt_tokens: int, hit: Hit, move: Move | None = None
+) -> FirstToken:
+    """Return the expected time to the first token of a prompt on an endpoint with a free slot.
+
+    `move`: the stored prompt of another endpoint that its runner can fetch.
+    """
     overhead, per_token = speed.prefill()
     running = busy.requests + busy.load.others
     # While requests wait in the engine no slot is free, whatever the reason.
     ahead = max(running - busy.load.slots(candidate.slots), busy.load.waiting - 1)
-    uncached = max(0, prompt_tokens - hit.tokens)
+    uncached, restore_seconds, move_saves_seconds = max(0, prompt_tokens - hit.tokens), 0.0, 0.0
+    if (stored := hit.stored) is not None:
+        left = max(0, prompt_tokens - stored.tokens)
+        if stored.seconds + per_token * left < per_token * uncached:
+            uncached, restore_seconds = left, stored.seconds
+    if move is not None:
+        left = max(0, prompt_tokens - move.hit.tokens)
+        seconds = move.hit.byte_count / TRANSFER_BYTES_PER_SECOND + move.hit.seconds
+        move_saves_seconds = restore_seconds + per_token * (uncached - left) - seconds
+        if move_saves_seconds > 0.0:
+            uncached, restore_seconds = left, seconds
+        else:
+            move = None
     return FirstToken(
         overhead_seconds=overhead,
         prefill_seconds=per_token * (busy.owed_tokens + uncached),
@@ -187,4 +219,7 @@ def first_token(candidate: Candidate, busy: Busy, speed: Speed, prompt_tokens: i
         prompt_tokens=prompt_tokens,
         uncached_tokens=uncached,
         hit=hit,
+        restore_seconds=restore_seconds,
+        move=move,
+        move_saves_seconds=max(0.0, move_saves_seconds),
     )

@@ -20,7 +20,7 @@ from router_svc.policy.endpoints.candidates import CandidateKey
 from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.first_token import Busy, FirstToken, Speeds, first_token
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool, Rank
-from router_svc.policy.endpoints.prefix_affinity import NO_HIT, PrefixCaches, tokens_of
+from router_svc.policy.endpoints.prefix_affinity import NO_HIT, PrefixCaches, moves_of, tokens_of
 from router_svc.policy.settings import ChoicePolicy
 
 LEAST_LOADED, SESSION_AFFINITY = "least_loaded", "session_affinity"
@@ -160,6 +160,7 @@ class Selector:
     ) -> Selection | None:
         """Return the endpoint with the lowest expected time to the first token, or the session's."""
         hits = self.caches.hits(pool.name, pick.prefix_digests) if pick.prefix_digests else {}
+        moves = moves_of(hits)
         known = [*hits, session.key] if session is not None else [*hits]
         best: tuple[float, Rank, CandidateKey] | None = None
         expected: dict[CandidateKey, FirstToken] = {}
@@ -171,7 +172,11 @@ class Selector:
                 load=endpoint.engine_load,
             )
             speed, hit = self.speeds.of(endpoint.candidate, now), hits.get(endpoint.key, NO_HIT)
-            time = expected[endpoint.key] = first_token(endpoint.candidate, busy, speed, pick.prompt_tokens, hit)
+            move = moves.get(endpoint.candidate.state_kind)
+            if move is not None and move.source == endpoint.key:
+                move = None
+            time = first_token(endpoint.candidate, busy, speed, pick.prompt_tokens, hit, move)
+            expected[endpoint.key] = time
             place = (time.seconds + delay * time.own_seconds, by_load(endpoint), endpoint.key)
             best = place if best is None or place < best else best
         if best is None:

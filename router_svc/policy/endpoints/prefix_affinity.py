@@ -2,11 +2,12 @@
 
 A prompt is entered when it is placed, so that a burst of equal prompts stays together. An endpoint is assumed to keep
 the most recently entered tokens, as many as its KV cache has room for; cached tokens that engines report correct that.
-What engines report about single prefixes replaces these estimates.
+What engines report about single prefixes replaces these estimates. Prompts that runners have on disk count beside them,
+with the time of their restore.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
@@ -26,6 +27,36 @@ MIN_LEARNED_TOKENS = 512
 LEARNED_STEP = 0.25
 
 
+class StoredPrompt(NamedTuple):
+    """A prompt that a runner has on disk."""
+
+    digests: tuple[int, ...]
+    seconds: float
+    """Estimated time of its restore."""
+    byte_count: int = 0
+    kind: str = ""
+    """Engines with the same `Candidate.state_kind` can restore it."""
+
+
+class StoredHit(NamedTuple):
+    """The beginning of a prompt that an endpoint can restore."""
+
+    tokens: int
+    seconds: float
+    """Time of the restore."""
+    byte_count: int = 0
+    kind: str = ""
+    digest: int = 0
+    """That of the prefix."""
+
+
+class Move(NamedTuple):
+    """The transfer of a stored prompt from another endpoint."""
+
+    source: CandidateKey
+    hit: StoredHit
+
+
 class Hit(NamedTuple):
     """The beginning of a prompt that an endpoint has probably cached."""
 
@@ -34,6 +65,8 @@ class Hit(NamedTuple):
     """Tokens entered there since it was last used."""
     is_reported: bool = False
     """Whether the engine reports it as cached; otherwise it is estimated."""
+    stored: StoredHit | None = None
+    """What its runner can restore instead; None: nothing."""
 
 
 @value_class(kw_only=True)
@@ -48,9 +81,24 @@ class PrefixReport:
     """Whether its cache was emptied."""
     held: Sequence[int] = ()
     lost: Sequence[int] = ()
+    stored: Sequence[StoredPrompt] | None = None
+    """All prompts that its runner has on disk; None: unchanged."""
 
 
 NO_HIT = Hit(0, 0.0)
+
+
+def moves_of(hits: Mapping[CandidateKey, Hit]) -> dict[str, Move]:
+    """Return the endpoint with the longest stored prefix for each kind of engine; of equal ones the fastest."""
+    found: dict[str, Move] = {}
+    for key, hit in hits.items():
+        stored = hit.stored
+        if stored is None or not stored.kind:
+            continue
+        known = found.get(stored.kind)
+        if known is None or (stored.tokens, -stored.seconds) > (known.hit.tokens, -known.hit.seconds):
+            found[stored.kind] = Move(key, stored)
+    return found
 
 
 def tokens_of(digests: Sequence[int]) -> int:
@@ -72,6 +120,9 @@ class PrefixCaches:
         self._reported: dict[int, set[CandidateKey]] = {}
         """Endpoints by the digest of a prefix that their engines report as cached; at most `max_prefixes` digests."""
         self._reported_by: dict[CandidateKey, set[int]] = {}
+        self._stored: dict[int, dict[CandidateKey, StoredPrompt]] = {}
+        """Stored prompts by endpoint, by the digest of a prefix; at most `max_prefixes` digests."""
+        self._stored_by: dict[CandidateKey, list[int]] = {}
         self._reporting: set[CandidateKey] = set()
         """Endpoints whose engines have reported cached tokens; a 0 from any other says nothing."""
 
@@ -81,9 +132,11 @@ class PrefixCaches:
     def hits(self, pool: str, digests: Sequence[int]) -> dict[CandidateKey, Hit]:
         """Return a prompt's longest known prefix on each endpoint that probably holds one."""
         found: dict[CandidateKey, Hit] = {}
+        restorable: dict[CandidateKey, StoredHit] = {}
         for end, digest in zip(PREFIX_ENDS, digests, strict=False):
             holders, reporting = self._holders.get((pool, digest)), self._reported.get(digest, ())
-            if holders is None and not reporting:
+            stored = self._stored.get(digest)
+            if holders is None and not reporting and stored is None:
                 break
             tokens = int(end / CHARS_PER_TOKEN)
             for key, used_at in (holders or {}).items():
@@ -92,6 +145,10 @@ class PrefixCaches:
                     found[key] = Hit(tokens, age)
             for key in reporting:
                 found[key] = Hit(tokens, 0.0, is_reported=True)
+            for key, prompt in (stored or {}).items():
+                restorable[key] = StoredHit(tokens, prompt.seconds, prompt.byte_count, prompt.kind, digest)
+        for key, hit in restorable.items():
+            found[key] = found.get(key, NO_HIT)._replace(stored=hit)
         return found
 
     def knows(self, pool: str, digest: int) -> bool:
@@ -119,7 +176,7 @@ class PrefixCaches:
         """Compare the cached tokens that an engine reports with the expected ones."""
         key = candidate.key
         known = self._capacities.get(key)
-        if known is None or expected.is_reported:
+        if known is None or expected.is_reported or expected.stored is not None:
             return
         if cached_tokens:
             self._reporting.add(key)
@@ -140,6 +197,8 @@ class PrefixCaches:
             self._forget_reports(key)
         if report.cleared:
             self._age(key)
+        if report.restart or report.stored is not None:
+            self._store(key, report.stored or ())
         for digest in report.lost:
             self._reported_by.get(key, set()).discard(digest)
             self._lose(key, digest)
@@ -153,12 +212,13 @@ class PrefixCaches:
     def drop(self, candidate: Candidate) -> None:
         """Remove an endpoint that left the mesh."""
         self._forget_reports(candidate.key)
+        self._store(candidate.key, ())
         self._entered.pop(candidate.key, None)
         self._capacities.pop(candidate.key, None)
         self._reporting.discard(candidate.key)
 
     def empty(self, candidate: Candidate) -> None:
-        """Clear an endpoint's cache, because its engine ended or sleeps."""
+        """Clear an endpoint's cache, because its engine ended or sleeps. Stored prompts remain."""
         self._forget_reports(candidate.key)
         self._age(candidate.key)
 
@@ -170,6 +230,21 @@ class PrefixCaches:
     def _forget_reports(self, key: CandidateKey) -> None:
         for digest in self._reported_by.pop(key, ()):
             self._lose(key, digest)
+
+    def _store(self, key: CandidateKey, prompts: Iterable[StoredPrompt]) -> None:
+        """Replace the prompts that an endpoint can restore."""
+        for digest in self._stored_by.pop(key, ()):
+            holders = self._stored[digest]
+            holders.pop(key, None)
+            if not holders:
+                del self._stored[digest]
+        fastest: dict[int, StoredPrompt] = {}
+        for prompt in sorted(prompts, key=lambda prompt: -prompt.seconds):
+            fastest |= dict.fromkeys(prompt.digests, prompt)
+        for digest, prompt in fastest.items():
+            if digest in self._stored or len(self._stored) < self._max_prefixes:
+                self._stored.setdefault(digest, {})[key] = prompt
+                self._stored_by.setdefault(key, []).append(digest)
 
     def _lose(self, key: CandidateKey, digest: int) -> None:
         reporting = self._reported.get(digest, set())

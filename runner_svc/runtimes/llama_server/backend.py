@@ -46,7 +46,7 @@ from runner_svc.runtimes.llama_server.arguments import (
     slots_of,
 )
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS, LlamaServerModel
-from runner_svc.runtimes.llama_server.saved_prompts import SavedPrompts, state_identity
+from runner_svc.runtimes.llama_server.saved_prompts import SavedPrompts, state_identity, state_kind
 from runner_svc.runtimes.metrics_page import LLAMA_CPP, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
@@ -145,7 +145,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         self._slot_count: int | None = None
         """Number of slots that the running server reports, 0 if none; None: it is not running."""
         self._saved: SavedPrompts | None = None
-        self._state_identity = ""
+        self._state_identity = self._state_kind = ""
         self._sandbox = TemplateSandbox()
         self._translation: ModelTemplates | None = None
         """Templates of a translation model; None: the server renders the prompts."""
@@ -229,6 +229,11 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
 
     @property
     @override
+    def state_kind(self) -> str:
+        return self._state_kind
+
+    @property
+    @override
     def state_identity(self) -> str:
         return self._state_identity
 
@@ -263,6 +268,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
             arguments = (*(self.context.command or self.command), *server_arguments(self.model, order))
             variables = self.environment(order)
             self._state_identity = await asyncio.to_thread(state_identity, arguments, variables)
+            self._state_kind = await asyncio.to_thread(state_kind, arguments)
         is_translator = is_known and templates.usual is not None and translates(templates.usual)
         self._translation = templates if is_translator else None
 

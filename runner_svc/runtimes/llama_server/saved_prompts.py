@@ -12,6 +12,7 @@ from pathlib import Path
 
 from runner_svc.memory.machine_memory import engine_memory_bytes
 from runner_svc.policy.memory_estimate import MEBIBYTE
+from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it is private
 """In-memory file system: prompts must not be written to disk."""
@@ -19,6 +20,10 @@ MACHINE_PART = 8
 """The prompts of one engine use at most this fraction of the machine's memory (1/8) ..."""
 SHARED_PART = 2
 """... and of the free shared memory when the engine starts (1/2): containers have 64 MiB of it."""
+MAX_COMPARED_BYTES = 256 * 1024 * 1024
+"""Maximum size of a program, adapter or template that is compared with those of other machines."""
+_OF_ONE_PROCESS = frozenset({"--model", "--alias", "--port", "--threads", "--slot-save-path"})
+"""Flags whose values may differ between engines that can restore each other's prompts."""
 _PREFIX = "weft-prompts-"
 _NAME = re.compile(rf"{_PREFIX}(\d{{1,10}})-")
 
@@ -77,6 +82,32 @@ def state_identity(arguments: Sequence[str], variables: Mapping[str, str]) -> st
                 if path.is_file():
                     stat = path.stat()
                     known.append((stat.st_size, stat.st_mtime_ns))
+    return sha256(repr(known).encode()).hexdigest()
+
+
+def state_kind(arguments: Sequence[str]) -> str:
+    """Returns a digest of a server's build and arguments that is the same on all machines; empty: unknown.
+
+    Files are compared by content, except the model's, which has its own digest, and the interpreter of the server in
+    the wheel, which counts by the wheel's version.
+    """
+    known: list[object] = []
+    with suppress(PackageNotFoundError):
+        known.append(version("xllamacpp"))
+    for number, argument in enumerate(arguments):
+        if (number == 0 and LAUNCHER in arguments) or (number and arguments[number - 1] in _OF_ONE_PROCESS):
+            continue
+        # An adapter is FILE:SCALE.
+        file = Path(shutil.which(argument) or argument if number == 0 else argument.rpartition(":")[0] or argument)
+        try:
+            if not file.is_file():
+                known.append(argument)
+            elif file.stat().st_size > MAX_COMPARED_BYTES:
+                return ""
+            else:
+                known.append(sha256(file.read_bytes()).hexdigest())
+        except OSError:
+            known.append(argument)
     return sha256(repr(known).encode()).hexdigest()
 
 

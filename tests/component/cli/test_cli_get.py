@@ -400,6 +400,12 @@ def test_resident_memory_is_the_same_in_ps_describe_and_the_admin_documents(mesh
     assert member["memory"]["residentBytes"] == model["memory"]["residentBytes"] == 384 * 1024**2
 
 
+def test_wide_ps_shows_number_size_and_limit_of_saved_prompts(mesh: ScriptedMesh) -> None:
+    header, row = mesh.run("ps", "-o", "wide").stdout.splitlines()
+    assert row[header.index("KEPT PROMPTS") :].startswith("-")
+    assert row[header.index("STORED PROMPTS") :].rstrip() == "3: 57 MiB of 2 GiB"
+
+
 def test_ps_includes_engines_of_unpublished_models(mesh: ScriptedMesh) -> None:
     del mesh.state.runners["r1"].capability.instances[:]
     (row,) = json.loads(mesh.run("ps", "-o", "json").stdout)["items"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from router_svc.policy.endpoints.prefix_affinity import PrefixReport
+from router_svc.policy.endpoints.prefix_affinity import PrefixReport, StoredPrompt
 from router_svc.prefix_watch import RETRY_SECONDS, PrefixWatch
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -75,8 +75,10 @@ class Watching:
             created_at_seconds=0,
         )
 
-    def show(self, *, reports: bool = True, phase: Any = InstanceState.PHASE_READY, **runner: Any) -> None:
-        state = InstanceState(model="m", phase=phase, reports_prefixes=reports)
+    def show(
+        self, *, reports: bool = True, stores: bool = False, phase: Any = InstanceState.PHASE_READY, **runner: Any
+    ) -> None:
+        state = InstanceState(model="m", phase=phase, reports_prefixes=reports, stores_prompts=stores)
         view = FleetView(1, {"r": replace(self._runner, instances={"m": state}, **runner)}, {"m": self._model})
         self.watch.update_view(view)
 
@@ -120,6 +122,16 @@ async def test_reports_of_a_ready_engine_are_passed_on(tmp_path: Path) -> None:
             PrefixReport(key=KEY, cleared=True, lost=(1,)),
         ]
         assert watching.runner.stream_count == 1
+
+
+async def test_stored_prompts_of_a_sleeping_model_are_passed_on(tmp_path: Path) -> None:
+    async with _watching(tmp_path) as watching:
+        watching.show(reports=False, stores=True, phase=InstanceState.PHASE_HIBERNATING)
+        message = pb.WatchPrefixesResponse()
+        message.stored.prompts.add(prefix_digests=[1, 2]).restore.FromMilliseconds(250)
+        watching.runner.changes.put_nowait(message)
+        await watching.until(lambda: bool(watching.reports))
+        assert watching.reports == [PrefixReport(key=KEY, stored=(StoredPrompt((1, 2), 0.25),))]
 
 
 async def test_broken_stream_means_estimates_until_it_is_opened_again(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,6 +175,20 @@ class RunningRunner:
         permit = await self.permit(Action.UNLOAD, model)
         return await self.control.Unload(runner_service_pb2.UnloadRequest(model=model, permit=permit))
 
+    def ticket(self, **claims: Any) -> ticket_pb2.Ticket:
+        """Returns a valid ticket with these claims."""
+        self.tickets += 1
+        found = ticket_pb2.TicketClaims(
+            request_id=f"req-{self.tickets}",
+            ticket_id=f"ticket-{self.tickets}",
+            runner="r1",
+            runner_incarnation=self.registry.opened[-1].runner.incarnation,
+            **claims,
+        )
+        found.expire_time.FromSeconds(int(time.time()) + 30)
+        raw = found.SerializeToString()
+        return ticket_pb2.Ticket(claims=raw, mac=sign(raw, TICKET_KEY))
+
     def generate(
         self,
         *,
@@ -183,25 +197,13 @@ class RunningRunner:
         allow_remote: bool = False,
         behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
         seconds_left: float | None = None,
+        ticket: Mapping[str, Any] | None = None,
         **chat: Any,
     ) -> Any:
-        """Starts a Generate call with a valid ticket; `chat`: further fields of the payload."""
-        self.tickets += 1
-        incarnation = self.registry.opened[-1].runner.incarnation
-        claims = ticket_pb2.TicketClaims(
-            request_id=f"req-{self.tickets}",
-            ticket_id=f"ticket-{self.tickets}",
-            model=model,
-            runner="r1",
-            runner_incarnation=incarnation,
-            attempt=1,
-            allow_remote=allow_remote,
-        )
-        claims.expire_time.FromSeconds(int(time.time()) + 30)
-        raw = claims.SerializeToString()
+        """Starts a Generate call with a valid ticket; `ticket`, `chat`: more fields of its claims and the payload."""
         message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Count.")])
         request = generation_service_pb2.GenerateRequest(
-            ticket=ticket_pb2.Ticket(claims=raw, mac=sign(raw, TICKET_KEY)),
+            ticket=self.ticket(model=model, attempt=1, allow_remote=allow_remote, **(ticket or {})),
             chat=chat_pb2.ChatPayload(
                 **{
                     "messages": [message],

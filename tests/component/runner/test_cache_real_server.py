@@ -1,8 +1,10 @@
 """Many tenants on one real llama.cpp server: no tenant finds the prefix of another."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from kit.engine_settings import engine_settings
 from kit.one_model import OneModel
 from runner_harness import RunningRunner, events_of, ready_runner
@@ -14,6 +16,8 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
 from weft.api.common.v1 import chat_pb2
+from weft.api.runner.v1 import ticket_pb2
+from weft.dispatch.payload_description import cache_scope, prompt_prefixes
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import MODEL, PROMPTS, SEA, PrefixCacheConformance
 
@@ -57,6 +61,39 @@ async def test_prompt_survives_an_unload_and_a_restart_of_the_runner(tmp_path: P
     assert cached[0] == 0
     assert cached[1] == cached[2] == cached[3] > 200
     assert answers[1] == answers[2] == answers[3]
+
+
+@pytest.mark.slow("computes prompts")
+async def test_prompt_moved_to_another_runner_continues_with_the_same_tokens(tmp_path: Path) -> None:
+    server = TestLlamaServerFromTheWheel().make_backend
+    models = [ServedModel(name="m", slots=2, make_backend=server, model_path=demo_model_path())]
+    messages = [_user("Name a colour. " * 75)]
+    digest = prompt_prefixes(chat_pb2.ChatPayload(messages=messages), cache_scope("", ""))[0][0]
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        folder.mkdir()
+
+    async def ask(runner: RunningRunner, **claims: Any) -> tuple[int, str]:
+        events = await events_of(runner.generate(messages=messages, max_tokens=64, ticket=claims))
+        cached = events[-1].finished.receipt.usage.cached_prompt_tokens
+        return cached, "".join(event.delta.text for event in events)
+
+    async with ready_runner(folders[0], models, stored_prompts_mb=100) as one:
+        await one.until_state(lambda state: bool(state.state_kind))
+        await ask(one)
+        undisturbed = await ask(one)
+        await one.unload()
+        await one.until_state(lambda state: state.stores_prompts)
+        async with ready_runner(folders[1], models, stored_prompts_mb=100) as two:
+            await two.until_state(lambda state: bool(state.state_kind))
+            source = ticket_pb2.PromptSource(
+                address=f"unix:{folders[0]}/runner.sock",
+                ticket=one.ticket(model="m", moved_prefix=digest),
+                max_time=Duration(seconds=20),
+            )
+            moved = await ask(two, prompt_source=source)
+    assert moved == undisturbed
+    assert moved[0] > 200
 
 
 @pytest.mark.slow("computes prompts")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import aclosing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from kit.one_model import OneModel
 
 from runner_svc.backend.port import CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
-from runner_svc.cache.prompt_store import PromptStore
+from runner_svc.cache.prompt_store import PRIOR_BYTES_PER_SECOND, PromptStore
 from runner_svc.policy.cache_directory import Partition
+from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft.api.common.v1 import receipt_pb2
@@ -54,6 +56,13 @@ class _Runner:
     async def restart(self, order: LoadOrder | None = None) -> None:
         await self.end()
         await self.backend.start(order)
+
+    async def request(self, text: str, prefixes: PromptPrefixes) -> None:
+        """Sends a prompt that routers know by these prefixes."""
+        payload = completion(text)
+        async with self.desk.of_request(MODEL, "a", Handling()).generating(payload, prefixes) as turn:
+            async for _ in self.backend.generate(payload, _call(turn.use)):
+                turn.worked = True
 
     async def receipt(self, text: str, prefill_seconds: float = 0.0) -> receipt_pb2.Receipt:
         """The receipt of a request to an engine that needed this long for the prompt; 0: it does not say."""
@@ -110,10 +119,43 @@ async def test_prompts_in_slots_and_in_memory_survive_a_restart_of_their_engine(
         await runner.ask.cached("a", text)
     await runner.restart()
     stored = sum(len(file.read_bytes()) for file in _stored(folder))
-    assert 0 < runner.desk.figures(MODEL).stored_bytes < stored, "the files have headers"
+    figures = runner.desk.figures(MODEL)
+    assert 0 < figures.stored_bytes < stored, "the files have headers"
+    assert (figures.stored_prompt_count, figures.stored_limit_bytes, figures.kept_prompt_count) == (4, BUDGET, 0)
     before = runner.desk.figures(MODEL).restored_prompt_count
     assert min([await runner.ask.cached("a", text) for text in texts]) > 200
     assert runner.desk.figures(MODEL).restored_prompt_count == before + 4
+    await runner.end()
+
+
+async def test_routers_learn_what_is_stored_and_how_long_its_restore_takes(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    prefixes = PromptPrefixes((11, 12), 2_000, Partition("a"))
+    async with aclosing(runner.desk.stored(MODEL)) as following:
+        assert list((await anext(following)).prompts) == []
+        await runner.request(SEA, prefixes)
+        await runner.restart()
+        (prompt,) = (await anext(following)).prompts
+        size = runner.desk.figures(MODEL).stored_bytes
+        assert (list(prompt.prefix_digests), prompt.byte_count) == ([11, 12], size)
+        assert prompt.restore.ToNanoseconds() == pytest.approx(size / PRIOR_BYTES_PER_SECOND * 1e9, abs=1)
+        await runner.ask.flush("all")
+        assert list((await anext(following)).prompts) == []
+    await runner.request(SEA, prefixes)
+    await runner.end()
+    next_runner = _Runner(folder)
+    await next_runner.desk.open()
+    (prompt,) = (await anext(next_runner.desk.stored(MODEL))).prompts
+    assert list(prompt.prefix_digests) == [11, 12]
+
+
+async def test_routers_do_not_learn_what_an_engine_with_other_settings_cannot_restore(folder: Path) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.request(SEA, PromptPrefixes((11,), 2_000, Partition("a")))
+    await runner.restart(LoadOrder(parameters={"context_tokens": 2048}))
+    assert list((await anext(runner.desk.stored(MODEL))).prompts) == []
     await runner.end()
 
 

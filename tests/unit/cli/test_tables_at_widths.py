@@ -19,7 +19,7 @@ LONG = "qwen3-coder-30b-a3b-instruct-q4"
 def _process(model: str, **fields: Any) -> dict[str, Any]:
     known = {"model": model, "runner": "gpu-0", "host": "titan.lab.example.org", "runtime": "llama_server"}
     counted = {"slotsUsed": 1, "slotsTotal": 4, "memoryBytes": 19 * GIB, "contextTokens": 32768, "pid": 4711}
-    return known | counted | {"state": "ready", "until": "4m", "restarts": 0} | fields
+    return known | counted | {"state": "ready", "until": "4m", "restarts": 0, "cache": None} | fields
 
 
 def _model(name: str, **fields: Any) -> dict[str, Any]:

@@ -8,8 +8,17 @@ from index_harness import member
 from router_svc.policy.endpoints.candidates import Readiness
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
 from router_svc.policy.endpoints.engine_load import EngineLoad
-from router_svc.policy.endpoints.first_token import Busy, Speed, first_token
-from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit, PrefixCaches, PrefixReport
+from router_svc.policy.endpoints.first_token import TRANSFER_BYTES_PER_SECOND, Busy, Speed, first_token
+from router_svc.policy.endpoints.prefix_affinity import (
+    NO_HIT,
+    Hit,
+    Move,
+    PrefixCaches,
+    PrefixReport,
+    StoredHit,
+    StoredPrompt,
+    moves_of,
+)
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 
@@ -106,6 +115,62 @@ def test_explanation_says_whether_a_hit_is_reported(hit: Hit, words: str) -> Non
     assert words in first_token(A, busy, Speed(), 600, hit).explanation()
 
 
+def test_stored_prompt_is_a_hit_that_takes_its_restore() -> None:
+    caches = PrefixCaches(100)
+    caches.enter(POOL, (1,), A, 256)
+    _report(caches, stored=(StoredPrompt((1, 2, 3), 0.5), StoredPrompt((1, 7), 0.1)))
+    assert caches.hits(POOL, (1, 2, 9)) == {A.key: Hit(256, 0.0, stored=StoredHit(512, 0.5, digest=2))}
+    assert caches.hits(POOL, (1,))[A.key].stored == StoredHit(256, 0.1, digest=1), "the fastest restore of equal ones"
+    caches.empty(A)
+    assert caches.hits(POOL, (1, 2)) == {A.key: NO_HIT._replace(stored=StoredHit(512, 0.5, digest=2))}
+
+
+@pytest.mark.parametrize("end", [{"stored": ()}, {"restart": True}, None])
+def test_deleted_stored_prompt_is_no_hit(end: dict[str, Any] | None) -> None:
+    caches = PrefixCaches(100)
+    _report(caches, stored=(StoredPrompt((1,), 0.5),))
+    _report(caches, B, stored=(StoredPrompt((1,), 0.7),))
+    if end is None:
+        caches.drop(A)
+    else:
+        _report(caches, **end)
+    assert list(caches.hits(POOL, (1,))) == [B.key]
+
+
+def test_flood_of_stored_prompts_is_bounded() -> None:
+    caches = PrefixCaches(4)
+    _report(caches, stored=(StoredPrompt(tuple(range(100)), 0.5),))
+    assert len(caches._stored) == 4
+
+
+def test_restored_prompt_says_nothing_about_the_room_of_an_engine() -> None:
+    caches = PrefixCaches(100)
+    caches.enter(POOL, (1,), A, 256)
+    before = dict(caches._capacities)
+    caches.correct(A, Hit(0, 0.0, stored=StoredHit(4_096, 0.5)), 4_096)
+    assert caches._capacities == before
+
+
+@pytest.mark.parametrize(
+    ("resident", "restore_seconds", "uncached", "restored"),
+    [
+        pytest.param(0, 0.05, 200, 0.05, id="restoring is sooner than processing"),
+        pytest.param(0, 100.0, 1_000, 0.0, id="processing is sooner"),
+        pytest.param(900, 0.0, 100, 0.0, id="more is cached"),
+    ],
+)
+def test_restore_counts_as_its_time_if_it_is_sooner(
+    resident: int, restore_seconds: float, uncached: int, restored: float
+) -> None:
+    busy, hit = Busy(requests=0, owed_tokens=0.0, load=EngineLoad()), Hit(resident, 0.0)
+    time = first_token(A, busy, Speed(), 1_000, hit._replace(stored=StoredHit(800, restore_seconds)))
+    per_token = Speed().prefill()[1]
+    assert (time.uncached_tokens, time.restore_seconds) == (uncached, restored)
+    assert time.own_seconds == pytest.approx(uncached * per_token + restored)
+    assert time.seconds == pytest.approx(first_token(A, busy, Speed(), uncached, NO_HIT).seconds + restored)
+    assert ("restoring a stored prompt" in time.explanation()) == (restored > 0)
+
+
 def test_reports_of_another_incarnation_do_not_count() -> None:
     view = ClusterView(Settings(), SchedulerLimits(), lambda _: False)
     view.apply(MeshChange(candidates=(member("a", readiness=Readiness.READY),)), 0.0)
@@ -115,3 +180,37 @@ def test_reports_of_another_incarnation_do_not_count() -> None:
     assert caches.hits(POOL, (1,)) == {}
     view.apply(MeshChange(prefixes=(PrefixReport(key=A.key, held=(1,)),)), 0.0)
     assert caches.hits(POOL, (1,)) == {A.key: Hit(256, 0.0, is_reported=True)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "byte_count", "moves"),
+    [
+        pytest.param("k", 1_000, True, id="the transfer is sooner"),
+        pytest.param("k", 10**12, False, id="processing is sooner"),
+        pytest.param("other", 1_000, False, id="another engine or file"),
+        pytest.param("", 1_000, False, id="unknown engine"),
+    ],
+)
+def test_stored_prompt_of_another_runner_is_moved_if_that_is_sooner(kind: str, byte_count: int, *, moves: bool) -> None:
+    caches = PrefixCaches(100)
+    _report(caches, B, stored=(StoredPrompt((1,), 0.0, 10, "k"), StoredPrompt((1, 2, 3, 4), 0.02, byte_count, kind)))
+    found = moves_of(caches.hits(POOL, (1, 2, 3, 4)))
+    move = found.get("k")
+    busy = Busy(requests=0, owed_tokens=0.0, load=EngineLoad())
+    time = first_token(A, busy, Speed(), 1_200, NO_HIT, move)
+    if moves:
+        assert move == Move(B.key, StoredHit(1_024, 0.02, byte_count, kind, 4))
+        assert (time.move, time.uncached_tokens) == (move, 176)
+        assert time.restore_seconds == pytest.approx(0.02 + byte_count / TRANSFER_BYTES_PER_SECOND)
+        assert f"restoring a stored prompt of {B.runner}" in time.explanation()
+    else:
+        assert (time.move, time.uncached_tokens, time.restore_seconds) == (None, 1_200, 0.0)
+
+
+def test_longest_stored_prompt_is_moved_and_of_equal_ones_the_fastest() -> None:
+    caches = PrefixCaches(100)
+    C = member("c")  # noqa: N806 - as A and B
+    _report(caches, stored=(StoredPrompt((1, 2), 0.3, 10, "k"),))
+    _report(caches, B, stored=(StoredPrompt((1, 2), 0.2, 10, "k"),))
+    _report(caches, C, stored=(StoredPrompt((1,), 0.1, 10, "k"),))
+    assert moves_of(caches.hits(POOL, (1, 2)))["k"].source == B.key

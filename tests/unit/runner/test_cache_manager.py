@@ -51,6 +51,7 @@ class Model:
         self.model = model
         self.names = (model, f"{model}-adapter")
         self.model_path: Path | None = None
+        self.digest = ""
         self.plan = AS_CONFIGURED
         self.backend: Any = engine
 

@@ -10,6 +10,7 @@ from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.memory.device_meter import DeviceMeter, RequestMeter
+from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
@@ -49,7 +50,9 @@ class HeldPrefix:
         self.is_held = False
 
     @asynccontextmanager
-    async def generating(self, payload: GenerationPayload) -> AsyncIterator[RunningTurn]:
+    async def generating(
+        self, payload: GenerationPayload, prefixes: PromptPrefixes | None = None
+    ) -> AsyncIterator[RunningTurn]:
         self.is_held = True
         try:
             yield RunningTurn()

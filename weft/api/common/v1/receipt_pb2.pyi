@@ -279,6 +279,8 @@ class RestoredPrompt(google.protobuf.message.Message):
         """In memory, when another prompt took its slot."""
         SOURCE_DISK: RestoredPrompt._Source.ValueType  # 2
         """On disk, when its engine was unloaded or its runner stopped."""
+        SOURCE_RUNNER: RestoredPrompt._Source.ValueType  # 3
+        """On the disk of another runner."""
 
     class Source(_Source, metaclass=_SourceEnumTypeWrapper):
         """Source is where it was saved."""
@@ -289,6 +291,8 @@ class RestoredPrompt(google.protobuf.message.Message):
     """In memory, when another prompt took its slot."""
     SOURCE_DISK: RestoredPrompt.Source.ValueType  # 2
     """On disk, when its engine was unloaded or its runner stopped."""
+    SOURCE_RUNNER: RestoredPrompt.Source.ValueType  # 3
+    """On the disk of another runner."""
 
     SOURCE_FIELD_NUMBER: builtins.int
     TOKEN_COUNT_FIELD_NUMBER: builtins.int

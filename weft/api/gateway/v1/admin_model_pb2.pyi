@@ -17,6 +17,7 @@ import weft.api.registry.v1.lease_service_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.runner_pb2
 import weft.api.runner.v1.load_pb2
+import weft.api.runner.v1.runner_service_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -250,6 +251,7 @@ class Replica(google.protobuf.message.Message):
     PINNED_FIELD_NUMBER: builtins.int
     PROCESS_ID_FIELD_NUMBER: builtins.int
     RESTART_COUNT_FIELD_NUMBER: builtins.int
+    CACHE_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The replica's own model name."""
     runner: builtins.str
@@ -286,6 +288,10 @@ class Replica(google.protobuf.message.Message):
     def unload_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Time at which the idle timer unloads the model, unless a request arrives before."""
 
+    @property
+    def cache(self) -> weft.api.runner.v1.runner_service_pb2.CacheFigures:
+        """Its prefix cache and saved prompts, if its runner reports them."""
+
     def __init__(
         self,
         *,
@@ -304,9 +310,10 @@ class Replica(google.protobuf.message.Message):
         pinned: builtins.bool = ...,
         process_id: builtins.int = ...,
         restart_count: builtins.int = ...,
+        cache: weft.api.runner.v1.runner_service_pb2.CacheFigures | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_host", b"_host", "_load_progress", b"_load_progress", "host", b"host", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_host", b"_host", "_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "host", b"host", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "pinned", b"pinned", "process_id", b"process_id", "restart_count", b"restart_count", "runner", b"runner", "slots_total", b"slots_total", "slots_used", b"slots_used", "state", b"state", "unload_time", b"unload_time"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_host", b"_host", "_load_progress", b"_load_progress", "cache", b"cache", "host", b"host", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_host", b"_host", "_load_progress", b"_load_progress", "cache", b"cache", "context_tokens", b"context_tokens", "detail", b"detail", "host", b"host", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "pinned", b"pinned", "process_id", b"process_id", "restart_count", b"restart_count", "runner", b"runner", "slots_total", b"slots_total", "slots_used", b"slots_used", "state", b"state", "unload_time", b"unload_time"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_host", b"_host"]) -> typing.Literal["host"] | None: ...
     @typing.overload

@@ -21,6 +21,7 @@ import weft.api.runner.v1.added_model_pb2
 import weft.api.runner.v1.load_pb2
 import weft.api.runner.v1.model_store_pb2
 import weft.api.runner.v1.permit_pb2
+import weft.api.runner.v1.ticket_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -904,6 +905,11 @@ class CacheFigures(google.protobuf.message.Message):
     PREWARMED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     RESTORED_PROMPT_COUNT_FIELD_NUMBER: builtins.int
     STORED_BYTES_FIELD_NUMBER: builtins.int
+    STORED_PROMPT_COUNT_FIELD_NUMBER: builtins.int
+    STORED_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    KEPT_PROMPT_COUNT_FIELD_NUMBER: builtins.int
+    KEPT_BYTES_FIELD_NUMBER: builtins.int
+    KEPT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     hit_count: builtins.int
     """Requests with a part of their prompt in the cache."""
     miss_count: builtins.int
@@ -918,6 +924,16 @@ class CacheFigures(google.protobuf.message.Message):
     """Saved prompts that were restored from main memory or from disk."""
     stored_bytes: builtins.int
     """Size in bytes of the model's prompts on disk, which outlast its engine."""
+    stored_prompt_count: builtins.int
+    """Number of the model's prompts on disk."""
+    stored_limit_bytes: builtins.int
+    """Disk space in bytes for the prompts of all models of the runner. 0: none are stored."""
+    kept_prompt_count: builtins.int
+    """Number of prompts that lost their slot and are in main memory."""
+    kept_bytes: builtins.int
+    """Their size in bytes."""
+    kept_limit_bytes: builtins.int
+    """Main memory in bytes for them. 0: the engine cannot save them, or is not running."""
     def __init__(
         self,
         *,
@@ -928,8 +944,13 @@ class CacheFigures(google.protobuf.message.Message):
         prewarmed_token_count: builtins.int = ...,
         restored_prompt_count: builtins.int = ...,
         stored_bytes: builtins.int = ...,
+        stored_prompt_count: builtins.int = ...,
+        stored_limit_bytes: builtins.int = ...,
+        kept_prompt_count: builtins.int = ...,
+        kept_bytes: builtins.int = ...,
+        kept_limit_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "hit_count", b"hit_count", "miss_count", b"miss_count", "prewarmed_token_count", b"prewarmed_token_count", "prompt_token_count", b"prompt_token_count", "restored_prompt_count", b"restored_prompt_count", "stored_bytes", b"stored_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "hit_count", b"hit_count", "kept_bytes", b"kept_bytes", "kept_limit_bytes", b"kept_limit_bytes", "kept_prompt_count", b"kept_prompt_count", "miss_count", b"miss_count", "prewarmed_token_count", b"prewarmed_token_count", "prompt_token_count", b"prompt_token_count", "restored_prompt_count", b"restored_prompt_count", "stored_bytes", b"stored_bytes", "stored_limit_bytes", b"stored_limit_bytes", "stored_prompt_count", b"stored_prompt_count"]) -> None: ...
 
 global___CacheFigures = CacheFigures
 
@@ -1218,6 +1239,7 @@ class WatchPrefixesResponse(google.protobuf.message.Message):
     CLEARED_FIELD_NUMBER: builtins.int
     HELD_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
+    STORED_FIELD_NUMBER: builtins.int
     restart: builtins.bool
     """Whether all prefixes of earlier messages are unknown again. True in the first message."""
     cleared: builtins.bool
@@ -1230,6 +1252,10 @@ class WatchPrefixesResponse(google.protobuf.message.Message):
     def lost(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Prefixes that are no longer cached; at most 4,096."""
 
+    @property
+    def stored(self) -> global___StoredPrompts:
+        """Prompts on disk; they replace those of earlier messages. Not set: unchanged."""
+
     def __init__(
         self,
         *,
@@ -1237,7 +1263,162 @@ class WatchPrefixesResponse(google.protobuf.message.Message):
         cleared: builtins.bool = ...,
         held: collections.abc.Iterable[builtins.int] | None = ...,
         lost: collections.abc.Iterable[builtins.int] | None = ...,
+        stored: global___StoredPrompts | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cleared", b"cleared", "held", b"held", "lost", b"lost", "restart", b"restart"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["stored", b"stored"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cleared", b"cleared", "held", b"held", "lost", b"lost", "restart", b"restart", "stored", b"stored"]) -> None: ...
 
 global___WatchPrefixesResponse = WatchPrefixesResponse
+
+@typing.final
+class StoredPrompts(google.protobuf.message.Message):
+    """StoredPrompts are prompts on disk that an engine of the model can restore."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROMPTS_FIELD_NUMBER: builtins.int
+    @property
+    def prompts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StoredPrompt]:
+        """The prompts, the most recently used first; at most 256."""
+
+    def __init__(
+        self,
+        *,
+        prompts: collections.abc.Iterable[global___StoredPrompt] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["prompts", b"prompts"]) -> None: ...
+
+global___StoredPrompts = StoredPrompts
+
+@typing.final
+class StoredPrompt(google.protobuf.message.Message):
+    """StoredPrompt is a prompt on disk."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFIX_DIGESTS_FIELD_NUMBER: builtins.int
+    BYTE_COUNT_FIELD_NUMBER: builtins.int
+    RESTORE_FIELD_NUMBER: builtins.int
+    STATE_KIND_FIELD_NUMBER: builtins.int
+    byte_count: builtins.int
+    """Size of the engine's state."""
+    state_kind: builtins.str
+    """Digest of the model file, the engine's build and its settings; engines with the same one can restore it. Empty:
+    unknown.
+    """
+    @property
+    def prefix_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Its prefixes, of increasing length; at most 64."""
+
+    @property
+    def restore(self) -> google.protobuf.duration_pb2.Duration:
+        """Estimated time in which the runner restores it, from the speed of earlier ones."""
+
+    def __init__(
+        self,
+        *,
+        prefix_digests: collections.abc.Iterable[builtins.int] | None = ...,
+        byte_count: builtins.int = ...,
+        restore: google.protobuf.duration_pb2.Duration | None = ...,
+        state_kind: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["restore", b"restore"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["byte_count", b"byte_count", "prefix_digests", b"prefix_digests", "restore", b"restore", "state_kind", b"state_kind"]) -> None: ...
+
+global___StoredPrompt = StoredPrompt
+
+@typing.final
+class FetchPromptRequest(google.protobuf.message.Message):
+    """FetchPromptRequest selects a stored prompt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TICKET_FIELD_NUMBER: builtins.int
+    STATE_KIND_FIELD_NUMBER: builtins.int
+    state_kind: builtins.str
+    """What the engine can restore; must not be empty."""
+    @property
+    def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
+        """The router's ticket."""
+
+    def __init__(
+        self,
+        *,
+        ticket: weft.api.runner.v1.ticket_pb2.Ticket | None = ...,
+        state_kind: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["state_kind", b"state_kind", "ticket", b"ticket"]) -> None: ...
+
+global___FetchPromptRequest = FetchPromptRequest
+
+@typing.final
+class FetchPromptResponse(google.protobuf.message.Message):
+    """FetchPromptResponse is a part of a stored prompt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    state: builtins.bytes
+    """The next part of the state; at most 1 MiB."""
+    sha256: builtins.bytes
+    """SHA-256 of the whole state. Last, and once."""
+    @property
+    def prompt(self) -> global___MovedPrompt:
+        """The description of the prompt. First, and once."""
+
+    def __init__(
+        self,
+        *,
+        prompt: global___MovedPrompt | None = ...,
+        state: builtins.bytes = ...,
+        sha256: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["kind", b"kind", "prompt", b"prompt", "sha256", b"sha256", "state", b"state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "prompt", b"prompt", "sha256", b"sha256", "state", b"state"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["prompt", "state", "sha256"] | None: ...
+
+global___FetchPromptResponse = FetchPromptResponse
+
+@typing.final
+class MovedPrompt(google.protobuf.message.Message):
+    """MovedPrompt describes a stored prompt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MARKS_FIELD_NUMBER: builtins.int
+    PREFIX_DIGESTS_FIELD_NUMBER: builtins.int
+    BYTE_COUNT_FIELD_NUMBER: builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
+    byte_count: builtins.int
+    """Size of the state."""
+    token_count: builtins.int
+    """Tokens in the state. 0: unknown."""
+    @property
+    def marks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Digests of increasingly long prefixes of the prompt as the engine received it; at most 1,024."""
+
+    @property
+    def prefix_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Digests by which routers know its prefixes; at most 64."""
+
+    @property
+    def prefill(self) -> google.protobuf.duration_pb2.Duration:
+        """Time that processing them took. Not set: unknown."""
+
+    def __init__(
+        self,
+        *,
+        marks: collections.abc.Iterable[builtins.bytes] | None = ...,
+        prefix_digests: collections.abc.Iterable[builtins.int] | None = ...,
+        byte_count: builtins.int = ...,
+        token_count: builtins.int = ...,
+        prefill: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["prefill", b"prefill"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["byte_count", b"byte_count", "marks", b"marks", "prefill", b"prefill", "prefix_digests", b"prefix_digests", "token_count", b"token_count"]) -> None: ...
+
+global___MovedPrompt = MovedPrompt

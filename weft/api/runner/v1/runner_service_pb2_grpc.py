@@ -95,6 +95,11 @@ class RunnerServiceStub(object):
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesResponse.FromString,
                 _registered_method=True)
+        self.FetchPrompt = channel.unary_stream(
+                '/weft.api.runner.v1.RunnerService/FetchPrompt',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerServiceServicer(object):
@@ -210,10 +215,21 @@ class RunnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchPrefixes(self, request, context):
-        """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them: those that it has now,
-        then the changes, for as long as the caller listens. Routers use it instead of estimates.
+        """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them, or the prompts on disk
+        that another engine can restore: those of now, then the changes, for as long as the caller listens. Routers use them
+        beside or instead of estimates.
 
-        UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer.
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer, and no prompts are stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchPrompt(self, request, context):
+        """FetchPrompt streams a stored prompt to another runner that continues it: its description, the engine's state in
+        parts, and at the end the digest of the state. Needs a ticket with `moved_prefix`, which names tenant and prompt.
+
+        NOT_FOUND / NOT_FOUND if there is no such prompt of the ticket's tenant, or it was deleted meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -281,6 +297,11 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.WatchPrefixes,
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesResponse.SerializeToString,
+            ),
+            'FetchPrompt': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchPrompt,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -608,6 +629,33 @@ class RunnerService(object):
             '/weft.api.runner.v1.RunnerService/WatchPrefixes',
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesRequest.SerializeToString,
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WatchPrefixesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchPrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/FetchPrompt',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -131,10 +131,21 @@ class RunnerServiceStub:
         weft.api.runner.v1.runner_service_pb2.WatchPrefixesRequest,
         weft.api.runner.v1.runner_service_pb2.WatchPrefixesResponse,
     ]
-    """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them: those that it has now,
-    then the changes, for as long as the caller listens. Routers use it instead of estimates.
+    """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them, or the prompts on disk
+    that another engine can restore: those of now, then the changes, for as long as the caller listens. Routers use them
+    beside or instead of estimates.
 
-    UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer.
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer, and no prompts are stored.
+    """
+
+    FetchPrompt: grpc.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.FetchPromptRequest,
+        weft.api.runner.v1.runner_service_pb2.FetchPromptResponse,
+    ]
+    """FetchPrompt streams a stored prompt to another runner that continues it: its description, the engine's state in
+    parts, and at the end the digest of the state. Needs a ticket with `moved_prefix`, which names tenant and prompt.
+
+    NOT_FOUND / NOT_FOUND if there is no such prompt of the ticket's tenant, or it was deleted meanwhile.
     """
 
 class RunnerServiceAsyncStub:
@@ -250,10 +261,21 @@ class RunnerServiceAsyncStub:
         weft.api.runner.v1.runner_service_pb2.WatchPrefixesRequest,
         weft.api.runner.v1.runner_service_pb2.WatchPrefixesResponse,
     ]
-    """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them: those that it has now,
-    then the changes, for as long as the caller listens. Routers use it instead of estimates.
+    """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them, or the prompts on disk
+    that another engine can restore: those of now, then the changes, for as long as the caller listens. Routers use them
+    beside or instead of estimates.
 
-    UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer.
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer, and no prompts are stored.
+    """
+
+    FetchPrompt: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.FetchPromptRequest,
+        weft.api.runner.v1.runner_service_pb2.FetchPromptResponse,
+    ]
+    """FetchPrompt streams a stored prompt to another runner that continues it: its description, the engine's state in
+    parts, and at the end the digest of the state. Needs a ticket with `moved_prefix`, which names tenant and prompt.
+
+    NOT_FOUND / NOT_FOUND if there is no such prompt of the ticket's tenant, or it was deleted meanwhile.
     """
 
 class RunnerServiceServicer(metaclass=abc.ABCMeta):
@@ -393,10 +415,23 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.WatchPrefixesRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.WatchPrefixesResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.WatchPrefixesResponse]]:
-        """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them: those that it has now,
-        then the changes, for as long as the caller listens. Routers use it instead of estimates.
+        """WatchPrefixes streams the prompt prefixes in the prefix cache of an engine that reports them, or the prompts on disk
+        that another engine can restore: those of now, then the changes, for as long as the caller listens. Routers use them
+        beside or instead of estimates.
 
-        UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer.
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION if the engine does not report them, or no longer, and no prompts are stored.
+        """
+
+    @abc.abstractmethod
+    def FetchPrompt(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.FetchPromptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.FetchPromptResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.FetchPromptResponse]]:
+        """FetchPrompt streams a stored prompt to another runner that continues it: its description, the engine's state in
+        parts, and at the end the digest of the state. Needs a ticket with `moved_prefix`, which names tenant and prompt.
+
+        NOT_FOUND / NOT_FOUND if there is no such prompt of the ticket's tenant, or it was deleted meanwhile.
         """
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

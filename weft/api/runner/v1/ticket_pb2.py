@@ -22,18 +22,21 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/runner/v1/ticket.proto\x12\x12weft.api.runner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"%\n\x06Ticket\x12\x0e\n\x06\x63laims\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xd8\x01\n\x0cTicketClaims\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06runner\x18\x04 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x05 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\x14\n\x0c\x61llow_remote\x18\x07 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tticket_id\x18\t \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/runner/v1/ticket.proto\x12\x12weft.api.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"%\n\x06Ticket\x12\x0e\n\x06\x63laims\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xa7\x02\n\x0cTicketClaims\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06runner\x18\x04 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x05 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\x14\n\x0c\x61llow_remote\x18\x07 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tticket_id\x18\t \x01(\t\x12\x14\n\x0cmoved_prefix\x18\n \x01(\x06\x12\x37\n\rprompt_source\x18\x0b \x01(\x0b\x32 .weft.api.runner.v1.PromptSource\"x\n\x0cPromptSource\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12*\n\x06ticket\x18\x02 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12+\n\x08max_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.runner.v1.ticket_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TICKET']._serialized_start=88
-  _globals['_TICKET']._serialized_end=125
-  _globals['_TICKETCLAIMS']._serialized_start=128
-  _globals['_TICKETCLAIMS']._serialized_end=344
+  _globals['_TICKET']._serialized_start=120
+  _globals['_TICKET']._serialized_end=157
+  _globals['_TICKETCLAIMS']._serialized_start=160
+  _globals['_TICKETCLAIMS']._serialized_end=455
+  _globals['_PROMPTSOURCE']._serialized_start=457
+  _globals['_PROMPTSOURCE']._serialized_end=577
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ isort:skip_file
 
 import builtins
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import typing
@@ -52,6 +53,8 @@ class TicketClaims(google.protobuf.message.Message):
     ALLOW_REMOTE_FIELD_NUMBER: builtins.int
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
     TICKET_ID_FIELD_NUMBER: builtins.int
+    MOVED_PREFIX_FIELD_NUMBER: builtins.int
+    PROMPT_SOURCE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request."""
     tenant: builtins.str
@@ -68,9 +71,19 @@ class TicketClaims(google.protobuf.message.Message):
     """Whether the runner may send bytes to a remote provider for it."""
     ticket_id: builtins.str
     """Unique nonce of the ticket, accepted once. The request id is not unique, as callers choose it."""
+    moved_prefix: builtins.int
+    """Digest of a prefix: the ticket permits another runner to fetch the stored prompt with it, and no request. 0: it
+    permits a request.
+    """
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Time until which the request may be started; a running request is not affected."""
+
+    @property
+    def prompt_source(self) -> global___PromptSource:
+        """Another runner that has a longer part of the prompt on disk than this one. Not set: none, or it is not worth the
+        transfer.
+        """
 
     def __init__(
         self,
@@ -84,8 +97,41 @@ class TicketClaims(google.protobuf.message.Message):
         allow_remote: builtins.bool = ...,
         expire_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         ticket_id: builtins.str = ...,
+        moved_prefix: builtins.int = ...,
+        prompt_source: global___PromptSource | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["expire_time", b"expire_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "attempt", b"attempt", "expire_time", b"expire_time", "model", b"model", "request_id", b"request_id", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "tenant", b"tenant", "ticket_id", b"ticket_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["expire_time", b"expire_time", "prompt_source", b"prompt_source"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "attempt", b"attempt", "expire_time", b"expire_time", "model", b"model", "moved_prefix", b"moved_prefix", "prompt_source", b"prompt_source", "request_id", b"request_id", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "tenant", b"tenant", "ticket_id", b"ticket_id"]) -> None: ...
 
 global___TicketClaims = TicketClaims
+
+@typing.final
+class PromptSource(google.protobuf.message.Message):
+    """PromptSource is a runner from which a stored prompt can be fetched."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    TICKET_FIELD_NUMBER: builtins.int
+    MAX_TIME_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """Where it listens, as a gRPC target."""
+    @property
+    def ticket(self) -> global___Ticket:
+        """Ticket for RunnerService.FetchPrompt."""
+
+    @property
+    def max_time(self) -> google.protobuf.duration_pb2.Duration:
+        """Maximum duration of the transfer; processing the prompt is estimated to take longer."""
+
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        ticket: global___Ticket | None = ...,
+        max_time: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["max_time", b"max_time", "ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "max_time", b"max_time", "ticket", b"ticket"]) -> None: ...
+
+global___PromptSource = PromptSource

@@ -1,0 +1,95 @@
+"""The ticket of a request names the runner that has a longer part of its prompt on disk, with a ticket for that one."""
+
+import asyncio
+
+from test_ticket_permits import LOCAL, _NobodySleeps, _view
+
+from router_svc.loop import LoopDeps, Mailbox, RouterRecords, SchedulingLoop, TicketIssuer
+from router_svc.policy.endpoints.prefix_affinity import PrefixReport, StoredPrompt
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import Settings
+from weft.api.router.v1.placement_service_pb2 import Granted
+from weft.api.runner.v1 import ticket_pb2
+from weft.dispatch.tickets import TicketGate
+from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.request import Operation
+from weft_testing.fake_clock import FakeClock
+
+HOLDER, OTHER = LOCAL
+DIGESTS = tuple(range(1, 17))
+
+
+def _loop(clock: FakeClock, kind: str = "k", byte_count: int = 1_000) -> SchedulingLoop:
+    """Two runners, of which the first one has a prompt on disk."""
+    parts = LoopDeps(waker=_NobodySleeps(), tickets=TicketIssuer(clock), records=RouterRecords.empty(clock))
+    loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
+    view = _view()
+    for runner in LOCAL:
+        view.runners[runner].instances[runner].state_kind = kind
+    loop.update_view(view)
+    stored = StoredPrompt(DIGESTS, 0.01, byte_count, "k")
+    loop.note_prefixes(PrefixReport(key=(HOLDER, HOLDER, "1"), stored=(stored,)))
+    return loop
+
+
+async def _occupy_holder(loop: SchedulingLoop) -> None:
+    request = PlacementRequest(request_id="req-0", tenant="a", model=HOLDER, operation=Operation.CHAT)
+    assert (await _grant_in(loop.submit(request)[1])).runner == HOLDER
+
+
+async def _granted(loop: SchedulingLoop) -> Granted:
+    request = PlacementRequest(
+        request_id="req-1",
+        tenant="a",
+        model="pool",
+        operation=Operation.CHAT,
+        prompt_tokens=4_200,
+        prefix_digests=DIGESTS,
+    )
+    _, mailbox = loop.submit(request)
+    return await _grant_in(mailbox)
+
+
+async def _grant_in(mailbox: Mailbox) -> Granted:
+    async with asyncio.timeout(5):
+        while True:
+            decision = await mailbox.get()
+            if decision.HasField("granted"):
+                return decision.granted
+
+
+def _claims(ticket: ticket_pb2.Ticket) -> ticket_pb2.TicketClaims:
+    return ticket_pb2.TicketClaims.FromString(ticket.claims)
+
+
+async def test_prompt_goes_to_the_runner_that_has_it_on_disk() -> None:
+    loop = _loop(FakeClock())
+    granted = await _granted(loop)
+    loop.close()
+    assert granted.runner == HOLDER
+    assert not _claims(granted.ticket).HasField("prompt_source")
+
+
+async def test_other_runner_is_told_where_to_fetch_the_prompt() -> None:
+    clock = FakeClock()
+    loop = _loop(clock)
+    await _occupy_holder(loop)
+    granted = await _granted(loop)
+    loop.close()
+    assert granted.runner == OTHER
+    source = _claims(granted.ticket).prompt_source
+    assert source.address == f"unix:/nowhere/{HOLDER}"
+    assert 0.5 < source.max_time.ToNanoseconds() / 1e9 < 1.1, "what processing 4,096 tokens is assumed to take"
+    gate = TicketGate(runner=HOLDER, incarnation="1")
+    gate.use_key(b"k" * 32)
+    claims = gate.admit(source.ticket, now=clock.utc_now().timestamp())
+    assert (claims.tenant, claims.model, claims.moved_prefix) == ("a", HOLDER, DIGESTS[-1])
+
+
+async def test_transfer_that_takes_longer_than_processing_is_not_proposed() -> None:
+    for loop in (_loop(FakeClock(), byte_count=10**12), _loop(FakeClock(), kind="other"), _loop(FakeClock(), kind="")):
+        await _occupy_holder(loop)
+        granted = await _granted(loop)
+        loop.close()
+        assert granted.runner == OTHER
+        assert not _claims(granted.ticket).HasField("prompt_source")
