@@ -70,10 +70,11 @@ def world() -> Iterator[NatWorld]:
 
 @contextmanager
 def _mesh_for_others(folder: Path, world: NatWorld, *arguments: str) -> Iterator[MeshProcess]:
-    (folder / "mesh").mkdir()
-    config = write_config(folder / "mesh", fake_runner("a"))
+    # Short, as its processes need sockets: their paths have at most 100 bytes.
+    (folder / "m").mkdir()
+    config = write_config(folder / "m", fake_runner("a"))
     options = ("--config", str(config), "--host", "0.0.0.0", "--join-port", "0", *arguments)
-    with running_mesh(folder / "mesh" / "home", *options, within=world.mesh.enter) as mesh:
+    with running_mesh(folder / "m" / "home", *options, within=world.mesh.enter) as mesh:
         yield mesh
 
 
@@ -158,7 +159,7 @@ async def test_first_key_is_created_once_and_kept_out_of_the_output(tmp_path: Pa
             (mesh.home / name).unlink()
         assert mesh.stop() == 0
     (tmp_path / "again").mkdir()
-    config, home = tmp_path / "mesh" / "weft.yaml", mesh.home
+    config, home = tmp_path / "m" / "weft.yaml", mesh.home
     options = ("--config", str(config), "--host", "0.0.0.0", "--join-port", "0")
     with running_mesh(home, *options, within=world.mesh.enter) as mesh:
         await eventually(lambda: "stop with Ctrl-C" in _banner(mesh), 10, "no banner")
