@@ -135,10 +135,10 @@ def test_sleeping_model_is_marked_and_shows_that_it_loads(page: "Page", mesh: Me
     opened(page, mesh, "chat?model=other", "Chat")
     code, _, err = finished(run_weft("unload", "m-b", home=mesh.home))
     assert code == 0, err
-    page.get_by_text("hibernating").wait_for()
+    page.locator(".picker .state").get_by_text("hibernating").wait_for()
     page.get_by_role("textbox", name="Message").fill("word " * 1000)
     page.get_by_text("other is not loaded, so its tokens are not counted.").wait_for()
-    expect(page.get_by_text("hibernating")).to_be_visible()
+    expect(page.locator(".picker .state").get_by_text("hibernating")).to_be_visible()
     answer = asked(page, "Wake up")
     answer.get_by_text("Loading the model").wait_for()
     picture(page, "chat-loading")
