@@ -26,7 +26,7 @@ class ModelCatalog(google.protobuf.message.Message):
     hub: builtins.str
     """Address of the hub."""
     hub_detail: builtins.str
-    """Why there are no models of the hub; absent: the hub responded."""
+    """Why there are no models of the hub; absent: the hub responded, or was not asked."""
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CatalogModel]:
         """Models with a short name first, then those of the hub by downloads."""
