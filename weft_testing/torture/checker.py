@@ -318,6 +318,8 @@ def _partitions(history: History) -> list[tuple[float, float]]:
 def _stream_texts(history: History) -> Iterator[Violation]:
     """A client receives the characters of an answer in order, none twice, and all of them before a regular end."""
     for event in history.of_kind(Kind.STREAM_ENDED, Kind.STREAM_FAILED, Kind.STREAM_BROKEN):
+        if event.text is None:
+            continue
         whole = expected_text(event.tokens)
         is_right = event.text == whole if event.kind is Kind.STREAM_ENDED else whole.startswith(event.text)
         if not is_right:

@@ -90,8 +90,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int = 0
     """Expected length of the answer."""
     note: str = ""
-    text: str = ""
-    """All characters of a stream that its client received."""
+    text: str | None = None
+    """All characters of a stream that its client received; None: they cannot be predicted."""
 
 
 class EventFile:
@@ -102,7 +102,7 @@ class EventFile:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._source = source
 
-    def write(self, kind: Kind, **fields: str | float) -> None:
+    def write(self, kind: Kind, **fields: str | float | None) -> None:
         """Appends an event with the current time."""
         event = msgspec.convert({"kind": kind, "at": time.time(), "source": self._source, **fields}, Event)
         os.write(self._descriptor, msgspec.json.encode(event) + b"\n")

@@ -110,7 +110,7 @@ class Streams:
                 # What the demo model answers is not known, only that it ends.
                 tokens=0 if pool == DEMO_MODEL else tokens,
                 note=why[:MAX_NOTE_CHARACTERS],
-                text="" if pool == DEMO_MODEL else received.text,
+                text=None if pool == DEMO_MODEL else received.text,
             )
 
         url, headers = f"{gateway.url}/v1/chat/completions", {"X-Request-Id": request_id}

@@ -289,7 +289,7 @@ def test_every_rule_has_a_history_that_violates_it() -> None:
     assert rules == {rule for rule, _ in _BROKEN.values()}
 
 
-def _stream(kind: Kind, text: str, tokens: int = 3) -> Event:
+def _stream(kind: Kind, text: str | None, tokens: int = 3) -> Event:
     return _event(kind, 110.0, task="stream-1", key="gateway-1", asked_at=100.0, tokens=tokens, text=text)
 
 
@@ -302,6 +302,8 @@ _BEGUN = _event(Kind.BEGUN, 101.0, task="stream-1", source="backend 7")
     ("kind", "text", "is_wrong"),
     [
         (Kind.STREAM_ENDED, "tok0 tok1 tok2", False),
+        (Kind.STREAM_ENDED, None, False),
+        (Kind.STREAM_ENDED, "", True),
         (Kind.STREAM_ENDED, "tok0 tok1", True),
         (Kind.STREAM_ENDED, "tok0 tok1 tok1 tok2", True),
         (Kind.STREAM_FAILED, "", False),
@@ -311,7 +313,9 @@ _BEGUN = _event(Kind.BEGUN, 101.0, task="stream-1", source="backend 7")
         (Kind.STREAM_BROKEN, "tok0 tok1 tok2 tok3", True),
     ],
 )
-def test_no_character_of_a_stream_is_lost_or_doubled_before_its_end(kind: Kind, text: str, is_wrong: bool) -> None:
+def test_no_character_of_a_stream_is_lost_or_doubled_before_its_end(
+    kind: Kind, text: str | None, is_wrong: bool
+) -> None:
     found = check(_history(_KILLED_GATEWAY, _KILLED_ENGINE, _BEGUN, _stream(kind, text)))
     assert rules_broken(found) == ({"stream text": 1} if is_wrong else {})
 
