@@ -10,7 +10,7 @@ from gateway.auth.authentication import Gate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
-from gateway.intake.headers import journal_of, request_context, tenant_of
+from gateway.intake.headers import MAX_WAIT_HEADER, journal_of, request_context, tenant_of
 from gateway.intake.request_model import HandledRequest, require_within
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
@@ -26,7 +26,7 @@ from weft.dispatch.request_trace import RequestContext
 from weft.durable.batches import FileClient
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import Clock
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.health import HealthSource
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Operation
@@ -98,6 +98,8 @@ class InferenceDeps:
             words = f"requests for {model} are journaled, but this gateway does not store images and recordings"
             raise FieldError("model", words, Reason.UNSUPPORTED_OPERATION)
         journal = journal_of(scope, params, operation, is_possible=can_be_durable, required=required)
+        if journal is not None and context.max_wait_seconds is not None:
+            raise invalid_field(MAX_WAIT_HEADER, "is not for requests that run as tasks")
         self.count(scope, context.tenant)
         return context if journal is None else replace(context, journal=journal)
 

@@ -41,6 +41,7 @@ _AGENT_HEADERS = {b"x-claude-code-agent-id": "X-Claude-Code-Agent-Id", b"thread-
 """Sub-agents of Claude Code and Codex share their parent's session, but their prompts differ from the first character
 on. Those of OpenCode have their own session."""
 _AS_CONFIGURED = Handling()
+MAX_WAIT_HEADER = "X-Max-Wait-Seconds"
 _RECEIPT_COMMENT = "X-Receipt-Comment"
 _SWITCHES = {b"true": True, b"false": False}
 _MAX_TIMEOUT_CHARS = 16
@@ -165,7 +166,7 @@ def request_context(
         names_priority=priority is not None,
         allow_remote=bool(params.allow_remote),
         timeout_seconds=timeout_seconds(headers, config),
-        max_wait_seconds=_seconds(headers, "X-Max-Wait-Seconds", config.request_timeout_seconds),
+        max_wait_seconds=_max_wait_seconds(headers, config, operation),
         handling=_handling(headers, params),
         client_id=_client_id(headers, params),
         session=_session(headers, params),
@@ -259,6 +260,13 @@ def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
     """Returns the caller's deadline in seconds. Raises INVALID_ARGUMENT naming the header."""
     stated = _seconds(headers, "X-Request-Timeout-Seconds", config.request_timeout_seconds)
     return config.request_timeout_seconds if stated is None else stated
+
+
+def _max_wait_seconds(headers: Headers, config: GatewayConfig, operation: Operation) -> float | None:
+    seconds = _seconds(headers, MAX_WAIT_HEADER, config.request_timeout_seconds)
+    if seconds is not None and operation not in (Operation.CHAT, Operation.COMPLETION):
+        raise invalid_field(MAX_WAIT_HEADER, "is only for chats and completions")
+    return seconds
 
 
 def _seconds(headers: Headers, name: str, most: float) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from router_svc.policy.decisions import Served
-from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.endpoints.candidates import Candidate, ModelHost
 from router_svc.policy.request import MEDIA_UNITS, Request, WorkUnit
 
 NEWEST_SHARE = 0.3
@@ -61,8 +61,6 @@ def estimate_error(estimated_seconds: float, waited_seconds: float) -> float:
     return abs(estimated_seconds - waited_seconds) / max(waited_seconds, MIN_COMPARED_SECONDS)
 
 
-ModelHost = tuple[str, str]
-"""A model on a host, as the speed of a model depends on its host."""
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
@@ -211,11 +209,11 @@ class Estimates:
             return
         if candidate.usual_load_seconds is not None:
             seconds = min(seconds, candidate.usual_load_seconds + MAX_EVICTION_SECONDS)
-        self._load_seconds.note(_model_host(candidate), seconds)
+        self._load_seconds.note(candidate.model_host, seconds)
 
     def load_seconds(self, candidate: Candidate) -> float | None:
         """Return how long a load takes, as measured here, else as its runner reports; None: unknown."""
-        measured = self._load_seconds.get(_model_host(candidate))
+        measured = self._load_seconds.get(candidate.model_host)
         return candidate.usual_load_seconds if measured is None else measured
 
     def note_served(
@@ -235,7 +233,7 @@ class Estimates:
             return
         tokens = float(min(served.output_tokens, MAX_OUTPUT_TOKENS))
         self._note_deviation(candidate.pool, tenant, tokens, limit)
-        self._note_speed(_model_host(candidate), WorkUnit.TOKENS, seconds, first_content_seconds, tokens)
+        self._note_speed(candidate.model_host, WorkUnit.TOKENS, seconds, first_content_seconds, tokens)
         self._output_tokens.note((candidate.pool, tenant), tokens)
         self._pool_output_tokens.note(candidate.pool, tokens)
         lengths = self._lengths.get(candidate.pool) or _Lengths()
@@ -248,7 +246,7 @@ class Estimates:
         """Record the duration of served media work, and its share of the device time if several requests ran."""
         if not _is_measurement(seconds) or work <= 0.0:
             return
-        self._note_speed(_model_host(candidate), unit, seconds, None, work)
+        self._note_speed(candidate.model_host, unit, seconds, None, work)
         self._unit_device_seconds.note((candidate.pool, unit), device_seconds / work)
 
     def note_exchange(self, candidate: Candidate, tokens: float, device_seconds: float) -> None:
@@ -308,7 +306,7 @@ class Estimates:
 
     def speed(self, candidate: Candidate, unit: WorkUnit = WorkUnit.TOKENS) -> Speed | None:
         """Return the speed of one request there; None: never measured."""
-        speed = self._speeds.get((_model_host(candidate), unit))
+        speed = self._speeds.get((candidate.model_host, unit))
         if speed is None:
             return None
         between = speed.unit_seconds if speed.between_tokens_seconds is None else speed.between_tokens_seconds
@@ -322,7 +320,7 @@ class Estimates:
 
     def tokens_per_second(self, candidate: Candidate) -> float:
         """Return a request's tokens per second after its first content."""
-        speed = self._speeds.get((_model_host(candidate), WorkUnit.TOKENS))
+        speed = self._speeds.get((candidate.model_host, WorkUnit.TOKENS))
         if speed is None:
             return DEFAULT_TOKENS_PER_SECOND
         seconds = speed.unit_seconds
@@ -334,7 +332,7 @@ class Estimates:
         if unit is not None:
             known = self.speed(candidate, unit)
             return None if known is None or request.spec.work <= 0.0 else known.seconds_of(request.spec.work)
-        speed = self._speeds.get((_model_host(candidate), WorkUnit.TOKENS))
+        speed = self._speeds.get((candidate.model_host, WorkUnit.TOKENS))
         if speed is None:
             return None
         first = speed.first_content_seconds or 0.0
@@ -348,7 +346,7 @@ class Estimates:
         largest that was measured counts as that: no request is refused for a time that was never observed.
         """
         unit = MEDIA_UNITS.get(request.needs.operation)
-        known = None if unit is None else self._speeds.get((_model_host(candidate), unit))
+        known = None if unit is None else self._speeds.get((candidate.model_host, unit))
         if unit is None:
             return self.service_seconds(candidate, request)
         if known is None or request.spec.work <= 0.0:
@@ -357,7 +355,7 @@ class Estimates:
 
     def mean_service_seconds(self, candidate: Candidate) -> float | None:
         """Return the mean time of a request; None: never measured."""
-        return self._service_seconds.get(_model_host(candidate))
+        return self._service_seconds.get(candidate.model_host)
 
     def _note_deviation(self, pool: str, tenant: str, tokens: float, limit: int | None) -> None:
         """Compare a length with the average of earlier ones, if there are any."""
@@ -400,13 +398,8 @@ def wait_seconds(ahead: int, slots: int, mean_service_seconds: float | None) -> 
 _SHORTEST_TOKEN_SECONDS = 1e-6
 
 
-def _model_host(candidate: Candidate) -> ModelHost:
-    return (candidate.model, _host(candidate))
-
-
 def _host(candidate: Candidate) -> str:
-    # Without a known host, the runner identifies the place.
-    return candidate.host or candidate.runner
+    return candidate.model_host[1]
 
 
 def _is_measurement(seconds: float) -> bool:

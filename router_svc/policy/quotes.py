@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
-from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, ModelHost
 from router_svc.policy.endpoints.first_token import Busy, first_token
 from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit
 from router_svc.policy.estimates import MAX_MEASURED_MODELS, Recent
@@ -30,7 +30,7 @@ MAX_QUOTED_PLACES = 16
 MAX_COMPARED_PLACES = 4
 """Maximum free places among which the soonest is estimated for each arriving request."""
 SAMPLED_WAITS = 4
-"""See `Quotes.expect`."""
+"""Of so many requests that must wait, one is estimated to learn from it."""
 MAX_SHARES = 128
 """Latest answers of a place whose errors count."""
 MIN_SHARES = 20
@@ -92,13 +92,13 @@ class EstimateErrors:
     """Actual times as shares of the estimated ones, by place and part."""
 
     def __init__(self) -> None:
-        self._of_places: Recent[tuple[str, str, EstimatedPart], _Shares] = Recent(MAX_MEASURED_MODELS)
+        self._of_places: Recent[tuple[ModelHost, EstimatedPart], _Shares] = Recent(MAX_MEASURED_MODELS)
         self._of_all: dict[EstimatedPart, _Shares] = {part: _Shares() for part in EstimatedPart}
 
     def note(self, candidate: Candidate, part: EstimatedPart, estimated: float, actual: float) -> None:
         """Add a measured time."""
         share = actual / max(estimated, MIN_ESTIMATE_SECONDS)
-        key = (*_place(candidate), part)
+        key = (candidate.model_host, part)
         shares = self._of_places.get(key) or _Shares()
         shares.add(share)
         self._of_places.put(key, shares)
@@ -106,13 +106,13 @@ class EstimateErrors:
 
     def measured(self, candidate: Candidate, part: EstimatedPart) -> int:
         """Return how many measured times of this place count; 0: too few."""
-        shares = self._of_places.get((*_place(candidate), part))
+        shares = self._of_places.get((candidate.model_host, part))
         return 0 if shares is None or len(shares) < MIN_SHARES else len(shares)
 
     def spread(self, candidate: Candidate, part: EstimatedPart, estimated: float) -> Spread:
         """Return an estimate with the errors of earlier ones."""
         estimated = max(estimated, MIN_ESTIMATE_SECONDS)
-        for shares in (self._of_places.get((*_place(candidate), part)), self._of_all[part]):
+        for shares in (self._of_places.get((candidate.model_host, part)), self._of_all[part]):
             if shares is not None and len(shares) >= MIN_SHARES:
                 return Spread(shares.quantile(MEDIAN) * estimated, shares.quantile(MOST) * estimated)
         return Spread(*(share * estimated for share in ASSUMED_SHARES))
@@ -240,7 +240,3 @@ class Quotes:
         for candidate in capacity.asleep:
             seconds = self._estimator.estimates.load_seconds(candidate)
             yield candidate, math.inf if seconds is None else seconds
-
-
-def _place(candidate: Candidate) -> tuple[str, str]:
-    return (candidate.model, candidate.host or candidate.runner)

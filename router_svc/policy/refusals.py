@@ -78,7 +78,7 @@ def deadline_unreachable(request: Request, parts: tuple[tuple[str, float], ...],
 def first_token_too_late(request: Request, expected_seconds: float | None, most_seconds: float) -> Rejects:
     """Return the refusal of a request whose first token is expected after its caller's limit; None: unknown."""
     if expected_seconds is None:
-        expected = "no place has a measured time to its first token"
+        expected = "when its first token comes is unknown"
     else:
         expected = f"its first token is expected within {expected_seconds:.1f} s"
     return Rejects(

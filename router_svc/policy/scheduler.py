@@ -147,7 +147,7 @@ class Scheduler:
         self._receive(request, queue, now)
         self._requests.enter(request)
         self.quotes.expect(request, queue, now)
-        if (too_late := self._first_token_too_late(request)) is not None:
+        if (too_late := self._first_token_too_late(request, queue)) is not None:
             self._requests.leave(request)
             return [*decisions, too_late]
         if request.needs.operation in TAKING_NO_SLOT and (ready := self._first_ready(request)) is not None:
@@ -272,10 +272,11 @@ class Scheduler:
         request.keep_alive_seconds = None if route is None else route.keep_alive_seconds
         request.expected_work = self._estimates.expected_work(pool, request)
 
-    def _first_token_too_late(self, request: Request) -> Rejects | None:
+    def _first_token_too_late(self, request: Request, queue: Queue) -> Rejects | None:
         """Return the refusal of a new request whose first token is expected later than its caller waits; None: none."""
         most = request.spec.max_wait_seconds
-        if most is None or request.spec.age_seconds:
+        # Without a candidate, that is the reason.
+        if most is None or request.spec.age_seconds or not self._estimator.capacity(queue, request.kind).count:
             return None
         expected = None if request.estimate is None else request.estimate.first_most
         if expected is not None and expected <= most:

@@ -60,6 +60,8 @@ CandidateKey = tuple[str, str, str]
 """Key of a candidate: model, runner, incarnation. See `Candidate.key`."""
 EngineKey = tuple[str, str, str]
 """Key of an engine: the model that it was started for, runner, incarnation. See `Candidate.engine_key`."""
+ModelHost = tuple[str, str]
+"""A model on a host. See `Candidate.model_host`."""
 RunnerKey = tuple[str, str]
 
 
@@ -131,6 +133,11 @@ class Candidate:
     def __post_init__(self) -> None:
         # Computed once, as it is read several times per request.
         object.__setattr__(self, "key", (self.model, self.runner, self.incarnation))
+
+    @property
+    def model_host(self) -> ModelHost:
+        """The model and its host, on which its speed depends; without a known host, the runner identifies the place."""
+        return (self.model, self.host or self.runner)
 
     @property
     def engine_key(self) -> EngineKey:

@@ -105,22 +105,18 @@ class Speeds:
 
     def of(self, candidate: Candidate, now: float) -> Speed:
         """Return the speed of a candidate; the assumed one without a recent measurement."""
-        known = self._speeds.get(_place(candidate))
+        known = self._speeds.get(candidate.model_host)
         return _UNKNOWN if known is None or now > known.noted_at + SPEED_SECONDS else known
 
     def note(self, candidate: Candidate, prompt_tokens: float, first_seconds: float, now: float) -> Speed:
         """Record a time to the first token, and the prompt tokens processed meanwhile for all requests."""
-        place = _place(candidate)
+        place = candidate.model_host
         speed = self._speeds.setdefault(place, Speed())
         speed.note(prompt_tokens, first_seconds, now)
         self._speeds.move_to_end(place)
         if len(self._speeds) > MAX_SPEEDS:
             self._speeds.popitem(last=False)
         return speed
-
-
-def _place(candidate: Candidate) -> tuple[str, str]:
-    return (candidate.model, candidate.host or candidate.runner)
 
 
 @value_class(kw_only=True)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, model, serving
+from task_script import ScriptedTasks
 
 from weft.api.router.v1.quote_pb2 import Quote
 from weft.dispatch.quoter import Quoter
@@ -60,6 +61,22 @@ async def test_wrong_limit_of_the_wait_names_its_header(seconds: str) -> None:
         answer = await gateway.request("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), headers)
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["param"] == "X-Max-Wait-Seconds"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "problem"),
+    [
+        ("/v1/embeddings", {"model": "tiny", "input": "x"}, "is only for chats and completions"),
+        ("/v1/chat/completions", CHAT | {"durable": "wait"}, "is not for requests that run as tasks"),
+    ],
+)
+async def test_limit_of_the_wait_is_rejected_where_it_would_not_count(
+    path: str, body: dict[str, object], problem: str
+) -> None:
+    async with serving(tasks=ScriptedTasks()) as gateway:
+        answer = await gateway.request("POST", path, json.dumps(body).encode(), JSON | {"x-max-wait-seconds": "5"})
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["param"], problem in error["message"]) == (400, "X-Max-Wait-Seconds", True), error
 
 
 async def test_limit_of_the_wait_reaches_the_dispatcher() -> None:

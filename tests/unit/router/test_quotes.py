@@ -18,6 +18,7 @@ from router_svc.policy.request import EstimatedPart
 from router_svc.policy.scheduler import Scheduler
 from router_svc.simulation.engine import Simulation
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
 from weft_app.config.scenario import load_scenario
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
@@ -131,7 +132,13 @@ def test_request_that_may_not_wait_so_long_is_refused_when_it_arrives() -> None:
 
 def test_request_with_a_limit_is_refused_where_no_load_was_measured() -> None:
     refused = refusals(scheduler(asleep()).submit(arrival(1, max_wait_seconds=60.0), 0.0))[1]
-    assert "no place has a measured time" in refused.message
+    assert "when its first token comes is unknown" in refused.message
+
+
+def test_limit_does_not_hide_that_no_candidate_can_serve_the_request() -> None:
+    mesh = scheduler(candidate(operations=frozenset({Operation.EMBEDDING})))
+    refused = refusals(mesh.submit(arrival(1, max_wait_seconds=60.0), 0.0))[1]
+    assert refused.reason is Reason.UNSUPPORTED_OPERATION
 
 
 def test_nine_of_ten_times_stay_below_the_upper_one() -> None:
