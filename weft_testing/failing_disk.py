@@ -151,7 +151,7 @@ def _change(file: bytearray, offset: int, content: bytes | None) -> None:
 
 
 class DiskImage:
-    """What a disk holds after some recorded calls; `begin` is what it held before. Names change at once."""
+    """The content of a disk after recorded calls; `begin` is that before them. File names change immediately."""
 
     def __init__(self, begin: Mapping[str, bytes]) -> None:
         self._files = {path: _File(bytearray(content), [], content) for path, content in begin.items()}
@@ -174,7 +174,7 @@ class DiskImage:
                     file.apply(entry.offset, None if entry.call is Call.CUT else entry.content)
 
     def after_a_kill(self) -> dict[str, bytes]:
-        """Returns the content by path if the program ends now and the machine goes on."""
+        """Returns the content by path if the program is killed now, and the machine continues."""
         return {path: bytes(file.content) for path, file in self._files.items()}
 
     def after_a_power_cut(self, kept: float) -> dict[str, bytes]:

@@ -29,7 +29,7 @@ _HOLD = ("sh", "-c", "echo ready; exec cat")
 
 
 class CutKind(StrEnum):
-    """The way in which a link is disturbed."""
+    """How a link between two services is disturbed."""
 
     BOTH_WAYS = "black hole"
     """Nothing passes between two services."""
@@ -133,7 +133,7 @@ def network_missing() -> str:
 
 
 def enter_own_network(command: Sequence[str]) -> None:
-    """Replaces this process by a command in a network namespace of its own. Raises OSError."""
+    """Runs a command in a new network namespace, in place of this process. Raises OSError."""
     os.execvpe(_UNSHARE[0], [*_UNSHARE, *command], {**os.environ, WITHIN: "1"})  # noqa: S606 - of this module
 
 

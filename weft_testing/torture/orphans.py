@@ -31,7 +31,7 @@ _FAKE = "weft_testing.fake_backend"
 
 
 def engines(log: Path) -> list[psutil.Process]:
-    """Returns the processes of all fake backends that write this request log, whoever started them."""
+    """Returns the processes of all fake backends that write this request log, whatever started them."""
     return [process for process in psutil.process_iter() if _writes(process, str(log))]
 
 
