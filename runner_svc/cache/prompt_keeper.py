@@ -95,6 +95,8 @@ class PromptKeeper:
     async def best(self, partition: Partition | None, marks: Sequence[bytes]) -> tuple[KeptPrompt | None, int]:
         """Returns the saved prompt with the most common leading marks, and their number; waits for a better one.
 
+        One on disk is not returned if processing what only it has is sooner than its restore, as with small models on
+        fast GPUs.
         An agent's next turn arrives while the prompt of its last one is being saved, which deletes the earlier version.
         """
         if self._store is not None:
@@ -109,8 +111,11 @@ class PromptKeeper:
             if not better:
                 break
             await asyncio.wait(better)
-        stored, count = (None, 0) if self._store is None else self._store.prompts.best(partition, marks, self._identity)
-        return (stored, count) if count > most else (found, most)
+        if (store := self._store) is not None:
+            stored, count = store.prompts.best(partition, marks, self._identity)
+            if stored is not None and count > most and store.is_sooner(stored, (count - most) / len(stored.marks)):
+                return stored, count
+        return found, most
 
     async def fetch(
         self, fetcher: PromptFetcher, source: PromptSource, partition: Partition, marks: Sequence[bytes]

@@ -33,6 +33,8 @@ PIECE_BYTES = 4 * 1024 * 1024
 KEY_BYTES = 32
 PRIOR_BYTES_PER_SECOND = 200e6
 """Assumed speed of a restore until one was measured: decryption and the engine's own reading."""
+MIN_MEASURED_BYTES = PIECE_BYTES
+"""Less shows no speed, only what each restore costs at least."""
 NEWEST_SHARE = 0.3
 """Weight of the newest restore in the measured speed."""
 _SUFFIX, _DRAFT_SUFFIX = ".prompt", ".new"
@@ -131,9 +133,16 @@ class PromptStore:
         self._delete(self.prompts.forget(tenant, tag, model))
         self.followers.note_change()
 
+    def is_sooner(self, prompt: KeptPrompt, share: float) -> bool:
+        """Whether restoring a prompt is expected to take less time than processing this share of its tokens again.
+
+        A prompt of unknown processing time is restored.
+        """
+        return not prompt.seconds or prompt.byte_count / self.bytes_per_second < share * prompt.seconds
+
     def note_restored(self, prompt: KeptPrompt, seconds: float) -> None:
         """Learns the speed of restores from one."""
-        if seconds > 0:
+        if seconds > 0 and prompt.byte_count >= MIN_MEASURED_BYTES:
             self.bytes_per_second += NEWEST_SHARE * (prompt.byte_count / seconds - self.bytes_per_second)
 
     def require_deleted(self) -> None:
@@ -151,6 +160,8 @@ class PromptStore:
             if room is None:
                 return
             self._delete(room)
+            now = asyncio.get_running_loop().time
+            begin = now()
             try:
                 await asyncio.to_thread(self._seal, prompt, state)
             except OSError as error:
@@ -158,6 +169,9 @@ class PromptStore:
                 with suppress(OSError):
                     self._file(prompt.name).with_suffix(_DRAFT_SUFFIX).unlink()
                 return
+        # A restore is as fast. Without this, a store that is expected to be too slow would never be measured.
+        if prompt.byte_count >= MIN_MEASURED_BYTES and (seconds := now() - begin) > 0:
+            self.bytes_per_second = max(self.bytes_per_second, prompt.byte_count / seconds)
         is_flushed = self.prompts.flush_count != flush_count
         self._delete([prompt] if is_flushed else self.prompts.add(prompt))
         self.followers.note_change()

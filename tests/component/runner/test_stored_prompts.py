@@ -14,7 +14,7 @@ from kit.one_model import OneModel
 
 from runner_svc.backend.port import CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
-from runner_svc.cache.prompt_store import PRIOR_BYTES_PER_SECOND, PromptStore
+from runner_svc.cache.prompt_store import MIN_MEASURED_BYTES, PRIOR_BYTES_PER_SECOND, PromptStore
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.kept_prompts import KeptPrompt
@@ -41,7 +41,8 @@ class _Runner:
     def __init__(self, folder: Path, backend: LlamaServerBackend | None = None) -> None:
         self.backend = backend or fake_engine(name=MODEL, slots=2, context_tokens=4096)
         self.model = OneModel(self.backend)
-        self.desk = CacheManager([self.model], store=PromptStore(folder, BUDGET))
+        self.store = PromptStore(folder, BUDGET)
+        self.desk = CacheManager([self.model], store=self.store)
         self.ask = Tenants(self.backend, self.desk, _call)
 
     async def start(self) -> None:
@@ -109,6 +110,38 @@ async def test_receipt_says_where_a_prompt_was_restored_from_and_what_that_saved
         assert told.token_count == receipt.usage.cached_prompt_tokens > 200
         whole = 1000.0 * told.token_count / cold.usage.prompt_tokens
         assert 0.8 * whole < told.saved_time.ToSeconds() <= whole
+
+
+@pytest.mark.parametrize(("share", "is_restored"), [(0.5, True), (2.0, False)])
+async def test_prompt_is_restored_if_that_is_sooner_than_processing_it(
+    folder: Path, share: float, is_restored: bool
+) -> None:
+    runner = _Runner(folder)
+    await runner.start()
+    await runner.receipt(SEA, prefill_seconds=10.0)
+    await runner.end()
+    again = _Runner(folder)
+    await again.start()
+    (stored,) = again.store.prompts
+    again.store.bytes_per_second = stored.byte_count / (share * stored.seconds)
+    receipt = await again.receipt(SEA)
+    await again.end()
+    assert receipt.HasField("restored_prompt") == is_restored
+    assert (receipt.usage.cached_prompt_tokens > 200) == is_restored
+
+
+async def test_speed_of_the_store_is_measured_when_it_writes_too_but_not_with_small_prompts(folder: Path) -> None:
+    store = PromptStore(folder, BUDGET)
+    await store.open()
+    store.bytes_per_second = 1.0
+    for name, size in (("small", MIN_MEASURED_BYTES - 1), ("large", MIN_MEASURED_BYTES)):
+        prompt = KeptPrompt(name=name, partition=Partition("a", ""), marks=(name.encode(),), byte_count=size)
+        store.put(prompt, BytesIO(bytes(size)))
+        await store.settle()
+        assert (store.bytes_per_second > 1.0) == (name == "large")
+        before = store.bytes_per_second
+        store.note_restored(prompt, 1000.0)
+        assert (store.bytes_per_second < before) == (name == "large")
 
 
 async def test_prompts_in_slots_and_in_memory_survive_a_restart_of_their_engine(folder: Path) -> None:
