@@ -38,7 +38,8 @@ MAX_COUNTED_PROMPTS = 32
 NEWEST_SHARE = 0.3
 """Weight of the newest answer in the other averages."""
 MAX_SURPRISE = 4.0
-"""A first token counts at most this multiple of the expected time: the first one after a load says little."""
+"""A first token counts at most this multiple of the expected time: the first one after a load says little. If the next
+prompt takes as long, the host is that slow, such as a laptop without a GPU, and its time counts in full."""
 SPEED_SECONDS = 3_600.0
 """How long a speed counts after its last measurement. This also limits how long a slow endpoint of an idle pool is
 avoided: afterwards one request per hour measures it again."""
@@ -65,11 +66,21 @@ class Speed:
     """Time between two tokens of an answer."""
     service_seconds: float = PRIOR_SERVICE_SECONDS
     noted_at: float = -math.inf
+    surprised_at: float = math.inf
+    """When the last first token came that took longer than MAX_SURPRISE allows; inf: none did since one that did not.
+    """
 
     def note(self, tokens: float, first_seconds: float, now: float) -> None:
-        """Add the time to the first token of one prompt."""
+        """Add the time to the first token of one prompt, which came at `now`."""
         overhead, per_token = self.prefill()
-        seconds = min(first_seconds, MAX_SURPRISE * (overhead + per_token * tokens))
+        expected = overhead + per_token * tokens
+        seconds = min(first_seconds, MAX_SURPRISE * expected)
+        # Prompts that overlap may have been delayed by one disturbance.
+        if seconds < first_seconds and self.surprised_at <= now - first_seconds:
+            seconds = first_seconds
+            self.seconds *= first_seconds / expected
+            self.products *= first_seconds / expected
+        self.surprised_at = now if seconds < first_seconds else math.inf
         kept = 1.0 - 1.0 / MAX_COUNTED_PROMPTS
         self.count = self.count * kept + 1.0
         self.tokens = self.tokens * kept + tokens

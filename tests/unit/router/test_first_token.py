@@ -250,6 +250,26 @@ def test_one_slow_first_token_after_a_load_has_little_weight() -> None:
     assert sum(speed.prefill()) < 0.2
 
 
+@pytest.mark.parametrize(("second_at", "is_believed"), [(30.0, True), (15.0, False)])
+def test_second_slow_first_token_in_a_row_counts_in_full_unless_they_overlap(
+    second_at: float, is_believed: bool
+) -> None:
+    """A laptop that processed 45 tokens per second was expected to process 4,000, even after 20 requests."""
+    speed = Speed()
+    for came_at in (14.0, second_at):
+        speed.note(622, 14.0, came_at)
+    overhead, per_token = speed.prefill()
+    expected = overhead + 622 * per_token
+    assert expected == pytest.approx(14.0) if is_believed else expected < 1.0
+
+
+def test_slow_first_token_after_a_usual_one_is_not_believed() -> None:
+    speed = Speed()
+    for first_seconds, came_at in ((60.0, 60.0), (0.2, 61.0), (60.0, 130.0)):
+        speed.note(100, first_seconds, came_at)
+    assert sum(speed.prefill()) < 0.5
+
+
 def test_stale_speed_measurement_does_not_count() -> None:
     speeds = Speeds()
     for _ in range(20):
