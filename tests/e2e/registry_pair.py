@@ -95,16 +95,6 @@ class Pair:
         """Both addresses, as clients are given them."""
         return ",".join(each.address for each in self.members)
 
-    @property
-    def owner(self) -> Member:
-        """The one that serves."""
-        (found,) = [each for each in self.members if each.serves]
-        return found
-
-    def other(self, member: Member) -> Member:
-        """The one beside it."""
-        return self.members[1 - self.members.index(member)]
-
 
 def until(condition: Callable[[], bool]) -> float:
     """Waits for a condition, at most WAIT_SECONDS, and returns how long that took."""

@@ -114,42 +114,6 @@ async def test_mesh_under_nohup_survives_a_hangup(tmp_path: Path) -> None:
         assert mesh.process.poll() is None
 
 
-@contextmanager
-def mesh_without_a_reader(folder: Path, *arguments: str) -> Iterator[MeshProcess]:
-    """`weft up` whose output is a pipe that nobody reads any more."""
-    reading, writing = os.pipe()
-    process = subprocess.Popen(
-        [*COLD_WEFT, "up", "--home", str(folder / "home"), *arguments],
-        env=user_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=writing,
-        stderr=writing,
-        start_new_session=True,
-    )
-    os.close(writing)
-    os.close(reading)
-    (folder / "home.out").write_text("it is lost")
-    mesh = MeshProcess(folder / "home", process)
-    try:
-        wait_until_ready(mesh)
-        yield mesh
-    finally:
-        for left in mesh.family():
-            with suppress(psutil.NoSuchProcess):
-                left.kill()
-        process.wait(STOP_SECONDS)
-
-
-@pytest.mark.nightly("more ways in which a terminal closes")
-async def test_mesh_with_a_broken_output_pipe_keeps_serving_and_stops_cleanly(tmp_path: Path) -> None:
-    """`weft up --verbose | head -1`: each line that is logged is a write to a broken pipe."""
-    config = write_config(tmp_path, fake_runner("a"))
-    with mesh_without_a_reader(tmp_path, "--verbose", "--config", str(config)) as mesh:
-        async with _stream(mesh) as response:
-            assert (await _rest(response))[-1] == "[DONE]"
-        assert mesh.stop(signal.SIGTERM) == 0
-
-
 @pytest.mark.parametrize("service", ["registry", "router", "gateway", "runner"])
 async def test_service_drains_on_sighup_as_on_sigterm(tmp_path: Path, service: str) -> None:
     config = write_config(tmp_path, fake_runner("a"))

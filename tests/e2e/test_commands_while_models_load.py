@@ -144,6 +144,7 @@ async def test_start_that_fails_after_listening_removes_its_announcement(
         assert start.process.stdout is not None
         output = (await start.process.stdout.read()).decode()
         assert (await start.process.wait() != 0, "m-a does not start on a" in output) == (True, True), output
+        assert "exit code 3" in output
         assert "listening at" in output
         assert not start.home.up_file.exists()
         assert not start.home.is_claimed()

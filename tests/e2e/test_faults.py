@@ -176,17 +176,6 @@ async def test_backend_killed_after_some_tokens_yields_an_error_event_without_a_
     assert (line["outcome"], line["reason"], line["attempts"]) == ("failed", "server_died", 1)
 
 
-async def test_only_backend_restarts_and_serves_again_after_it_dies(single: MeshProcess) -> None:
-    before = await single.describe("a")
-    os.kill(before.process_id, signal.SIGKILL)
-    await _ready_again(single, "a", before.process_id)
-    after = await single.describe("a")
-    assert after.restart_count == before.restart_count + 1
-    assert after.last_restart_reason == "signal SIGKILL"
-    async with aiohttp.ClientSession() as http:
-        assert (await _ask(http, single))[0] == 200
-
-
 async def test_grpc_cancel_and_deadline_reach_the_backend(single: MeshProcess) -> None:
     await _configure(single, "a", answer_tokens=0, tokens_per_second=20)
     async with connect_async(single.grpc) as client, await single.backend("a") as backend:

@@ -1,7 +1,6 @@
 """Requests from the moment at which the HTTP port opens, before the runners of the configuration have come."""
 
 import asyncio
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,17 +102,6 @@ async def test_configured_model_is_awaited_during_startup_and_unknown_ones_are_r
             assert (await ask(http, "nobody"))[0] == 404
             async with http.get("/health") as response:
                 assert response.status == ANSWERED
-
-
-async def test_model_its_runner_does_not_publish_returns_404(tmp_path: Path) -> None:
-    port, home = free_port(), tmp_path / "home"
-    runner = fake_runner("a")
-    runner["models"] += [{"name": "hidden", "path": __file__, "slots": 1, "publish": False}]
-    config = write_config(tmp_path, runner, port=port)
-    with running_mesh(home, "--config", str(config)) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as http:
-            status, told = await ask(http, "hidden")
-    assert (status, json.loads(told)["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.nightly("restarts services again")

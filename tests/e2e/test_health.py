@@ -53,6 +53,13 @@ class Watched:
         async with aiohttp.ClientSession() as http, http.get(f"{self.urls[service]}{path}") as response:
             return response.status, await response.json()
 
+    async def answers(self) -> None:
+        """Asserts that a chat is answered."""
+        body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        url = f"{self.mesh.url}/v1/chat/completions"
+        async with aiohttp.ClientSession() as http, http.post(url, json=body) as response:
+            assert response.status == 200, await response.text()
+
     async def component(self, service: str, name: str) -> tuple[str, str]:
         """State and reason of a component of a service with HTTP."""
         _, body = await self.ask(service, "/health")
@@ -160,16 +167,11 @@ async def test_router_places_requests_even_if_it_cannot_journal(watched: Watched
             assert await following() == "NOT_SERVING"
             assert await watched.status("router", PLACEMENT) == "SERVING"
             assert await watched.status("router", "readiness") == "SERVING"
-            body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-            async with (
-                aiohttp.ClientSession() as http,
-                http.post(f"{watched.mesh.url}/v1/chat/completions", json=body) as response,
-            ):
-                assert response.status == 200, await response.text()
+            await watched.answers()
         assert await following() == "SERVING"
 
 
-async def test_services_without_a_registry_are_degraded_and_ready(watched: Watched) -> None:
+async def test_services_without_a_registry_are_degraded_and_serve(watched: Watched) -> None:
     watched.mesh.end("registry", signal.SIGKILL)
     try:
         await watched.until_component("gateway", "fleet_view", "degraded", "old_fleet_view")
@@ -177,6 +179,7 @@ async def test_services_without_a_registry_are_degraded_and_ready(watched: Watch
         for service in watched.urls:
             assert await watched.ask(service, "/readyz") == (200, {"status": "degraded"})
         assert await watched.status("router", PLACEMENT) == "SERVING"
+        await watched.answers()
     finally:
         watched.mesh.start("registry", within=QUICK)
     await watched.until_well()

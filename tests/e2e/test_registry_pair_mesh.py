@@ -12,7 +12,7 @@ import pytest
 from apart_mesh import Apart, running_apart
 from kit.resources import records
 from mesh_process import POOL, eventually, fake_runner, write_config
-from registry_pair import Pair, running_pair, until
+from registry_pair import Member, Pair, running_pair, until
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
@@ -118,39 +118,25 @@ async def chat(http: aiohttp.ClientSession, mesh: Apart, tokens: int, started: a
     return [json.loads(line) for line in lines[:-1]]
 
 
-async def test_killing_the_owner_loses_no_stream_runner_or_operation(mesh: Apart, pair: Pair) -> None:
-    first, second = pair.members
-    async with aiohttp.ClientSession() as http:
-        await ready(http, mesh)
-        calls = Calls(pair.addresses)
-        await eventually(calls.has_runner, WAIT_SECONDS, "no runner")
-        started = asyncio.Event()
-        stream = asyncio.create_task(chat(http, mesh, 40, started))
-        await asyncio.wait_for(started.wait(), WAIT_SECONDS)
-        first.send(signal.SIGKILL)
-        first.wait()
-        until(lambda: second.serves)
-        # The runner comes back to the new owner by itself; nothing of it had to expire.
-        await eventually(calls.has_runner, WAIT_SECONDS, "the runner does not come back")
-        assert len(await stream) > 40
-        await chat(http, mesh, 5, asyncio.Event())
-        assert await calls.expired() == []
-        # An operation that the owner has begun is ended by the next one.
-        first.start()
-        await unloaded(calls, "unload-1")
-        name = await calls.begin(LOAD, "load-1")
-        await eventually(lambda: _state(calls, name, {State.STATE_RUNNING}), WAIT_SECONDS, "the load does not begin")
-        second.send(signal.SIGKILL)
-        second.wait()
-        until(lambda: first.serves)
-        await eventually(lambda: _state(calls, name, ENDED), WAIT_SECONDS, "the load does not end")
-        assert (await calls.operation(name)).state == State.STATE_SUCCEEDED
-        assert await calls.expired() == []
-        await chat(http, mesh, 5, asyncio.Event())
-        await calls.channel.close()
+def _lose(owner: Member, number: signal.Signals) -> None:
+    """Kills or freezes the owner; a killed one is waited for."""
+    owner.send(number)
+    if number is signal.SIGKILL:
+        owner.wait()
 
 
-async def test_freezing_the_owner_loses_no_stream_runner_or_operation(mesh: Apart, pair: Pair) -> None:
+def _comes_back(member: Member, number: signal.Signals) -> None:
+    """Has a lost owner come back; one that was frozen finds that another one owns the database, and ends."""
+    if number is signal.SIGSTOP:
+        member.send(signal.SIGCONT)
+        assert member.wait() == 1
+    member.start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_losing_the_owner_loses_no_stream_runner_or_operation(
+    mesh: Apart, pair: Pair, number: signal.Signals
+) -> None:
     first, second = pair.members
     async with aiohttp.ClientSession() as http:
         await ready(http, mesh)
@@ -159,25 +145,23 @@ async def test_freezing_the_owner_loses_no_stream_runner_or_operation(mesh: Apar
         started = asyncio.Event()
         stream = asyncio.create_task(chat(http, mesh, 60, started))
         await asyncio.wait_for(started.wait(), WAIT_SECONDS)
-        first.send(signal.SIGSTOP)
+        _lose(first, number)
         until(lambda: second.serves)
+        # The runner comes back to the new owner by itself; nothing of it had to expire.
         await eventually(calls.has_runner, WAIT_SECONDS, "the runner does not come back")
         assert len(await stream) > 60
-        first.send(signal.SIGCONT)
-        assert first.wait() == 1
         await chat(http, mesh, 5, asyncio.Event())
         assert await calls.expired() == []
-        # The new owner freezes in the middle of a load.
-        first.start()
+        # An operation that the owner has begun is ended by the next one.
+        _comes_back(first, number)
         until(lambda: "a standby waits" in second.said())
         await unloaded(calls, "unload-1")
         name = await calls.begin(LOAD, "load-1")
         await eventually(lambda: _state(calls, name, {State.STATE_RUNNING}), WAIT_SECONDS, "the load does not begin")
-        second.send(signal.SIGSTOP)
+        _lose(second, number)
         until(lambda: first.serves)
         await eventually(lambda: _state(calls, name, ENDED), WAIT_SECONDS, "the load does not end")
-        second.send(signal.SIGCONT)
-        assert second.wait() == 1
+        _comes_back(second, number)
         assert (await calls.operation(name)).state == State.STATE_SUCCEEDED
         assert await calls.expired() == []
         await chat(http, mesh, 5, asyncio.Event())

@@ -102,18 +102,6 @@ async def test_kill_9_of_the_host_leaves_no_process_and_a_reusable_home(tmp_path
         assert (await _chat(again))[0] == 200
 
 
-async def test_killed_runner_process_restarts_and_replaces_its_backend(running: MeshProcess) -> None:
-    runner = psutil.Process(running.facts["pids"]["runners"]["a"])
-    old_backends = runner.children(recursive=True)
-    runner.kill()
-    await eventually(lambda: not alive(old_backends), 2.0, "the backend outlived its runner")
-
-    async def serves() -> bool:
-        return (await _chat(running))[0] == 200
-
-    await eventually(serves, 15.0, "the runner did not come back")
-
-
 async def test_all_files_are_under_the_home(running: MeshProcess) -> None:
     await _chat(running)
     written = {
@@ -140,26 +128,6 @@ async def test_home_with_a_path_too_long_for_a_socket_runs_beside_another_mesh(
         assert (status, "the other mesh" in json.dumps(answer)) == (200, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("port: 99999", "port"),
-        ("prot: 8080", "prot"),
-        ("runners: []\nport: [", "line 2"),
-        ("runners: [{name: a, models: [{name: m, path: /nowhere/x.gguf}]}]", "/nowhere/x.gguf"),
-        ("runners: [{name: '../x', models: [{name: m, path: /x}]}]", "runners.0.name"),
-        ("{host: 0.0.0.0, auth: {required: false}}", "auth.required"),
-    ],
-)
-async def test_invalid_config_is_rejected_and_error_names_the_problem(tmp_path: Path, text: str, named: str) -> None:
-    config = tmp_path / "weft.yaml"
-    config.write_text(text)
-    code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
-    assert code in (1, 2)
-    assert named in error
-    assert "Traceback" not in error
-
-
 async def test_runner_that_keeps_failing_to_start_fails_with_its_last_output(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -168,11 +136,3 @@ async def test_runner_that_keeps_failing_to_start_fails_with_its_last_output(tmp
             code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
     assert code == 1
     assert f"runner a does not start: port {port} on 127.0.0.1 is taken by another program" in error
-
-
-async def test_backend_that_cannot_start_fails_with_its_last_output(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a", exit_at_start=3))
-    code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
-    assert code == 1
-    assert "m-a does not start" in error
-    assert "exit code 3" in error

@@ -123,16 +123,6 @@ def test_server_is_attached_remembered_and_detached(account: Path, config: Path)
             assert "there is no model box" in weft(home, "models", "detach", "box", fails=True)
 
 
-def test_suggested_model_exists_on_its_server(account: Path, ollama: ListingServer) -> None:
-    path, url = account / "misspelt.yaml", f"http://{ollama.address}"
-    models = [{"name": name, "url": url} for name in ("llama", "llama3.2:3b")]
-    path.write_text(json.dumps({"port": 0, "drain_seconds": 1.0, "runners": [{"name": "box", "models": models}]}))
-    with running_mesh(account / "misspelt", "--config", str(path)):
-        banner = (account / "misspelt.out").read_text()
-        assert "warn llama: the server has no model llama; it has llama3.2:3b" in banner
-        assert '{"model": "llama3.2:3b"' in banner.partition("try it:")[2]
-
-
 def test_model_missing_on_its_server_is_failed_on_every_surface_and_never_ready(
     account: Path, ollama: ListingServer
 ) -> None:

@@ -77,6 +77,23 @@ def test_too_many_models_are_refused_with_the_exceeded_limit() -> None:
     assert refused.value.reason is Reason.TOO_MANY_RESOURCES
 
 
+@pytest.mark.parametrize(
+    ("registration", "field"),
+    [
+        ({"name": "no spaces please"}, "name"),
+        ({"models": []}, "models"),
+        ({"models": [{"name": "m", "slots": 0}]}, "slots"),
+        ({"models": [MODEL, MODEL]}, "models"),
+        ({"extra": 1}, "extra"),
+        ({"models": [{"name": "m", "operations": ["fly"]}]}, "operations"),
+    ],
+)
+def test_invalid_registration_error_names_the_problem(registration: dict[str, object], field: str) -> None:
+    with pytest.raises(WeftError, match=field) as refused:
+        read_registration(_raw({"name": "bob", "models": [MODEL], **registration}), max_models=2)
+    assert refused.value.reason is Reason.INVALID_ARGUMENT
+
+
 def test_task_is_an_event_of_one_line() -> None:
     schema = b'{"type":\n "object", "maximum": 0.10}'
     sent = event("task", task="ptk-1", body={"model": "m", "schema": msgspec.Raw(schema)})
