@@ -223,10 +223,12 @@ def test_file_without_an_endpoint_needs_the_option(script: GatewayScript) -> Non
     assert script.made[0]["endpoint"] == "/v1/embeddings"
 
 
-def test_missing_file_is_a_usage_error(script: GatewayScript) -> None:
-    done = script.run("submit", str(script.home / "none.jsonl"))
-    assert done.exit_code == 2
-    assert "No such file" in done.stderr
+@pytest.mark.parametrize(("name", "words"), [("none.jsonl", "No such file"), ("pipe", "is not a regular file")])
+def test_missing_file_or_pipe_is_a_usage_error(script: GatewayScript, name: str, words: str) -> None:
+    os.mkfifo(script.home / "pipe")
+    done = script.run("submit", str(script.home / name))
+    assert (done.exit_code, script.uploads) == (2, [])
+    assert words in done.stderr
 
 
 def test_batches_are_listed_across_pages(script: GatewayScript) -> None:
@@ -244,10 +246,22 @@ def test_results_go_to_stdout_or_to_a_file(script: GatewayScript) -> None:
     assert to.read_bytes() == ANSWERS
 
 
-def test_results_are_unavailable_before_the_end(script: GatewayScript) -> None:
-    done = script.run("results", ID)
-    assert done.exit_code == 4
-    assert f"weft batch get {ID} --watch" in done.stderr
+@pytest.mark.parametrize(
+    ("state", "option", "code", "words"),
+    [
+        (document(), (), 4, f"weft batch get {ID} --watch"),
+        (document("failed"), (), 2, f"`weft batch get {ID}` shows why"),
+        (document("failed"), ("--errors",), 2, f"`weft batch get {ID}` shows why"),
+        (document("completed", 3, output_file_id="file-out"), ("--errors",), 0, "no line failed"),
+    ],
+)
+def test_results_that_do_not_exist_are_explained(
+    script: GatewayScript, state: dict[str, Any], option: tuple[str, ...], code: int, words: str
+) -> None:
+    script.states = [state]
+    done = script.run("results", ID, *option)
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert words in done.stderr
 
 
 def test_hint_for_a_missing_model_names_the_command_option(script: GatewayScript) -> None:
@@ -261,34 +275,11 @@ def test_hint_for_a_missing_model_names_the_command_option(script: GatewayScript
     assert said in script.run("get", ID, "-o", "json").stdout, "a document is as the API has it"
 
 
-def test_batch_without_failures_has_no_error_lines(script: GatewayScript) -> None:
-    script.states = [document("completed", 3, output_file_id="file-out")]
-    done = script.run("results", ID, "--errors")
-    assert (done.exit_code, done.stdout) == (0, "")
-    assert "no line failed" in done.stderr
-
-
 def test_cancel_reports_lines_already_answered(script: GatewayScript) -> None:
     script.states = [document("cancelling", 1)]
     assert script.run("cancel", ID).stdout == f"{ID}: cancelling, 1/3 answered\n"
     found = CliRunner().invoke(app, ["cancel", ID], env={"WEFT_HOME": str(script.home)})
     assert found.stdout == f"{ID}: cancelling, 1/3 answered\n"
-
-
-def test_pipe_input_is_rejected(script: GatewayScript) -> None:
-    pipe = script.home / "pipe"
-    os.mkfifo(pipe)
-    done = script.run("submit", str(pipe))
-    assert (done.exit_code, script.uploads) == (2, [])
-    assert "is not a regular file" in done.stderr
-
-
-def test_failed_batch_has_no_results_and_suggests_batch_get(script: GatewayScript) -> None:
-    script.states = [document("failed")]
-    for words in (("results", ID), ("results", ID, "--errors")):
-        done = script.run(*words)
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert f"`weft batch get {ID}` shows why" in done.stderr
 
 
 def test_watched_batch_reports_why_its_results_cannot_be_written(script: GatewayScript) -> None:

@@ -73,19 +73,17 @@ def test_signals_warnings_and_tools_are_reported_on_stderr(mesh: ScriptedMesh) -
     assert all(len(line) < 250 for line in told)
 
 
-@pytest.mark.parametrize(("flags", "thinking"), [((), None), (("--thinking",), True), (("--no-thinking",), False)])
-def test_thinking_is_requested_only_by_its_flag(
-    mesh: ScriptedMesh, flags: tuple[str, ...], thinking: bool | None
+@pytest.mark.parametrize(
+    ("flags", "thinking", "allows_remote"),
+    [((), None, False), (("--thinking",), True, False), (("--no-thinking", "--allow-remote"), False, True)],
+)
+def test_thinking_and_remote_models_are_requested_only_by_their_flags(
+    mesh: ScriptedMesh, flags: tuple[str, ...], thinking: bool | None, allows_remote: bool
 ) -> None:
     assert mesh.run("chat", "qwen", "-m", "hi", *flags).exit_code == 0
-    asked = mesh.asked[-1].payload
-    assert (asked.thinking if asked.HasField("thinking") else None) is thinking
-
-
-@pytest.mark.parametrize(("flags", "allowed"), [((), False), (("--allow-remote",), True)])
-def test_chat_uses_remote_models_only_if_allowed(mesh: ScriptedMesh, flags: tuple[str, ...], allowed: bool) -> None:
-    assert mesh.run("chat", "qwen", "-m", "hi", *flags).exit_code == 0
-    assert mesh.asked[-1].options.allow_remote is allowed
+    asked = mesh.asked[-1]
+    assert (asked.payload.thinking if asked.payload.HasField("thinking") else None) is thinking
+    assert asked.options.allow_remote is allows_remote
 
 
 def test_message_can_follow_the_name(mesh: ScriptedMesh) -> None:

@@ -11,6 +11,7 @@ from kit.warm_python import warm
 pytestmark = pytest.mark.slow("starts the command line")
 
 pytest_plugins = ("cli_mesh",)
+RESOURCES = ["models", "agents", "runners", "pools", "routes", "aliases", "profiles", "workflows", "tenants"]
 
 
 def _offered(home: Path, line: str) -> list[str]:
@@ -36,30 +37,8 @@ def _offered(home: Path, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        (
-            "weft get ",
-            [
-                "models",
-                "agents",
-                "runners",
-                "pools",
-                "routes",
-                "aliases",
-                "profiles",
-                "workflows",
-                "tenants",
-                "clients",
-                "requests",
-                "tasks",
-                "leases",
-                "routers",
-                "all",
-            ],
-        ),
-        (
-            "weft mesh wait ",
-            ["models", "agents", "runners", "pools", "routes", "aliases", "profiles", "workflows", "tenants", "tasks"],
-        ),
+        ("weft get ", [*RESOURCES, "clients", "requests", "tasks", "leases", "routers", "all"]),
+        ("weft mesh wait ", [*RESOURCES, "tasks"]),
         ("weft describe ta", ["tasks"]),
         ("weft delete task ", []),
         ("weft cancel ", ["requests", "tasks", "batches", "operations"]),
@@ -94,13 +73,14 @@ def test_kinds_and_current_names_are_completed(mesh: ScriptedMesh, line: str, of
     assert _offered(mesh.home, line) == offered
 
 
-def test_commands_are_completed(tmp_path: Path) -> None:
-    assert _offered(tmp_path, "weft app") == ["apply"]
-
-
-@pytest.mark.parametrize("line", ["weft get model ", "weft chat ", "weft describe agent/"])
-def test_completion_is_silent_without_a_mesh(tmp_path: Path, line: str) -> None:
-    assert _offered(tmp_path / "none", line) == []
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [("weft app", ["apply"]), *((line, []) for line in ("weft get model ", "weft chat ", "weft describe agent/"))],
+)
+def test_commands_are_completed_and_names_silently_not_without_a_mesh(
+    tmp_path: Path, line: str, offered: list[str]
+) -> None:
+    assert _offered(tmp_path / "none", line) == offered
 
 
 def test_completion_is_silent_after_the_mesh_was_killed(tmp_path: Path) -> None:

@@ -60,13 +60,12 @@ def test_release_reports_when_the_memory_becomes_free(mesh: ScriptedMesh) -> Non
     assert "when its processes have ended" in mesh.run("get", "lease/lease-p").stdout
 
 
-def test_release_without_a_terminal_requires_yes(mesh: ScriptedMesh) -> None:
-    done = mesh.run("mesh", "lease", "release", "lease-p")
-    assert (done.exit_code, mesh.releases) == (2, [])
-    assert "--yes: is required without a terminal" in done.stderr
-
-
-def test_model_lease_suggests_the_command_that_frees_it(mesh: ScriptedMesh) -> None:
-    done = mesh.run("mesh", "lease", "release", "lease-r")
-    assert done.exit_code == 4
-    assert "weft unload qwen" in done.stderr
+@pytest.mark.parametrize(
+    ("lease", "code", "words"),
+    [("lease-p", 2, "--yes: is required without a terminal"), ("lease-r", 4, "weft unload qwen")],
+    ids=["without a terminal", "of a model"],
+)
+def test_refused_release_suggests_what_frees_the_memory(mesh: ScriptedMesh, lease: str, code: int, words: str) -> None:
+    done = mesh.run("mesh", "lease", "release", lease)
+    assert done.exit_code == code
+    assert words in done.stderr

@@ -74,16 +74,18 @@ def test_model_that_fails_to_unload_is_not_loaded(mesh: ScriptedMesh, script: Sc
     assert script.created == []
 
 
-def test_selected_models_are_unloaded_in_turn(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
-    done = mesh.run("unload", "-l", "team=a")
-    assert done.exit_code == 0, done.stderr
-    assert sorted(_done(script)) == ["unload_model llama", "unload_model qwen"]
-
-
-def test_prefixes_of_selected_models_are_flushed(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
-    done = mesh.run("models", "flush", "-l", "team=b")
-    assert done.exit_code == 0, done.stderr
-    assert _done(script) == ["flush_cache other"]
+@pytest.mark.parametrize(
+    ("words", "done"),
+    [
+        ("unload -l team=a", ["unload_model llama", "unload_model qwen"]),
+        ("models flush -l team=b", ["flush_cache other"]),
+    ],
+)
+def test_selected_models_are_unloaded_or_flushed_in_turn(
+    mesh: ScriptedMesh, script: ScriptedRegistry, words: str, done: list[str]
+) -> None:
+    result = mesh.run(*words.split())
+    assert (result.exit_code, sorted(_done(script))) == (0, done), result.stderr
 
 
 @pytest.mark.parametrize(

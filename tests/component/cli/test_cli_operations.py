@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from operations_script import GIB, ScriptedRegistry, an_operation, audit_entries, scripted_registry
 
-from weft.api.common.v1 import error_reason_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.documents.codec import document_of
@@ -102,46 +101,36 @@ def test_every_load_option_is_sent(registry: ScriptedRegistry) -> None:
 
 def test_watched_load_prints_each_stage_once(registry: ScriptedRegistry) -> None:
     waiting = an_operation("RUNNING", stage="waiting for memory", detail="held by llama [busy]")
+    again = an_operation("RUNNING", stage="waiting for memory", detail="waiting for memory: needs 2 GiB on titan")
     loading = an_operation("RUNNING", stage="loading", progress=0.25)
     loading.eta.FromNanoseconds(3_000_000_000)
-    registry.told = [waiting, waiting, loading, loaded()]
+    registry.told = [waiting, waiting, again, loading, loaded()]
     found = registry.run("load", "qwen", "--watch")
     assert found.stderr.splitlines() == [
         "weft: pending",
         "weft: waiting for memory: held by llama (busy)",
+        "weft: waiting for memory: needs 2 GiB on titan",
         "weft: loading: 25%: about 3 s left",
         "weft: succeeded",
     ]
 
 
-def test_failed_load_reports_its_reason_and_exits_nonzero(registry: ScriptedRegistry) -> None:
-    failed = an_operation(
-        "FAILED",
-        reason=error_reason_pb2.ERROR_REASON_INSUFFICIENT_MEMORY,
-        detail="needs 9 GiB on titan, held by llama (busy)",
-    )
-    registry.told = [failed]
-    found = registry.run("load", "qwen")
-    assert (found.exit_code, found.stderr) == (1, "weft: needs 9 GiB on titan, held by llama (busy)\n")
-
-
-def test_cancelled_load_exits_nonzero(registry: ScriptedRegistry) -> None:
-    registry.told = [an_operation("CANCELLED")]
-    found = registry.run("load", "qwen")
-    assert (found.exit_code, found.stderr) == (1, "weft: operations/op-1 was cancelled\n")
-
-
-def test_interrupted_watch_exits_nonzero(registry: ScriptedRegistry) -> None:
-    registry.told = [an_operation("RUNNING")]
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (an_operation("FAILED", detail="needs 9 GiB on titan, held by llama (busy)"), "needs 9 GiB on titan, held by "),
+        (an_operation("CANCELLED"), "operations/op-1 was cancelled"),
+        (an_operation("RUNNING"), "operations/op-1 continues"),
+    ],
+    ids=["failed", "cancelled", "interrupted"],
+)
+def test_load_without_success_reports_its_reason_and_exits_nonzero(
+    registry: ScriptedRegistry, end: operation_pb2.Operation, words: str
+) -> None:
+    registry.told = [end]
     found = registry.run("load", "qwen")
     assert found.exit_code == 1
-    assert "operations/op-1 continues" in found.stderr
-
-
-def test_registry_rejection_is_printed(registry: ScriptedRegistry) -> None:
-    registry.refusal = WeftError(Reason.OPERATION_REFUSED, "refused")
-    found = registry.run("load", "qwen")
-    assert (found.exit_code, found.stderr) == (1, "weft: refused\n")
+    assert words in found.stderr.splitlines()[-1]
 
 
 def test_token_is_read_from_a_file_or_standard_input(registry: ScriptedRegistry, tmp_path: Path) -> None:
@@ -215,14 +204,6 @@ def test_invalid_option_is_reported_and_nothing_is_sent(
     assert registry.created == []
 
 
-def test_operations_are_listed_as_table_and_documents(registry: ScriptedRegistry) -> None:
-    registry.told = [an_operation("RUNNING", stage="loading", progress=0.5, requested_by="cli:alice")]
-    table = registry.run("mesh", "operation", "list")
-    document = json.loads(registry.run("mesh", "operation", "list", "-o", "json").stdout)
-    assert table.stdout.splitlines()[1].split()[:6] == ["op-1", "load", "qwen", "running", "loading", "50%"]
-    assert (document["kind"], document["items"][0]["requestedBy"]) == ("OperationList", "cli:alice")
-
-
 def _put(operation: operation_pb2.Operation) -> dict[str, Any]:
     return {"kind": "operation", "change": "put", "name": operation.name, "object": document_of(operation)}
 
@@ -270,17 +251,19 @@ def test_operation_is_shown_and_an_unknown_one_returns_not_found(registry: Scrip
     assert registry.run("mesh", "operation", "get", "op-2").exit_code == 3
 
 
-def test_cancel_waits_until_the_operation_ended(registry: ScriptedRegistry) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mesh operation cancel operations/op-1",
+        "cancel op-1",
+        "cancel operation op-1",
+        "cancel operation/op-1",
+        "cancel operations op-1",
+    ],
+)
+def test_cancelling_an_operation_waits_until_it_ended(registry: ScriptedRegistry, words: str) -> None:
     registry.told = [an_operation("RUNNING"), an_operation("CANCELLED")]
-    found = registry.run("mesh", "operation", "cancel", "operations/op-1")
-    assert (found.exit_code, found.stdout) == (0, "operations/op-1 cancelled\n")
-    assert registry.cancelled[0].name == "operations/op-1"
-
-
-@pytest.mark.parametrize("words", [("op-1",), ("operation", "op-1"), ("operation/op-1",), ("operations", "op-1")])
-def test_generic_cancel_command_cancels_an_operation(registry: ScriptedRegistry, words: tuple[str, ...]) -> None:
-    registry.told = [an_operation("RUNNING"), an_operation("CANCELLED")]
-    found = registry.run("cancel", *words)
+    found = registry.run(*words.split())
     assert (found.exit_code, found.stdout) == (0, "operations/op-1 cancelled\n")
     assert [each.name for each in registry.cancelled] == ["operations/op-1"]
 
@@ -348,14 +331,16 @@ def test_out_of_range_load_option_is_reported_without_a_traceback(
     assert registry.created == []
 
 
-def test_registry_rejection_names_the_option(registry: ScriptedRegistry) -> None:
-    registry.refusal = invalid_field("action.load_model.evict_model", "must not be what is to be loaded")
+@pytest.mark.parametrize(
+    ("refusal", "code", "words"),
+    [
+        (WeftError(Reason.OPERATION_REFUSED, "refused"), 1, "refused"),
+        (invalid_field("action.load_model.evict_model", "must not be loaded"), 2, "--evict: must not be loaded"),
+    ],
+)
+def test_registry_rejection_is_printed_and_names_the_option(
+    registry: ScriptedRegistry, refusal: WeftError, code: int, words: str
+) -> None:
+    registry.refusal = refusal
     found = registry.run("load", "qwen", "--evict", "qwen")
-    assert (found.exit_code, found.stderr) == (2, "weft: --evict: must not be what is to be loaded\n")
-
-
-def test_load_waiting_for_memory_reports_it_once(registry: ScriptedRegistry) -> None:
-    waiting = an_operation("RUNNING", stage="waiting for memory", detail="waiting for memory: needs 2 GiB on titan")
-    registry.told = [waiting, loaded()]
-    found = registry.run("load", "qwen", "--watch")
-    assert "weft: waiting for memory: needs 2 GiB on titan\n" in found.stderr
+    assert (found.exit_code, found.stderr) == (code, f"weft: {words}\n")

@@ -240,18 +240,7 @@ def test_get_requests_lists_running_ones_oldest_first(mesh: Mesh) -> None:
     mesh.arrive(3, "req-3")
     mesh.log.note_end(ending(3, mesh.clock.monotonic()))
     header, *rows = mesh.run("get", "requests").stdout.splitlines()
-    assert header.split() == [
-        "REQUEST",
-        "TARGET",
-        "STATE",
-        "TENANT",
-        "PRIORITY",
-        "POSITION",
-        "ETA",
-        "AGE",
-        "WAITS",
-        "FOR",
-    ]
+    assert " ".join(header.split()) == "REQUEST TARGET STATE TENANT PRIORITY POSITION ETA AGE WAITS FOR"
     assert [row.split()[:7] for row in rows] == [
         ["req-2", "route/drafts", "queued", "b", "normal", "-", "-"],
         ["req-1", "qwen", "queued", "default", "normal", "4", "7s"],
@@ -270,7 +259,7 @@ def test_get_requests_lists_ended_ones_by_outcome(mesh: Mesh) -> None:
     mesh.log.note_end(ending(2, mesh.clock.monotonic(), Reason.STALL_TIMEOUT))
     mesh.arrive(3, "req-3")
     header, *rows = mesh.run("get", "requests", "--state", "ended").stdout.splitlines()
-    assert header.split() == ["REQUEST", "TARGET", "OUTCOME", "TENANT", "PRIORITY", "TOKENS", "TOOK", "ENDED", "ERROR"]
+    assert " ".join(header.split()) == "REQUEST TARGET OUTCOME TENANT PRIORITY TOKENS TOOK ENDED ERROR"
     assert [row.split()[:3] for row in rows] == [["req-2", "qwen", "stall_timeout"], ["req-1", "qwen", "completed"]]
     assert mesh.run("get", "requests", "--state", "failed", "-o", "name").stdout == "req-2\n"
     assert json.loads(mesh.run("get", "requests", "--state", "completed", "-o", "json").stdout)["total"] == 1

@@ -146,23 +146,15 @@ def test_wrong_hash_exits_with_code_1_and_a_reason(stage: Stage) -> None:
     assert stage.versions() == []
 
 
-def test_ctrl_c_stops_an_installation_and_its_processes(stage: Stage) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_signal_stops_an_installation_and_its_processes(stage: Stage, number: signal.Signals, code: int) -> None:
     installing = stage.start_slow_install()
     children = psutil.Process(installing.pid).children(recursive=True)
     assert children
-    installing.send_signal(signal.SIGINT)
+    installing.send_signal(number)
     installing.communicate(timeout=WAIT_SECONDS)
-    assert installing.returncode == 130
-    assert stage.versions() == []
+    assert (installing.returncode, stage.versions()) == (code, [])
     assert not any(child.is_running() for child in children)
-
-
-def test_sigterm_stops_an_installation_like_ctrl_c(stage: Stage) -> None:
-    installing = stage.start_slow_install()
-    installing.send_signal(signal.SIGTERM)
-    installing.communicate(timeout=WAIT_SECONDS)
-    assert installing.returncode == 128 + signal.SIGTERM
-    assert stage.versions() == []
 
 
 def test_files_of_a_killed_installation_are_never_used_and_the_next_one_works(stage: Stage) -> None:

@@ -165,34 +165,24 @@ def test_describe_shows_every_attempt_with_its_reason(script: TaskScript) -> Non
     assert all("by router-a, on atlas (worker_lost), worker_lost: the runner went away" in line for line in lines)
 
 
-def test_wait_ends_with_the_task(script: TaskScript) -> None:
-    script.news = [task(), task(RUNNING, attempt=1), task(COMPLETED, attempt=1)]
-    done = script.run("mesh", "wait", "task", ID, "--timeout", "5s")
-    assert (done.exit_code, done.stdout) == (0, f"task/{ID}: completed\n")
-
-
-def test_wait_for_a_failed_task_exits_with_code_1_and_a_reason(script: TaskScript) -> None:
-    script.news = [task(), failed()]
-    done = script.run("mesh", "wait", f"task/{ID}")
-    assert (done.exit_code, done.stdout) == (1, f"task/{ID}: failed\n")
-    assert "the runner went away" in done.stderr
-
-
-def test_wait_for_a_state_ends_when_it_is_reached(script: TaskScript) -> None:
-    script.news = [task(), task(RUNNING, attempt=1)]
-    assert script.run("mesh", "wait", "task", ID, "--for", "status=running").stdout == f"task/{ID}: running\n"
-
-
-def test_wait_for_running_fails_once_the_task_ended(script: TaskScript) -> None:
-    script.news = [task(COMPLETED)]
-    assert script.run("mesh", "wait", "task", ID, "--for", "status=running").exit_code == 1
-
-
-def test_wait_timeout_exits_with_code_5(script: TaskScript) -> None:
-    script.news = [task()]
-    done = script.run("mesh", "wait", "task", ID, "--timeout", "0")
-    assert done.exit_code == 5
-    assert "is pending" in done.stderr
+@pytest.mark.parametrize(
+    ("news", "options", "code", "shown", "words"),
+    [
+        ([task(), task(RUNNING, attempt=1), task(COMPLETED, attempt=1)], ("--timeout", "5s"), 0, "completed", ""),
+        ([task(), failed()], (), 1, "failed", "the runner went away"),
+        ([task(), task(RUNNING, attempt=1)], ("--for", "status=running"), 0, "running", ""),
+        ([task(COMPLETED)], ("--for", "status=running"), 1, "completed", ""),
+        ([task()], ("--timeout", "0"), 5, "", "is pending"),
+    ],
+    ids=["until its end", "that fails", "for a state", "for a state that is over", "longer than the timeout"],
+)
+def test_wait_ends_with_the_state_of_the_task(
+    script: TaskScript, news: list[Any], options: tuple[str, ...], code: int, shown: str, words: str
+) -> None:
+    script.news = news
+    done = script.run("mesh", "wait", f"task/{ID}", *options)
+    assert (done.exit_code, done.stdout) == (code, f"task/{ID}: {shown}\n" if shown else "")
+    assert words in done.stderr
 
 
 @pytest.mark.parametrize("expected", ["condition=Ready", "status=asleep", "exists"])
@@ -215,18 +205,23 @@ def test_logs_print_the_answer_stored_so_far(script: TaskScript) -> None:
     assert "is running" in done.stderr
 
 
-def test_followed_logs_run_to_the_end_and_report_a_restarted_answer(script: TaskScript) -> None:
+@pytest.mark.parametrize(
+    ("words", "shown", "said"),
+    [(("task", ID, "-f"), "Hel\nHello\n", "attempt 1 was lost"), ((f"task/{ID}",), "Hel\n", "is pending")],
+    ids=["followed to the end", "stopped at the lost attempt"],
+)
+def test_logs_report_a_restarted_answer(script: TaskScript, words: tuple[str, ...], shown: str, said: str) -> None:
     script.news = [
-        task(RUNNING, attempt=1),
+        task(RUNNING, attempt=1, last_event=1 << 32 | 2),
         piece("Hel"),
         task(PENDING, attempt=1),
         task(RUNNING, attempt=2),
         piece("Hello", attempt=2),
         task(COMPLETED, attempt=2),
     ]
-    done = script.run("logs", "task", ID, "-f")
-    assert (done.exit_code, done.stdout) == (0, "Hel\nHello\n")
-    assert "attempt 1 was lost" in done.stderr
+    done = script.run("logs", *words)
+    assert (done.exit_code, done.stdout) == (0, shown)
+    assert said in done.stderr
 
 
 def test_logs_of_a_failed_task_end_with_its_error(script: TaskScript) -> None:
@@ -259,19 +254,6 @@ def test_only_ended_tasks_can_be_deleted(script: TaskScript) -> None:
 )  # fmt: skip
 def test_usage_error_exits_with_code_2(script: TaskScript, arguments: tuple[str, ...]) -> None:
     assert script.run(*arguments).exit_code == 2
-
-
-def test_logs_without_follow_stop_at_a_lost_attempt(script: TaskScript) -> None:
-    script.news = [
-        task(RUNNING, attempt=1, last_event=1 << 32 | 2),
-        piece("Hel"),
-        task(PENDING, attempt=1),
-        task(RUNNING, attempt=2),
-        piece("what comes later", attempt=2),
-    ]
-    done = script.run("logs", f"task/{ID}")
-    assert (done.exit_code, done.stdout) == (0, "Hel\n")
-    assert "is pending" in done.stderr
 
 
 def test_followed_logs_resume_after_a_mesh_restart(script: TaskScript, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
+import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typer.testing import CliRunner, Result
 
@@ -40,47 +41,40 @@ def _served(home: Path, file: str, *, ready: bool, live: bool = True) -> Iterato
         server.stop(0).wait()
 
 
-def test_ready_process_is_healthy(tmp_path: Path) -> None:
-    with _served(tmp_path, "registry", ready=True):
-        done = _weft("--home", tmp_path)
-    assert done.exit_code == EXIT_OK
-    assert done.stdout.splitlines()[1].split() == ["registry", "ready"]
+@pytest.mark.parametrize(
+    ("ready", "live", "options", "code"),
+    [
+        (True, True, (), EXIT_OK),
+        (False, True, (), EXIT_FAILED),
+        (False, True, ("--live",), EXIT_OK),
+        (True, False, ("--live",), EXIT_FAILED),
+    ],
+)
+def test_process_is_healthy_if_it_is_ready_or_live_as_asked(
+    tmp_path: Path, ready: bool, live: bool, options: tuple[str, ...], code: int
+) -> None:
+    with _served(tmp_path, "runner", ready=ready, live=live):
+        assert _weft("--home", tmp_path, *options).exit_code == code
 
 
-def test_one_unready_process_fails_the_probe(tmp_path: Path) -> None:
+def test_each_process_is_listed_and_one_that_is_not_ready_fails_the_probe(tmp_path: Path) -> None:
+    with _served(tmp_path, "router", ready=True):
+        pass
     with _served(tmp_path, "registry", ready=True), _served(tmp_path, "runner-box", ready=False):
         done = _weft("--home", tmp_path, "-o", "json")
     assert done.exit_code == EXIT_FAILED
-    assert json.loads(done.stdout)["items"] == [
-        {"process": "registry", "health": "ready"},
-        {"process": "runner/box", "health": "not ready"},
-    ]
+    assert {each["process"]: each["health"] for each in json.loads(done.stdout)["items"]} == {
+        "registry": "ready",
+        "router": "no answer",
+        "runner/box": "not ready",
+    }
 
 
-def test_unready_process_is_live(tmp_path: Path) -> None:
-    with _served(tmp_path, "runner", ready=False):
-        assert _weft("--home", tmp_path).exit_code == EXIT_FAILED
-        assert _weft("--home", tmp_path, "--live").exit_code == EXIT_OK
-    with _served(tmp_path, "runner", ready=True, live=False):
-        assert _weft("--home", tmp_path, "--live").exit_code == EXIT_FAILED
-
-
-def test_killed_process_does_not_answer(tmp_path: Path) -> None:
-    with _served(tmp_path, "router", ready=True):
-        pass
+def test_home_without_a_process_has_another_exit_code_than_one_that_starts(tmp_path: Path) -> None:
     done = _weft("--home", tmp_path)
-    assert done.exit_code == EXIT_FAILED
-    assert done.stdout.splitlines()[1].split() == ["router", "no", "answer"]
-
-
-def test_starting_mesh_is_not_ready(tmp_path: Path) -> None:
+    assert done.exit_code == EXIT_NOT_FOUND
+    assert "weft is not running on this home" in done.stderr
     folder = WeftHome(tmp_path)
     folder.create()
     with folder.claim():
         assert _weft("--home", tmp_path).exit_code == EXIT_FAILED
-
-
-def test_home_without_a_process_has_a_different_exit_code_than_an_unhealthy_one(tmp_path: Path) -> None:
-    done = _weft("--home", tmp_path)
-    assert done.exit_code == EXIT_NOT_FOUND
-    assert "weft is not running on this home" in done.stderr

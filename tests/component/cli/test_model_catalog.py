@@ -95,14 +95,16 @@ async def test_without_the_hub_short_names_are_listed_with_the_reason(
     assert found.hub == "http://127.0.0.1:9"
 
 
-@pytest.mark.parametrize("source", ["/tmp/x.gguf", "https://example.com/x.gguf", "ollama:qwen3"])
-async def test_source_outside_the_hub_is_refused(tmp_path: Path, source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("/tmp/x.gguf", Reason.INVALID_ARGUMENT),
+        ("https://example.com/x.gguf", Reason.INVALID_ARGUMENT),
+        ("ollama:qwen3", Reason.INVALID_ARGUMENT),
+        ("hf:acme/none", Reason.NOT_FOUND),
+    ],
+)
+async def test_source_that_the_hub_lacks_is_refused(tmp_path: Path, source: str, reason: Reason) -> None:
     with pytest.raises(WeftError) as refused:
         await listed(tmp_path, source=source)
-    assert refused.value.reason is Reason.INVALID_ARGUMENT
-
-
-async def test_repository_that_the_hub_lacks_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(WeftError) as refused:
-        await listed(tmp_path, source="hf:acme/none")
-    assert refused.value.reason is Reason.NOT_FOUND
+    assert refused.value.reason is reason
