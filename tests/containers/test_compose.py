@@ -215,6 +215,7 @@ def test_stream_passes_the_edge_event_by_event_and_a_request_without_a_key_is_re
     assert arrivals[-1] - arrivals[0] > 0.05, "they came one after the other, not all at the end"
     with mesh.client("weft_nothing") as http:
         assert http.post("/v1/chat/completions", json=body).status_code == 401
+        assert http.get("/livez", headers={f"x-{number}": "x" for number in range(200)}).status_code == 431
 
 
 @asynccontextmanager

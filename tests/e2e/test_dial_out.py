@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import aiohttp
 import pytest
-from envoy_process import running_envoy
+import yaml
 from join_process import (
     BACKEND_KEY,
     JoinProcess,
@@ -19,6 +19,7 @@ from join_process import (
     relay_facts,
     running_join,
 )
+from kit.envoy import running_envoy
 from kit.fake_backend import run_fake_backend
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
@@ -32,6 +33,7 @@ from weft_app.cli.options import EXIT_CONFLICT
 from weft_testing.conformance.runner_under_test import attach
 from weft_testing.fake_backend.process import FakeBackendProcess
 
+RELAY_PROXY = Path(__file__).parents[2] / "deploy" / "envoy" / "relay.yaml"
 INACTIVE = runner_pb2.Runner.STATUS_INACTIVE
 
 
@@ -272,11 +274,16 @@ async def test_runner_joins_with_a_pinned_certificate(tmp_path: Path) -> None:
 
 async def test_runner_joins_through_an_http2_proxy(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     made = await make_token(plain_mesh.home)
-    relay_port = int(relay_facts(plain_mesh.home)["url"].rpartition(":")[2])
+    text = RELAY_PROXY.read_text()
+    for port, ours in (("7444", "0"), ("7443", relay_facts(plain_mesh.home)["url"].rpartition(":")[2])):
+        assert f"port_value: {port}" in text
+        text = text.replace(f"port_value: {port}", f"port_value: {ours}")
     async with run_fake_backend(answer_tokens=0, tokens_per_second=30) as backend:
         with (
-            running_envoy(tmp_path, relay_port) as url,
-            running_join(tmp_path / "laptop", url, made["token"], *laptop_server(backend.base_url)) as laptop,
+            running_envoy(yaml.safe_load(text), tmp_path) as proxy,
+            running_join(
+                tmp_path / "laptop", f"http://{proxy}", made["token"], *laptop_server(backend.base_url)
+            ) as laptop,
         ):
             await laptop.until("joined as laptop")
             await _ready(plain_mesh)
