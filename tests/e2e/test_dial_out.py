@@ -32,6 +32,7 @@ from weft.kernel.rpc import open_channel
 from weft_app.cli.options import EXIT_CONFLICT
 from weft_testing.conformance.runner_under_test import attach
 from weft_testing.fake_backend.process import FakeBackendProcess
+from weft_testing.free_port import free_port
 
 RELAY_PROXY = Path(__file__).parents[2] / "deploy" / "envoy" / "relay.yaml"
 INACTIVE = runner_pb2.Runner.STATUS_INACTIVE
@@ -180,7 +181,30 @@ async def test_revoked_token_ends_the_command_with_the_next_step(plain_mesh: Mes
     url = relay_facts(plain_mesh.home)["url"]
     with running_join(tmp_path / "laptop", url, made["token"], *laptop_server("http://127.0.0.1:9")) as laptop:
         assert await laptop.exit_code() == 1
-        assert "weft runner token create" in laptop.output
+        assert "the join token is not valid; create another: weft runner token create" in laptop.output
+        assert "Traceback" not in laptop.output
+
+
+async def test_laptop_reconnects_after_the_mesh_was_killed(tmp_path: Path) -> None:
+    config = write_config(tmp_path, relay={"listen": f"127.0.0.1:{free_port()}"})
+    home = tmp_path / "home"
+    async with run_fake_backend() as backend:
+        with running_mesh(home, "--config", str(config)) as mesh:
+            token, url = (await make_token(home))["token"], relay_facts(home)["url"]
+            with running_join(tmp_path / "laptop", url, token, *laptop_server(backend.base_url)) as laptop:
+                await laptop.until("joined as laptop")
+                await _ready(mesh)
+                (before,) = await mesh.runners()
+                mesh.stop(signal.SIGKILL)
+                await laptop.until("no link")
+                with running_mesh(home, "--config", str(config)) as again:
+                    await _ready(again)
+                    (after,) = await again.runners()
+                    assert (after.name, after.incarnation) == (before.name, before.incarnation)
+                    assert after.status == runner_pb2.Runner.STATUS_ACTIVE
+                    code, out, _ = await run_weft("get", "models", "-o", "name", home=home)
+                    assert (code, out.count("llama")) == (0, 1)
+                    assert await laptop.stop() == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 from apart_mesh import Apart, running_apart
-from mesh_process import POOL, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from registry_svc.store.database import SCHEMA
 from weft import __version__
@@ -62,20 +62,18 @@ async def test_doctor_lists_the_process_of_up_once(tmp_path: Path) -> None:
 
 
 async def test_a_session_whose_system_prompt_changes_with_each_request_is_named_by_doctor_and_explain(
-    tmp_path: Path,
+    common_mesh: MeshProcess,
 ) -> None:
-    config = write_config(tmp_path, fake_runner("a"))
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        async with aiohttp.ClientSession(headers={"X-Session-Id": "s-1"}) as client:
-            for minute in range(4):
-                prompt = f"You are a helpful agent with rules that never change. It is 12:0{minute}. Be brief."
-                messages = [{"role": "system", "content": prompt}, {"role": "user", "content": "hi"}]
-                asked = {"model": POOL, "messages": messages}
-                async with client.post(f"{mesh.url}/v1/chat/completions", json=asked) as answer:
-                    assert answer.status == 200, await answer.text()
-        _, out, _ = await run_weft("doctor", "-o", "json", home=mesh.home)
-        (finding,) = [each for each in json.loads(out)["items"] if each["check"] == "prompts"]
-        where = "the system prompt of session s-1 changes between characters 65 and 80 (3 of 4 requests)"
-        assert finding["detail"] == f"{where}; nothing after this is cached"
-        _, explained, _ = await run_weft("explain", home=mesh.home)
-        assert where in explained
+    async with aiohttp.ClientSession(headers={"X-Session-Id": "s-1"}) as client:
+        for minute in range(4):
+            prompt = f"You are a helpful agent with rules that never change. It is 12:0{minute}. Be brief."
+            messages = [{"role": "system", "content": prompt}, {"role": "user", "content": "hi"}]
+            asked = {"model": POOL, "messages": messages}
+            async with client.post(f"{common_mesh.url}/v1/chat/completions", json=asked) as answer:
+                assert answer.status == 200, await answer.text()
+    _, out, _ = await run_weft("doctor", "-o", "json", home=common_mesh.home)
+    (finding,) = [each for each in json.loads(out)["items"] if each["check"] == "prompts"]
+    where = "the system prompt of session s-1 changes between characters 65 and 80 (3 of 4 requests)"
+    assert finding["detail"] == f"{where}; nothing after this is cached"
+    _, explained, _ = await run_weft("explain", home=common_mesh.home)
+    assert where in explained

@@ -68,18 +68,9 @@ def test_envoy_owns_the_public_port_and_the_gateway_listens_on_loopback(mesh: Me
 
 ANSWERED: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "chat": ("POST", CHAT, _body()),
-    "completion": ("POST", "/v1/completions", {"model": POOL, "prompt": "hi"}),
-    "responses": ("POST", "/v1/responses", {"model": POOL, "input": "hi"}),
-    "messages": ("POST", "/v1/messages", _body(max_tokens=8)),
-    "ollama": ("POST", "/api/chat", _body(stream=False)),
-    "models": ("GET", "/v1/models", None),
-    "tags": ("GET", "/api/tags", None),
     "workbench": ("GET", "/ui/", None),
     "resources": ("GET", "/api/v1/models", None),
-    "requests": ("GET", "/v1/requests", None),
-    "metrics": ("GET", "/metrics", None),
     "readiness": ("GET", "/readyz", None),
-    "openapi": ("GET", "/openapi.json", None),
 }
 
 
@@ -93,16 +84,10 @@ async def test_edge_forwards_requests(name: str, http: aiohttp.ClientSession) ->
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "last"),
-    [
-        (CHAT, _body(stream=True), "data: [DONE]"),
-        ("/v1/responses", {"model": POOL, "input": "hi", "stream": True}, "response.completed"),
-        ("/v1/messages", _body(max_tokens=8, stream=True), "message_stop"),
-        ("/api/chat", _body(stream=True), '"done":true'),
-    ],
+    ("path", "last"), [(CHAT, "data: [DONE]"), ("/api/chat", '"done":true')], ids=["of events", "of lines"]
 )
-async def test_edge_forwards_a_stream(path: str, body: dict[str, Any], last: str, http: aiohttp.ClientSession) -> None:
-    async with http.post(path, json=body) as answer:
+async def test_edge_forwards_a_stream(path: str, last: str, http: aiohttp.ClientSession) -> None:
+    async with http.post(path, json=_body(stream=True)) as answer:
         assert answer.status == 200
         assert last in await answer.text()
 

@@ -45,12 +45,10 @@ def _program_of(section: str) -> str:
     return programs[0]
 
 
-async def test_openai_example_prints_an_answer(mesh: MeshProcess) -> None:
-    assert len((await _run(mesh, str(ROOT / "examples/openai_chat.py"), mesh.url)).split()) >= 3
-
-
-async def test_grpc_example_prints_an_answer(mesh: MeshProcess) -> None:
-    assert len((await _run(mesh, str(ROOT / "examples/grpc_chat.py"))).split()) >= 3
+@pytest.mark.parametrize(("example", "address"), [("openai_chat.py", "url"), ("grpc_chat.py", "")])
+async def test_example_prints_an_answer(mesh: MeshProcess, example: str, address: str) -> None:
+    words = [getattr(mesh, address)] if address else []
+    assert len((await _run(mesh, str(ROOT / "examples" / example), *words)).split()) >= 3
 
 
 async def test_bare_stub_example_prints_an_answer_and_its_receipt(mesh: MeshProcess) -> None:

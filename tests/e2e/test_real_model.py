@@ -41,16 +41,6 @@ def _ask(client: openai.OpenAI, **options: object) -> openai.types.chat.ChatComp
     )
 
 
-def test_chat_answers_with_text_and_counts_tokens(client: openai.OpenAI) -> None:
-    answer = _ask(client, max_tokens=24)
-    assert answer.choices[0].finish_reason == "length"
-    assert len(re.findall(r"[A-Za-z]{2,}", answer.choices[0].message.content or "")) >= 3
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens > 10
-    assert answer.usage.completion_tokens == 24
-    assert answer.model == DEMO_MODEL
-
-
 @pytest.mark.parametrize(
     "about",
     [
@@ -161,27 +151,12 @@ def test_grpc_client_calls_the_inference_service_directly(mesh: MeshProcess) -> 
     assert [len(vector) for vector in vectors] == [576, 576]
 
 
-async def test_cli_shows_and_uses_the_mesh(mesh: MeshProcess) -> None:
-    home = mesh.home
+async def test_chat_command_answers_a_typed_and_a_piped_question(mesh: MeshProcess) -> None:
     shortly = ("--max-tokens", "16", "--temperature", "0")
-    code, out, err = await run_weft("chat", DEMO_MODEL, "-m", QUESTION, *shortly, home=home)
-    assert code == 0, err
-    assert "Paris" in out
-    assert "tokens/s" in err
-    code, out, _ = await run_weft("chat", DEMO_MODEL, *shortly, home=home, stdin=QUESTION.encode())
+    code, out, err = await run_weft("chat", DEMO_MODEL, "-m", QUESTION, *shortly, home=mesh.home)
+    assert (code, "Paris" in out, "tokens/s" in err) == (0, True, True), err
+    code, out, _ = await run_weft("chat", DEMO_MODEL, *shortly, home=mesh.home, stdin=QUESTION.encode())
     assert (code, "Paris" in out) == (0, True)
-    code, out, _ = await run_weft("get", "models", "-o", "json", home=home)
-    document = json.loads(out)
-    assert document["items"][0]["name"] == DEMO_MODEL
-    assert document["items"][0]["status"]["state"] == "active"
-    code, out, _ = await run_weft("get", "runners", home=home)
-    assert out.splitlines()[0].split()[:2] == ["NAME", "STATUS"]
-    assert "active" in out
-    code, out, _ = await run_weft("ps", "-o", "yaml", home=home)
-    assert "state: ready" in out
-    code, out, _ = await run_weft("doctor", "-o", "json", home=home)
-    assert code in (0, 1)
-    assert {finding["check"] for finding in json.loads(out)["items"]} >= {"platform", "home", "models", "port"}
 
 
 async def test_demo_command_starts_chats_and_stops(tmp_path: Path) -> None:

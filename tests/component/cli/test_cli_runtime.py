@@ -154,7 +154,8 @@ def test_signal_stops_an_installation_and_its_processes(stage: Stage, number: si
     installing.send_signal(number)
     installing.communicate(timeout=WAIT_SECONDS)
     assert (installing.returncode, stage.versions()) == (code, [])
-    assert not any(child.is_running() for child in children)
+    _, left = psutil.wait_procs(children, timeout=WAIT_SECONDS)
+    assert left == []
 
 
 def test_files_of_a_killed_installation_are_never_used_and_the_next_one_works(stage: Stage) -> None:
