@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from apart_mesh import START_SECONDS, Apart
 from kit.warm_python import warm
-from mesh_process import eventually, user_environment, write_config
+from mesh_process import user_environment, write_config
 
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
@@ -139,11 +139,6 @@ class Tasks:
         request = task_service_pb2.ListTasksRequest(request_id=request_id)
         return list((await until_known(lambda: self.stub.ListTasks(request, timeout=CALL_SECONDS))).tasks)
 
-    async def notice(self) -> str:
-        """What is said of whoever keeps the tasks."""
-        request = task_service_pb2.ListTasksRequest(page_size=1)
-        return str((await until_known(lambda: self.stub.ListTasks(request, timeout=CALL_SECONDS))).notice)
-
     async def until_it_says_something(self, task: str) -> None:
         """Until a piece of its answer is kept."""
         async for news in self._watch(task):
@@ -179,13 +174,3 @@ async def task_service(address: str) -> AsyncIterator[Tasks]:
     """The service of the router at an address."""
     async with open_channel(address) as channel:
         yield Tasks(cast("Any", task_service_pb2_grpc.TaskServiceStub(channel)))
-
-
-async def all_over(tasks: Tasks, model: str, seconds: float) -> None:
-    """Until no task for a model is open."""
-    states = (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING)
-
-    async def none_open() -> bool:
-        return not await tasks.listed(model, *states, page_size=1)
-
-    await eventually(none_open, seconds, "tasks do not reach their ends")

@@ -1,19 +1,14 @@
 """Responses in the background over a whole mesh: they outlive every process that has to do with them."""
 
 import asyncio
-import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import openai
 import pytest
-from apart_mesh import running_apart
 from mesh_process import POOL, MeshProcess, fake_runner, run_weft, running_mesh, write_config
-from openai import AsyncOpenAI, AsyncStream
-from openai.types.responses import Response, ResponseStreamEvent
+from openai import AsyncOpenAI
+from openai.types.responses import Response
 
-SLOW = 20.0
-"""Tokens per second."""
 DECLARED = f"""
 kind: model
 name: later
@@ -22,7 +17,6 @@ poolName: {POOL}
 kind: model
 name: served-by-none
 """
-QUICK_TASKS = {"lease_seconds": 1.0, "retry_delay_seconds": 0.05, "poll_interval_seconds": 0.5, "max_attempts": 100}
 
 
 def client_of(mesh: MeshProcess) -> AsyncOpenAI:
@@ -74,42 +68,3 @@ async def test_background_response_without_a_runner_completes_and_continues_afte
             again = await client.responses.retrieve(made.id)
     assert rest == whole[4:]
     assert again == first
-
-
-@pytest.mark.nightly("kills a router under a response")
-async def test_background_response_restarts_its_stream_if_the_router_is_killed(tmp_path: Path) -> None:
-    config = write_config(
-        tmp_path, fake_runner("a", tokens_per_second=SLOW, answer_tokens=30), router={"tasks": QUICK_TASKS}
-    )
-    with running_apart(tmp_path, config) as mesh:
-        async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=8) as client:
-            stream = await client.responses.create(model=POOL, input="Count", background=True, stream=True)
-            created = await anext(stream)
-            assert created.type == "response.created"
-            seen: list[ResponseStreamEvent] = []
-            with pytest.raises(openai.APIError) as broken:
-                await read_killing(stream, seen, lambda: mesh.end("router", signal.SIGKILL))
-            mesh.start("router")
-            async with asyncio.timeout(60):
-                done = await at_its_end(client, created.response.id)
-            with pytest.raises(openai.BadRequestError) as refused:
-                await client.responses.retrieve(
-                    created.response.id, stream=True, starting_after=seen[-1].sequence_number
-                )
-            anew = [event async for event in await client.responses.retrieve(created.response.id, stream=True)]
-    assert broken.value.code == "service_unavailable"
-    assert refused.value.param == "starting_after"
-    assert done.status == "completed"
-    assert anew[2].sequence_number % 1_000_000 == 0
-    assert "".join(event.delta for event in anew if event.type == "response.output_text.delta") == done.output_text
-
-
-async def read_killing(
-    stream: AsyncStream[ResponseStreamEvent], seen: list[ResponseStreamEvent], kill: Callable[[], object]
-) -> None:
-    """Read to the end, and kill once the answer has begun."""
-    async for event in stream:
-        is_first = event.type == "response.output_text.delta" and not any(each.type == event.type for each in seen)
-        seen.append(event)
-        if is_first:
-            kill()

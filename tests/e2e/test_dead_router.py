@@ -13,8 +13,6 @@ import pytest
 from apart_mesh import Apart, running_apart
 from mesh_process import POOL, eventually, fake_runner, write_config
 
-KEPT = {"/v1/responses": {"model": POOL, "input": "hi", "store": True}}
-"""Answers that are kept by the router, which is asked for that besides."""
 DEADLINE = {"X-Request-Timeout-Seconds": "1"}
 CHAT: dict[str, Any] = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
 OPERATIONS: dict[str, dict[str, Any]] = {
@@ -79,16 +77,6 @@ async def late(http: aiohttp.ClientSession, path: str, *, stream: bool) -> tuple
         return 504, error.get("code", ""), error["message"]
     error = json.loads(text)["error"]
     return response.status, error.get("code", ""), error["message"]
-
-
-@pytest.mark.nightly("another loss of a router")
-async def test_stored_responses_end_at_their_deadline_too(tmp_path: Path) -> None:
-    with running_apart(tmp_path, write_config(tmp_path, fake_runner("a"))) as mesh:
-        async with caller(mesh) as http:
-            with frozen(mesh):
-                for path, body in KEPT.items():
-                    async with http.post(path, json=body, headers=DEADLINE) as response:
-                        assert response.status == 504, await response.text()
 
 
 @pytest.mark.parametrize("lost", [killed, pytest.param(frozen, marks=pytest.mark.nightly("another loss of a router"))])

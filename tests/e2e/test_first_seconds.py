@@ -1,7 +1,6 @@
 """Requests from the moment at which the HTTP port opens, before the runners of the configuration have come."""
 
 import asyncio
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from apart_mesh import running_apart
-from mesh_process import STOP_SECONDS, WEFT, eventually, fake_runner, running_mesh, user_environment, write_config
+from mesh_process import STOP_SECONDS, WEFT, fake_runner, running_mesh, user_environment, write_config
 
 from weft_testing.free_port import free_port
 
@@ -102,28 +100,3 @@ async def test_configured_model_is_awaited_during_startup_and_unknown_ones_are_r
             assert (await ask(http, "nobody"))[0] == 404
             async with http.get("/health") as response:
                 assert response.status == ANSWERED
-
-
-@pytest.mark.nightly("restarts services again")
-async def test_restarted_gateway_and_router_wait_for_the_registry_state(
-    tmp_path: Path,
-) -> None:
-    runner = fake_runner("a")
-    runner["agents"] = [{"name": "greeter", "model": "m-a", "system_prompt": "Greet."}]
-    with running_apart(tmp_path, write_config(tmp_path, runner)) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as http:
-
-            async def is_served() -> bool:
-                return (await ask(http, "agent/greeter"))[0] == ANSWERED
-
-            await eventually(is_served, 30.0, "the mesh does not come up")
-            mesh.end("router", signal.SIGKILL)
-            asked = [asyncio.create_task(ask(http, name)) for name in NAMES]
-            await asyncio.to_thread(mesh.start, "router")
-            answers = await asyncio.gather(*asked, *(ask(http, name) for name in NAMES))
-        assert [answer for answer in answers if answer[0] != ANSWERED] == []
-        mesh.end("gateway", signal.SIGKILL)
-        mesh.url = mesh.start("gateway")
-        async with aiohttp.ClientSession(mesh.url) as http:
-            answers = await asyncio.gather(*(ask(http, name) for name in NAMES))
-        assert [answer for answer in answers if answer[0] != ANSWERED] == []

@@ -555,26 +555,6 @@ async def test_node_publisher_serves_streams_and_deregisters(edge: Edge) -> None
     await edge.until_lost("noddy")
 
 
-@pytest.mark.nightly("loses a publisher again")
-@needs_node
-async def test_node_publisher_proxies_a_server_and_reregisters_after_a_loss(edge: Edge) -> None:
-    async with run_fake_backend(answer_tokens=5) as backend:
-        with node_publisher(edge, "--url", backend.base_url) as process:
-            await edge.until_ready("noddy")
-            async with edge.chat("node-model") as answer:
-                texts = [await answer.text() for _ in range(5)]
-            assert "".join(texts) == "tok0 tok1 tok2 tok3 tok4"
-            process.send_signal(signal.SIGSTOP)
-            await edge.until_lost("noddy")
-            process.send_signal(signal.SIGCONT)
-            await edge.until_ready("noddy")
-            status, body, _ = await edge.whole("node-model")
-            assert (status, body["choices"][0]["message"]["content"]) == (200, "tok0 tok1 tok2 tok3 tok4")
-            await backend.set_behaviour(status=400)
-            assert (await edge.whole("node-model"))[1]["error"]["code"] == "backend_rejected"
-    await edge.until_lost("noddy")
-
-
 @pytest.mark.nightly("every promise again, of another runner")
 @needs_node
 async def test_node_publisher_passes_runner_conformance(edge: Edge) -> None:

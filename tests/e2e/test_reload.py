@@ -20,7 +20,6 @@ pytestmark = pytest.mark.timeout(300)
 
 PACE = 25.0
 """Tokens per second of the fakes: an answer of 100 takes 4 s."""
-RELOADS = 10
 
 
 def _model(name: str, **settings: Any) -> dict[str, Any]:
@@ -124,25 +123,6 @@ async def mesh(running: Reloadable) -> Reloadable:
     running.write(BOX)
     await running.reload()
     return running
-
-
-@pytest.mark.nightly("repeats reloads")
-async def test_stream_on_an_unchanged_model_survives_ten_reloads(mesh: Reloadable) -> None:
-    tokens = 800
-    steady = _runner("box", _model("steady"), command=_slow_command())
-    mesh.write(steady)
-    await mesh.reload()
-    async with mesh.stream("steady", tokens) as answer, await mesh.mesh.backend("box") as engine:
-        before = (await mesh.instances())["steady"]["pid"]
-        for number in range(RELOADS):
-            others = [_model("other", slots=number % 3 + 1)] if number % 2 else [_model(f"new-{number}")]
-            extra = [_runner("guest", _model("visitor"))] if number % 4 < 2 else []
-            mesh.write({**steady, "models": [_model("steady"), *others]}, *extra)
-            assert (await mesh.reload())["changes"]
-        assert not answer.done(), "the stream was to last through all of them"
-        assert (await mesh.instances())["steady"]["pid"] == before
-        await engine.set_behaviour(hurries=True)
-    assert len("".join(answer.result()).split()) == tokens
 
 
 def _slow_command() -> list[str]:

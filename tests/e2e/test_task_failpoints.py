@@ -1,9 +1,8 @@
 """A router that dies where what it does is not atomic: what was acknowledged is done, and nothing is done twice."""
 
 import signal
-import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import pytest
 from grpc.aio import AioRpcError
@@ -81,44 +80,6 @@ async def test_claimed_task_that_did_not_start_is_requeued_after_its_lease_expir
     assert first.reason == error_reason_pb2.ERROR_REASON_WORKER_LOST
     assert (second.claim_time.ToNanoseconds() - first.claim_time.ToNanoseconds()) / 1e9 >= LEASE_SECONDS
     assert first.owner != second.owner
-
-
-@pytest.mark.nightly("a matrix of kills in a task")
-async def test_task_restarts_after_its_router_was_killed_with_its_clock_an_hour_ahead(
-    mesh: TaskMesh, tasks: Tasks
-) -> None:
-    mesh.start_deadly_router("claimed:1")
-    with suppress(AioRpcError):
-        await tasks.submit(TOKENS, key="ahead", is_once=True)
-    mesh.wait_dead()
-    with closing(sqlite3.connect(mesh.home / "state" / "router.db")) as database, database:
-        changed = database.execute("UPDATE tasks SET lease_until = lease_until + 3600 WHERE state = 2")
-        assert changed.rowcount == 1
-    mesh.start("router")
-    again = await tasks.submit(TOKENS, key="ahead")
-    assert (await _is_done_once(mesh, tasks, again.task.id)).attempt == 2
-
-
-@pytest.mark.nightly("a matrix of kills in a task")
-async def test_tasks_lost_by_a_damaged_log_are_reported_missing_and_the_mesh_continues(
-    mesh: TaskMesh, tasks: Tasks
-) -> None:
-    mesh.start("router")
-    lost = (await tasks.submit(TOKENS, key="lost")).task.id
-    await tasks.answer(lost)
-    assert not await tasks.notice()
-    mesh.end("router", signal.SIGKILL)
-    mesh.start("router")
-    assert not await tasks.notice(), "a kill alone loses nothing"
-    assert (await tasks.answer(lost))[0].state == task_pb2.TASK_STATE_COMPLETED
-    mesh.end("router", signal.SIGKILL)
-    for log in (mesh.home / "state").glob("router.db-wal"):
-        log.write_bytes(b"")
-    mesh.start("router")
-    assert "are missing" in await tasks.notice() or "another one" in await tasks.notice()
-    assert '"event":"acknowledged work is missing from the database"' in (mesh.home / "logs" / "router.log").read_text()
-    await _is_done_once(mesh, tasks, (await tasks.submit(TOKENS, key="afterwards")).task.id)
-    next(mesh.home.glob("router.promised.*")).unlink()
 
 
 @pytest.mark.nightly("a matrix of kills in a task")

@@ -2,24 +2,21 @@
 
 import asyncio
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
 import pytest
 from mesh_process import eventually, fake_runner
-from task_mesh import TaskMesh, Tasks, all_over, running_task_mesh, task_service
+from task_mesh import TaskMesh, Tasks, running_task_mesh, task_service
 
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc, task_pb2
 from weft.durable.requests import RequestClient
 from weft.kernel.rpc import open_channel
-from weft_testing.torture.history import Kind, expected_text
+from weft_testing.torture.history import expected_text
 
 SLOW, ABSENT, FAST, KEPT = "m-slow", "m-absent", "m-fast", "m-kept"
-BACKLOG = 1000
-SUBMIT_AT_ONCE = 64
 
 
 @pytest.fixture(scope="module")
@@ -57,27 +54,6 @@ async def test_task_restarts_and_completes_if_its_runner_is_killed_mid_answer(me
     assert ended.attempt == len(attempts) >= 2
     assert all(attempt.reason for attempt in attempts[:-1])
     assert not attempts[-1].reason
-
-
-@pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
-async def test_a_thousand_tasks_survive_their_router_and_each_ends_once(mesh: TaskMesh, tasks: Tasks) -> None:
-    turns = asyncio.Semaphore(SUBMIT_AT_ONCE)
-
-    async def submit(number: int) -> str:
-        async with turns:
-            return (await tasks.submit(3, model=FAST, key=f"k{number}")).task.id
-
-    ids = await asyncio.gather(*map(submit, range(BACKLOG)))
-    mesh.end("router", signal.SIGKILL)
-    await asyncio.to_thread(mesh.start, "router")
-    await all_over(tasks, FAST, 60.0)
-    states = Counter(task.state for task in await tasks.listed(FAST))
-    ends = Counter(event.task for event in mesh.router_events(Kind.ENDED) if event.task in ids)
-    assert len(set(ids)) == BACKLOG
-    assert states == {task_pb2.TASK_STATE_COMPLETED: BACKLOG}
-    assert set(ends.values()) == {1}
-    # One whose end was kept by the router that was killed may lack its line, and hardly more do.
-    assert len(ends) >= BACKLOG - 2 * SUBMIT_AT_ONCE
 
 
 async def _journaled_chat(mesh: TaskMesh, request_id: str, until: asyncio.Event) -> grpc.StatusCode:
