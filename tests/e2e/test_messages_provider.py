@@ -1,7 +1,6 @@
 """A central model of a provider with Anthropic's API, through Anthropic's SDK and OpenAI's API."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -19,9 +18,6 @@ from kit.messages_provider import (
 )
 from mesh_process import MeshProcess, eventually, run_weft
 
-from weft_testing.free_port import free_port
-
-PORT = free_port()
 KEY, MODEL, SECRET = "sk-canary-0123456789", "large", "messages-key"
 PERMIT = {"allow_remote": True}
 TOOL: Any = {
@@ -33,45 +29,30 @@ TOOL: Any = {
 
 
 @pytest.fixture
-def mesh(common_mesh: MeshProcess) -> MeshProcess:
-    return common_mesh
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _taken_back(mesh_of_the_session: MeshProcess) -> Iterator[None]:
-    """The model and its secret are declared by the first test, for all of this module."""
-    yield
+async def mesh(common_mesh: MeshProcess) -> AsyncIterator[MeshProcess]:
+    yield common_mesh
     for declared in (f"model/{MODEL}", f"secret/{SECRET}"):
-        code, _, error = asyncio.run(run_weft("delete", declared, home=mesh_of_the_session.home))
+        code, _, error = await run_weft("delete", declared, home=common_mesh.home)
         assert code == 0, error
 
 
 @pytest.fixture
 async def provider(mesh: MeshProcess) -> AsyncIterator[MessagesProvider]:
-    async with messages_provider(port=PORT) as provider:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], **PERMIT}
+
+    async def is_served() -> bool:
+        async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+            return response.status == 200
+
+    async with messages_provider() as provider:
         provider.keys.add(KEY)
-        if (await run_weft("get", "model", MODEL, home=mesh.home))[0] != 0:
-            await run_weft("keys", "secret", "create", SECRET, "-", home=mesh.home, stdin=KEY.encode())
-            options = ("--api", "anthropic", "--api-key-ref", f"secret/{SECRET}", "--upstream-model", "large-4")
-            code, _, error = await run_weft("models", "create", MODEL, "--url", provider.url, *options, home=mesh.home)
-            assert code == 0, error
-        await eventually(lambda: _is_served(mesh), 30.0, "the model was not served")
+        await run_weft("keys", "secret", "create", SECRET, "-", home=mesh.home, stdin=KEY.encode())
+        options = ("--api", "anthropic", "--api-key-ref", f"secret/{SECRET}", "--upstream-model", "large-4")
+        code, _, error = await run_weft("models", "create", MODEL, "--url", provider.url, *options, home=mesh.home)
+        assert code == 0, error
+        await eventually(is_served, 30.0, "the model was not served")
         provider.bodies.clear()
         yield provider
-
-
-async def _is_served(mesh: MeshProcess) -> bool:
-    return (await _chat(mesh))[0] == 200
-
-
-async def _chat(mesh: MeshProcess, **fields: Any) -> tuple[int, Any, str | None]:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], **PERMIT, **fields}
-    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-        return response.status, await response.json(), response.headers.get("Retry-After")
-
-
-def _sdk(mesh: MeshProcess) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=mesh.url, api_key="unused", max_retries=0)
 
 
 async def test_tools_thinking_and_cache_marks_round_trip_in_a_stream(
@@ -83,7 +64,7 @@ async def test_tools_thinking_and_cache_marks_round_trip_in_a_stream(
     provider.replies.append(MessagesReply(blocks=(thinking_block("So."), text_block("It is there."))))
     thinks: Any = {"type": "enabled", "budget_tokens": 2_000}
     question: Any = [{"role": "user", "content": "Look."}]
-    async with _sdk(mesh) as sdk:
+    async with anthropic.AsyncAnthropic(base_url=mesh.url, api_key="unused", max_retries=0) as sdk:
         async with sdk.messages.stream(
             model=MODEL,
             max_tokens=4_000,

@@ -2,52 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import aiohttp
-import pytest
 from mesh_process import POOL, MeshProcess, fake_runner, run_weft, running_mesh, write_config
 from openai import AsyncOpenAI
 
 SLOW = 20.0
 """Tokens per second."""
-TIMED = "timed"
 ENDLESS = "endless"
-
-
-def batch_file(folder: Path, *bodies: Mapping[str, object], model: str = POOL) -> Path:
-    """A file of chats."""
-    path = folder / "requests.jsonl"
-    lines = [
-        {
-            "custom_id": f"line-{number}",
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": {"model": model, "messages": [{"role": "user", "content": "Hello"}], **body},
-        }
-        for number, body in enumerate(bodies)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    """A mesh that no test stops: one runner repeats the question, one answers in a second, one never ends."""
-    folder = tmp_path_factory.mktemp("mesh")
-    runners = (
-        fake_runner("a", echo=True),
-        fake_runner("b", pool=TIMED, tokens_per_second=SLOW, answer_tokens=20),
-        fake_runner("c", pool=ENDLESS, tokens_per_second=SLOW, answer_tokens=0),
-    )
-    limits = {"rate_limits": {"tenants": {"slow": ["2req/sec"]}}}
-    with running_mesh(folder / "home", "--config", str(write_config(folder, *runners, router=limits))) as mesh:
-        yield mesh
-
-
-def client_of(mesh: MeshProcess) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=0)
 
 
 async def test_queued_task_waits_for_its_model_over_a_restart_and_a_running_one_keeps_its_attempts(
@@ -84,9 +47,14 @@ async def test_queued_task_waits_for_its_model_over_a_restart_and_a_running_one_
     assert [each.get("error", {}).get("reason") for each in json.loads(shown)["attempts"]] == ["shutting_down", None]
 
 
-async def test_openai_client_batch_completes_in_order(shared: MeshProcess, tmp_path: Path) -> None:
-    async with client_of(shared) as client, asyncio.timeout(60):
-        with batch_file(tmp_path, *({"max_tokens": 4 + number} for number in range(12))).open("rb") as lines:
+async def test_openai_client_batch_completes_in_order(common_mesh: MeshProcess, tmp_path: Path) -> None:
+    body = {"model": POOL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    request = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("".join(json.dumps({"custom_id": f"line-{n}", **request}) + "\n" for n in range(12)))
+    url = f"{common_mesh.url}/v1"
+    async with AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client, asyncio.timeout(60):
+        with requests.open("rb") as lines:
             file = await client.files.create(file=lines, purpose="batch")
         batch = await client.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"of": "me"}

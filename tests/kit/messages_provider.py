@@ -7,7 +7,7 @@ import base64
 import hashlib
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,10 +54,6 @@ def tool_block(call_id: str, name: str, *parts: str) -> tuple[Json, list[Json]]:
 class MessagesReply:
     """The scripted reply to one request."""
 
-    status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-    error_type: str = "api_error"
-    error_message: str = "something failed"
     blocks: tuple[tuple[Json, list[Json]], ...] = ()
     """Empty: one block with WORDS."""
     stop_reason: str = "end_turn"
@@ -75,13 +71,11 @@ class MessagesProvider:
     replies: deque[MessagesReply] = field(default_factory=deque)
     bodies: list[Json] = field(default_factory=list)
     """Bodies of the requests, accepted or not."""
-    headers: list[Mapping[str, str]] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answers POST /v1/messages."""
         body = await request.json()
         self.bodies.append(body)
-        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if self.keys and request.headers.get("x-api-key") not in self.keys:
             return _refusal(401, "authentication_error", f"invalid x-api-key {request.headers.get('x-api-key')}")
         if request.headers.get("anthropic-version") != API_VERSION:
@@ -89,8 +83,6 @@ class MessagesProvider:
         if problem := problem_of(body):
             return _refusal(400, "invalid_request_error", problem)
         reply = self.replies.popleft() if self.replies else MessagesReply()
-        if reply.status != 200:
-            return _refusal(reply.status, reply.error_type, reply.error_message, reply.headers)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         for event in events_of(reply, body["model"]):
@@ -182,7 +174,7 @@ def events_of(reply: MessagesReply, model: str) -> list[Json]:
         events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
         events.append({"type": "content_block_stop", "index": index})
     if reply.breaks_with:
-        error = {"type": reply.breaks_with, "message": reply.error_message}
+        error = {"type": reply.breaks_with, "message": "something failed"}
         return [*events, {"type": "error", "error": error}]
     ended = {"stop_reason": reply.stop_reason, "stop_sequence": None}
     return [
@@ -192,13 +184,13 @@ def events_of(reply: MessagesReply, model: str) -> list[Json]:
     ]
 
 
-def _refusal(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
+def _refusal(status: int, kind: str, message: str) -> web.Response:
     body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_01"}
-    return web.json_response(body, status=status, headers=dict(headers or {}))
+    return web.json_response(body, status=status)
 
 
 @asynccontextmanager
-async def messages_provider(*, port: int = 0) -> AsyncIterator[MessagesProvider]:
+async def messages_provider() -> AsyncIterator[MessagesProvider]:
     """Runs a provider on loopback during the block."""
     provider = MessagesProvider()
     app = web.Application(client_max_size=64 * 1024 * 1024)
@@ -206,7 +198,7 @@ async def messages_provider(*, port: int = 0) -> AsyncIterator[MessagesProvider]
     runner = web.AppRunner(app)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", port)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         provider.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         yield provider
