@@ -10,7 +10,6 @@ from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.agents import agent_name_of, members_of, require_model_name, resolve, with_agent
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.dispatch.parameter_checks import fill_defaults
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -113,28 +112,6 @@ def test_rest_of_the_payload_is_unchanged() -> None:
     payload.tools.add().function.name = "weather"
     prepared = with_agent(payload, _agent().manifest)
     assert (prepared.choice_count, prepared.tools) == (2, payload.tools)
-
-
-@pytest.mark.parametrize(
-    ("given_params", "expected"),
-    [
-        (sampling_pb2.SamplingParams(), sampling_pb2.SamplingParams(temperature=0.2, stop=["END"])),
-        (
-            sampling_pb2.SamplingParams(temperature=0, top_k=0),
-            sampling_pb2.SamplingParams(temperature=0, top_k=0, stop=["END"]),
-        ),
-        (sampling_pb2.SamplingParams(stop=["X"]), sampling_pb2.SamplingParams(temperature=0.2, stop=["X"])),
-        (
-            sampling_pb2.SamplingParams(logit_bias={5: 1.0}),
-            sampling_pb2.SamplingParams(temperature=0.2, stop=["END"], logit_bias={5: 1.0}),
-        ),
-    ],
-)
-def test_defaults_fill_unset_fields(
-    given_params: sampling_pb2.SamplingParams, expected: sampling_pb2.SamplingParams
-) -> None:
-    fill_defaults(given_params, _agent().manifest.default_params)
-    assert given_params == expected
 
 
 _number = st.integers(min_value=0, max_value=2)
