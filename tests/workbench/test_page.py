@@ -20,13 +20,8 @@ def test_root_page_shows_the_models_of_the_mesh(page: "Page", mesh: MeshProcess)
     picture(page, "overview-first")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_overview_has_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, theme: str) -> None:
-    assert not accessibility_faults(browser, f"{mesh.url}/ui/", theme=theme)
-
-
 def test_axe_detects_violations_in_a_broken_page(browser: "Browser") -> None:
-    """The negative control of the check above."""
+    """The negative control of test_pages_have_no_accessibility_violations."""
     wrong = "data:text/html,<h1>x</h1><img src='a.png'><p style='color:%23ddd;background:%23fff'>pale"
     assert accessibility_faults(browser, wrong)
 
