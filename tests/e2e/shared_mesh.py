@@ -13,8 +13,7 @@ from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
 
 ROUTER = {
     "tenants": {"filed": {"weight": 2.0}},
-    "rate_limits": {"tenants": {"filed": ["3req/month"], "small": ["2req/hour"]}},
-    "clients": {"nightly": {"priority": "low"}},
+    "rate_limits": {"tenants": {"filed": ["3req/month"]}},
 }
 
 

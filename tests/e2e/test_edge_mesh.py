@@ -229,15 +229,3 @@ def _issue_anew(home: Path, folder: Path) -> None:
 
     assert folder.is_relative_to(home)
     EdgeCertificate(folder=folder).prepare(["another.example"], datetime.now(UTC))
-
-
-async def test_port_in_use_is_rejected_and_error_names_the_option(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_runner("a"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        arguments = ("up", "--config", str(config), "--edge", "envoy", "--port", port)
-        code, _, err = await run_weft(*arguments, home=tmp_path / "home")
-    assert code == 4
-    assert "is taken by another program; choose another with --port" in err
