@@ -152,9 +152,9 @@ class Callers:
             else:
                 self.served += 1
 
-    async def wait_served(self, more: int) -> None:
-        """Until so many further requests have been answered."""
-        wanted = self.served + more
+    async def wait_served(self) -> None:
+        """Until four further requests have been answered."""
+        wanted = self.served + 4
         await eventually(lambda: self.served >= wanted, ANSWER_SECONDS, f"no answers; lost: {self.lost[-3:]}")
 
     async def _taken(

@@ -25,17 +25,11 @@ async def mesh(common_mesh: MeshProcess) -> MeshProcess:
 
 
 async def _ask(
-    http: aiohttp.ClientSession,
-    request_id: str,
-    *,
-    stream: bool = False,
-    tenant: str = "",
-    began: asyncio.Event | None = None,
+    http: aiohttp.ClientSession, request_id: str, *, stream: bool = False, began: asyncio.Event | None = None
 ) -> Answer:
     """The status and the body of a chat; of a stream its text. `began` is set once the status is there."""
     body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "stream": stream, "max_tokens": 4000}
-    headers = {"X-Request-Id": request_id} | ({"X-Tenant-ID": tenant} if tenant else {})
-    async with http.post(CHAT, json=body, headers=headers) as answer:
+    async with http.post(CHAT, json=body, headers={"X-Request-Id": request_id}) as answer:
         if began is not None:
             began.set()
         return answer.status, (await answer.text() if stream else await answer.json())
@@ -52,11 +46,10 @@ async def _ask_when_ready(http: aiohttp.ClientSession, request_id: str, *, strea
     return await _ask(http, request_id, stream=stream)
 
 
-async def _reach(http: aiohttp.ClientSession, request_id: str, state: str, tenant: str = "") -> dict[str, Any]:
-    headers = {"X-Tenant-ID": tenant} if tenant else {}
+async def _reach(http: aiohttp.ClientSession, request_id: str, state: str) -> dict[str, Any]:
     async with asyncio.timeout(30):
         while True:
-            async with http.get(f"/v1/requests/{request_id}", headers=headers) as answer:
+            async with http.get(f"/v1/requests/{request_id}") as answer:
                 found: dict[str, Any] = await answer.json()
             if found.get("state") == state:
                 return found

@@ -49,23 +49,21 @@ async def _refused(mesh: MeshProcess, *arguments: str) -> tuple[int, str]:
     return code, error
 
 
-async def _post(mesh: MeshProcess, path: str, body: Any) -> tuple[int, Any, str | None]:
-    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}{path}", json=body) as response:
+async def _chat(mesh: MeshProcess) -> tuple[int, Any, str | None]:
+    messages = [{"role": "user", "content": "Count."}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 4, "allow_remote": True}
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
         return response.status, await response.json(), response.headers.get("X-Left-Premises")
 
 
-def _chat(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], "max_tokens": 4, **fields}
-
-
 async def _is_served(mesh: MeshProcess) -> bool:
-    return (await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True)))[0] == 200
+    return (await _chat(mesh))[0] == 200
 
 
 async def test_model_is_served_without_a_config_section_and_requests_carry_the_secret(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
-    status, body, left = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
+    status, body, left = await _chat(mesh)
     assert (status, left) == (200, "true")
     assert body["choices"][0]["message"]["content"] == "".join(WORDS)
     assert provider.requests[-1].headers["authorization"] == f"Bearer {FIRST}"
@@ -84,7 +82,7 @@ async def _under_load(mesh: MeshProcess, change: Callable[[], Awaitable[object]]
 
     async def call() -> None:
         while not over.is_set():
-            statuses.append((await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True)))[0])
+            statuses.append((await _chat(mesh))[0])
 
     callers = [asyncio.create_task(call()) for _ in range(4)]
     await eventually(lambda: len(statuses) > 8, SECONDS, "no request was answered")
@@ -115,7 +113,7 @@ async def test_rejected_keys_and_missing_secrets_are_operator_errors(
         {"error": {"message": f"not accept this key {FIRST}", "type": "invalid_request_error"}}
     ).encode()
     provider.replies.append(Reply(status=401, headers={"Content-Type": "application/json"}, body=quoting))
-    status, body, _ = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
+    status, body, _ = await _chat(mesh)
     assert status == 502
     assert FIRST not in str(body)
     code, error = await _refused(mesh, "delete", "secret", SECRET)
@@ -128,5 +126,5 @@ async def test_rejected_keys_and_missing_secrets_are_operator_errors(
 
 
 async def _failed(mesh: MeshProcess) -> Any:
-    found = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
+    found = await _chat(mesh)
     return found if found[0] != 200 else None

@@ -52,14 +52,14 @@ class Reachable(Protocol):
     url: str
 
 
-async def _ready(mesh: Reachable | MeshProcess, model: str = "llama") -> None:
+async def _ready(mesh: Reachable | MeshProcess) -> None:
     async with aiohttp.ClientSession() as http:
 
         async def listed() -> bool:
-            async with http.post(f"{mesh.url}/v1/chat/completions", json={**_body(model), "max_tokens": 1}) as answer:
+            async with http.post(f"{mesh.url}/v1/chat/completions", json={**_body("llama"), "max_tokens": 1}) as answer:
                 return answer.status == 200
 
-        await eventually(listed, 15.0, f"{model} does not answer")
+        await eventually(listed, 15.0, "llama does not answer")
 
 
 def _body(model: str = "llama", **changes: Any) -> dict[str, Any]:

@@ -29,9 +29,9 @@ async def test_graceful_shutdown_of_a_process_loses_no_request(tmp_path: Path, n
     with running_mixed(tmp_path) as mesh:
         await asyncio.to_thread(_start, mesh)
         async with under_load(mesh) as callers:
-            await callers.wait_served(4)
+            await callers.wait_served()
             for _ in range(ROUNDS):
                 for name in names:
                     await mesh.replace(name)
-                    await callers.wait_served(4)
+                    await callers.wait_served()
         assert callers.lost == []

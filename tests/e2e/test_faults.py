@@ -125,10 +125,8 @@ async def test_looping_answer_is_stopped_with_usage_on_every_surface(single: Mes
     assert "tokens before it was stopped" in err
 
 
-async def _ask(
-    http: aiohttp.ClientSession, mesh: MeshProcess, headers: dict[str, str] | None = None, **changes: Any
-) -> tuple[int, dict[str, Any]]:
-    async with http.post(f"{mesh.url}/v1/chat/completions", json=_body(**changes), headers=headers) as response:
+async def _ask(http: aiohttp.ClientSession, mesh: MeshProcess, **changes: Any) -> tuple[int, dict[str, Any]]:
+    async with http.post(f"{mesh.url}/v1/chat/completions", json=_body(**changes)) as response:
         return response.status, await response.json()
 
 

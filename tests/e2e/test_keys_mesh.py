@@ -36,10 +36,10 @@ def new_key(mesh: MeshProcess, *arguments: str) -> str:
     return weft(mesh, "keys", "create", "-o", "name", *arguments)
 
 
-async def ask(mesh: MeshProcess, key: str | None, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, Any]:
+async def ask(mesh: MeshProcess, key: str | None) -> tuple[int, Any]:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    asked = {"model": "m-box", **body} if body else CHAT
-    async with aiohttp.ClientSession() as http, http.post(mesh.url + path, json=asked, headers=headers) as answer:
+    url = f"{mesh.url}/v1/chat/completions"
+    async with aiohttp.ClientSession() as http, http.post(url, json=CHAT, headers=headers) as answer:
         return answer.status, await answer.json()
 
 

@@ -41,11 +41,9 @@ async def ask(
         return response.status, await response.json()
 
 
-async def words_of_waiting(
-    mesh: MeshProcess, model: str, tokens: int, words: list[str] | None = None
-) -> tuple[list[str], Any]:
-    """What a request is told while it waits, in `words` as soon as it is told, and its receipt."""
-    told = [] if words is None else words
+async def words_of_waiting(mesh: MeshProcess, model: str, tokens: int) -> tuple[list[str], Any]:
+    """What a request is told while it waits, and its receipt."""
+    told = []
     async with connect_async(mesh.grpc) as client:
         async for event in client.chat(model, "hi", max_tokens=tokens, timeout=60.0):
             if event.HasField("queued"):

@@ -40,9 +40,9 @@ class OneRunner:
             answer = await response.json() if is_json else await response.text()
             return response.status, answer, {name.lower(): value for name, value in response.headers.items()}
 
-    async def chat(self, content: str = "hi", model: str = "m-a", **headers: str) -> tuple[int, Any, dict[str, str]]:
+    async def chat(self, content: str = "hi", **headers: str) -> tuple[int, Any, dict[str, str]]:
         """One answer in one piece."""
-        body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+        body = {"model": "m-a", "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
         return await self.ask("POST", "/v1/chat/completions", body, **headers)
 
     @asynccontextmanager
@@ -73,12 +73,10 @@ def one_runner(
     folder: Path,
     *,
     runner: dict[str, Any] | None = None,
-    models: list[dict[str, Any]] | None = None,
     **sections: Any,
 ) -> Iterator[OneRunner]:
-    """Registry and runner `a`, with one model `m-a` or these; both end with exit code 0."""
+    """Registry and runner `a`, with one model `m-a`; both end with exit code 0."""
     section = fake_runner("a", slots=1, **(runner or {}))
-    section["models"] = models or section["models"]
     config = write_config(folder, section, **{**LIGHT, **sections})
     mesh, port = Apart(folder / "home", config), free_port()
     try:

@@ -19,9 +19,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         stop_in_order(process)
 
 
-def _file(folder: Path, value: str = VALUE) -> str:
+def _file(folder: Path) -> str:
     path = folder / "value"
-    path.write_text(f"{value}\n")
+    path.write_text(f"{VALUE}\n")
     return str(path)
 
 

@@ -60,9 +60,9 @@ async def _chat(mesh: Apart, *, traceparent: str = "", **changes: Any) -> tuple[
         return answer.status, await answer.json()
 
 
-def _traceparent(*, sampled: bool = True) -> tuple[str, str, str]:
+def _traceparent() -> tuple[str, str, str]:
     trace, span = token_hex(16), token_hex(8)
-    return f"00-{trace}-{span}-{'01' if sampled else '00'}", trace, span
+    return f"00-{trace}-{span}-01", trace, span
 
 
 def _has(trace: str, *names: str) -> Any:

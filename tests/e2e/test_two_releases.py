@@ -93,12 +93,12 @@ async def test_upgrade_in_the_documented_order_loses_no_request(previous: Previo
     with running_mixed(tmp_path) as mesh:
         await asyncio.to_thread(_start, mesh, ORDER, ORDER, previous)
         async with under_load(mesh) as callers:
-            await callers.wait_served(4)
+            await callers.wait_served()
             earlier = await callers.task()
             for name in ORDER:
                 task = asyncio.create_task(callers.task())
                 await mesh.replace(name)
-                await callers.wait_served(4)
+                await callers.wait_served()
                 assert (await task)["state"] == "completed"
             assert await callers.find_task(earlier["id"]) == earlier
         assert callers.lost == []
@@ -111,11 +111,11 @@ async def test_rollback_in_reverse_order_loses_no_request(previous: PreviousRele
     with running_mixed(tmp_path) as mesh:
         await asyncio.to_thread(_start, mesh, ORDER, (), previous)
         async with under_load(mesh) as callers:
-            await callers.wait_served(4)
+            await callers.wait_served()
             for name in reversed(ORDER):
                 if name not in changed:
                     await mesh.replace(name, previous.weft)
-                    await callers.wait_served(4)
+                    await callers.wait_served()
         assert callers.lost == []
 
 

@@ -56,15 +56,9 @@ def _box(servers: dict[str, SleepyServer]) -> dict[str, Any]:
     return sections[0] | {"models": [section["models"][0] for section in sections]}
 
 
-async def _ask(
-    http: aiohttp.ClientSession,
-    url: str,
-    number: int = 0,
-    headers: dict[str, str] | None = None,
-    model: str = MODEL,
-) -> tuple[int, dict[str, Any]]:
-    body = {"model": model, "messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 5}
-    async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
+async def _ask(http: aiohttp.ClientSession, url: str, model: str = MODEL) -> tuple[int, dict[str, Any]]:
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    async with http.post(f"{url}/v1/chat/completions", json=body) as response:
         return response.status, await response.json()
 
 

@@ -77,9 +77,9 @@ class BareAccount:
         assert ended.returncode == rc, f"{command} ended with {ended.returncode}:\n{output[-4_000:]}"
         return output
 
-    def tool(self, name: str, *arguments: str | Path, rc: int = 0) -> str:
+    def tool(self, name: str, *arguments: str | Path) -> str:
         """Runs pipx or uvx, which a user has from elsewhere, on this account."""
-        return self.run(TOOLS / name, *arguments, rc=rc)
+        return self.run(TOOLS / name, *arguments)
 
     def weft(self, *arguments: str | Path, rc: int = 0) -> str:
         """Runs the installed weft, as PATH finds it."""

@@ -106,10 +106,10 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float 
             await asyncio.sleep(0.01)
 
 
-async def queue_foreign(fake: FakeComfyUi, seed: int = 1, steps: int = 3) -> str:
+async def queue_foreign(fake: FakeComfyUi, seed: int = 1) -> str:
     """Queues a prompt of another client; returns its id."""
     graph = json.loads(json.dumps(GRAPH))
-    graph["3"]["inputs"] |= {"seed": seed, "steps": steps}
+    graph["3"]["inputs"] |= {"seed": seed, "steps": 3}
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{fake.url}/prompt", json={"prompt": graph, "client_id": "someone"}) as answer,

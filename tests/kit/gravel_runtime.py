@@ -25,8 +25,13 @@ from runner_svc.runtimes.settings import StartedModelSettings
 ENVIRONMENT = EngineEnvironment(
     folder=Path(__file__).parent / "gravel",
     summary="Gravel 1.0",
-    variants={variants},
-    check={check!r},
+    variants={
+        variant: EnvironmentVariant(
+            locks=("cpu.lock",), installed_bytes=1_000_000, download_bytes=1, stubs=("grit==2.0+cpu",) * is_cpu
+        )
+        for variant, is_cpu in ((Variant.CPU, True), (Variant.CUDA, False))
+    },
+    check="import pebble",
     oldest_python=(3, 11),
     newest_python=(3, 14),
 )
@@ -46,25 +51,13 @@ RUNTIME = Runtime(
     environment=ENVIRONMENT,
 )
 """
-_SIZES = 'locks=("cpu.lock",), installed_bytes={bytes}, download_bytes=1'
-_CPU = f'Variant.CPU: EnvironmentVariant({_SIZES}, stubs=("grit==2.0+cpu",))'
-_CUDA = f"Variant.CUDA: EnvironmentVariant({_SIZES})"
 
 
-def install_gravel(
-    site: Path,
-    lock: str = "",
-    *,
-    check: str = "import pebble",
-    variants: tuple[str, ...] = ("cpu", "cuda"),
-    needed_bytes: int = 1_000_000,
-) -> Path:
+def install_gravel(site: Path, lock: str = "") -> Path:
     """Installs the runtime in `site`, a folder of Python packages; returns its lock file."""
     package = site / "weft_gravel"
     (package / NAME).mkdir(parents=True)
-    chosen = [{"cpu": _CPU, "cuda": _CUDA}[variant].format(bytes=needed_bytes) for variant in variants]
-    text = _RUNTIME.replace("{variants}", "{" + ", ".join(chosen) + "}").replace("{check!r}", repr(check))
-    (package / "runtime.py").write_text(text, "utf-8")
+    (package / "runtime.py").write_text(_RUNTIME, "utf-8")
     (package / "__init__.py").touch()
     write_distribution(site, "weft-gravel", "1.0", {f"weft.runtimes:{NAME}": "weft_gravel.runtime:RUNTIME"})
     path = package / NAME / "cpu.lock"

@@ -33,24 +33,21 @@ def _text(text: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def write_projector(path: Path, *, vision: bool | None = True, audio: bool | None = None, size: int = 0) -> Path:
-    """Writes a projector without tensors. None: not stated in the header. `size`: minimum file size in bytes."""
+def write_projector(path: Path, *, vision: bool | None = True, audio: bool | None = None) -> Path:
+    """Writes a projector without tensors. None: not stated in the header."""
     entries = [_text("general.architecture") + struct.pack("<I", 8) + _text("clip")]
     for name, encodes in (("vision", vision), ("audio", audio)):
         if encodes is not None:
             entries.append(_text(f"clip.has_{name}_encoder") + struct.pack("<I?", 7, encodes))
-    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries)
-    path.write_bytes(head.ljust(size, b"\0"))
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries))
     return path
 
 
-SMOLLM2_LAYERS, SMOLLM2_WIDTH = 30, 576
+SMOLLM2_LAYERS, SMOLLM2_WIDTH, RANK = 30, 576, 2
 _ALIGNMENT = 32
 
 
-def write_adapter(
-    path: Path, *, architecture: str = "llama", kind: str = "lora", strength: float = 0.5, rank: int = 2
-) -> Path:
+def write_adapter(path: Path, *, architecture: str = "llama", kind: str = "lora", strength: float = 0.5) -> Path:
     """Writes a LoRA with random weights for the query projections (`attn_q`) of SmolLM2-135M, the demo model.
 
     With a `strength` of 0.5 the model's answers are nonsense; with 0 the adapter has no effect.
@@ -59,14 +56,14 @@ def write_adapter(
         _text("general.architecture") + struct.pack("<I", 8) + _text(architecture),
         _text("general.type") + struct.pack("<I", 8) + _text("adapter"),
         _text("adapter.type") + struct.pack("<I", 8) + _text(kind),
-        _text("adapter.lora.alpha") + struct.pack("<If", 6, float(rank)),
+        _text("adapter.lora.alpha") + struct.pack("<If", 6, float(RANK)),
     ]
     random, tensors, data = Random(7), [], b""
     for layer in range(SMOLLM2_LAYERS):
-        for half, shape in (("a", (SMOLLM2_WIDTH, rank)), ("b", (rank, SMOLLM2_WIDTH))):
+        for half, shape in (("a", (SMOLLM2_WIDTH, RANK)), ("b", (RANK, SMOLLM2_WIDTH))):
             name = _text(f"blk.{layer}.attn_q.weight.lora_{half}")
             tensors.append(name + struct.pack("<IQQIQ", 2, *shape, 0, len(data)))
-            numbers = array("f", (random.gauss(0.0, strength) for _ in range(SMOLLM2_WIDTH * rank)))
+            numbers = array("f", (random.gauss(0.0, strength) for _ in range(SMOLLM2_WIDTH * RANK)))
             data += _padded(numbers.tobytes())
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries)) + b"".join([*entries, *tensors])
     path.write_bytes(_padded(head) + data)

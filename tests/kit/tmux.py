@@ -57,14 +57,14 @@ class Tmux:
 
 
 @contextmanager
-def shell_in_tmux(environment: Mapping[str, str], columns: int = 100, rows: int = 30) -> Iterator[Tmux]:
+def shell_in_tmux(environment: Mapping[str, str], columns: int = 100) -> Iterator[Tmux]:
     """Starts a shell in a terminal, and ends both with the block."""
     # The path of a socket has about 100 characters at most.
     with TemporaryDirectory(prefix="tmux-") as folder:
         tmux = Tmux(Path(folder) / "socket")
         variables = {"PS1": "$ ", "TERM": "screen-256color", "LC_ALL": "C.UTF-8"} | dict(environment)
         own = [f"{name}={value}" for name, value in variables.items()]
-        size = ("-x", str(columns), "-y", str(rows))
+        size = ("-x", str(columns), "-y", "30")
         tmux.ask("new-session", "-d", *size, "env", "-i", *own, "/bin/sh")
         try:
             yield tmux

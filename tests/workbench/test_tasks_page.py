@@ -52,8 +52,8 @@ def posted(mesh: MeshProcess, path: str, body: object) -> Any:
         return json.load(answer)
 
 
-def submitted(mesh: MeshProcess, text: str = "Hello", model: str = "pool") -> str:
-    body = {"model": model, "body": {"messages": [{"role": "user", "content": text}]}}
+def submitted(mesh: MeshProcess) -> str:
+    body = {"model": "pool", "body": {"messages": [{"role": "user", "content": "Hello"}]}}
     return str(posted(mesh, "/api/v1/inference-tasks", body)["id"])
 
 
@@ -121,7 +121,7 @@ def test_unknown_model_shows_the_server_error_and_can_be_accepted(page: "Page", 
 
 
 def test_tasks_are_listed_in_pages_and_by_state(page: "Page", mesh: MeshProcess) -> None:
-    tasks = [submitted(mesh, model="pool") for _ in range(3)]
+    tasks = [submitted(mesh) for _ in range(3)]
     page.route(
         re.compile(r"/api/v1/inference-tasks\?"),
         lambda route: route.continue_(url=route.request.url.replace("=100", "=2")),

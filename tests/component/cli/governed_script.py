@@ -1,7 +1,7 @@
 """An OperationService behind a real gate, and the `weft` command run against it: tokens are really checked."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -74,11 +74,11 @@ def _done(action: operation_pb2.OperationAction) -> operation_pb2.Operation:
 
 
 @contextmanager
-def governed_registry(home: Path, mode: GovernanceMode, changes: Mapping[str, Any]) -> Iterator[GovernedRegistry]:
+def governed_registry(home: Path, mode: GovernanceMode) -> Iterator[GovernedRegistry]:
     """A registry that has run for a minute, with Alice, Bob and Carol, two of whom must agree."""
     (home / "run").mkdir(parents=True)
     signers = tuple(Signer(id=name, public_key=new_key_file(home / f"{name}.pem", "--out")) for name in NAMES)
-    settings: dict[str, Any] = {"signers": signers, "required_signers": 2, "shared_key": SHARED_KEY, **changes}
+    settings: dict[str, Any] = {"signers": signers, "required_signers": 2, "shared_key": SHARED_KEY}
     config = GovernanceConfig(mode=mode, policy_version=POLICY, **settings)
     gate = build_gate(config, FakeClock(utc=datetime.fromtimestamp(time.time() - 60.0, UTC)))
     gate.recall(GovernanceMarks(audience=AUDIENCE))

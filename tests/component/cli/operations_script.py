@@ -68,7 +68,7 @@ def an_operation(state: str, action: operation_pb2.OperationAction | None = None
     )
 
 
-def audit_entries(count: int) -> list[pb.AuditEntry]:
+def audit_entries() -> list[pb.AuditEntry]:
     """A log that is whole."""
     at = datetime(2026, 11, 20, 12, 0, 0, 250_000, UTC)
     return chained(
@@ -77,7 +77,7 @@ def audit_entries(count: int) -> list[pb.AuditEntry]:
             entry_draft(
                 at=at, event="operation.accepted", actor="cli:alice", operation=f"operations/op-{n}", detail="{}"
             )
-            for n in range(count)
+            for n in range(3)
         ],
     )
 

@@ -29,9 +29,9 @@ def event(**fields: Any) -> event_pb2.InferenceEvent:
     return event_pb2.InferenceEvent(**fields)
 
 
-def picture(index: int = 0, seed: int = 7) -> event_pb2.InferenceEvent:
+def picture(index: int = 0) -> event_pb2.InferenceEvent:
     part = chat_pb2.MediaPart(data=PICTURE, media_type="image/png")
-    return event(image=image_pb2.GeneratedImage(index=index, image=part, seed=seed + index))
+    return event(image=image_pb2.GeneratedImage(index=index, image=part, seed=7 + index))
 
 
 def preview(data: bytes) -> event_pb2.InferenceEvent:

@@ -269,7 +269,7 @@ def test_cancelling_an_operation_waits_until_it_ended(registry: ScriptedRegistry
 
 
 def test_intact_audit_log_is_verified(registry: ScriptedRegistry, tmp_path: Path) -> None:
-    registry.audit = audit_entries(3)
+    registry.audit = audit_entries()
     head = registry.run("mesh", "audit", "head").stdout
     (tmp_path / "head").write_text(head)
     assert head == f"3:{registry.audit[-1].hash}\n"
@@ -290,7 +290,7 @@ def test_intact_audit_log_is_verified(registry: ScriptedRegistry, tmp_path: Path
 def test_tampered_audit_log_is_detected(
     registry: ScriptedRegistry, spoil: Callable[[list[object]], object], said: str
 ) -> None:
-    registry.audit = audit_entries(3)
+    registry.audit = audit_entries()
     head = f"3:{registry.audit[-1].hash}"
     spoil(registry.audit)  # type: ignore[arg-type]  # a list of entries
     found = registry.run("mesh", "audit", "verify", "--head", head)
@@ -299,7 +299,7 @@ def test_tampered_audit_log_is_detected(
 
 
 def test_audit_is_listed_in_pages(registry: ScriptedRegistry) -> None:
-    registry.audit = audit_entries(3)
+    registry.audit = audit_entries()
     found = registry.run("mesh", "audit", "list", "--limit", "2")
     assert [line.split()[0] for line in found.stdout.splitlines()] == ["SEQ", "1", "2"]
     assert found.stderr == "weft: there are more: --after 2\n"

@@ -43,8 +43,8 @@ def task(state: int = PENDING, *, task_id: str = ID, attempt: int = 0, **fields:
     return made
 
 
-def failed(message: str = "the runner went away") -> task_pb2.Task:
-    error = task_pb2.TaskError(reason=Reason.WORKER_LOST.value, message=message)  # type: ignore[arg-type]
+def failed() -> task_pb2.Task:
+    error = task_pb2.TaskError(reason=Reason.WORKER_LOST.value, message="the runner went away")  # type: ignore[arg-type]
     return task(FAILED, attempt=5, error=error)
 
 

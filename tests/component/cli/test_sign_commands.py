@@ -28,7 +28,7 @@ OFFLINE = ("--audience", AUDIENCE, "--policy", POLICY)
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[GovernedRegistry]:
-    with governed_registry(tmp_path / "home", GovernanceMode.SIGNATURES, {}) as registry:
+    with governed_registry(tmp_path / "home", GovernanceMode.SIGNATURES) as registry:
         yield registry
 
 
@@ -225,7 +225,7 @@ def test_signing_works_without_a_mesh(tmp_path: Path) -> None:
 def test_shared_key_signs_for_the_listed_signers(tmp_path: Path) -> None:
     key, token = tmp_path / "model-api.key", tmp_path / "op.json"
     key.write_bytes(SHARED_KEY + b"\n")
-    with governed_registry(tmp_path / "home", GovernanceMode.SHARED_KEY, {}) as registry:
+    with governed_registry(tmp_path / "home", GovernanceMode.SHARED_KEY) as registry:
         words = ["--shared-key", str(key), "--signer", "alice", "--signer", "bob", "--out", str(token)]
         assert registry.run("keys", "sign", "load", "qwen", *OPTIONS, *words).exit_code == 0
         document = json.loads(token.read_text())
@@ -240,7 +240,7 @@ def test_shared_key_signs_for_the_listed_signers(tmp_path: Path) -> None:
 
 
 def test_signing_fails_if_governance_is_off(tmp_path: Path) -> None:
-    with governed_registry(tmp_path / "home", GovernanceMode.OFF, {}) as registry:
+    with governed_registry(tmp_path / "home", GovernanceMode.OFF) as registry:
         result = registry.run("keys", "sign", "unload", "qwen", "--key", registry.key("alice"), "--as", "alice")
         assert (result.exit_code, "nothing to sign" in result.stderr) == (1, True)
 

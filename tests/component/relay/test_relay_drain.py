@@ -79,8 +79,8 @@ async def _begun(mesh: Mesh, laptop: Laptop) -> _Answer:
     return answer
 
 
-def _stopping(mesh: Mesh, grace_seconds: float = GRACE_SECONDS) -> "asyncio.Task[None]":
-    return asyncio.create_task(mesh.relay.stop(grace_seconds))
+def _stopping(mesh: Mesh) -> "asyncio.Task[None]":
+    return asyncio.create_task(mesh.relay.stop(GRACE_SECONDS))
 
 
 async def test_relayed_stream_finishes_when_the_router_stops(mesh: Mesh, laptop: Laptop) -> None:

@@ -117,14 +117,14 @@ def test_demo_model_is_estimated_with_demo_settings() -> None:
     assert _json("smollm2-135m")["source"] == "header"
 
 
-def _safetensors_folder(folder: Path, *, size: int = MEBIBYTE) -> Path:
-    """A model of safetensors with two layers of two heads of 64 numbers, and weights of this size."""
+def _safetensors_folder(folder: Path) -> Path:
+    """A model of safetensors with two layers of two heads of 64 numbers, and weights of a mebibyte."""
     folder.mkdir()
     shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 128}
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256, **shape}
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
-    head = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(size))
+    head = json.dumps({"w": {"dtype": "U8", "shape": [MEBIBYTE], "data_offsets": [0, MEBIBYTE]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(MEBIBYTE))
     return folder
 
 

@@ -47,8 +47,8 @@ def _provider(context: ssl.SSLContext | None = None) -> Iterator[tuple[int, list
             server.join()
 
 
-def _model(url: str, ref: str = "", name: str = "m") -> Document:
-    return {"kind": "model", "name": name, "provider": {"url": url} | ({"apiKeyRef": ref} if ref else {})}
+def _model(url: str, ref: str = "") -> Document:
+    return {"kind": "model", "name": "m", "provider": {"url": url} | ({"apiKeyRef": ref} if ref else {})}
 
 
 def test_provider_check_connects_and_sends_nothing() -> None:

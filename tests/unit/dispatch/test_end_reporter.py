@@ -54,11 +54,11 @@ class ScriptedRouters(EndPort):
 class Stage:
     """An EndReporter on a stepped clock, and what became of its ends."""
 
-    def __init__(self, limits: ReportLimits = LIMITS) -> None:
+    def __init__(self) -> None:
         self.clock = FakeClock()
         self.routers = ScriptedRouters()
         self.fates: Counter[str] = Counter()
-        self.reporter = EndReporter(self.routers, self.clock, limits)
+        self.reporter = EndReporter(self.routers, self.clock, LIMITS)
         self.reporter.on_fate = lambda fate: self.fates.update([fate.value])
 
     def send(self, request: PlacementRequest) -> None:
@@ -67,8 +67,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(limits: ReportLimits = LIMITS) -> AsyncGenerator[Stage]:
-    made = Stage(limits)
+async def stage() -> AsyncGenerator[Stage]:
+    made = Stage()
     try:
         yield made
     finally:

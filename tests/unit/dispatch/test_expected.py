@@ -20,8 +20,8 @@ from weft.kernel.request import Operation
 EMPTY = FleetView(revision=1)
 
 
-def model(name: str = "m", *, active: bool = True) -> ModelView:
-    return replace(expected_model(name, "", "r"), active=active, expected=False)
+def model(*, active: bool = True) -> ModelView:
+    return replace(expected_model("m", "", "r"), active=active, expected=False)
 
 
 def runner(*, active: bool = True) -> RunnerView:

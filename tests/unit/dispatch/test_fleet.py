@@ -94,20 +94,20 @@ def test_pool_takes_precedence_over_a_model_of_another_pool_with_its_name() -> N
     assert [member.name for member in view.pool_members("p")] == ["x"]
 
 
-def _agent(name: str, **fields: object) -> agent_pb2.Agent:
+def _agent(**fields: object) -> agent_pb2.Agent:
     defaults = sampling_pb2.SamplingParams(temperature=0)
-    manifest = agent_pb2.AgentManifest(name=name, default_params=defaults, **fields)  # type: ignore[arg-type]
+    manifest = agent_pb2.AgentManifest(name="coder", default_params=defaults, **fields)  # type: ignore[arg-type]
     return agent_pb2.Agent(manifest=manifest)
 
 
 def test_agents_are_added_changed_and_removed_by_the_watch() -> None:
-    told = snapshot(_agent("coder", model="m", system_prompt="Be terse."))
+    told = snapshot(_agent(model="m", system_prompt="Be terse."))
     view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=told))
     coder = view.agents["coder"]
     assert (*target_of(coder.manifest), coder.manifest.system_prompt) == ("m", False, "Be terse.")
     assert coder.manifest.default_params.HasField("temperature")
     assert not coder.HasField("inactive_time")
-    view = apply_watch(view, _change(2, put(_agent("coder", pool="p"))))
+    view = apply_watch(view, _change(2, put(_agent(pool="p"))))
     assert target_of(view.agents["coder"].manifest) == ("p", True)
     view = apply_watch(view, _change(3, gone("agent", "coder")))
     assert view.agents == {}
@@ -115,14 +115,14 @@ def test_agents_are_added_changed_and_removed_by_the_watch() -> None:
 
 def test_agent_behavior_is_stored_and_replaced() -> None:
     behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"])
-    view = apply_watch(FleetView(), _change(1, put(_agent("coder", model="m", behaviour=behaviour))))
+    view = apply_watch(FleetView(), _change(1, put(_agent(model="m", behaviour=behaviour))))
     assert view.agents["coder"].manifest.behaviour == behaviour
-    view = apply_watch(view, _change(2, put(_agent("coder", model="m"))))
+    view = apply_watch(view, _change(2, put(_agent(model="m"))))
     assert not view.agents["coder"].manifest.HasField("behaviour")
 
 
 def test_agent_with_an_offline_runner_reports_it() -> None:
-    agent = _agent("coder", model="m")
+    agent = _agent(model="m")
     agent.inactive_time.GetCurrentTime()
     assert apply_watch(FleetView(), _change(1, put(agent))).agents["coder"].HasField("inactive_time")
 

@@ -30,8 +30,8 @@ def gate(runner: str = "r1", incarnation: str = "life-1", key: bytes | None = KE
     return made
 
 
-def permit(now: float = NOW, key: bytes = KEY) -> permit_pb2.OperationPermit:
-    target = PermitTarget(runner="r1", incarnation="life-1", key=key)
+def permit(now: float = NOW) -> permit_pb2.OperationPermit:
+    target = PermitTarget(runner="r1", incarnation="life-1", key=KEY)
     return make_permit(target, Action.LOAD, model="m", operation_id="op-1", now=now)
 
 

@@ -18,8 +18,8 @@ def stamp(moment: datetime) -> Timestamp:
     return message
 
 
-def told(key_id: str, *, digest: bytes = b"d" * 32, scopes: tuple[str, ...] = ("models:view",)) -> pb.KeyVerifier:
-    return pb.KeyVerifier(key=pb.Key(id=key_id, tenant="team-a", scopes=scopes), digest=digest)
+def told(key_id: str, *, digest: bytes = b"d" * 32) -> pb.KeyVerifier:
+    return pb.KeyVerifier(key=pb.Key(id=key_id, tenant="team-a", scopes=["models:view"]), digest=digest)
 
 
 def known(key_id: str, digest: bytes = b"d" * 32) -> KeyVerifier:

@@ -1,7 +1,5 @@
 """The size of a model that is asked for by its source: from the header of its file and the memory of the machine."""
 
-from pathlib import Path
-
 from runner_svc.model_store.found import FoundFiles
 from runner_svc.policy.memory_estimate import GIBIBYTE
 from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, EnginePlaces, MachineMemory
@@ -17,11 +15,11 @@ HOST = MachineMemory(host_bytes=16 * GIBIBYTE)
 Sized = tuple[added_model_pb2.ModelSizing, tuple[str, ...]]
 
 
-async def sized(memory: MachineMemory, path: Path | None = None, **parameters: int) -> Sized:
+async def sized(memory: MachineMemory, **parameters: int) -> Sized:
     options = load_pb2.LoadOptions()
     for name, value in parameters.items():
         options.parameters[name].integer = value
-    source, files = parse_source("hf:acme/smol", "source"), FoundFiles(path=path or demo_model_path())
+    source, files = parse_source("hf:acme/smol", "source"), FoundFiles(path=demo_model_path())
     return await size_by_memory(source, files, require_runtime("llama_server"), memory, options)
 
 

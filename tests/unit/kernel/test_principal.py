@@ -45,9 +45,9 @@ def ring(*keys: KeyVerifier) -> KeyRing:
     return KeyRing(pepper=PEPPER, keys={key.key_id: key for key in keys})
 
 
-def refusal(keys: KeyRing, presented: str | None, now: datetime = NOW) -> WeftError:
+def refusal(keys: KeyRing, presented: str | None) -> WeftError:
     with pytest.raises(WeftError) as refused:
-        authenticate(keys, presented, now)
+        authenticate(keys, presented, NOW)
     assert refused.value.reason is Reason.UNAUTHENTICATED
     return refused.value
 

@@ -36,11 +36,11 @@ class Pair:
         self.router = Multiplexer(Side.ROUTER, router or LinkLimits())
         self.runner = Multiplexer(Side.RUNNER, runner or LinkLimits())
 
-    def to_runner(self, max_bytes: int = EVERYTHING) -> list[Event]:
-        return _carry(self.router, self.runner, max_bytes)
+    def to_runner(self) -> list[Event]:
+        return _carry(self.router, self.runner)
 
-    def to_router(self, max_bytes: int = EVERYTHING) -> list[Event]:
-        return _carry(self.runner, self.router, max_bytes)
+    def to_router(self) -> list[Event]:
+        return _carry(self.runner, self.router)
 
     def settle(self) -> None:
         while self.router.has_frames or self.runner.has_frames:
@@ -55,9 +55,8 @@ class Pair:
         return call, event.call
 
 
-def _carry(sender: Multiplexer, receiver: Multiplexer, max_bytes: int) -> list[Event]:
-    frames, _ = sender.take_frames(max_bytes)
-    events = [receiver.receive(frame) for frame in frames]
+def _carry(sender: Multiplexer, receiver: Multiplexer) -> list[Event]:
+    events = [receiver.receive(frame) for frame in _frames(sender)]
     return [event for event in events if event is not None]
 
 

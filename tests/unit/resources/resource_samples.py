@@ -118,9 +118,9 @@ def some_runner(name: str = "r1", phase: str = "READY", **fields: object) -> run
     return runner
 
 
-def some_pool(name: str = "big") -> pool_pb2.Pool:
+def some_pool() -> pool_pb2.Pool:
     return pool_pb2.Pool(
-        name=name, explicit=True, members=[some_model("qwen"), some_model("qwen-2")], size=2, active_count=2
+        name="big", explicit=True, members=[some_model("qwen"), some_model("qwen-2")], size=2, active_count=2
     )
 
 

@@ -270,7 +270,7 @@ def _adapters(*folders: Path | str) -> dict[str, Any]:
 
 
 def test_adapters_are_modules_on_the_device_and_requests_name_them(tmp_path: Path) -> None:
-    local = write_peft_adapter(tmp_path / "local", strength=0.0)
+    local = write_peft_adapter(tmp_path / "local")
     model = _model(name="smol", **_adapters(local, "org/other"))
     words = server_arguments(model, LoadOrder())
     at = words.index("--lora-modules")
@@ -283,21 +283,21 @@ def test_adapters_are_modules_on_the_device_and_requests_name_them(tmp_path: Pat
 
 
 def test_hub_is_offline_only_if_every_adapter_is_a_folder(tmp_path: Path) -> None:
-    local = write_peft_adapter(tmp_path / "local", strength=0.0)
+    local = write_peft_adapter(tmp_path / "local")
     model = {"model": str(tmp_path)}
     assert "HF_HUB_OFFLINE" in server_environment(_model(**model, **_adapters(local)), LoadOrder(), {})
     assert "HF_HUB_OFFLINE" not in server_environment(_model(**model, **_adapters(local, "org/b")), LoadOrder(), {})
 
 
 def test_unloadable_adapters_are_refused_with_their_setting(tmp_path: Path) -> None:
-    good = write_peft_adapter(tmp_path / "good", strength=0.0)
-    bare = write_peft_adapter(tmp_path / "bare", strength=0.0)
+    good = write_peft_adapter(tmp_path / "good")
+    bare = write_peft_adapter(tmp_path / "bare")
     (bare / "adapter_model.safetensors").unlink()
-    rankless = write_peft_adapter(tmp_path / "rankless", strength=0.0)
+    rankless = write_peft_adapter(tmp_path / "rankless")
     (rankless / "adapter_config.json").write_text("{}")
-    broken = write_peft_adapter(tmp_path / "broken", strength=0.0)
+    broken = write_peft_adapter(tmp_path / "broken")
     (broken / "adapter_config.json").write_bytes(b'{"\xff": 8}')
-    huge = write_peft_adapter(tmp_path / "huge", strength=0.0)
+    huge = write_peft_adapter(tmp_path / "huge")
     (huge / "adapter_config.json").write_text('{"r": 513}')
     faults: list[tuple[dict[str, Any], str, str]] = [
         (_adapters(good, tmp_path / "nowhere"), "adapters[1].path", "there is no folder"),
