@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
 
+from inline_task_store import InlineTaskStore
 from kit.messages import news_of
-from memory_task_store import MemoryTaskStore
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
@@ -21,9 +20,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock, let_all_run
-
-if TYPE_CHECKING:
-    from router_svc.durable.tasks.sql_store import SqlTaskStore
 
 NOTICE_SECONDS = 10.0
 TENANT = "ann"
@@ -148,7 +144,7 @@ class TaskBench:
     """One router's tasks."""
 
     clock: FakeClock
-    store: MemoryTaskStore
+    store: InlineTaskStore
     calls: ScriptedCalls
     service: TaskService
     failpoints: NotedFailpoints
@@ -229,7 +225,7 @@ class Watch:
 async def task_bench(
     *,
     limits: TaskLimits | None = None,
-    store: MemoryTaskStore | None = None,
+    store: InlineTaskStore | None = None,
     clock: FakeClock | None = None,
     grace_seconds: float = 0.0,
     media: TaskMedia | None = None,
@@ -237,11 +233,11 @@ async def task_bench(
     """Tasks of one router; `store` and `clock` of an earlier life, or of another router."""
     clock, store, calls, failpoints = (
         clock or FakeClock(),
-        store or MemoryTaskStore(),
+        store or InlineTaskStore(),
         ScriptedCalls(),
         NotedFailpoints(),
     )
-    service = TaskService(cast("SqlTaskStore", store), limits or TaskLimits(), calls, clock, failpoints, media=media)
+    service = TaskService(store, limits or TaskLimits(), calls, clock, failpoints, media=media)
     await service.start()
     try:
         yield TaskBench(clock, store, calls, service, failpoints)

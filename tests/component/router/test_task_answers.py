@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 import pytest
-from memory_task_store import MemoryTaskStore
+from inline_task_store import InlineTaskStore
 from task_harness import NOTICE_SECONDS, TENANT, TaskBench, chat_spec, task_bench
 
 from router_svc.durable.tasks.task_records import NewTask
@@ -23,7 +23,7 @@ KEY = "once"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-class SteppedTaskStore(MemoryTaskStore):
+class SteppedTaskStore(InlineTaskStore):
     """What it reads for one caller arrives when the test says so: the snapshot is older than the answer."""
 
     def __init__(self) -> None:

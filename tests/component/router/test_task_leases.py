@@ -2,7 +2,6 @@
 
 import asyncio
 
-from memory_task_store import Kept, MemoryTaskStore
 from task_harness import TENANT, ScriptedCall, TaskBench, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
@@ -24,9 +23,9 @@ async def left(call: ScriptedCall) -> None:
 
 async def take_over(bench: TaskBench, task_id: str) -> Claim:
     """Another router believes that this one is gone, and begins the task itself."""
-    kept = bench.store.kept[task_id]
-    kept.wait_again(now_of(bench.clock), now_of(bench.clock))
-    claim = await bench.store.claim(task_id, "router-other", now_of(bench.clock), now_of(bench.clock) + 100)
+    now = now_of(bench.clock)
+    await bench.store.revert_expired(now + 1000, 1)
+    claim = await bench.store.claim(task_id, "router-other", now, now + 100)
     assert claim is not None
     return claim
 
@@ -80,20 +79,6 @@ async def test_late_result_is_discarded_by_fencing_even_before_a_heartbeat() -> 
         assert (await bench.get(task.id)).owner == "router-other"
 
 
-async def test_late_result_would_complete_the_task_without_fencing() -> None:
-    class Unfenced(MemoryTaskStore):
-        def _held(self, claim: Claim) -> Kept | None:
-            return self.kept.get(claim.task_id)
-
-    async with task_bench(store=Unfenced()) as bench:
-        task, call = await bench.begun()
-        await take_over(bench, task.id)
-        call.finish()
-        assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 2
-        ((claim, _, counted),) = bench.store.ended
-        assert (claim.attempt, counted) == (1, True)
-
-
 async def test_stale_chunk_ends_the_work_immediately() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
@@ -101,7 +86,7 @@ async def test_stale_chunk_ends_the_work_immediately() -> None:
         call.say(text("late"))
         await bench.advance(0.25)
         await left(call)
-        assert not bench.store.kept[task.id].chunks
+        assert not bench.store.pieces(task.id)
 
 
 async def test_leases_of_a_lost_router_are_reclaimed_and_their_tasks_restart() -> None:
@@ -177,11 +162,11 @@ async def test_result_waits_for_a_database_locked_longer_than_the_lease() -> Non
         task, call = await bench.begun()
         call.say(text("half"))
         await bench.advance(1)
-        bench.store.is_failing = True
+        bench.store.database.is_failing = True
         call.say(text(" and all"))
         call.finish()
         await bench.advance(20)
-        bench.store.is_failing = False
+        bench.store.database.is_failing = False
         await bench.advance(3)
         done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         assert done.attempt == 1
@@ -194,10 +179,10 @@ async def test_result_waits_for_a_database_locked_longer_than_the_lease() -> Non
 async def test_result_that_could_not_be_stored_is_dropped_and_the_task_restarts() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
-        bench.store.is_failing = True
+        bench.store.database.is_failing = True
         call.finish()
         await bench.advance(WRITE_PATIENCE_SECONDS + 10)
-        bench.store.is_failing = False
+        bench.store.database.is_failing = False
         # The claim is still this router's in the database, and nothing runs under it: it is given back.
         await bench.advance(5)
         again = await bench.calls.next()
@@ -211,12 +196,12 @@ async def test_result_that_could_not_be_stored_is_dropped_and_the_task_restarts(
 async def test_runner_output_buffering_is_bounded_while_the_database_fails() -> None:
     async with task_bench(limits=TaskLimits(max_piece_bytes=100)) as bench:
         _, call = await bench.begun()
-        bench.store.is_failing = True
+        bench.store.database.is_failing = True
         for _ in range(50):
             call.say(text("x" * 60))
         await bench.advance(5)
         assert call.words.qsize() >= 47
-        bench.store.is_failing = False
+        bench.store.database.is_failing = False
         await bench.advance(3)
         assert call.words.qsize() == 0
 
@@ -228,7 +213,7 @@ async def test_late_acknowledged_claim_is_not_treated_as_stray() -> None:
         call = await bench.calls.next()
         call.granted.set()
         await bench.advance(12)
-        assert bench.store.only().state == task_pb2.TASK_STATE_RUNNING
+        assert bench.store.row(task.id).state == task_pb2.TASK_STATE_RUNNING
         late.set()
         async with asyncio.timeout(10):
             await call.claimed.wait()
@@ -250,4 +235,4 @@ async def test_unacknowledged_claim_is_released_and_does_not_count_as_an_attempt
         await again.grant()
         again.finish()
         assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 2
-        assert bench.store.only().failures == 0
+        assert bench.store.row(task.id).failures == 0

@@ -8,12 +8,13 @@ from task_harness import TENANT, chat_spec, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint
-from router_svc.durable.tasks.task_records import LaneFilled
+from router_svc.durable.tasks.task_records import Lane, LaneFilled
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock
 
 DIED = WeftError(Reason.SERVER_DIED, "the server died")
@@ -75,11 +76,11 @@ async def test_lost_attempt_discards_its_chunks_and_the_task_retries_after_a_bac
         task, call = await bench.begun()
         call.say(text("half"))
         await bench.advance(1)
-        assert bench.store.only().chunks
+        assert bench.store.pieces(task.id)
         call.fail(DIED)
         reverted = await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
         assert (reverted.attempt, reverted.last_event) == (1, 0)
-        assert not bench.store.only().chunks
+        assert not bench.store.pieces(task.id)
         await bench.settle()
         assert bench.calls.unseen == 0, "the pause is not over"
         await bench.advance(1)
@@ -115,7 +116,7 @@ async def test_connection_to_a_dead_runner_does_not_count_as_an_attempt() -> Non
         for pause in (1.0, 2.0, 4.0):
             call.fail(WeftError(Reason.WORKER_LOST, "no connection"))
             await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
-            assert bench.store.only().ready_at == bench.clock.utc_now().timestamp() + pause
+            assert bench.store.row(task.id).ready_at == bench.clock.utc_now().timestamp() + pause
             await bench.advance(pause)
             call = await bench.calls.next()
             await call.grant()
@@ -275,8 +276,8 @@ async def test_graceful_stop_lets_an_attempt_finish_within_the_grace() -> None:
         assert not call.left.is_set()
         call.finish()
         await stopping
-        assert bench.store.kept[task.id].state == task_pb2.TASK_STATE_COMPLETED
-        assert bench.store.kept[waiting.id].state == task_pb2.TASK_STATE_PENDING
+        assert bench.store.row(task.id).state == task_pb2.TASK_STATE_COMPLETED
+        assert bench.store.row(waiting.id).state == task_pb2.TASK_STATE_PENDING
 
 
 async def test_attempt_interrupted_by_a_stop_does_not_count_and_resumes_after_a_restart() -> None:
@@ -285,7 +286,7 @@ async def test_attempt_interrupted_by_a_stop_does_not_count_and_resumes_after_a_
         task, call = await bench.begun()
         await bench.service.stop(0.0)
         assert call.left.is_set()
-        kept = bench.store.only()
+        kept = bench.store.row(task.id)
         assert (kept.state, kept.failures) == (task_pb2.TASK_STATE_PENDING, 0)
     async with task_bench(clock=clock, store=bench.store) as bench:
         call = await bench.calls.next()
@@ -300,16 +301,16 @@ async def test_attempt_interrupted_by_a_stop_does_not_count_and_resumes_after_a_
 async def test_claim_in_progress_at_a_stop_is_released() -> None:
     async with task_bench() as bench:
         bench.store.claims_answer_late = late = asyncio.Event()
-        await bench.submit()
+        task = await bench.submit()
         call = await bench.calls.next()
         call.granted.set()
         await bench.settle()
         stopping = asyncio.create_task(bench.service.stop(0.0))
         await bench.settle()
-        assert bench.store.only().state == task_pb2.TASK_STATE_RUNNING
+        assert bench.store.row(task.id).state == task_pb2.TASK_STATE_RUNNING
         late.set()
         await stopping
-        assert bench.store.only().state == task_pb2.TASK_STATE_PENDING
+        assert bench.store.row(task.id).state == task_pb2.TASK_STATE_PENDING
         assert not call.claimed.is_set()
 
 
@@ -320,19 +321,19 @@ async def test_long_answers_are_written_in_ordered_chunks() -> None:
         call.say(text("y" * 300))
         call.finish()
         await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
-        chunks = bench.store.only().chunks
+        chunks = bench.store.pieces(task.id)
         assert [chunk.first_index for chunk in chunks] == [1, 3, 5, 6, 7]
         assert all(len(chunk.output) <= 100 or chunk.event_count == 1 for chunk in chunks)
 
 
 async def test_buffered_output_is_flushed_while_the_runner_pauses() -> None:
     async with task_bench(limits=TaskLimits(piece_interval_seconds=0.25)) as bench:
-        _, call = await bench.begun()
+        task, call = await bench.begun()
         call.say(text("one"))
         await bench.settle()
-        assert not bench.store.only().chunks
+        assert not bench.store.pieces(task.id)
         await bench.advance(0.25)
-        assert [chunk.event_count for chunk in bench.store.only().chunks] == [1]
+        assert [chunk.event_count for chunk in bench.store.pieces(task.id)] == [1]
 
 
 async def test_only_unwatched_batch_items_are_requested_unary() -> None:
@@ -399,11 +400,11 @@ async def test_chunk_is_published_only_once_it_is_on_disk() -> None:
         task, call = await bench.begun()
         watch = bench.watch(task.id)
         await watch.next()
-        bench.store.is_failing = True
+        bench.store.database.is_failing = True
         call.say(text("one"))
         await bench.settle()
-        bench.store.is_failing = False
-        assert not bench.store.only().chunks
+        bench.store.database.is_failing = False
+        assert not bench.store.pieces(task.id)
         await bench.advance(0.2)
         chunk = await watch.next()
         assert isinstance(chunk, task_pb2.TaskPiece)
@@ -415,7 +416,7 @@ async def test_event_for_an_empty_lane_is_harmless() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         await bench.calls.next()
-        bench.service.events.publish(LaneFilled(bench.store.only().row.lane._replace(model="other")))
+        bench.service.events.publish(LaneFilled(Lane("other", TENANT, Priority.DURABLE)))
         await bench.settle()
         assert bench.calls.unseen == 0
         assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_PENDING

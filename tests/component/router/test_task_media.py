@@ -49,6 +49,9 @@ class MediaBench:
         news = await self.bench.watch(task_id).rest()
         return [event for each in news if isinstance(each, task_pb2.TaskPiece) for event in each.output.events]
 
+    async def stored_audio(self, task_id: str) -> chat_pb2.MediaPart:
+        return (await self.bench.service.tasks.details(TENANT, task_id)).spec.transcription.audio
+
 
 @asynccontextmanager
 async def media_bench(folder: Path, **limits: Any) -> AsyncIterator[MediaBench]:
@@ -102,7 +105,7 @@ async def test_image_is_stored_as_a_file_and_its_task_has_the_file_id(tmp_path: 
         assert [await media.read(image.image.file_id) for image in images] == [PNG, PNG + b"2"]
         (file, _) = await media.named(RESULT)
         assert (file.media_type, file.task, file.attempt, file.name) == ("image/png", task.id, 1, "result.png")
-        assert sum(len(chunk.output) for chunk in media.bench.store.kept[task.id].chunks) < 500
+        assert sum(len(piece.output) for piece in media.bench.store.pieces(task.id)) < 500
 
 
 async def test_speech_chunks_are_joined_into_one_recording(tmp_path: Path) -> None:
@@ -178,7 +181,7 @@ async def test_inline_input_is_stored_in_files_until_the_task_ends(tmp_path: Pat
         task = await media.bench.submit(transcription_spec(part))
         (given,) = await media.named(TASK_INPUT)
         assert (given.task, given.attempt, await media.read(given.id)) == (task.id, 0, part.data)
-        stored = task_pb2.TaskSpec.FromString(media.bench.store.kept[task.id].row.spec).transcription.audio
+        stored = await media.stored_audio(task.id)
         assert (stored.data, stored.file_id, stored.media_type) == (b"", given.id, "audio/wav")
         await media.bench.service.tasks.cancel(TENANT, task.id)
         assert await media.named(TASK_INPUT) == []
@@ -211,7 +214,7 @@ async def test_tenant_file_gets_its_media_type_and_a_foreign_file_is_not_found(t
     async with media_bench(tmp_path) as media:
         file_id = await media.upload(b"RIFF")
         task = await media.bench.submit(transcription_spec(chat_pb2.MediaPart(file_id=file_id)))
-        stored = task_pb2.TaskSpec.FromString(media.bench.store.kept[task.id].row.spec).transcription.audio
+        stored = await media.stored_audio(task.id)
         assert (stored.file_id, stored.media_type) == (file_id, "audio/wav")
         with pytest.raises(WeftError) as refused:
             await media.bench.submit(transcription_spec(chat_pb2.MediaPart(file_id=file_id)), tenant="bob")

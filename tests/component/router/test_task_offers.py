@@ -252,14 +252,14 @@ async def test_database_outage_only_delays_tasks() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         call = await bench.calls.next()
-        bench.store.is_failing = True
+        bench.store.database.is_failing = True
         call.granted.set()
         await bench.advance(10)
         assert not call.claimed.is_set()
         with pytest.raises(WeftError) as found:
             await bench.submit()
         assert found.value.reason is Reason.SERVICE_UNAVAILABLE
-        bench.store.is_failing = False
+        bench.store.database.is_failing = False
         await bench.advance(10)
         again = await bench.calls.next()
         await again.grant()
@@ -272,6 +272,6 @@ async def test_idle_routers_poll_rarely() -> None:
         await bench.submit()
         await bench.calls.next()
         await bench.settle()
-        before = bench.store.reads
+        before = bench.store.lane_reads
         await bench.advance(60)
-        assert bench.store.reads - before <= 12 + 1
+        assert bench.store.lane_reads - before <= 12 + 1

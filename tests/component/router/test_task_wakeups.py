@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
-from memory_task_store import MemoryTaskStore
+from inline_task_store import InlineTaskStore
 from task_harness import FINISHED, TENANT, ScriptedCalls, chat_spec, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
@@ -22,11 +22,8 @@ from weft_testing.fake_clock import FakeClock, let_all_run
 
 NO_MODEL = WeftError(Reason.MODEL_NOT_FOUND, "no model is called qwen")
 
-if TYPE_CHECKING:
-    from router_svc.durable.tasks.sql_store import SqlTaskStore
 
-
-class SlowReads(MemoryTaskStore):
+class SlowReads(InlineTaskStore):
     """Whose readings and counts are answered when the test says so, and are of the moment they were asked in."""
 
     def __init__(self) -> None:
@@ -145,10 +142,10 @@ async def test_last_output_is_not_published_before_the_end_is_on_disk() -> None:
         call.say(text("all"))
         call.say(FINISHED)
         await bench.advance(1)
-        assert bench.store.only().chunks == []
+        assert not bench.store.pieces(task.id)
         call.words.put_nowait(None)
         await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
-        assert bench.store.only().last_index == 2
+        assert bench.store.row(task.id).last_index == 2
 
 
 async def test_watcher_gets_an_error_instead_of_a_partial_answer_if_the_task_is_deleted() -> None:
@@ -179,7 +176,7 @@ async def test_repeated_key_returns_the_task_even_at_the_tenant_limit() -> None:
 
 async def test_open_task_counts_stay_correct_during_and_after_a_cancelled_recount() -> None:
     store = SlowReads()
-    counts = OpenTaskCounts(cast("SqlTaskStore", store), TaskLimits(max_open_per_tenant=1), FakeClock())
+    counts = OpenTaskCounts(store, TaskLimits(max_open_per_tenant=1), FakeClock())
     counts.add(TENANT)
     store.answers.clear()
     counting = asyncio.create_task(counts.count())
@@ -223,8 +220,8 @@ async def test_database_outage_is_retried_every_second() -> None:
 
 async def test_failed_start_leaves_no_store_open() -> None:
     store = SlowReads()
-    store.is_failing = True
-    service = TaskService(cast("SqlTaskStore", store), TaskLimits(), ScriptedCalls(), FakeClock(), Failpoints())
+    store.database.is_failing = True
+    service = TaskService(store, TaskLimits(), ScriptedCalls(), FakeClock(), Failpoints())
     with pytest.raises(WeftError):
         await service.start()
     assert not store.is_open

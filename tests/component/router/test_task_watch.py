@@ -130,7 +130,7 @@ async def test_task_deleted_during_a_watch_ends_it_with_an_error() -> None:
         await a_task(watch)
         rest = asyncio.create_task(watch.rest())
         await bench.settle()
-        del bench.store.kept[task.id]
+        await bench.store.database.change("DELETE FROM tasks")
         await bench.advance(2)
         with pytest.raises(WeftError) as found:
             await rest
@@ -169,7 +169,7 @@ async def test_watch_reports_a_database_failure() -> None:
         await a_task(watch)
         rest = asyncio.create_task(watch.rest())
         await bench.settle()
-        bench.store.is_failing = True
+        bench.store.database.is_failing = True
         await bench.advance(2)
         with pytest.raises(WeftError) as found:
             await rest
