@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kit.request_endings import ending
+from kit.scheduling import NothingRuns
 
 from router_svc.client_registry import ClientsConfig
 from router_svc.durable.limits import RecordLimits
@@ -19,7 +20,7 @@ from router_svc.request_log import RequestLogLimits
 from router_svc.request_servicer import RequestServicer
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import receipt_pb2
-from weft.api.router.v1 import request_pb2, request_service_pb2
+from weft.api.router.v1 import request_service_pb2
 from weft.dispatch.fleet import FleetView
 from weft.durable.requests import RequestClient
 from weft.kernel.placement_request import PlacementRequest
@@ -38,7 +39,6 @@ CANDIDATE = Candidate(
     slots=4,
     operations=frozenset({Operation.CHAT}),
 )
-RunningRequest = request_pb2.RequestRecord
 
 
 def a_receipt(request_id: str, *, tokens: int = 5, reason: Reason = Reason.UNSPECIFIED) -> receipt_pb2.Receipt:
@@ -51,16 +51,6 @@ def a_receipt(request_id: str, *, tokens: int = 5, reason: Reason = Reason.UNSPE
     receipt.time_to_first_token.FromMilliseconds(200)
     receipt.total_time.FromMilliseconds(1_000)
     return receipt
-
-
-class NothingRuns:
-    """A scheduling loop without requests."""
-
-    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, Any]:
-        return {}
-
-    def finish(self, key: int, reason: Reason) -> None:
-        raise AssertionError(key)
 
 
 RARELY = {"flush_interval_seconds": 1e9, "state_interval_seconds": 1e9, "sweep_interval_seconds": 1e9}

@@ -6,58 +6,36 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kit.fleet import model_view, ready, runner_view
+from kit.scheduling import scheduling_loop
+from kit.serving import served
 
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer, WakeEnd, WakeFinished
+from router_svc.loop import SchedulingLoop, WakeEnd, WakeFinished
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import placement_service_pb2_grpc
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RemoteRouter
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.request import Operation
-from weft.kernel.rpc import new_server, open_channel
 from weft_testing.conformance.placement import POOL, PlacementConformance
 
 
 def fleet_view(slots: int, phase: "InstanceState.Phase.ValueType" = InstanceState.PHASE_READY) -> FleetView:
     runners = {
-        name: RunnerView(
-            name=name,
+        name: runner_view(
+            name,
             incarnation=f"run-{name}",
-            address=f"unix:/nowhere/{name}.sock",
-            host="here",
-            runtime="fake",
-            active=True,
-            draining=False,
             ticket_key=name.encode() * 32,
-            instances={f"m-{name}": _instance(f"m-{name}", slots, phase)},
+            instances={f"m-{name}": ready(f"m-{name}", slots, phase=phase)},
         )
         for name in "ab"
     }
-    models = {f"m-{name}": _model(f"m-{name}", name) for name in "ab"}
+    models = {f"m-{name}": model_view(f"m-{name}", name, pool=POOL) for name in "ab"}
     return FleetView(1, runners, models)
-
-
-def _instance(model: str, slots: int, phase: "InstanceState.Phase.ValueType") -> InstanceState:
-    return InstanceState(model=model, phase=phase, slots_total=slots, slots_used=0, load_progress=None, detail="")
-
-
-def _model(name: str, runner: str) -> ModelView:
-    return ModelView(
-        name=name,
-        pool=POOL,
-        runner=runner,
-        operations=frozenset({Operation.CHAT}),
-        remote=False,
-        active=True,
-        context_tokens=0,
-        created_at_seconds=0,
-    )
 
 
 class ImmediateWaker:
@@ -79,15 +57,10 @@ class ImmediateWaker:
         finished(WakeEnd(error=self._error))
 
 
-def scheduling_loop(view: FleetView, wake_error: WeftError | None = None) -> SchedulingLoop:
+def loop_over(view: FleetView, wake_error: WeftError | None = None) -> SchedulingLoop:
     waker = ImmediateWaker(wake_error)
-    limits = SchedulerLimits(queue_depth_per_runner=1)
-    clock = SystemClock()
-    tickets = TicketIssuer(clock)
-    parts = LoopDeps(waker=waker, tickets=tickets, records=RouterRecords.empty(clock))
-    waker.loop = loop = SchedulingLoop(limits, Settings(), clock, parts)
-    loop.update_view(view)
-    return loop
+    waker.loop = scheduling_loop(view, limits=SchedulerLimits(queue_depth_per_runner=1), waker=waker)
+    return waker.loop
 
 
 async def until_nothing_is_held(loop: SchedulingLoop) -> None:
@@ -103,10 +76,10 @@ class RouterPlacement(PlacementConformance):
     """The router's scheduling loop behind some transport."""
 
     def placement(self, slots: int) -> AbstractAsyncContextManager[RouterPort]:
-        return self.over(scheduling_loop(fleet_view(slots)))
+        return self.over(loop_over(fleet_view(slots)))
 
     def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[RouterPort]:
-        return self.over(scheduling_loop(fleet_view(1, InstanceState.PHASE_HIBERNATING), wake_error))
+        return self.over(loop_over(fleet_view(1, InstanceState.PHASE_HIBERNATING), wake_error))
 
     def over(self, loop: SchedulingLoop) -> AbstractAsyncContextManager[RouterPort]:
         raise NotImplementedError
@@ -122,22 +95,15 @@ class TestLocalPlacement(RouterPlacement):
 
 class TestRemotePlacement(RouterPlacement):
     @pytest.fixture(autouse=True)
-    def _socket(self, tmp_path: Path) -> None:
-        self._address = f"unix:{tmp_path / 'router.sock'}"
+    def _in_a_folder(self, tmp_path: Path) -> None:
+        self._socket = tmp_path / "router.sock"
 
     @asynccontextmanager
     async def over(self, loop: SchedulingLoop) -> AsyncGenerator[RouterPort]:
-        server = new_server()
-        placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(
-            PlacementServicer(LocalPlacement(loop)), server
-        )
-        server.add_insecure_port(self._address)
-        await server.start()
-        channel = open_channel(self._address)
-        try:
+        servicer = PlacementServicer(LocalPlacement(loop))
+        async with served(
+            self._socket, (placement_service_pb2_grpc.add_PlacementServiceServicer_to_server, servicer)
+        ) as channel:
             yield RemoteRouter(channel, SystemClock())
             await until_nothing_is_held(loop)
-        finally:
-            await channel.close()
-            await server.stop(grace=1.0)
-            loop.close()
+        loop.close()

@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+from kit.refusals import refused
 from stored_values import ELSEWHERE, NOW, WORDS, stored
 
 from registry_svc.mesh.store import SqlStore
@@ -199,9 +200,8 @@ async def test_repeated_update_writes_no_second_entry(operations: OperationStore
 
 
 async def test_updating_an_unsaved_operation_fails(operations: OperationStore) -> None:
-    with pytest.raises(WeftError) as failure:
+    with refused(Reason.NOT_FOUND):
         await operations.update(operation(5), [entry()])
-    assert failure.value.reason is Reason.NOT_FOUND
     assert await operations.audit_head() == empty_head()
 
 

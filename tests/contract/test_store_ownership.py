@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit.refusals import refused
 from stored_values import declared_model, publication, stored
 
 from registry_svc.mesh.store import SqlStore, StoredMesh
@@ -27,9 +28,8 @@ async def test_next_owner_reads_what_was_saved(store: SqlStore, database_url: st
 
 async def test_second_owner_is_rejected_until_the_first_closes(store: SqlStore, database_url: str) -> None:
     second = SqlStore(database_url)
-    with pytest.raises(WeftError) as refusal:
+    with refused(Reason.ALREADY_EXISTS):
         await second.open()
-    assert refusal.value.reason is Reason.ALREADY_EXISTS
     await second.close()
     await store.save_session(stored())
     await store.close()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from kit.refusals import refused
 from stored_tasks import CRASH, LANE, LEASE, MUCH, NOW, a_chunk, a_task, failed, said
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
@@ -16,7 +17,6 @@ from router_svc.durable.tasks.task_records import Claim, Lane, NewTask, TaskOutc
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -281,9 +281,8 @@ class TaskStoreMachine(RuleBasedStateMachine):
         return claim, self.tasks.get(claim.task_id)
 
     def refused(self, reason: Reason, awaited: Coroutine[Any, Any, Any]) -> None:
-        with pytest.raises(WeftError) as found:
+        with refused(reason):
             self.do(awaited)
-        assert found.value.reason is reason
 
 
 @pytest.fixture

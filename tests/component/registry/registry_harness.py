@@ -1,14 +1,14 @@
 """A real registry on a real gRPC server over a Unix socket, on a fake clock."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
-import pytest
+from kit.refusals import refused
 from kit.resources import declared, records
 
 from registry_svc.config import RegistryConfig
@@ -33,9 +33,9 @@ from weft.api.registry.v1 import (
 )
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.kinds import record_in
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, new_server, open_channel
+from weft.kernel.rpc import new_server, open_channel
 from weft.kernel.service import Health
 from weft_testing.fake_clock import FakeClock
 
@@ -288,23 +288,6 @@ def ready(model: str = "m1", *, slots_used: int = 0, detail: str = "") -> runner
         detail=detail,
     )
     return runner_pb2.Capability(instances=[state])
-
-
-@contextmanager
-def refused(reason: Reason, *, field: str = "") -> Iterator[list[WeftError]]:
-    """Expect the call inside to fail with `reason`, and by this field if one is given; the list receives the error."""
-    errors: list[WeftError] = []
-    with pytest.raises((grpc.aio.AioRpcError, WeftError)) as caught:
-        yield errors
-    error = caught.value
-    if isinstance(error, grpc.RpcError):
-        error = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-    assert isinstance(error, WeftError)
-    errors.append(error)
-    assert error.reason is reason, error
-    if field:
-        assert isinstance(error, FieldError)
-        assert error.field == field
 
 
 async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:

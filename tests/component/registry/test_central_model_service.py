@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import pytest
+from kit.refusals import refused
 from kit.resources import declared
-from registry_harness import RunningRegistry, refused, running_registry
+from registry_harness import RunningRegistry, running_registry
 
 from registry_svc.config import SecretsConfig
 from weft.api.registry.v1 import (

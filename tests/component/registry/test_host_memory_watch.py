@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
+from kit.refusals import refused
 from lease_stage import GIB, MARGIN, Stage, program
-from registry_harness import refused
 
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1.lease_service_pb2 import HostMemory, WatchHostMemoryResponse

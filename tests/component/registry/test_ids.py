@@ -4,19 +4,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from kit.refusals import refused
 from kit.resources import declared
-from registry_harness import (
-    AGENT,
-    MODEL,
-    ROUTE,
-    RunningRegistry,
-    SomeRunner,
-    a_route,
-    an_agent,
-    declare,
-    manifest,
-    refused,
-)
+from registry_harness import AGENT, MODEL, ROUTE, RunningRegistry, SomeRunner, a_route, an_agent, declare, manifest
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import registry_service_pb2 as pb

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from registry_harness import RunningRegistry, refused, running_registry
+from kit.refusals import refused
+from registry_harness import RunningRegistry, running_registry
 
 from weft.api.registry.v1 import join_token_service_pb2
 from weft.kernel.reasons import Reason

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from key_stage import PEPPER_NAME, registry_with_keys
+from kit.refusals import refused
 
 from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import PEPPER_BYTES, make_pepper
@@ -117,6 +118,5 @@ async def test_lost_pepper_is_replaced_if_no_key_is_valid(tmp_path: Path) -> Non
 
 def test_unwritable_pepper_is_reported_with_its_field(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FieldError) as refusal:
+    with refused(field=FIELD):
         make_pepper(tmp_path / "file" / PEPPER_NAME)
-    assert refusal.value.field == FIELD

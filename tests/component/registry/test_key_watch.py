@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from key_stage import KeyStage, bare_keys, knows, registry_with_keys
-from registry_harness import READ_LIMIT_SECONDS, refused
+from kit.refusals import refused
+from registry_harness import READ_LIMIT_SECONDS
 
 from registry_svc.keys.api_keys import MAX_KEYS, ApiKey, verifier_message
 from weft.api.registry.v1 import key_service_pb2 as pb

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from kit.refusals import refused
 from lease_stage import GIB, MARGIN, Stage, granted_lease, program, renew, renewal, session_id, use
-from registry_harness import refused
 
 from registry_svc.ledger import lease_table
 from registry_svc.ledger.policy.leases import Holder, HolderKind

@@ -4,8 +4,9 @@ import json
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from kit.refusals import refused
 from lease_stage import GIB, SimulatedHost, Stage, program, use, wanted
-from registry_harness import RunningRegistry, refused
+from registry_harness import RunningRegistry
 
 from registry_svc.ledger.policy.leases import LeaseState
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc

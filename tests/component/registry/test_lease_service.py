@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import pytest
+from kit.refusals import refused
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage
-from registry_harness import refused
 
 from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.ledger.servicer import LeaseServicer

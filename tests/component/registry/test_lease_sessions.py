@@ -2,8 +2,8 @@
 
 from contextlib import aclosing
 
+from kit.refusals import refused
 from lease_stage import GIB, ScriptedCalls, SimulatedHost, granted_lease, wanted
-from registry_harness import refused
 
 from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.lease_store import LeaseStore

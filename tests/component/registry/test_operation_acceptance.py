@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.refusals import refused
 from operation_stage import Action, Stage, load, loaded, running_stage, said, unload
-from registry_harness import refused
 from structlog.testing import capture_logs
 
 from registry_svc.operations.audit_chain import AuditCheck

@@ -11,8 +11,8 @@ import grpc
 import pytest
 from gated_store import GatedStore
 from kit.messages import changed
+from kit.refusals import refused
 from operation_stage import Stage, id_of, load
-from registry_harness import refused
 from roster_harness import BareRegistry
 
 from registry_svc.config import OperationLimits, RegistryConfig

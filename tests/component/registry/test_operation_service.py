@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from kit.refusals import refused
 from operation_stage import WAIT_LIMIT_SECONDS, Stage, load, loaded, running_stage, said, unload
-from registry_harness import refused
 
 from registry_svc.operations.actions import MAX_ACTION_BYTES, check_action
 from registry_svc.operations.audit_chain import AuditCheck
@@ -250,7 +250,7 @@ async def test_out_of_range_action_error_names_the_field_and_stores_nothing(
     desk: Desk, action: operation_pb2.OperationAction, field: str
 ) -> None:
     desk.stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=False) for name in ("m1", "m2")]
-    with refused(Reason.INVALID_ARGUMENT, field=field):
+    with refused(field=field):
         await desk.create(action)
     assert await desk.stage.audit() == []
 
@@ -337,7 +337,7 @@ async def test_unknown_or_malformed_operation_name_is_rejected_by_every_call(
 async def test_out_of_range_call_error_names_the_field(
     desk: Desk, request_id: str, more: dict[str, str], field: str
 ) -> None:
-    with refused(Reason.INVALID_ARGUMENT, field=field):
+    with refused(field=field):
         await desk.create(load(), request_id, **more)
 
 

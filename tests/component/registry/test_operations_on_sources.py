@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from kit.refusals import refused
 from operation_stage import Action, FakeDirectory, Stage, loaded, running_stage, said
-from registry_harness import refused
 
 from registry_svc.operations.actions import check_action
 from registry_svc.operations.model_sources import load_target, needed_access

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from registry_harness import refused
+from kit.refusals import refused
 from typing_extensions import override
 
 from registry_svc.store.database import REGISTRY_OWNER

@@ -4,19 +4,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from kit.refusals import refused
 from kit.resources import declared
-from registry_harness import (
-    AGENT,
-    MODEL,
-    RUNNER,
-    RunningRegistry,
-    SomeRunner,
-    an_agent,
-    declare,
-    manifest,
-    ready,
-    refused,
-)
+from registry_harness import AGENT, MODEL, RUNNER, RunningRegistry, SomeRunner, an_agent, declare, manifest, ready
 
 from weft.api.registry.v1 import (
     agent_pb2,

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from kit.refusals import refused
 from kit.resources import declared
 from registry_harness import (
     AGENT,
@@ -17,7 +18,6 @@ from registry_harness import (
     event_in_words,
     in_phase,
     ready,
-    refused,
     running_registry,
 )
 

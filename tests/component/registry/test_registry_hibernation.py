@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from kit.refusals import refused
 from kit.resources import declared
 from registry_harness import (
     AGENT_ACTIVE,
@@ -19,7 +20,6 @@ from registry_harness import (
     in_phase,
     manifest,
     ready,
-    refused,
     running_registry,
 )
 

@@ -3,14 +3,8 @@
 import time
 
 import pytest
-from registry_harness import (
-    ACTIVE,
-    INACTIVE,
-    RunningRegistry,
-    SomeRunner,
-    ready,
-    refused,
-)
+from kit.refusals import refused
+from registry_harness import ACTIVE, INACTIVE, RunningRegistry, SomeRunner, ready
 
 from weft.kernel.reasons import Reason
 

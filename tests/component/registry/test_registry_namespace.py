@@ -1,17 +1,9 @@
 """One namespace: whoever has a name keeps it against every kind."""
 
 import pytest
+from kit.refusals import refused
 from kit.resources import declared
-from registry_harness import (
-    MODEL_ACTIVE,
-    POOL,
-    RunningRegistry,
-    SomeRunner,
-    an_agent,
-    declare,
-    manifest,
-    refused,
-)
+from registry_harness import MODEL_ACTIVE, POOL, RunningRegistry, SomeRunner, an_agent, declare, manifest
 
 from weft.kernel.reasons import Reason
 
@@ -82,7 +74,7 @@ async def test_names_published_together_must_not_conflict(mesh: RunningRegistry)
         (SomeRunner(mesh, agents=(an_agent("a1"), an_agent("a1"))), "agents[1].name"),
         (SomeRunner(mesh, models=(manifest("m1", pool="a1"),), agents=(an_agent("a1"),)), "agents[0].name"),
     ):
-        with refused(Reason.INVALID_ARGUMENT, field=field):
+        with refused(field=field):
             await runner.open()
 
 

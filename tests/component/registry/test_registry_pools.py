@@ -1,5 +1,6 @@
 """Pools as they follow from the models, and the agents that point to them."""
 
+from kit.refusals import refused
 from kit.resources import declared, records
 from registry_harness import (
     AGENT_ACTIVE,
@@ -10,7 +11,6 @@ from registry_harness import (
     an_agent,
     declare,
     manifest,
-    refused,
 )
 
 from weft.api.registry.v1 import registry_service_pb2

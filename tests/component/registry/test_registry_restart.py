@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from registry_harness import ACTIVE, INACTIVE, SomeRunner, ready, refused, running_registry
+from kit.refusals import refused
+from registry_harness import ACTIVE, INACTIVE, SomeRunner, ready, running_registry
 
 from registry_svc.config import RegistryConfig
 from registry_svc.service import build

@@ -5,14 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from registry_harness import (
-    INACTIVE,
-    RunningRegistry,
-    SomeRunner,
-    manifest,
-    refused,
-    running_registry,
-)
+from kit.refusals import refused
+from registry_harness import INACTIVE, RunningRegistry, SomeRunner, manifest, running_registry
 
 from weft.api.registry.v1 import runner_pb2
 from weft.api.registry.v1 import runner_session_service_pb2 as pb

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from gated_store import GatedStore
-from registry_harness import RunningRegistry, SomeRunner, refused, running_registry
+from kit.refusals import refused
+from registry_harness import RunningRegistry, SomeRunner, running_registry
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig

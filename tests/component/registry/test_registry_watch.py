@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from registry_harness import READ_LIMIT_SECONDS, RunningRegistry, SomeRunner, ready, refused, running_registry
+from kit.refusals import refused
+from registry_harness import READ_LIMIT_SECONDS, RunningRegistry, SomeRunner, ready, running_registry
 
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
 from weft.kernel.reasons import Reason

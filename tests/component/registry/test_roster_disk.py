@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from gated_store import GatedStore
-from registry_harness import refused
+from kit.refusals import refused
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig

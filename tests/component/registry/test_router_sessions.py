@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.refusals import refused
 from lease_stage import FreezingClock
-from registry_harness import LOOPS, RunningRegistry, WatchReader, refused, running_registry
+from registry_harness import LOOPS, RunningRegistry, WatchReader, running_registry
 
 from weft.api.registry.v1 import router_session_service_pb2 as pb
 from weft.api.registry.v1 import router_session_service_pb2_grpc

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 import structlog
-from registry_harness import refused, running_registry
+from kit.refusals import refused
+from registry_harness import running_registry
 
 from registry_svc.config import SecretsConfig
 from weft.api.registry.v1 import secret_service_pb2 as pb

@@ -1,15 +1,9 @@
 """Tier, labels and owner of models and agents: published, declared, kept and selected by."""
 
 import pytest
+from kit.refusals import refused
 from kit.resources import declared
-from registry_harness import (
-    RunningRegistry,
-    SomeRunner,
-    an_agent,
-    declare,
-    manifest,
-    refused,
-)
+from registry_harness import RunningRegistry, SomeRunner, an_agent, declare, manifest
 
 from weft.api.registry.v1 import agent_pb2, model_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
@@ -89,7 +83,7 @@ async def test_lists_filter_by_selector(
     ],
 )
 async def test_invalid_tags_are_rejected_by_field(mesh: RunningRegistry, tags: dict[str, object], field: str) -> None:
-    with refused(Reason.INVALID_ARGUMENT, field=f"declarations[0].model.manifest.tags.{field}"):
+    with refused(field=f"declarations[0].model.manifest.tags.{field}"):
         await mesh.apply(declare(tagged("m1", **tags)))
     with refused(Reason.INVALID_ARGUMENT):
         await SomeRunner(mesh, models=(tagged("m1", **tags),)).open()

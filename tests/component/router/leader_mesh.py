@@ -8,17 +8,15 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from kit.fleet import model_view, ready, runner_view
+from kit.scheduling import scheduling_loop
 
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer, WakeFinished
+from router_svc.loop import RouterRecords
 from router_svc.placement import LocalPlacement, PlacementServicer
-from router_svc.policy.decisions import Wakes
-from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
 from weft.api.registry.v1.router_pb2 import Router as RegisteredRouter
-from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.api.router.v1.placement_service_pb2 import Granted
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView
 from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
@@ -34,39 +32,9 @@ CLOCK = SystemClock()
 
 def mesh(slots: int, routers: dict[str, RegisteredRouter]) -> FleetView:
     """One pool with one runner."""
-    state = InstanceState(model="m", phase=InstanceState.PHASE_READY, slots_total=slots)
-    runner = RunnerView(
-        name="a",
-        incarnation="run-a",
-        address="unix:/nowhere/a.sock",
-        host="here",
-        runtime="fake",
-        active=True,
-        draining=False,
-        ticket_key=b"k" * 32,
-        instances={"m": state},
-    )
-    model = ModelView(
-        name="m",
-        pool="p",
-        runner="a",
-        operations=frozenset({Operation.CHAT}),
-        remote=False,
-        active=True,
-        context_tokens=0,
-        created_at_seconds=0,
-    )
+    runner = runner_view("a", instances={"m": ready("m", slots)})
+    model = model_view("m", "a", pool="p")
     return FleetView(1, {"a": runner}, {"m": model}, routers=routers)
-
-
-class NoWaker:
-    """No model of these tests sleeps."""
-
-    def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
-        raise AssertionError(f"{wakes.model} is ready")
-
-    def give_up(self, model: str) -> None:
-        raise AssertionError(f"{model} waits for no memory")
 
 
 @dataclass
@@ -80,9 +48,7 @@ class Router:
     answers: health.aio.HealthServicer = field(default_factory=health.aio.HealthServicer)
 
     def __post_init__(self) -> None:
-        tickets = TicketIssuer(CLOCK)
-        parts = LoopDeps(waker=NoWaker(), tickets=tickets, records=self.records)
-        self.loop = SchedulingLoop(SchedulerLimits(), Settings(), CLOCK, parts)
+        self.loop = scheduling_loop(clock=CLOCK, records=self.records)
 
     async def start(self) -> None:
         servicer = PlacementServicer(LocalPlacement(self.loop))

@@ -1,38 +1,62 @@
-"""RequestService over a socket, for a router that runs no requests."""
+"""A router whose requests are only recorded, and RequestService over a socket."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from kit.request_endings import ending
+from kit.scheduling import NothingRuns
+from kit.serving import served
+
+from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.figures import FigureLimits, FiguresRecorder
+from router_svc.policy.change_buffer import WatchLimits
+from router_svc.policy.decisions import Waits
+from router_svc.policy.request import Request
+from router_svc.policy.settings import RateLimitConfig
+from router_svc.request_log import RequestLog
 from router_svc.request_servicer import RequestServicer
 from weft.api.router.v1 import request_service_pb2_grpc
 from weft.durable.requests import RequestClient
+from weft.kernel.clock import Clock
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server, open_channel
+from weft.kernel.request import Operation
 
 
-class NothingRuns:
-    """A scheduling loop without requests."""
+class RecordingRouter:
+    """A log, clients and figures, and what reads them in the process."""
 
-    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
-        del request_id, tenant, cancelled_by
-        return {}
+    def __init__(self, clock: Clock, watches: WatchLimits | None = None) -> None:
+        self.clock = clock
+        self.log = RequestLog()
+        self.figures = FiguresRecorder(clock, FigureLimits(step_seconds=1.0, max_steps=3))
+        self.clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), clock)
+        loop: Any = NothingRuns()
+        self.servicer = RequestServicer(
+            self.log, self.clients, clock, loop, figures=self.figures, watches=watches or WatchLimits()
+        )
+        self.local = RequestClient(self.servicer)
 
-    def finish(self, key: int, reason: Reason) -> None:
-        raise AssertionError(key, reason)
+    def arrive(self, key: int, tenant: str = "a") -> None:
+        request = PlacementRequest(
+            request_id=f"r-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT, client_id="app"
+        )
+        self.log.note_arrival(Request.of(key, request, self.clock.monotonic()), datetime(2026, 11, 20, tzinfo=UTC))
+        self.clients.admit(key, request)
+
+    def wait(self, key: int, position: int) -> None:
+        waits = Waits(key=key, position=position, reason="all slots are busy", eta_seconds=2.5)
+        self.log.note_decisions([waits], self.clock.monotonic())
+
+    def end(self, key: int, reason: Reason = Reason.UNSPECIFIED) -> None:
+        self.log.note_end(ending(key, self.clock.monotonic(), reason))
 
 
 @asynccontextmanager
 async def remote(servicer: RequestServicer, folder: Path) -> AsyncIterator[RequestClient]:
-    server = new_server()
-    request_service_pb2_grpc.add_RequestServiceServicer_to_server(servicer, server)
-    address = f"unix:{folder / 'router.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    channel = open_channel(address)
-    try:
+    add = request_service_pb2_grpc.add_RequestServiceServicer_to_server
+    async with served(folder / "router.sock", (add, servicer)) as channel:
         yield RequestClient(channel)
-    finally:
-        await channel.close(grace=None)
-        await server.stop(grace=None)

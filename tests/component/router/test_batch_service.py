@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from kit.messages import LineCounts, counts_of
+from kit.serving import served
 from structlog.testing import capture_logs
 
 from router_svc.durable.batches.batch_servicer import BatchService
@@ -34,7 +35,7 @@ from weft.durable.batches import MAX_LINES_PER_MESSAGE, MAX_PIECE_BYTES, BatchCl
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.rpc import error_from_call, new_server, open_channel
 from weft.kernel.rpc_auth import _CALLER, RpcGuard
 from weft.kernel.timestamps import stamp_of
 from weft_app.compose.grpc_host import GrpcHost
@@ -445,86 +446,31 @@ async def test_failed_sweep_is_logged_and_retried(path: Path) -> None:
         assert kept.count("files") == 0
 
 
-class SilentFiles(FileServicer):
-    """The file service of a `Silent`."""
+class SilentServices(grpc.GenericRpcHandler):
+    """Every service; they hear, and say nothing."""
 
-    def __init__(self, service: "Silent", idle_seconds: float) -> None:
-        self._service = service
-        self._idle_seconds = idle_seconds
-
-    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
-        return await self._service.save(new, content)
-
-    async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
-        yield b"a"
-        await self._service.get(tenant, file_id)
-
-    async def get(self, tenant: str, file_id: str) -> file_service_pb2.File:
-        await self._service.get(tenant, file_id)
-        return file_service_pb2.File()
-
-
-class SilentBatches(batch_service_pb2_grpc.BatchServiceServicer):
-    """A batch service that says nothing."""
-
-    def __init__(self, hear: Callable[[str, str], Awaitable[None]]) -> None:
-        self._hear = hear
-
-    async def GetBatch(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name of the rpc
-        await self._hear("", request.id)
-
-    async def ReadBatchResults(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 - as above
-        await self._hear("", request.id)
-        yield None
-
-
-class Silent:
-    """Two services that hear, and say nothing."""
-
-    service_names = ()
-
-    def __init__(self, idle_seconds: float = 60.0) -> None:
+    def __init__(self) -> None:
         self.called = asyncio.Event()
-        self._idle_seconds = idle_seconds
 
-    def register(self, server: grpc.aio.Server) -> None:
-        file_service_pb2_grpc.add_FileServiceServicer_to_server(SilentFiles(self, self._idle_seconds), server)
-        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(SilentBatches(self.get), server)  # type: ignore[abstract]  # nobody asks it anything else
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        return grpc.stream_stream_rpc_method_handler(self._hear)
 
-    async def start(self) -> None: ...
-
-    async def stop(self, grace_seconds: float) -> None: ...
-
-    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
-        async for _ in content:
+    async def _hear(self, requests: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
+        async for _request in requests:
             self.called.set()
         await asyncio.Event().wait()
-        return new
-
-    async def get(self, tenant: str, name: str) -> None:
-        self.called.set()
-        await asyncio.Event().wait()
-
-
-@asynccontextmanager
-async def serving(service: Silent, tmp_path: Path) -> AsyncIterator[tuple[GrpcHost, grpc.aio.Channel]]:
-    host = GrpcHost()
-    address = host.bind(f"unix:{tmp_path}/s")
-    await host.start([service])
-    channel = open_channel(address)
-    try:
-        yield host, channel
-    finally:
-        await channel.close()
-        await host.stop(0)
+        yield b""
 
 
 @pytest.mark.slow("kills or restarts a service")
 async def test_silent_or_stopping_store_behind_a_channel_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = Silent()
-    async with serving(silent, tmp_path) as (host, channel):
+    silent, server = SilentServices(), new_server()
+    server.add_generic_rpc_handlers((silent,))
+    server.add_insecure_port(f"unix:{tmp_path}/s")
+    await server.start()
+    async with open_channel(f"unix:{tmp_path}/s") as channel:
         with monkeypatch.context() as patch:
             patch.setattr("weft.durable.store_calls.COMMIT_TIMEOUT_SECONDS", SILENCE_SECONDS)
             files = FileClient(channel, timeout_seconds=SILENCE_SECONDS)
@@ -540,22 +486,49 @@ async def test_silent_or_stopping_store_behind_a_channel_is_unavailable(
         silent.called.clear()
         uploading = asyncio.create_task(FileClient(channel).save(NEW_FILE, stream(b"a")))
         await silent.called.wait()
-        await host.stop(0)
+        await server.stop(None)
         await refused(Reason.SERVICE_UNAVAILABLE, uploading)
 
 
 async def test_upload_from_a_silent_caller_times_out(tmp_path: Path) -> None:
-    async def stalling() -> AsyncIterator[bytes]:
-        yield b"a"
-        await asyncio.Event().wait()
-
-    silent = Silent(idle_seconds=SILENCE_SECONDS)
-    async with serving(silent, tmp_path) as (_, channel):
+    database = RouterDatabase("sqlite://")
+    files = FileServicer(database, BatchLimits(), FakeClock(), idle_seconds=SILENCE_SECONDS)
+    await database.open()
+    add = file_service_pb2_grpc.add_FileServiceServicer_to_server
+    async with served(tmp_path / "s", (add, files)) as channel:
         stub: Any = file_service_pb2_grpc.FileServiceStub(channel)
         call = stub.UploadFile()
         await call.write(file_service_pb2.UploadFileRequest(file=file_service_pb2.File(name="a", purpose="batch")))
         found = await said(call)
         assert (found.reason, "sent nothing" in found.message) == (Reason.DEADLINE_EXCEEDED, True)
+    await files.stop(1)
+    await database.close()
+
+
+class SlowFiles(FileServicer):
+    """Accepts the first chunk when the test allows it."""
+
+    def __init__(self) -> None:
+        self.called, self.go_on = asyncio.Event(), asyncio.Event()
+        self._idle_seconds = 60.0
+
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
+        self.called.set()
+        await self.go_on.wait()
+        return file_service_pb2.File(id="file-1", byte_count=sum([len(data) async for data in content]))
+
+
+async def test_slow_store_write_is_awaited_beyond_the_response_timeout(tmp_path: Path) -> None:
+    """A store on a slow disk gets the time that it needs, as long as it makes progress."""
+    slow, content = SlowFiles(), [bytes(MAX_PIECE_BYTES)] * 16
+    async with served(tmp_path / "s", (file_service_pb2_grpc.add_FileServiceServicer_to_server, slow)) as channel:
+        files = FileClient(channel, timeout_seconds=SILENCE_SECONDS)
+        saving = asyncio.create_task(files.save(NEW_FILE, stream(*content)))
+        await slow.called.wait()
+        over, _ = await asyncio.wait({saving}, timeout=4 * SILENCE_SECONDS)
+        assert not over
+        slow.go_on.set()
+        assert (await saving).byte_count == len(content) * MAX_PIECE_BYTES
 
 
 class NoMesh:

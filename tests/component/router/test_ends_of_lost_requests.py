@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.refusals import refused
 from leader_mesh import CLOCK, Mesh, Router, a_request, granted, running, until
 
 from router_svc.request_record import EndedRequest
@@ -112,9 +113,8 @@ async def test_end_of_a_request_no_router_answered_is_recorded_with_its_reason(t
         await there.routers["r1"].lead(False)
         await until(lambda: there.placement.leader is None)
         async with place(there, request, ends) as placed:
-            with pytest.raises(WeftError) as refused:
+            with refused(Reason.NO_ROUTER_AVAILABLE):
                 await placed.next_decision()
-            assert refused.value.reason is Reason.NO_ROUTER_AVAILABLE
             receipt = receipt_pb2.Receipt(
                 request_id=request.request_id, outcome=receipt_pb2.OUTCOME_FAILED, model="m", lacked_router=True
             )

@@ -1,13 +1,15 @@
 """The router reads the registry's VRAM ledger again and again, over a real gRPC connection."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from kit.serving import served
 
 from router_svc.memory_watch import (
     HURRIED_POLL_SECONDS,
@@ -21,7 +23,6 @@ from router_svc.memory_watch import (
 )
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.kernel.rpc import new_server, open_channel
 from weft_testing.fake_clock import FakeClock
 
 GIB = 1024**3
@@ -79,28 +80,30 @@ class Stage:
         await self.clock.advance(seconds, sleepers=1)
 
 
+@asynccontextmanager
+async def watching(folder: Path, listener: Callable[[Mapping[str, HostMemory]], None]) -> AsyncIterator[Stage]:
+    book, clock = Book(), FakeClock()  # type: ignore[abstract]  # nobody calls the others
+    add = lease_service_pb2_grpc.add_LeaseServiceServicer_to_server
+    async with served(folder / "registry.sock", (add, book)) as channel:
+        watch = MemoryWatch(channel, clock, listener)
+        await watch.start()
+        await clock.wait_for_sleepers(1)
+        yield Stage(book, clock, watch)
+        await watch.stop()
+
+
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    book, clock, server = Book(), FakeClock(), new_server()  # type: ignore[abstract]  # nobody calls the others
-    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(book, server)
-    address = f"unix:{tmp_path / 'registry.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    channel = open_channel(address)
     heard: list[Mapping[str, HostMemory]] = []
-    watch = MemoryWatch(channel, clock, heard.append)
-    await watch.start()
-    await clock.wait_for_sleepers(1)
-    await clock.advance(START_HURRY_SECONDS, sleepers=1)
-    assert book.looks == START_HURRY_SECONDS / HURRIED_POLL_SECONDS
-    book.looks = 0
-    # From here on the looks are POLL_SECONDS apart.
-    await clock.advance(POLL_SECONDS - HURRIED_POLL_SECONDS, sleepers=1)
-    assert book.looks == 1
-    yield Stage(book, clock, watch, heard)
-    await watch.stop()
-    await channel.close()
-    await server.stop(None)
+    async with watching(tmp_path, heard.append) as stage:
+        stage.heard = heard
+        await stage.pass_time(START_HURRY_SECONDS)
+        assert stage.book.looks == START_HURRY_SECONDS / HURRIED_POLL_SECONDS
+        stage.book.looks = 0
+        # From here on the looks are POLL_SECONDS apart.
+        await stage.pass_time(POLL_SECONDS - HURRIED_POLL_SECONDS)
+        assert stage.book.looks == 1
+        yield stage
 
 
 async def test_only_changes_are_reported(stage: Stage) -> None:
@@ -165,23 +168,12 @@ async def test_hosts_over_the_limit_are_omitted(stage: Stage) -> None:
 
 
 async def test_failing_listener_does_not_end_the_watch(tmp_path: Path) -> None:
-    book, clock, server = Book(), FakeClock(), new_server()  # type: ignore[abstract]  # nobody calls the others
-    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(book, server)
-    address = f"unix:{tmp_path / 'registry.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-
     def fails(_: Mapping[str, HostMemory]) -> None:
         raise ValueError("a bug elsewhere")
 
-    async with open_channel(address) as channel:
-        watch = MemoryWatch(channel, clock, fails)
-        await watch.start()
-        await clock.wait_for_sleepers(1)
-        await clock.advance(POLL_SECONDS, sleepers=1)
-        assert book.looks > 2
-        await watch.stop()
-    await server.stop(None)
+    async with watching(tmp_path, fails) as stage:
+        await stage.pass_time(POLL_SECONDS)
+        assert stage.book.looks > 2
 
 
 def test_models_are_named_by_lease_purpose_and_programs_by_their_own_name() -> None:

@@ -1,10 +1,12 @@
 """Requests that PlacementService refuses, and that they leave nothing behind."""
 
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from kit.serving import served
 
 from router_svc.placement import MAX_ATTEMPTS_USED, MAX_NEEDED_TOOLS, PlacementServicer
 from weft.api.common.v1 import priority_pb2
@@ -15,7 +17,7 @@ from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, new_server, open_channel
+from weft.kernel.rpc import error_from_call
 
 PLACED = WeftError(Reason.QUEUE_FULL, "it came to be placed")
 
@@ -40,25 +42,17 @@ class NobodyIsPlaced:
         raise AssertionError(f"{request.request_id} has not ended: {receipt}")
 
 
-async def _placed(folder: Any, **fields: Any) -> tuple[WeftError, list[PlacementRequest]]:
-    router, server = NobodyIsPlaced(), new_server()
-    placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(router), server)
-    address = f"unix:{folder / 'router.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    channel = open_channel(address)
+async def _placed(folder: Path, **fields: Any) -> tuple[WeftError, list[PlacementRequest]]:
+    router = NobodyIsPlaced()
     opening = {"request_id": "r", "tenant": "t", "model": "m", "operation": model_pb2.MODEL_OPERATION_CHAT, **fields}
-    stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
-    try:
+    add = placement_service_pb2_grpc.add_PlacementServiceServicer_to_server
+    async with served(folder / "router.sock", (add, PlacementServicer(router))) as channel:
+        stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
         call = stub.Place()
         await call.write(pb.PlaceRequest(open=pb.PlaceOpen(**opening)))
-        await call.read()
-        raise AssertionError("it was neither refused nor placed")
-    except grpc.aio.AioRpcError as error:
-        return error_from_call(error, Reason.INTERNAL), router.asked
-    finally:
-        await channel.close()
-        await server.stop(grace=None)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    return error_from_call(refused.value, Reason.INTERNAL), router.asked
 
 
 @pytest.mark.parametrize(
@@ -82,13 +76,13 @@ async def _placed(folder: Any, **fields: Any) -> tuple[WeftError, list[Placement
     ],
 )
 async def test_invalid_request_is_rejected_by_field_before_placement(
-    tmp_path: Any, fields: dict[str, Any], field: str
+    tmp_path: Path, fields: dict[str, Any], field: str
 ) -> None:
     error, asked = await _placed(tmp_path, **fields)
     assert (error.reason, error.metadata["field"], asked) == (Reason.INVALID_ARGUMENT, field, [])
 
 
-async def test_request_at_every_limit_is_placed(tmp_path: Any) -> None:
+async def test_request_at_every_limit_is_placed(tmp_path: Path) -> None:
     error, asked = await _placed(
         tmp_path,
         priority=priority_pb2.PRIORITY_HIGH,
@@ -105,7 +99,7 @@ async def test_request_at_every_limit_is_placed(tmp_path: Any) -> None:
     [(0, ThinkingMode.DEFAULT), (2, ThinkingMode.ENABLED), (3, ThinkingMode.DISABLED), (99, ThinkingMode.DEFAULT)],
 )
 async def test_thinking_mode_is_passed_and_an_unknown_mode_is_ignored(
-    number: int, thinking: ThinkingMode, tmp_path: Any
+    number: int, thinking: ThinkingMode, tmp_path: Path
 ) -> None:
     error, asked = await _placed(tmp_path, needed_thinking=number)
     assert error.reason is PLACED.reason

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from kit.fleet import model_view, runner_view
+from kit.serving import served
 
 from router_svc.policy.endpoints.prefix_affinity import PrefixReport, StoredPrompt
 from router_svc.prefix_watch import RETRY_SECONDS, PrefixWatch
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.kernel.rpc import ChannelPool, answering
 from weft_testing.fake_clock import FakeClock
 
 KEY = ("m", "r", "1")
@@ -53,27 +54,8 @@ class Watching:
         self.channels = ChannelPool()
         self.reports: list[PrefixReport] = []
         self.watch = PrefixWatch(self.channels, self.clock, self.reports.append)
-        self._runner = RunnerView(
-            name="r",
-            incarnation="1",
-            address=address,
-            host="h",
-            runtime="vllm",
-            active=True,
-            draining=False,
-            ticket_key=b"",
-            instances={},
-        )
-        self._model = ModelView(
-            name="m",
-            pool="m",
-            runner="r",
-            operations=frozenset({Operation.CHAT}),
-            remote=False,
-            active=True,
-            context_tokens=0,
-            created_at_seconds=0,
-        )
+        self._runner = runner_view("r", address=address)
+        self._model = model_view("m", "r")
 
     def show(
         self, *, reports: bool = True, stores: bool = False, phase: Any = InstanceState.PHASE_READY, **runner: Any
@@ -92,18 +74,14 @@ class Watching:
 
 @asynccontextmanager
 async def _watching(folder: Path) -> AsyncIterator[Watching]:
-    server, address = new_server(), f"unix:{folder}/runner.sock"
     runner = ReportingRunner()  # type: ignore[abstract]  # nobody calls the other methods
-    runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(runner, server)
-    server.add_insecure_port(address)
-    await server.start()
-    watching = Watching(runner, address)
-    try:
-        yield watching
-    finally:
-        await watching.watch.stop()
-        await watching.channels.close()
-        await server.stop(None)
+    watching = Watching(runner, f"unix:{folder}/r")
+    async with served(folder / "r", (runner_service_pb2_grpc.add_RunnerServiceServicer_to_server, runner)):
+        try:
+            yield watching
+        finally:
+            await watching.watch.stop()
+            await watching.channels.close()
 
 
 async def test_reports_of_a_ready_engine_are_passed_on(tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 import asyncio
 
-from test_ticket_permits import LOCAL, _NobodySleeps, _view
+from kit.scheduling import scheduling_loop
+from test_ticket_permits import LOCAL, _view
 
-from router_svc.loop import LoopDeps, Mailbox, RouterRecords, SchedulingLoop, TicketIssuer
+from router_svc.loop import Mailbox, SchedulingLoop
 from router_svc.policy.endpoints.prefix_affinity import PrefixReport, StoredPrompt
-from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.tickets import TicketGate
@@ -21,12 +20,10 @@ DIGESTS = tuple(range(1, 17))
 
 def _loop(clock: FakeClock, kind: str = "k", byte_count: int = 1_000) -> SchedulingLoop:
     """Two runners, of which the first one has a prompt on disk."""
-    parts = LoopDeps(waker=_NobodySleeps(), tickets=TicketIssuer(clock), records=RouterRecords.empty(clock))
-    loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
     view = _view()
     for runner in LOCAL:
         view.runners[runner].instances[runner].state_kind = kind
-    loop.update_view(view)
+    loop = scheduling_loop(view, clock=clock)
     stored = StoredPrompt(DIGESTS, 0.01, byte_count, "k")
     loop.note_prefixes(PrefixReport(key=(HOLDER, HOLDER, "1"), stored=(stored,)))
     return loop

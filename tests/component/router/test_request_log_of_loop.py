@@ -3,22 +3,26 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+from kit.fleet import model_view, ready, runner_view
+from kit.scheduling import scheduling_loop
+from kit.serving import served
 from prometheus_client import generate_latest
 
 from router_svc.client_registry import ClientsConfig
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer, WakeFinished
+from router_svc.loop import RouterRecords, SchedulingLoop
 from router_svc.metrics import RouterMetrics
-from router_svc.placement import LocalPlacement
-from router_svc.policy.decisions import Wakes
-from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings
+from router_svc.placement import LocalPlacement, PlacementServicer
+from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
-from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.placement import PlacementPort
+from weft.dispatch.remote_router import RemoteRouter
 from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -26,16 +30,6 @@ from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.units import Rate
-
-
-class SlowWaker:
-    """No wake of it ever ends."""
-
-    def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
-        del wakes, finished
-
-    def give_up(self, model: str) -> None:
-        raise AssertionError(f"{model} waits for no memory")
 
 
 class Router:
@@ -51,47 +45,35 @@ class Router:
         return await self.requests.request(request_id)
 
 
-def one_slot(phase: "InstanceState.Phase.ValueType" = InstanceState.PHASE_READY) -> FleetView:
-    instance = InstanceState(model="qwen", phase=phase, slots_total=1, slots_used=0, load_progress=None, detail="")
-    runner = RunnerView(
-        name="titan",
-        incarnation="run-1",
-        address="unix:/nowhere/titan.sock",
-        host="here",
-        runtime="fake",
-        active=True,
-        draining=False,
-        ticket_key=b"k" * 32,
-        instances={"qwen": instance},
-    )
-    model = ModelView(
-        name="qwen",
-        pool="qwen",
-        runner="titan",
-        operations=frozenset({Operation.CHAT}),
-        remote=False,
-        active=True,
-        context_tokens=0,
-        created_at_seconds=0,
-    )
-    return FleetView(1, {"titan": runner}, {"qwen": model})
+def mesh_view(slots: int = 1) -> FleetView:
+    return FleetView(1, {"titan": runner_view(instances={"qwen": ready(slots=slots)})}, {"qwen": model_view()})
 
 
 @asynccontextmanager
-async def router(
-    rates: RateLimitConfig | None = None, phase: "InstanceState.Phase.ValueType" = InstanceState.PHASE_READY
-) -> AsyncIterator[Router]:
+async def router(rates: RateLimitConfig | None = None) -> AsyncIterator[Router]:
     clock = SystemClock()
     profiles = {"nightly": ClientProfile(priority=Priority.LOW)}
     books = RouterRecords.empty(clock, clients=ClientsConfig(profiles=profiles), rate_limits=rates)
     metrics = RouterMetrics()
-    parts = LoopDeps(waker=SlowWaker(), tickets=TicketIssuer(clock), records=books, observer=metrics)
-    loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
-    loop.update_view(one_slot(phase))
+    loop = scheduling_loop(mesh_view(), clock=clock, records=books, observer=metrics)
     try:
         yield Router(loop, books, metrics)
     finally:
         loop.close()
+
+
+@asynccontextmanager
+async def both_ways(
+    mesh: Router, folder: Path, *, is_remote: bool
+) -> AsyncIterator[tuple[PlacementPort, RequestClient]]:
+    if not is_remote:
+        yield mesh.placement, mesh.requests
+        return
+    placement = placement_service_pb2_grpc.add_PlacementServiceServicer_to_server
+    requests = request_service_pb2_grpc.add_RequestServiceServicer_to_server
+    services = (placement, PlacementServicer(mesh.placement)), (requests, mesh.servicer)
+    async with served(folder / "router.sock", *services) as channel:
+        yield RemoteRouter(channel, SystemClock()), RequestClient(channel)
 
 
 def asked(request_id: str, **fields: object) -> PlacementRequest:
@@ -113,7 +95,6 @@ async def test_request_is_tracked_from_queue_to_receipt() -> None:
             running, waiting = await mesh.told("r-1"), await mesh.told("r-2")
             assert running.state == pb.RequestRecord.STATE_RUNNING
             assert (waiting.state, waiting.queued.position) == (pb.RequestRecord.STATE_QUEUED, 1)
-            assert waiting.priority == Priority.LOW.wire, "as its client's profile says"
             assert "slot" in waiting.queued.reason
             assert [one.gate != "" for one in waiting.decisions[0].candidates] == [True]
             assert (await mesh.requests.requests()).total_count == 2
@@ -137,33 +118,24 @@ async def test_request_is_tracked_from_queue_to_receipt() -> None:
         assert 'weft_router_requests_total{model="qwen",outcome="completed",reason="completed"} 2.0' in page
 
 
-async def test_request_over_the_limit_is_rejected_before_the_queue_and_recorded() -> None:
-    async with router(RateLimitConfig(default=(Rate(1, 60),))) as mesh:
-        async with mesh.placement.place(asked("r-1")) as place:
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_request_over_the_limit_is_rejected_before_the_queue_and_recorded(
+    tmp_path: Path, is_remote: bool
+) -> None:
+    limits = RateLimitConfig(default=(Rate(1, 60),))
+    async with router(limits) as mesh, both_ways(mesh, tmp_path, is_remote=is_remote) as (port, _):
+        async with port.place(asked("r-1")) as place:
             assert (await place.next_decision()).HasField("granted")
-        async with mesh.placement.place(asked("r-2")) as place:
+        async with port.place(asked("r-2", client_id="nightly", names_priority=False)) as place:
             with pytest.raises(WeftError, match="Tenant a exceeded 1 req/min") as refused:
                 await place.next_decision()
         assert refused.value.reason is Reason.RATE_LIMIT_EXCEEDED
-        assert {"limit", "remaining", "resetAt"} <= set(refused.value.metadata)
+        assert {"limit": "1", "remaining": "0"}.items() <= refused.value.metadata.items()
+        assert "resetAt" in refused.value.metadata
         assert refused.value.retry_after_seconds is not None
         record = await mesh.told("r-2")
-        assert (record.state, record.reason) == (
-            pb.RequestRecord.STATE_ENDED,
-            Reason.RATE_LIMIT_EXCEEDED.value,
-        )
-
-
-async def test_load_decision_is_explained_with_its_cause() -> None:
-    async with router(phase=InstanceState.PHASE_HIBERNATING) as mesh, mesh.placement.place(asked("r-1")) as place:
-        assert (await place.next_decision()).HasField("loading")
-        record = await mesh.told("r-1")
-        assert record.state == pb.RequestRecord.STATE_LOADING
-        assert "qwen" in record.loading.stage
-        (started,) = [one for one in record.decisions if one.kind == pb.DecisionRecord.KIND_LOAD_STARTED]
-        what, why = started.detail.split(": ", 1)
-        assert what == "qwen on titan is loaded"
-        assert why
+        assert (record.state, record.reason) == (pb.RequestRecord.STATE_ENDED, Reason.RATE_LIMIT_EXCEEDED.value)
+        assert record.priority == Priority.LOW.wire, "as its client's profile says"
 
 
 async def test_failed_attempt_is_recorded_as_a_decision() -> None:

@@ -2,57 +2,21 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kit.request_endings import ending
-from request_reads import NothingRuns, remote
+from kit.refusals import refused
+from request_reads import RecordingRouter, remote
 
-from router_svc.client_registry import ClientRegistry, ClientsConfig
-from router_svc.figures import FigureLimits, FiguresRecorder
 from router_svc.policy.change_buffer import WatchLimits
-from router_svc.policy.decisions import Waits
-from router_svc.policy.request import Request
-from router_svc.policy.settings import RateLimitConfig
-from router_svc.request_log import RequestLog
-from router_svc.request_servicer import RequestServicer
 from weft.api.router.v1 import request_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 
 QUICK = WatchLimits(interval_seconds=0.001, figures_interval_seconds=0.001, max_watches=2)
-
-
-class Router:
-    """A log and figures, and what reads them."""
-
-    def __init__(self, watches: WatchLimits = QUICK) -> None:
-        clock = SystemClock()
-        self.clock = clock
-        self.log = RequestLog()
-        self.figures = FiguresRecorder(clock, FigureLimits(step_seconds=1.0, max_steps=3))
-        clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), clock)
-        loop: Any = NothingRuns()
-        self.servicer = RequestServicer(self.log, clients, clock, loop, figures=self.figures, watches=watches)
-        self.local = RequestClient(self.servicer)
-
-    def arrive(self, key: int, tenant: str = "a") -> None:
-        request = PlacementRequest(request_id=f"r-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT)
-        self.log.note_arrival(Request.of(key, request, self.clock.monotonic()), datetime(2026, 11, 20, tzinfo=UTC))
-
-    def wait(self, key: int, position: int) -> None:
-        waits = Waits(key=key, position=position, reason="all slots are busy", eta_seconds=2.5)
-        self.log.note_decisions([waits], self.clock.monotonic())
-
-    def end(self, key: int) -> None:
-        self.log.note_end(ending(key, self.clock.monotonic(), Reason.UNSPECIFIED))
 
 
 async def snapshot(watch: AsyncGenerator[pb.WatchRequestsResponse]) -> list[str]:
@@ -74,7 +38,7 @@ async def until(watch: AsyncGenerator[pb.WatchRequestsResponse], state: int) -> 
 
 
 async def test_watch_starts_with_existing_requests_and_continues_with_changes(tmp_path: Path) -> None:
-    router = Router()
+    router = RecordingRouter(SystemClock(), QUICK)
     for key in (1, 2, 3):
         router.arrive(key)
     router.end(2)
@@ -98,7 +62,7 @@ async def test_watch_starts_with_existing_requests_and_continues_with_changes(tm
 
 
 async def test_queue_position_change_reaches_the_watcher(tmp_path: Path) -> None:
-    router = Router()
+    router = RecordingRouter(SystemClock(), QUICK)
     router.arrive(1)
     router.wait(1, 3)
     async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch()) as watch:
@@ -109,7 +73,7 @@ async def test_queue_position_change_reaches_the_watcher(tmp_path: Path) -> None
 
 
 async def test_large_snapshot_is_split_into_messages(tmp_path: Path) -> None:
-    router = Router(WatchLimits(max_batch=10))
+    router = RecordingRouter(SystemClock(), WatchLimits(max_batch=10))
     for key in range(25):
         router.arrive(key)
         router.end(key)
@@ -119,7 +83,7 @@ async def test_large_snapshot_is_split_into_messages(tmp_path: Path) -> None:
 
 
 async def test_watch_over_the_limit_is_rejected_until_another_leaves(tmp_path: Path) -> None:
-    router = Router()
+    router = RecordingRouter(SystemClock(), QUICK)
     async with remote(router.servicer, tmp_path) as requests:
         async with aclosing(requests.watch()) as first, aclosing(requests.watch_figures()) as second:
             await anext(first)
@@ -140,25 +104,23 @@ async def has_room(requests: RequestClient) -> bool:
 
 
 async def test_negative_ended_request_count_is_rejected(tmp_path: Path) -> None:
-    async with remote(Router().servicer, tmp_path) as requests:
-        with pytest.raises(FieldError) as caught:
+    async with remote(RecordingRouter(SystemClock(), QUICK).servicer, tmp_path) as requests:
+        with refused(field="ended_limit"):
             await anext(requests.watch("", -1))
-        assert caught.value.field == "ended_limit"
 
 
 async def test_watch_ends_with_the_router(tmp_path: Path) -> None:
-    router = Router()
+    router = RecordingRouter(SystemClock(), QUICK)
     async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch()) as watch:
         await snapshot(watch)
         router.servicer.close()
-        with pytest.raises(WeftError) as caught:
+        with refused(Reason.SHUTTING_DOWN):
             await anext(watch)
-        assert caught.value.reason is Reason.SHUTTING_DOWN
 
 
 @pytest.mark.slow("runs whole services")
 async def test_metrics_are_read_and_watched_over_a_socket(tmp_path: Path) -> None:
-    router = Router()
+    router = RecordingRouter(SystemClock(), QUICK)
     router.figures.note_load(3, 1, router.clock.monotonic())
     async with remote(router.servicer, tmp_path) as requests:
         async with aclosing(requests.watch_figures()) as watch:

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 from kit.recipes import packet_recipe, wake_plan
 from kit.resources import carried
-from waker_harness import MODEL, NOTICE_SECONDS, RUNNER, grant_of, next_word, refusal_of
+from kit.serving import served
+from waker_harness import MODEL, NOTICE_SECONDS, RUNNER, grant_of, next_word
 
 from router_svc.config import RouterConfig
 from router_svc.service import RouterService, build
@@ -18,9 +19,7 @@ from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_servi
 from weft.api.registry.v1.wake_pb2 import Wake
 from weft.dispatch.placement import Placement
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.kernel.rpc import new_server
 
 HARDWARE_ADDRESS = "02:00:00:00:00:01"
 InstancePhase = runner_pb2.InstanceState.Phase
@@ -63,19 +62,15 @@ class ScriptedRegistry(registry_service_pb2_grpc.RegistryServiceServicer):
 @asynccontextmanager
 async def running_router(tmp_path: Path, registry: ScriptedRegistry) -> AsyncIterator[RouterService]:
     """A router that has the registry's first snapshot."""
-    server = new_server()
-    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
-    address = f"unix:{tmp_path / 'registry.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    router = build(RouterConfig(registry_address=address))
-    await router.start()
-    try:
-        await until_it_knows_the_mesh(router)
-        yield router
-    finally:
-        await router.stop(0.0)
-        await server.stop(grace=None)
+    socket = tmp_path / "registry.sock"
+    async with served(socket, (registry_service_pb2_grpc.add_RegistryServiceServicer_to_server, registry)):
+        router = build(RouterConfig(registry_address=f"unix:{socket}"))
+        await router.start()
+        try:
+            await until_it_knows_the_mesh(router)
+            yield router
+        finally:
+            await router.stop(0.0)
 
 
 async def until_it_knows_the_mesh(router: RouterService) -> None:
@@ -95,21 +90,13 @@ async def asking(router: RouterService) -> AsyncIterator[Placement]:
         yield place
 
 
-def scripted_registry() -> ScriptedRegistry:
-    return ScriptedRegistry()  # type: ignore[abstract]  # nobody calls the other methods
-
-
-def plan(port: int) -> Wake:
-    recipe = packet_recipe(mac_address=HARDWARE_ADDRESS, broadcast_address="127.0.0.1", port=port)
-    return wake_plan(by_runner=False, by_mesh=recipe)
-
-
 async def test_sleeping_host_gets_a_magic_packet_and_serves_when_awake(tmp_path: Path) -> None:
-    registry = scripted_registry()
+    registry = ScriptedRegistry()  # type: ignore[abstract]  # nobody calls the other methods
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as card:
         card.bind(("127.0.0.1", 0))
         card.setblocking(False)
-        wake = plan(card.getsockname()[1])
+        recipe = packet_recipe(mac_address=HARDWARE_ADDRESS, broadcast_address="127.0.0.1", port=card.getsockname()[1])
+        wake = wake_plan(by_runner=False, by_mesh=recipe)
         registry.tell(wake, incarnation="first", phase=None)
         async with running_router(tmp_path, registry) as router, asking(router) as place:
             async with asyncio.timeout(NOTICE_SECONDS):
@@ -118,12 +105,3 @@ async def test_sleeping_host_gets_a_magic_packet_and_serves_when_awake(tmp_path:
             registry.tell(wake, incarnation="second", phase=runner_pb2.InstanceState.PHASE_LOADING)
             registry.tell(wake, incarnation="second", phase=runner_pb2.InstanceState.PHASE_READY)
             assert (await grant_of(place)).runner_incarnation == "second"
-
-
-async def test_router_stopping_during_a_wake_rejects_waiting_requests(tmp_path: Path) -> None:
-    registry = scripted_registry()
-    registry.tell(plan(port=9), incarnation="first", phase=None)
-    async with running_router(tmp_path, registry) as router, asking(router) as place:
-        await router.stop(0.0)
-        assert (await refusal_of(place)).reason is Reason.SERVICE_UNAVAILABLE
-        assert [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("wake-")] == []

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from test_request_log_of_loop import SlowWaker, asked, one_slot
+from kit.scheduling import scheduling_loop
+from test_request_log_of_loop import asked, mesh_view
 
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
+from router_svc.loop import RouterRecords, SchedulingLoop
 from router_svc.placement import LocalPlacement
-from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RateLimitConfig, Settings, TenantSettings
 from router_svc.request_servicer import RequestServicer
 from weft.api.registry.v1.tenant_pb2 import REMOTE_PERMISSION_ALWAYS, Tenant, TenantLimit, TenantManifest
@@ -43,18 +43,10 @@ async def router(
 ) -> AsyncIterator[Router]:
     clock = SystemClock()
     records = RouterRecords.empty(clock, rate_limits=rates)
-    deps = LoopDeps(waker=SlowWaker(), tickets=TicketIssuer(clock), records=records)
-    loop = SchedulingLoop(SchedulerLimits(), settings or Settings(), clock, deps)
-    view = one_slot()
-    instance = view.runners["titan"].instances["qwen"]
-    more = type(instance)()
-    more.CopyFrom(instance)
-    more.slots_total = slots
-    view = replace(view, runners={"titan": replace(view.runners["titan"], instances={"qwen": more})})
-    mesh = Router(loop, records, view)
-    loop.update_view(view)
+    view = mesh_view(slots)
+    loop = scheduling_loop(view, clock=clock, settings=settings, records=records)
     try:
-        yield mesh
+        yield Router(loop, records, view)
     finally:
         loop.close()
 

@@ -1,6 +1,5 @@
 """Answers that are kept: whose they are, how many, how long, and in the process."""
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -104,11 +103,3 @@ async def test_endless_conversation_is_rejected_before_it_is_read(tmp_path: Path
         # One that names itself as its own past cannot hold anybody up either.
         await store.save(response("resp_loop", previous="resp_loop"))
         await refused(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_loop"))
-
-
-def test_postgres_url_without_its_driver_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "weft.sql.postgres", None)
-    with pytest.raises(WeftError, match=r"pip install psycopg") as found:
-        RouterDatabase("postgresql://ann:hunter2@host/weft")
-    assert found.value.reason is Reason.INVALID_ARGUMENT
-    assert "hunter2" not in found.value.message

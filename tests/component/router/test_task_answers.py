@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 from inline_task_store import InlineTaskStore
+from kit.refusals import refused
 from task_harness import NOTICE_SECONDS, TENANT, TaskBench, chat_spec, task_bench
 
 from router_svc.durable.tasks.task_records import NewTask
@@ -184,9 +185,8 @@ async def test_deleted_task_is_not_returned_by_a_stale_read(reading: Reading, re
         task = await bench.submit(key=KEY)
         await bench.service.tasks.cancel(TENANT, task.id)
         deletion = bench.service.tasks.delete(TENANT, task.id)
-        with pytest.raises(WeftError) as refused:
+        with refused(reason):
             await _overtaken(bench, reading(bench, task), lambda: deletion)
-        assert refused.value.reason is reason
 
 
 async def test_response_to_another_tenant_does_not_affect_the_owner() -> None:

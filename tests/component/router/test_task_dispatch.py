@@ -8,18 +8,18 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.fleet import model_view, ready, runner_view
+from kit.scheduling import scheduling_loop
+from kit.serving import served
 from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, text
 
 import router_svc.durable.tasks.service
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.task_call import CallMaker
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
+from router_svc.loop import RouterRecords
 from router_svc.placement import LocalPlacement
-from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
-from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
@@ -29,28 +29,18 @@ from weft.api.runner.v1 import (
     ticket_pb2,
 )
 from weft.dispatch.agents import KnownNames
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import TaskClient, is_terminal
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import process_name
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.kernel.rpc import ChannelPool, answering
 from weft_testing.fake_clock import let_all_run
 
 TENANT = "ann"
 FAST = TaskLimits(retry_delay_seconds=0.02, max_retry_delay_seconds=0.05, lease_seconds=3.0, poll_interval_seconds=0.5)
-
-
-class NoWaker:
-    """Nothing sleeps here."""
-
-    def begin(self, wakes: object, finished: object) -> None:
-        raise AssertionError("nobody is to be woken")
-
-    def give_up(self, model: str) -> None: ...
 
 
 class Runner(
@@ -104,48 +94,19 @@ class Mesh:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        clock = SystemClock()
-        tickets = TicketIssuer(clock)
-        parts = LoopDeps(waker=NoWaker(), tickets=tickets, records=RouterRecords.empty(clock))
-        self.requests = parts.records.requests
-        self.loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
+        records = RouterRecords.empty(SystemClock())
+        self.requests = records.requests
+        self.loop = scheduling_loop(records=records)
         self.view = FleetView()
         self.channels = ChannelPool()
         self.tell: list[Callable[[FleetView], None]] = []
 
     def show(self, *, slots: int = 1, model: bool = True) -> None:
         """The registry reports the runner, with so many slots, or without a model."""
-        instance = InstanceState(
-            model="qwen",
-            phase=InstanceState.PHASE_READY,
-            slots_total=slots,
-            slots_used=0,
-            load_progress=None,
-            detail="",
-        )
-        runner = RunnerView(
-            name="laptop",
-            incarnation="first",
-            address=self.runner.address,
-            host="here",
-            runtime="fake",
-            active=True,
-            draining=False,
-            ticket_key=b"k" * 32,
-            instances={"qwen": instance} if model else {},
-        )
-        qwen = ModelView(
-            name="qwen",
-            pool="qwen",
-            runner="laptop",
-            operations=frozenset({Operation.CHAT, Operation.EMBEDDING}),
-            remote=False,
-            active=True,
-            context_tokens=0,
-            created_at_seconds=0,
-        )
-        models = {"qwen": qwen} if model else {}
-        self.view = FleetView(self.view.revision + 1, {"laptop": runner}, models)
+        instances = {"qwen": ready(slots=slots)} if model else {}
+        runner = runner_view("laptop", address=self.runner.address, instances=instances)
+        qwen = model_view(runner="laptop", operations=frozenset({Operation.CHAT, Operation.EMBEDDING}))
+        self.view = FleetView(self.view.revision + 1, {"laptop": runner}, {"qwen": qwen} if model else {})
         self.loop.update_view(self.view)
         for tell in self.tell:
             tell(self.view)
@@ -155,11 +116,6 @@ class Mesh:
 async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tuple[Mesh, TaskClient]]:
     """A router's tasks, and a runner that the mesh does not know yet."""
     runner = Runner(f"unix:{tmp_path}/r")
-    server = new_server()
-    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(runner, server)
-    embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(runner, server)
-    server.add_insecure_port(runner.address)
-    await server.start()
     mesh = Mesh(runner)
     calls = CallMaker(
         placement=LocalPlacement(mesh.loop),
@@ -171,14 +127,16 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
     database = RouterDatabase(f"sqlite:///{tmp_path / 'router.db'}")
     service = router_svc.durable.tasks.service.build(database, limits, calls, router_name="router-box-5f1c02")
     mesh.tell.append(service.engine.mesh_changed)
-    await service.start()
-    try:
-        yield mesh, service.tasks
-    finally:
-        await service.stop(0)
-        mesh.loop.close()
-        await mesh.channels.close()
-        await server.stop(grace=None)
+    generation = generation_service_pb2_grpc.add_GenerationServiceServicer_to_server
+    embedding = embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server
+    async with served(tmp_path / "r", (generation, runner), (embedding, runner)):
+        await service.start()
+        try:
+            yield mesh, service.tasks
+        finally:
+            await service.stop(0)
+            mesh.loop.close()
+            await mesh.channels.close()
 
 
 async def submit(tasks: TaskClient, spec: task_pb2.TaskSpec | None = None) -> str:
@@ -307,20 +265,6 @@ async def test_cancel_reaches_the_runner(tmp_path: Path) -> None:
         async with asyncio.timeout(NOTICE_SECONDS):
             await mesh.runner.given_up.wait()
         assert (await end_of(tasks, task_id))[0].state == task_pb2.TASK_STATE_CANCELLED
-
-
-async def test_interrupted_answer_restarts_without_mixing_attempts(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as (mesh, tasks):
-        mesh.show()
-        task_id = await submit(tasks)
-        mesh.runner.say(text("half"), WeftError(Reason.SERVER_DIED, "it died"))
-        mesh.runner.say(text("all of it"), FINISHED)
-        task, events = await end_of(tasks, task_id)
-        assert (task.state, task.attempt) == (task_pb2.TASK_STATE_COMPLETED, 2)
-        assert [event.delta.text for event in events] == ["all of it", ""]
-        attempts = (await tasks.details(TENANT, task_id)).attempts
-        assert [Reason(attempt.reason) for attempt in attempts] == [Reason.SERVER_DIED, Reason.UNSPECIFIED]
-        assert attempts[0].receipt is not None
 
 
 async def test_task_cancelled_while_queued_for_a_slot_leaves_the_queue(tmp_path: Path) -> None:

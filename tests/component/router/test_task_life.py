@@ -2,7 +2,7 @@
 
 import asyncio
 
-import pytest
+from kit.refusals import refused
 from structlog.testing import capture_logs
 from task_harness import TENANT, chat_spec, task_bench, text
 
@@ -60,17 +60,6 @@ async def test_finished_answer_is_stored_completely_with_its_receipt() -> None:
         assert kinds == ["started", "delta", "delta", "finished"]
 
 
-async def test_last_output_is_committed_together_with_the_end() -> None:
-    async with task_bench() as bench:
-        task, call = await bench.begun()
-        call.say(text("one"))
-        call.finish()
-        await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
-        ((_, outcome, counted),) = bench.store.ended
-        assert counted
-        assert [chunk.event_count for chunk in outcome.chunks] == [2]
-
-
 async def test_lost_attempt_discards_its_chunks_and_the_task_retries_after_a_backoff() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
@@ -104,7 +93,6 @@ async def test_attempts_are_limited_and_the_failure_has_the_last_reason() -> Non
         call.say(text("half"))
         call.fail(DIED)
         failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
-        assert failed.HasField("error")
         assert Reason(failed.error.reason) is Reason.SERVER_DIED
         assert failed.error.message == "after 2 attempts: the server died"
 
@@ -131,7 +119,6 @@ async def test_permanent_error_fails_at_the_first_attempt() -> None:
         task, call = await bench.begun()
         call.fail(WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, "too long"))
         failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
-        assert failed.HasField("error")
         assert (Reason(failed.error.reason), failed.error.message) == (Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
         await bench.advance(60)
         assert len(bench.calls.made) == 1
@@ -153,7 +140,6 @@ async def test_attempt_that_times_out_is_ended_and_counts() -> None:
         await bench.advance(2)
         assert call.left.is_set()
         failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
-        assert failed.HasField("error")
         assert Reason(failed.error.reason) is Reason.DEADLINE_EXCEEDED
 
 
@@ -163,7 +149,6 @@ async def test_oversized_answer_fails_the_task_and_ends_the_runner_work() -> Non
         call.say(text("a" * 600))
         call.say(text("b" * 600))
         failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
-        assert failed.HasField("error")
         assert Reason(failed.error.reason) is Reason.REQUEST_TOO_LARGE
         assert "more than 1000 bytes" in failed.error.message
         assert call.left.is_set()
@@ -211,14 +196,6 @@ async def test_cancelling_between_claim_and_call_reaches_no_runner() -> None:
         assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_CANCELLED
 
 
-async def test_cancelling_an_ended_task_changes_nothing() -> None:
-    async with task_bench() as bench:
-        task, call = await bench.begun()
-        call.finish()
-        done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
-        assert await bench.service.tasks.cancel(TENANT, task.id) == done
-
-
 async def test_task_over_its_pending_limit_fails_at_the_next_sweep() -> None:
     spec = chat_spec()
     spec.pending_limit.seconds = 100
@@ -228,7 +205,6 @@ async def test_task_over_its_pending_limit_fails_at_the_next_sweep() -> None:
         assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_PENDING
         await bench.advance(20)
         failed = await bench.get(task.id)
-        assert failed.HasField("error")
         assert (failed.state, Reason(failed.error.reason)) == (task_pb2.TASK_STATE_FAILED, Reason.QUEUE_TIMEOUT)
 
 
@@ -241,9 +217,8 @@ async def test_tasks_are_purged_a_week_after_their_end() -> None:
         await bench.advance(900)
         await bench.get(task.id)
         await bench.advance(600)
-        with pytest.raises(WeftError) as found:
+        with refused(Reason.NOT_FOUND):
             await bench.get(task.id)
-        assert found.value.reason is Reason.NOT_FOUND
     assert TaskLimits().keep_seconds == 7 * 86_400
 
 
@@ -259,9 +234,8 @@ async def test_oldest_finished_tasks_over_the_limit_are_purged_by_the_next_sweep
         await bench.advance(310)
         assert (await bench.get(done[-1])).state == task_pb2.TASK_STATE_COMPLETED
         for gone in done[:-1]:
-            with pytest.raises(WeftError) as found:
+            with refused(Reason.NOT_FOUND):
                 await bench.get(gone)
-            assert found.value.reason is Reason.NOT_FOUND
         assert bench.service.released == {"count": 2, "tenant_bytes": 0, "bytes": 0}
 
 

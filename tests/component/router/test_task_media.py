@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.refusals import refused
 from task_harness import FINISHED, NOTICE_SECONDS, TENANT, TaskBench, task_bench
 
 from router_svc.durable.files import FileServicer
@@ -204,9 +205,8 @@ async def test_same_submission_returns_the_same_task_and_stores_its_recording_on
         again = await media.bench.submit(transcription_spec(part), key="k")
         assert first.id == again.id
         other = chat_pb2.MediaPart(data=b"RIFX", media_type="audio/wav")
-        with pytest.raises(WeftError) as conflict:
+        with refused(Reason.IDEMPOTENCY_CONFLICT):
             await media.bench.submit(transcription_spec(other), key="k")
-        assert conflict.value.reason is Reason.IDEMPOTENCY_CONFLICT
         assert len(await media.named(TASK_INPUT)) == 1
 
 
@@ -224,10 +224,8 @@ async def test_tenant_file_gets_its_media_type_and_a_foreign_file_is_not_found(t
 async def test_input_over_the_limit_is_rejected_by_field(tmp_path: Path) -> None:
     async with media_bench(tmp_path, max_input_bytes=1024) as media:
         source = chat_pb2.MediaPart(data=bytes(600), media_type="image/png")
-        with pytest.raises(WeftError) as refused:
+        with refused(Reason.REQUEST_TOO_LARGE, field="spec.payload.images[1]"):
             await media.bench.submit(image_spec(source, source))
-        assert refused.value.reason is Reason.REQUEST_TOO_LARGE
-        assert refused.value.metadata["field"] == "spec.payload.images[1]"
         assert await media.named(TASK_INPUT) == []
 
 
@@ -237,9 +235,8 @@ async def test_full_store_rejects_the_task_before_the_work(tmp_path: Path) -> No
         call.say(picture())
         call.finish()
         await media.bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
-        with pytest.raises(WeftError) as refused:
+        with refused(Reason.TOO_MANY_RESOURCES):
             await media.bench.submit(image_spec())
-        assert refused.value.reason is Reason.TOO_MANY_RESOURCES
 
 
 @pytest.mark.parametrize(
@@ -259,6 +256,5 @@ async def test_result_that_does_not_fit_fails_the_task_immediately(
 
 async def test_image_tasks_are_rejected_without_a_file_store() -> None:
     async with task_bench() as bench:
-        with pytest.raises(WeftError) as refused:
+        with refused(Reason.UNSUPPORTED_OPERATION):
             await bench.submit(image_spec())
-        assert refused.value.reason is Reason.UNSUPPORTED_OPERATION

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from inline_task_store import InlineTaskStore
+from kit.refusals import refused
 from task_harness import FINISHED, TENANT, ScriptedCalls, chat_spec, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
@@ -156,9 +157,8 @@ async def test_watcher_gets_an_error_instead_of_a_partial_answer_if_the_task_is_
         call.finish()
         await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
         store.forgets_pieces = True
-        with pytest.raises(WeftError) as found:
+        with refused(Reason.NOT_FOUND):
             await bench.watch(task.id).rest()
-        assert found.value.reason is Reason.NOT_FOUND
 
 
 async def test_repeated_key_returns_the_task_even_at_the_tenant_limit() -> None:
@@ -166,12 +166,10 @@ async def test_repeated_key_returns_the_task_even_at_the_tenant_limit() -> None:
         task = await bench.submit(key="k")
         again = await bench.submit(key="k")
         assert again.id == task.id
-        with pytest.raises(WeftError) as found:
+        with refused(Reason.TOO_MANY_RESOURCES):
             await bench.submit(key="another")
-        assert found.value.reason is Reason.TOO_MANY_RESOURCES
-        with pytest.raises(WeftError) as found:
+        with refused(Reason.IDEMPOTENCY_CONFLICT):
             await bench.submit(chat_spec(words="something else"), key="k")
-        assert found.value.reason is Reason.IDEMPOTENCY_CONFLICT
 
 
 async def test_open_task_counts_stay_correct_during_and_after_a_cancelled_recount() -> None:
@@ -242,6 +240,5 @@ def test_unreadable_task_is_malformed_rather_than_a_router_error() -> None:
 
     async def gate() -> None: ...
 
-    with pytest.raises(WeftError) as found:
+    with refused(Reason.MALFORMED_REQUEST):
         calls.make(broken, gate)
-    assert found.value.reason is Reason.MALFORMED_REQUEST

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from kit.fleet import model_view, ready, runner_view
 from kit.recipes import wake_plan
+from kit.scheduling import scheduling_loop
+from kit.serving import served
 
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.placement import LocalPlacement
-from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
 from router_svc.waker import Waker
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.wake_pb2 import Wake, WakeRecipe
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import Decision, Placement
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation
-from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.kernel.rpc import ChannelPool, answering
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft_testing.fake_clock import FakeClock
 
@@ -94,14 +94,11 @@ class WakingMesh:
         self.recipes = RecordedRecipes()
         self._channels = ChannelPool()
         self.waker = Waker(self.recipes, self._channels, self.clock, allowed_recipes)
-        tickets = TicketIssuer(self.clock)
-        records = RouterRecords.empty(self.clock)
-        parts = LoopDeps(waker=self.waker, tickets=tickets, records=records, tracing=tracing)
-        self.loop = SchedulingLoop(SchedulerLimits(), Settings(), self.clock, parts)
+        self.loop = scheduling_loop(clock=self.clock, waker=self.waker, tracing=tracing)
         self._view = FleetView(
             1,
-            {RUNNER: _runner(runner.address, InstanceState.PHASE_HIBERNATING)},
-            {MODEL: _model(BY_RUNNER)},
+            {RUNNER: runner_view(RUNNER, incarnation="first", address=runner.address)},
+            {MODEL: model_view(MODEL, RUNNER, active=False, hibernating=True, wake=BY_RUNNER)},
         )
 
     async def close(self) -> None:
@@ -118,7 +115,9 @@ class WakingMesh:
         detail: str = "",
     ) -> None:
         """The registry reports the model's phase, with the given fields of runner and model. It stays so."""
-        shown = replace(self._view.runners[RUNNER], instances={MODEL: _instance(phase, detail)}, **(runner or {}))
+        shown = replace(
+            self._view.runners[RUNNER], instances={MODEL: ready(MODEL, 8, phase=phase, detail=detail)}, **(runner or {})
+        )
         declared = replace(
             self._view.models[MODEL],
             hibernating=phase == InstanceState.PHASE_HIBERNATING,
@@ -177,14 +176,8 @@ async def waking_mesh(
 async def waking_runner(socket: Path) -> AsyncIterator[WakingRunner]:
     """A runner that listens."""
     runner = WakingRunner(f"unix:{socket}")  # type: ignore[abstract]  # nobody calls the other methods
-    server = new_server()
-    runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(runner, server)
-    server.add_insecure_port(runner.address)
-    await server.start()
-    try:
+    async with served(socket, (runner_service_pb2_grpc.add_RunnerServiceServicer_to_server, runner)):
         yield runner
-    finally:
-        await server.stop(grace=None)
 
 
 async def next_word(place: Placement) -> Decision:
@@ -206,36 +199,3 @@ async def refusal_of(place: Placement) -> WeftError:
     except WeftError as error:
         return error
     raise AssertionError(f"expected a refusal, heard {granted}")
-
-
-def _runner(address: str, phase: "InstanceState.Phase.ValueType") -> RunnerView:
-    return RunnerView(
-        name=RUNNER,
-        incarnation="first",
-        address=address,
-        host="here",
-        runtime="fake",
-        active=True,
-        draining=False,
-        ticket_key=b"k" * 32,
-        instances={MODEL: _instance(phase)},
-    )
-
-
-def _instance(phase: "InstanceState.Phase.ValueType", detail: str = "") -> InstanceState:
-    return InstanceState(model=MODEL, phase=phase, slots_total=8, slots_used=0, load_progress=None, detail=detail)
-
-
-def _model(plan: Wake) -> ModelView:
-    return ModelView(
-        name=MODEL,
-        pool=MODEL,
-        runner=RUNNER,
-        operations=frozenset({Operation.CHAT}),
-        remote=False,
-        active=False,
-        hibernating=True,
-        wake=plan,
-        context_tokens=0,
-        created_at_seconds=0,
-    )

@@ -5,6 +5,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from kit.fleet import runner_view
 from kit.request_endings import ending
 
 from router_svc.figures import (
@@ -22,7 +23,7 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import figures_pb2 as pb
 from weft.api.router.v1.figure_step_pb2 import FigureStep, StepCounts
-from weft.dispatch.fleet import FleetView, RunnerView
+from weft.dispatch.fleet import FleetView
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
@@ -97,17 +98,8 @@ def test_step_has_peak_waiting_and_running_and_the_next_starts_with_the_current_
 
 def streaming(**speeds: float) -> FleetView:
     """A mesh whose runner reports this many tokens per second of its models."""
-    runner = RunnerView(
-        name="r1",
-        incarnation="1",
-        address="",
-        host="titan",
-        runtime="fake",
-        active=True,
-        draining=False,
-        ticket_key=b"",
-        instances={name: InstanceState(model=name, tokens_per_second=speed) for name, speed in speeds.items()},
-    )
+    instances = {name: InstanceState(model=name, tokens_per_second=speed) for name, speed in speeds.items()}
+    runner = runner_view("r1", instances=instances)
     return FleetView(1, {"r1": runner}, {}, {})
 
 

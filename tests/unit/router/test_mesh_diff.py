@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.fleet import model_view, runner_view
 from kit.recipes import wake_plan
 
 from router_svc.fleet_view import MeshDiff, candidate_of
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.kernel.request import Operation
 
 if TYPE_CHECKING:
     from router_svc.policy.endpoints.candidates import Candidate
@@ -36,32 +36,11 @@ def runner(name: str, used: int) -> RunnerView:
         )
         for model in MODELS
     }
-    return RunnerView(
-        name=name,
-        incarnation="1",
-        address="unix:/nowhere",
-        host=name,
-        runtime="fake",
-        active=True,
-        draining=False,
-        ticket_key=b"k" * 32,
-        instances=instances,
-    )
+    return runner_view(name, host=name, instances=instances)
 
 
 def model(name: str, on: str) -> ModelView:
-    return ModelView(
-        name=name,
-        pool=name,
-        runner=on,
-        operations=frozenset({Operation.CHAT}),
-        remote=False,
-        active=True,
-        hibernating=False,
-        wake=wake_plan(by_runner=True),
-        context_tokens=0,
-        created_at_seconds=0,
-    )
+    return model_view(name, on, wake=wake_plan(by_runner=True))
 
 
 def after(view: FleetView, what: str, name: str, number: int) -> FleetView:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from google.protobuf.descriptor import Descriptor
+from kit.refusals import refused
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, json_value_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2
@@ -86,17 +87,15 @@ def test_too_many_or_too_large_extra_parameters_are_refused(check: Check, member
 def test_number_not_representable_in_json_is_refused(number: float) -> None:
     extra = json_value_pb2.JsonObject()
     extra.fields.add(name="a").value.array_value.values.add(number_value=number)
-    with pytest.raises(FieldError) as caught:
+    with refused(field="payload.extra_parameters.a"):
         chat_with(extra)
-    assert caught.value.field == "payload.extra_parameters.a"
 
 
 def test_duplicate_parameter_names_are_refused() -> None:
     extra = extra_of({"a": "1"})
     extra.fields.add(name="a").value.bool_value = True
-    with pytest.raises(FieldError) as caught:
+    with refused(field="payload.extra_parameters"):
         chat_with(extra)
-    assert caught.value.field == "payload.extra_parameters"
 
 
 def _within(message: Descriptor, seen: set[str]) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """The metrics of finished requests, by OpenTelemetry's names."""
 
 import pytest
+from kit.fleet import model_view
 from kit.request_endings import ending
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router_svc.metrics import RouterMetrics
 from router_svc.policy.decisions import WaitKind
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.fleet import FleetView
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import OTHER, MetricsPage
 from weft.kernel.placement_request import PlacementRequest
@@ -20,19 +21,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def _view(*names: str) -> FleetView:
-    models = {
-        name: ModelView(
-            name=name,
-            pool="chat",
-            runner="titan",
-            operations=frozenset({Operation.CHAT}),
-            remote=False,
-            active=True,
-            context_tokens=0,
-            created_at_seconds=0,
-        )
-        for name in names
-    }
+    models = {name: model_view(name, pool="chat") for name in names}
     return FleetView(1, {}, models)
 
 

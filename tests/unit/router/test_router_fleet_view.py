@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import duration_pb2, timestamp_pb2
+from kit.fleet import model_view, ready, runner_view
 from kit.recipes import packet_recipe, wake_plan
 
 from router_svc.fleet_view import candidate_of
@@ -11,9 +12,9 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.engine_load import EngineFigures
 from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView
 from weft.kernel.abilities import ThinkingMode
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import Skill
 
 MESH = wake_plan(by_runner=False, by_mesh=packet_recipe(mac_address="02:00:00:00:00:01"), max_wait_seconds=90.0)
 RUNNER = wake_plan(by_runner=True, max_wait_seconds=30.0)
@@ -26,41 +27,10 @@ def the_candidate(
     **model: Any,
 ) -> Candidate:
     """The candidate of a model "m" on a runner "r" with these properties, or with none at all."""
-    fields: dict[str, Any] = {
-        "name": "m",
-        "pool": "p",
-        "runner": "" if runner is None else "r",
-        "operations": frozenset(Operation),
-        "remote": False,
-        "active": True,
-        "context_tokens": 0,
-        "created_at_seconds": 0,
-        **model,
-    }
-    instances = {} if phase is None else {"m": _instance(phase)}
-    runners = {} if runner is None else {"r": _runner(instances, runner)}
-    model_view = ModelView(**fields)
-    return candidate_of(FleetView(1, runners, {"m": model_view}), model_view)
-
-
-def _instance(phase: "InstanceState.Phase.ValueType") -> InstanceState:
-    return InstanceState(model="m", phase=phase, slots_total=4, slots_used=1, load_progress=None, detail="")
-
-
-def _runner(instances: dict[str, InstanceState], changes: dict[str, Any]) -> RunnerView:
-    fields: dict[str, Any] = {
-        "name": "r",
-        "incarnation": "1",
-        "address": "unix:/nowhere",
-        "host": "here",
-        "runtime": "fake",
-        "active": True,
-        "draining": False,
-        "ticket_key": b"k" * 32,
-        "instances": instances,
-        **changes,
-    }
-    return RunnerView(**fields)
+    instances = {} if phase is None else {"m": ready("m", 4, phase=phase)}
+    runners = {} if runner is None else {"r": runner_view("r", **{"instances": instances, **runner})}
+    shown = model_view("m", "" if runner is None else "r", **model)
+    return candidate_of(FleetView(1, runners, {"m": shown}), shown)
 
 
 GONE = {"active": False}
@@ -109,7 +79,7 @@ def test_model_without_a_runner_is_a_candidate_that_is_down() -> None:
 
 
 def test_candidate_has_known_load_memory_and_tool_facts() -> None:
-    instance = _instance(InstanceState.PHASE_HIBERNATING)
+    instance = ready("m", 4, phase=InstanceState.PHASE_HIBERNATING)
     instance.MergeFrom(
         InstanceState(
             memory=runner_pb2.InstanceMemory(estimated_bytes=6 << 30),
@@ -132,7 +102,7 @@ def test_candidate_has_known_load_memory_and_tool_facts() -> None:
 
 
 def test_candidate_memory_comes_from_its_lease_if_there_is_one() -> None:
-    instance = _instance(InstanceState.PHASE_READY)
+    instance = ready("m", 4)
     instance.memory.CopyFrom(runner_pb2.InstanceMemory(leased_bytes=5 << 30, estimated_bytes=6 << 30))
     assert the_candidate(phase=None, runner={"instances": {"m": instance}}).memory_bytes == 5 << 30
     assert the_candidate(runner={}, context_tokens=1024).memory_bytes == 0
@@ -148,19 +118,19 @@ def test_runner_with_excessive_clock_skew_is_down_and_reports_the_skew() -> None
 
 
 def test_candidate_may_be_tried_for_skills_not_reported_as_missing() -> None:
-    instance = _instance(InstanceState.PHASE_READY)
+    instance = ready("m", 4)
     instance.abilities.skills.append(model_pb2.MODEL_SKILL_TEXT)
     instance.abilities.lacking.extend([model_pb2.MODEL_SKILL_IMAGE, model_pb2.MODEL_SKILL_AUDIO])
     instance.abilities.thinking_modes.append(model_pb2.THINKING_MODE_DEFAULT)
     found = the_candidate(phase=None, runner={"instances": {"m": instance}})
     assert found.skills == frozenset({Skill.TEXT, Skill.TOOLS}), "of tools nothing is known, so they are tried"
     assert found.thinking_modes == {ThinkingMode.DEFAULT}
-    silent = the_candidate(phase=None, runner={"instances": {"m": _instance(InstanceState.PHASE_READY)}})
+    silent = the_candidate(phase=None, runner={"instances": {"m": ready("m", 4)}})
     assert (silent.skills, silent.thinking_modes) == (None, frozenset())
 
 
 def _with_load(**load: Any) -> Candidate:
-    instance = _instance(InstanceState.PHASE_READY)
+    instance = ready("m", 4)
     instance.engine_load.CopyFrom(runner_pb2.EngineLoad(**load))
     return the_candidate(phase=None, runner={"instances": {"m": instance}})
 

@@ -2,6 +2,7 @@
 
 import re
 
+from kit.fleet import model_view
 from kit.request_endings import ending
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +12,7 @@ from router_svc.observer import RouterState
 from router_svc.policy.decisions import Rejects, Waits
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import MetricsPage
@@ -20,16 +21,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.tracing import NO_TRACING
 
-MODEL = ModelView(
-    name="qwen",
-    pool="chat",
-    runner="titan",
-    operations=frozenset({Operation.CHAT}),
-    remote=False,
-    active=True,
-    context_tokens=0,
-    created_at_seconds=0,
-)
+MODEL = model_view(pool="chat")
 VIEW = FleetView(1, {}, {"qwen": MODEL})
 
 

@@ -1,38 +1,18 @@
 """A router that serves one runner alone sees nothing of the others."""
 
-from types import MappingProxyType
+from kit.fleet import model_view, runner_view
 
 from router_svc.fleet_view import view_of_runner
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.kernel.request import Operation
 
 
 def model(name: str, runner: str, pool: str = "") -> ModelView:
-    return ModelView(
-        name=name,
-        pool=pool or name,
-        runner=runner,
-        operations=frozenset({Operation.CHAT}),
-        remote=False,
-        active=True,
-        context_tokens=0,
-        created_at_seconds=0,
-    )
+    return model_view(name, runner, pool=pool or name)
 
 
 def runner(name: str) -> RunnerView:
-    return RunnerView(
-        name=name,
-        incarnation=f"{name}-1",
-        address="unix:x",
-        host="h",
-        runtime="llama_server",
-        active=True,
-        draining=False,
-        ticket_key=b"k",
-        instances=MappingProxyType({}),
-    )
+    return runner_view(name, incarnation=f"{name}-1")
 
 
 def agent(name: str, target: str, *, targets_pool: bool = False) -> Agent:

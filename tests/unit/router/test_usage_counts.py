@@ -3,28 +3,20 @@
 from typing import Any
 
 import pytest
+from kit.fleet import model_view
 from kit.request_endings import ending
 
 from router_svc.policy.usage_rows import OTHER, HourRows, UsageKey
 from router_svc.usage import MAX_COUNTED_MILLIJOULES, MAX_COUNTED_TOKENS, UsageRecorder, UsageSums, usage_of
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
-QWEN = ModelView(
-    name="qwen",
-    pool="chat",
-    runner="titan",
-    operations=frozenset({Operation.CHAT}),
-    remote=False,
-    active=True,
-    context_tokens=0,
-    created_at_seconds=0,
-)
+QWEN = model_view(pool="chat")
 VIEW = FleetView(1, {}, {"qwen": QWEN})
 
 

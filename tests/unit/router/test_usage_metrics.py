@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from kit.fleet import model_view
 from prometheus_client import generate_latest
 
 from router_svc.durable.metrics import UsageMetrics
 from router_svc.policy.usage_rows import UsageKey
 from router_svc.usage import UsageSums
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.fleet import FleetView
 from weft.kernel.metrics import MetricsPage
 
 
@@ -15,24 +16,7 @@ from weft.kernel.metrics import MetricsPage
 class OneModel:
     """A mesh with the model qwen."""
 
-    view: FleetView = field(
-        default_factory=lambda: FleetView(
-            1,
-            {},
-            {
-                "qwen": ModelView(
-                    name="qwen",
-                    pool="qwen",
-                    runner="r1",
-                    operations=frozenset(),
-                    remote=False,
-                    active=True,
-                    context_tokens=0,
-                    created_at_seconds=0,
-                )
-            },
-        )
-    )
+    view: FleetView = field(default_factory=lambda: FleetView(1, {}, {"qwen": model_view()}))
 
 
 ANN, BOB = UsageKey(1, "ann", "key:a", "qwen", ""), UsageKey(1, "bob", "key:b", "some caller's text", "")

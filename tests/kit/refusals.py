@@ -1,0 +1,27 @@
+"""Errors that a test expects."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+
+
+@contextmanager
+def refused(reason: Reason = Reason.INVALID_ARGUMENT, *, field: str = "") -> Iterator[list[WeftError]]:
+    """Expects the block to fail with a reason, and by a field if one is given; the list receives the error."""
+    errors: list[WeftError] = []
+    with pytest.raises((grpc.aio.AioRpcError, WeftError)) as caught:
+        yield errors
+    error = caught.value
+    if isinstance(error, grpc.RpcError):
+        error = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+    assert isinstance(error, WeftError)
+    errors.append(error)
+    assert error.reason is reason, error
+    if field:
+        assert error.metadata["field"] == field
