@@ -1,10 +1,9 @@
 """The members of queues, the free ones among them, and the slots that a router has granted."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from index_harness import ANYWHERE, CHAT, chosen, index, member, pick, place, placed
+from index_harness import CHAT, chosen, index, member, pick, place, placed
 
 from router_svc.policy.endpoints.candidates import Needs, Readiness
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, SHOWN_OF_MANY
@@ -73,15 +72,6 @@ def test_runner_at_its_total_limit_takes_no_request_on_any_model() -> None:
     assert placed(mesh, 1, "a") == ["a"]
 
 
-def test_changed_total_limit_applies_immediately() -> None:
-    mesh = index(member("a", runner_max_requests=1))
-    assert placed(mesh, 2) == ["a", "nobody"]
-    mesh.table.put(member("a", runner_max_requests=2))
-    assert placed(mesh, 2) == ["a", "nobody"]
-    mesh.table.put(member("a", runner_max_requests=0))
-    assert placed(mesh, 3) == ["a", "a", "nobody"]
-
-
 def test_pool_at_its_cap_takes_no_request_from_any_queue() -> None:
     mesh = index(member("a"), member("b"), max_in_flight=2, routes=[Route(name="r", candidates=("p",))])
     assert placed(mesh, 3) == ["a", "b", "nobody"]
@@ -94,30 +84,6 @@ def test_pool_at_its_cap_takes_no_request_from_any_queue() -> None:
     assert placed(mesh, 2, "route/r") == ["a", "nobody"]
 
 
-def test_held_candidates_take_no_requests_until_the_hold_is_lifted() -> None:
-    mesh = index(member("a"), member("b"))
-    mesh.table.hold(frozenset({member("a").key}), {member("a").key: "llama"})
-    assert set(placed(mesh, 4)) == {"b"}
-    [held] = [each for each in mesh.considered("p", pick(), 0.0) if each.model == "a"]
-    assert held.gate == "held for llama to be loaded"
-    mesh.table.hold(frozenset({member("b").key}))
-    assert placed(mesh, 1) == ["a"]
-    mesh.table.hold(frozenset())
-    assert mesh.has_free("p")
-
-
-def test_hold_survives_candidate_changes() -> None:
-    mesh = index(member("a"))
-    mesh.table.hold(frozenset({member("a").key}))
-    mesh.table.put(member("a", slots_reported_used=1))
-    assert place(mesh) is None
-    mesh.table.drop("a")
-    mesh.table.put(member("a"))
-    assert place(mesh) is None
-    mesh.table.put(member("a", incarnation="2"))
-    assert placed(mesh, 1) == ["a"]
-
-
 def test_removed_candidates_leave_no_state() -> None:
     mesh = index()
     for number in range(50):
@@ -128,23 +94,6 @@ def test_removed_candidates_leave_no_state() -> None:
         mesh.release(running)
     table = mesh.table
     assert (len(table.by_key), len(table._runners), len(table.pools), len(table._pool_steps)) == (0, 0, 0, 0)
-
-
-def test_candidate_capabilities_may_change() -> None:
-    mesh = index(member("a"))
-    assert place(mesh, asked=pick(EMBED)) is None
-    mesh.table.put(member("a", operations=frozenset(Operation)))
-    assert placed(mesh, 1, asked=pick(EMBED)) == ["a"]
-    mesh.table.put(member("a"))
-    assert place(mesh, asked=pick(EMBED)) is None
-
-
-def test_permitted_candidates_are_neither_excluded_nor_down() -> None:
-    mesh = index(
-        member("a"), member("b", readiness=Readiness.DOWN), member("c", readiness=Readiness.ASLEEP), member("d")
-    )
-    permitted = mesh.permitted("p", CHAT, frozenset({member("d").key}))
-    assert [candidate.model for candidate in permitted] == ["a", "c"]
 
 
 def test_externally_busy_candidate_is_backed_off_for_longer_each_time() -> None:
@@ -263,15 +212,6 @@ def test_only_some_of_many_candidates_are_listed_and_all_are_counted() -> None:
     considered = mesh.considered("p", pick(), 0.0)
     assert len(considered) == MAX_CONSIDERED
     assert considered[0].gate == ""
-
-
-def test_eligible_candidates_depend_on_the_remote_permit() -> None:
-    mesh = index(member("a", remote=True))
-    assert place(mesh) is None
-    assert list(mesh.permitted("p", CHAT, frozenset())) == []
-    assert placed(mesh, 1, asked=pick(ANYWHERE)) == ["a"]
-    mesh.table.put(replace(member("a"), remote=False))
-    assert placed(mesh, 1) == ["a"]
 
 
 def test_request_in_a_pool_of_a_thousand_inspects_no_other_member(monkeypatch: pytest.MonkeyPatch) -> None:

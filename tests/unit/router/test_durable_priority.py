@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 from scheduler_harness import Mesh, arrival, candidate, placed, refusals, rejected, scheduler
 
-from router_svc.policy.decisions import Decision, Rejects, Served, Waits
+from router_svc.policy.decisions import Decision, Served, Waits
 from router_svc.policy.endpoints.candidates import Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.settings import Settings, TenantSettings
 from weft.kernel.reasons import Reason
-from weft.kernel.request import CALLER_BANDS, Operation, Priority
+from weft.kernel.request import CALLER_BANDS, Priority
 
 DURABLE = Priority.DURABLE
-TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
 
 
 class Load:
@@ -107,26 +106,6 @@ def test_durable_requests_use_all_idle_slots() -> None:
     load = Load(mesh_of(candidate(slots=3), durable_share=0.0), DURABLE, waiting=10)
     assert len(load.running) == 3
     assert load.serve(10) == [DURABLE] * 30
-
-
-def test_tenants_take_turns_within_the_durable_class() -> None:
-    mesh = mesh_of()
-    keys = {key: "loud" if key <= 20 else "quiet" for key in range(1, 31)}
-    running: list[int] = []
-    for key, tenant in keys.items():
-        asked = arrival(key, priority=DURABLE, tenant=tenant, prompt_tokens=100, max_output_tokens=100)
-        running += placed(mesh.submit(asked, 0.0))
-    turns: list[str] = []
-    for second in range(1, 13):
-        turns.append(keys[running[-1]])
-        running += placed(mesh.finish(running.pop(), float(second), TOOK))
-    assert 5 <= turns.count("quiet") <= 7
-
-
-def test_tenant_at_its_cap_has_no_durable_request_placed() -> None:
-    mesh = mesh_of(candidate(slots=4), settings=Settings(tenants={"t": TenantSettings(max_in_flight=2)}))
-    decisions = [mesh.submit(arrival(key, priority=DURABLE, tenant="t"), 0.0) for key in range(1, 5)]
-    assert [len(placed(each)) for each in decisions] == [1, 1, 0, 0]
 
 
 def test_durable_request_has_no_queue_timeout() -> None:
@@ -256,13 +235,3 @@ def test_durable_requests_are_not_urgent() -> None:
     assert (mesh.needs_ticks, mesh.is_hurried) == (True, False)
     mesh.submit(arrival(3), 0.0)
     assert mesh.is_hurried
-
-
-def test_durable_request_is_refused_like_others_if_no_candidate_could_serve_it() -> None:
-    mesh = mesh_of(candidate(readiness=Readiness.DOWN))
-    (refused,) = mesh.submit(arrival(1, priority=DURABLE), 0.0)
-    assert isinstance(refused, Rejects)
-    assert refused.reason is Reason.NO_RUNNER_AVAILABLE
-    (unknown,) = mesh.submit(arrival(2, "nothing", priority=DURABLE, operation=Operation.CHAT), 0.0)
-    assert isinstance(unknown, Rejects)
-    assert unknown.reason is Reason.MODEL_NOT_FOUND

@@ -35,31 +35,6 @@ class Desk:
         return turn.key
 
 
-def test_least_served_tenant_goes_first() -> None:
-    desk = Desk(a=5.0, b=3.0)
-    for key, tenant in ((1, "a"), (2, "b"), (3, "b"), (4, "b")):
-        desk.add(key, tenant)
-    assert [desk.take(cost=2.0) for _ in range(5)] == [2, 1, 3, 4, None]
-
-
-def test_flood_of_one_tenant_leaves_every_other_turn_to_another() -> None:
-    desk = Desk()
-    for key in range(100):
-        desk.add(key, "a", arrived_at=float(key))
-    for key in (200, 201, 202):
-        desk.add(key, "b", arrived_at=100.0)
-    assert [desk.take() for _ in range(6)] == [0, 200, 1, 201, 2, 202]
-
-
-def test_requests_of_a_tenant_are_ordered_by_deadline_then_arrival() -> None:
-    desk = Desk()
-    desk.add(1, "a", arrived_at=1.0)
-    desk.add(2, "a", arrived_at=2.0, deadline_at=50.0)
-    desk.add(3, "a", arrived_at=3.0, deadline_at=40.0)
-    desk.add(4, "a", arrived_at=0.0)
-    assert [desk.take() for _ in range(4)] == [3, 2, 4, 1]
-
-
 def test_tenant_at_its_running_cap_is_skipped_and_returns() -> None:
     desk = Desk()
     desk.add(1, "a")

@@ -20,36 +20,6 @@ def test_tenant_with_twice_the_weight_is_charged_half() -> None:
     assert (book.account("big"), book.account("small")) == (50.0, 100.0)
 
 
-def test_returning_tenant_starts_no_lower_than_the_lowest_active_account() -> None:
-    book = shares()
-    book.enter("away")
-    book.leave("away")
-    for tenant, cost in (("a", 300.0), ("b", 500.0)):
-        book.enter(tenant)
-        book.charge(tenant, cost)
-    book.enter("away")
-    assert book.account("away") == 300.0
-
-
-def test_leaving_does_not_reset_the_account_of_a_tenant() -> None:
-    book = shares()
-    book.enter("a")
-    book.enter("b")
-    book.charge("b", 900.0)
-    book.leave("b")
-    book.enter("b")
-    assert book.account("b") == 900.0
-
-
-def test_no_account_lags_behind_the_highest_by_more_than_the_limit() -> None:
-    book = shares(max_lag=1000.0)
-    for tenant in ("served", "waits"):
-        book.enter(tenant)
-    book.charge("served", 5000.0)
-    assert book.account("waits") == 4000.0
-    assert book.account("served") == 5000.0
-
-
 def test_overcharge_is_deducted_from_the_next_charges() -> None:
     book = shares()
     book.enter("a")

@@ -11,24 +11,9 @@ from router_svc.policy.scheduler import MAX_PASSED_OVER
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
 from weft.dispatch.payload_description import prefix_digests
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Operation
 
 SERVED = Served(prompt_tokens=2_250, cached_tokens=0, output_tokens=10)
-
-
-def test_requests_queue_by_priority_then_arrival_and_are_served_as_slots_are_freed() -> None:
-    mesh = scheduler(candidate())
-    mesh.submit(arrival(1), 0.0)
-    mesh.submit(arrival(2, arrived_at=1.0, priority=Priority.LOW), 1.0)
-    mesh.submit(arrival(3, arrived_at=2.0), 2.0)
-    mesh.submit(arrival(4, arrived_at=3.0, priority=Priority.HIGH), 3.0)
-    order = []
-    running = 1
-    for now in (4.0, 5.0, 6.0):
-        served = placed(mesh.finish(running, now))
-        running = next(iter(served))
-        order.append(running)
-    assert order == [4, 3, 2]
 
 
 def test_request_placed_again_after_router_loss_keeps_its_queue_position() -> None:

@@ -30,15 +30,6 @@ def fill(mesh: Mesh, tenant: str, keys: range, now: float = 0.0, **changes: Any)
         mesh.submit(arrival(key, tenant=tenant, arrived_at=now, prompt_tokens=100, **changes), now)
 
 
-def test_tenants_take_turns_despite_a_flood_from_one_of_them() -> None:
-    mesh = scheduler(candidate(), queue_depth_per_runner=100)
-    fill(mesh, "loud", range(1, 31))
-    fill(mesh, "quiet", range(40, 43), now=1.0)
-    order = serve_in_turn(mesh, 1, 8)
-    assert [key for key in order if key >= 40] == [40, 41, 42]
-    assert set(order[:6]) >= {40, 41, 42}
-
-
 def test_tenant_with_twice_the_weight_gets_twice_as_much() -> None:
     mesh = scheduler(
         candidate(), queue_depth_per_runner=200, settings=Settings(tenants={"big": TenantSettings(weight=2.0)})
@@ -75,15 +66,6 @@ def test_cached_prompt_tokens_are_free() -> None:
         (running,) = placed(mesh.finish(running, float(turn), cached if running < 50 else TOOK))
         order.append(running)
     assert sum(key < 50 for key in order) > 2 * sum(key >= 50 for key in order)
-
-
-def test_returning_tenant_gets_no_backlog_of_turns() -> None:
-    mesh = scheduler(candidate(), queue_depth_per_runner=200, overload_after_seconds=1e9)
-    fill(mesh, "here", range(1, 51))
-    order = serve_in_turn(mesh, 1, 20)
-    fill(mesh, "back", range(100, 130), now=200.0)
-    later = serve_in_turn(mesh, order[-1], 20)
-    assert sum(key >= 100 for key in later) == pytest.approx(10, abs=1)
 
 
 def test_earlier_deadline_goes_first_within_a_tenant() -> None:
@@ -142,14 +124,6 @@ def test_requests_of_a_pool_at_its_cap_wait_with_that_status() -> None:
     word = plain(mesh.submit(arrival(2), 0.0))
     assert word == [Waits(key=2, position=1, kind=WaitKind.POOL, reason="pool m has 1 of 1 requests running")]
     assert placed(mesh.finish(1, 1.0)) == {2: "a"}
-
-
-def test_full_model_does_not_block_requests_for_another_model() -> None:
-    mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
-    mesh.submit(arrival(1, "m"), 0.0)
-    for key in range(2, 8):
-        mesh.submit(arrival(key, "m"), 0.0)
-    assert placed(mesh.submit(arrival(9, "n"), 1.0)) == {9: "b"}
 
 
 def test_models_sharing_a_runner_are_ordered_by_tenant_account() -> None:

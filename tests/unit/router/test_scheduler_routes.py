@@ -48,14 +48,6 @@ def test_grant_has_the_deadline_of_its_route_or_request() -> None:
     assert ends == {1: 31.0, 2: 5.0, 3: 50.0, 4: None}
 
 
-def test_fallback_answers_while_an_unpinned_primary_is_full() -> None:
-    for pinned, expected in ((False, {2: "b"}), (True, {})):
-        mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
-        mesh.apply(route("m", "n", pin_primary=pinned), 0.0)
-        mesh.submit(arrival(1, "route/r"), 0.0)
-        assert placed(mesh.submit(arrival(2, "route/r"), 0.0)) == expected
-
-
 def test_hibernating_pinned_primary_is_woken_although_a_fallback_is_free() -> None:
     mesh = scheduler(asleep("a", "m"), candidate("b", "n"))
     mesh.apply(route("m", "n", pin_primary=True), 0.0)
@@ -68,16 +60,6 @@ def test_pinned_primary_that_fails_to_wake_is_not_waited_for() -> None:
     mesh.apply(route("m", "n", pin_primary=True), 0.0)
     mesh.submit(arrival(1, "route/r"), 0.0)
     assert placed(mesh.wake_finished("m", failed("no"), 5.0)) == {1: "b"}
-
-
-def test_route_and_model_requests_share_the_model_slots_in_order() -> None:
-    mesh = scheduler(candidate("a", "m"))
-    mesh.apply(route("m"), 0.0)
-    mesh.submit(arrival(1, "m"), 0.0)
-    mesh.submit(arrival(2, "route/r", arrived_at=1.0), 1.0)
-    mesh.submit(arrival(3, "m", arrived_at=2.0), 2.0)
-    assert placed(mesh.finish(1, 3.0)) == {2: "a"}
-    assert placed(mesh.finish(2, 4.0)) == {3: "a"}
 
 
 def test_request_waiting_for_a_deleted_route_is_refused() -> None:

@@ -28,14 +28,6 @@ def test_end_of_a_token_count_frees_no_slot() -> None:
     assert placed(mesh.finish(1, 2.0)) == {2: "a"}
 
 
-def test_cancelled_token_count_leaves_no_state() -> None:
-    mesh = scheduler(candidate())
-    mesh.submit(arrival(1, operation=TOKENS), 0.0)
-    mesh.finish(1, 1.0)
-    assert (mesh.running, mesh.waiting) == (0, 0)
-    assert placed(mesh.submit(arrival(2), 1.0)) == {2: "a"}
-
-
 def test_token_count_without_a_loaded_model_wakes_one_and_waits() -> None:
     mesh = scheduler(asleep())
     assert woken(mesh.submit(arrival(1, operation=TOKENS), 0.0)) == ["m"]
