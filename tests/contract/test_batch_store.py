@@ -11,10 +11,12 @@ from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, m
 from router_svc.durable.batches.batch_servicer import CHUNK_LINES, MAX_LANES_PUBLISHED
 from router_svc.durable.batches.batch_sql import BatchStore
 from router_svc.durable.tasks.sql_rows import STAGED
+from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_records import ItemEnded, Lane, LaneFilled, ManyChanged
 from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS
 from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
+from weft.durable.batches import BATCH_OUTPUT
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import datetime_of, optional_datetime
@@ -401,3 +403,55 @@ async def test_lines_of_too_many_models_publish_one_bulk_change_event(world: Wor
     given = [line(str(number), model=f"model-{number}") for number in range(MAX_LANES_PUBLISHED + 1)]
     await world.batches.create(world.new_batch(), lines(*given))
     assert world.news == [ManyChanged()]
+
+
+async def test_batch_is_rejected_if_another_one_fills_the_open_task_limit_during_upload(database_url: str) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[batch_service_pb2.BatchLine]:
+        yield line("a")
+        begun.set()
+        await go_on.wait()
+        yield line("b")
+
+    async with running(database_url, max_open_per_tenant=3) as world:
+        first = asyncio.create_task(world.batches.create(world.new_batch(), slow()))
+        await begun.wait()
+        await world.batches.create(world.new_batch(), many(2))
+        go_on.set()
+        words = await refused(Reason.TOO_MANY_RESOURCES, first)
+        assert "more than 3 tasks" in words
+        assert await world.count("tasks") == 2
+        assert await world.count("batches") == 1
+
+
+RESULTS = file_service_pb2.File(tenant="ann", name="batch-1_output.jsonl", purpose=BATCH_OUTPUT)
+
+
+async def test_results_of_early_lines_are_retained_until_the_result_file_is_written(
+    database_url: str,
+) -> None:
+    async with running(database_url) as world:
+
+        async def forgotten() -> int:
+            await world.clock.advance(100)
+            now = world.clock.utc_now().timestamp()
+            return await SqlTaskStore(world.database).purge_ended(now, 10)
+
+        made = await world.batches.create(world.new_batch(), many(2))
+        await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0])
+        assert await forgotten() == 0
+        await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [1])
+        assert await forgotten() == 0
+        finalizing = await world.batches.get("ann", made.id)
+        assert (finalizing.state, finalizing.completed_count) == (batch_service_pb2.BATCH_STATE_FINALIZING, 2)
+        assert await forgotten() == 0
+        kept = await world.files.save(RESULTS, content(b"a"))
+        await world.batches.finish("ann", made.id, output_file=kept.id, error_file="")
+        assert await forgotten() == 2
+
+
+async def test_result_file_is_as_long_as_the_answers(database_url: str) -> None:
+    async with running(database_url, max_file_bytes=10, max_tenant_file_bytes=30) as world:
+        assert (await world.files.save(RESULTS, content(bytes(20)))).byte_count == 20
+        await refused(Reason.TOO_MANY_RESOURCES, world.files.save(RESULTS, content(bytes(20))))

@@ -26,7 +26,7 @@ from registry_harness import (
     manifest,
     running_registry,
 )
-from test_declared_workflows import a_workflow
+from test_registry_aliases import a_workflow
 
 from weft.api.registry.v1 import declaration_service_pb2
 from weft.api.registry.v1.resource_pb2 import ResourceDocument

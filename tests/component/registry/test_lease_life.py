@@ -1,17 +1,23 @@
 """The life of a lease: granted, renewed, given up, orphaned, over."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from kit.refusals import refused
-from lease_stage import GIB, MARGIN, Stage, granted_lease, program, renew, renewal, session_id, use
+from lease_stage import GIB, MARGIN, SimulatedHost, Stage, granted_lease, program, renew, renewal, session_id, use
 
-from registry_svc.ledger import lease_table
+from registry_svc.ledger import lease_table, wait_queue
+from registry_svc.ledger.lease_table import DEVICES_KEPT_SECONDS
 from registry_svc.ledger.policy.leases import Holder, HolderKind
+from registry_svc.mesh.unowned import UnownedModel
 from weft.api.registry.v1.lease_service_pb2 import LeaseUse
-from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
+from weft.documents.codec import document_of
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.cli.doctor import unowned_text
+from weft_app.cli.records import lease_rows
 
 ROOM = 24 * GIB - MARGIN
 
@@ -233,3 +239,127 @@ async def test_renewal_beside_a_live_orphan_does_not_wake_the_ledger() -> None:
         assert stage.ledger._wake.is_set()
         await stage.settle()
         assert stage.states() == []
+
+
+def unowned(stage: Stage) -> dict[str, bool]:
+    return {lease.purpose: lease.unowned for host in stage.ledger.hosts() for lease in host.leases}
+
+
+async def test_lease_of_an_unpublished_model_is_unowned(stage: Stage) -> None:
+    runner = stage.runner()
+    await stage.loaded(runner, GIB, purpose="m1")
+    await stage.loaded(runner, GIB, purpose="m2")
+    await stage.loaded(program(), GIB, purpose="training")
+    assert unowned(stage) == {"m1": False, "m2": False, "training": False}
+    stage.withdrawn.add(("r1", "m1"))
+    assert unowned(stage) == {"m1": True, "m2": False, "training": False}
+    assert stage.ledger.unowned_models() == [UnownedModel("r1", "m1")]
+    (message,) = stage.ledger.hosts()
+    assert [lease.purpose for lease in message.leases if lease.unowned] == ["m1"]
+    assert unowned_text(lease_rows([document_of(message)])) == "1 GiB on host-a for m1 of r1"
+
+
+async def test_orphaned_lease_is_unowned_and_a_releasing_one_is_not(stage: Stage) -> None:
+    runner = stage.runner()
+    silent, process = await stage.loaded(runner, GIB, purpose="m1")
+    await stage.pass_time(200.0)
+    assert (stage.states(), unowned(stage)) == (["m1 orphaned"], {"m1": True})
+    assert stage.ledger.unowned_models() == [], "its holder cannot be asked to unload it"
+    await stage.renew(runner, use(silent, process))
+    assert unowned(stage) == {"m1": False}
+    stage.withdrawn.add(("r1", "m1"))
+    await stage.release(silent)
+    assert unowned(stage) == {"m1": False}
+
+
+MOST = 3
+
+
+async def test_one_holder_cannot_take_every_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_queue, "MAX_LEASES_PER_HOLDER", MOST)
+    async with Stage(SimulatedHost((24 * GIB,)), max_leases=10) as stage:
+        liar, honest = stage.runner("liar"), stage.runner("honest")
+        for _ in range(MOST):
+            await stage.lease(liar, 1)
+        one_more = stage.acquire(liar, 1)
+        await stage.settle()
+        assert one_more.error is not None
+        assert one_more.error.reason is Reason.TOO_MANY_RESOURCES
+        assert "liar" in one_more.error.message
+        assert (await stage.lease(honest, GIB)).grant.holder == honest
+
+
+async def test_waits_count_toward_the_lease_limit_of_a_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_queue, "MAX_LEASES_PER_HOLDER", MOST)
+    async with Stage(SimulatedHost((24 * GIB,))) as stage:
+        liar, asked = stage.runner("liar"), {"request_id": "again"}
+        await stage.loaded(stage.runner("honest"), 20 * GIB, active_requests=1)
+        waits = [stage.acquire(liar, 20 * GIB) for _ in range(MOST - 1)]
+        waits.append(stage.acquire(liar, 20 * GIB, **asked))
+        await stage.settle()
+        assert [each.error for each in waits] == [None] * MOST
+        one_more = stage.acquire(liar, 20 * GIB)
+        await stage.settle()
+        assert one_more.reason is Reason.TOO_MANY_RESOURCES
+        again = stage.acquire(liar, 20 * GIB, **asked)
+        await stage.settle()
+        assert (again.error, waits[-1].reason) == (None, Reason.CANCELLED)
+
+
+def _guest(stage: Stage, name: str = "guest") -> Holder:
+    stage.guests.add(name)
+    return stage.runner(name)
+
+
+def _lie(stage: Stage) -> HostSnapshot:
+    """All processes are gone, nothing is in use, and there is far more memory than there is."""
+    seen = stage.host.look(stage.host.held)
+    device = DeviceSnapshot(index=0, id="GPU-0", name="lie", total_bytes=512 * GIB, used_bytes=0)
+    gone = tuple(ProcessSnapshot(process=each.process, alive=False) for each in seen.processes)
+    return replace(seen, devices=(device,), processes=gone)
+
+
+async def _tell(stage: Stage, holder: Holder, snapshot: HostSnapshot) -> None:
+    await renew(stage.ledger, renewal(holder, (), snapshot))
+    await stage.settle()
+
+
+async def test_false_reports_of_a_joined_runner_end_no_foreign_lease_and_free_no_memory() -> None:
+    async with Stage(SimulatedHost((24 * GIB,))) as stage:
+        resident, guest = stage.runner("resident"), _guest(stage)
+        lease, _ = await stage.loaded(resident, 20 * GIB)
+        await stage.release(lease)
+        waiting = stage.acquire(stage.runner("next"), 20 * GIB)
+        for _ in range(3):
+            await _tell(stage, guest, _lie(stage))
+            await stage.pass_time(1.0)
+        assert stage.states() == ["m1 releasing"]
+        assert waiting.granted is None
+        # The memory of a runner that is dead and silent is not given away on such a word either.
+        await stage.pass_time(DEVICES_KEPT_SECONDS + 1)
+        await _tell(stage, guest, _lie(stage))
+        await stage.pass_time(1.0)
+        assert stage.states() == ["m1 releasing"]
+
+
+async def test_reports_of_joined_runners_are_trusted_on_their_own_host() -> None:
+    async with Stage(SimulatedHost((24 * GIB,))) as stage:
+        guest = _guest(stage)
+        lease, process = await stage.loaded(guest, 20 * GIB)
+        await stage.release(lease)
+        stage.host.end(process)
+        await stage.pass_time(1.0)
+        await _tell(stage, guest, stage.host.look([process]))
+        await stage.pass_time(1.0)
+        assert stage.states() == []
+        assert (await stage.lease(_guest(stage, "other"), 20 * GIB)).grant.holder.name == "other"
+
+
+async def test_joined_runner_on_a_shared_host_gets_leases_based_on_resident_reports() -> None:
+    async with Stage(SimulatedHost((24 * GIB,))) as stage:
+        resident, guest = stage.runner("resident"), _guest(stage)
+        await stage.loaded(resident, 10 * GIB)
+        assert (await stage.lease(guest, 10 * GIB)).grant.holder == guest
+        refused = stage.acquire(guest, 10 * GIB, snapshot=_lie(stage))
+        await stage.settle()
+        assert refused.granted is None

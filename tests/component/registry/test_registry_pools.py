@@ -1,20 +1,34 @@
 """Pools as they follow from the models, and the agents that point to them."""
 
+from pathlib import Path
+
+import pytest
 from kit.refusals import refused
 from kit.resources import declared, records
 from registry_harness import (
     AGENT_ACTIVE,
     AGENT_INACTIVE,
     MODEL,
+    MODEL_ACTIVE,
+    MODEL_FAILED,
     RunningRegistry,
     SomeRunner,
     an_agent,
     declare,
+    in_phase,
     manifest,
+    ready,
+    running_registry,
 )
 
-from weft.api.registry.v1 import registry_service_pb2
+from weft.api.common.v1 import agent_behaviour_pb2
+from weft.api.registry.v1 import agent_pb2, registry_service_pb2
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import observed_document, pool_document, to_declaration
+from weft.documents.yaml_documents import read_documents, to_yaml
 from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import FakeClock
 
 
 async def members(mesh: RunningRegistry, model: str) -> list[str]:
@@ -106,3 +120,68 @@ async def test_model_that_moves_to_another_pool_takes_its_agents_along(mesh: Run
 
 
 ListResources = registry_service_pb2.ListResourcesRequest
+
+FAILED, CRASH_LOOP = InstanceState.PHASE_FAILED, InstanceState.PHASE_CRASH_LOOP
+
+
+@pytest.mark.parametrize("phase", [FAILED, CRASH_LOOP])
+async def test_unservable_model_and_its_dependents_are_failed_until_it_recovers(
+    mesh: RunningRegistry, phase: InstanceState.Phase.ValueType
+) -> None:
+    runner = await SomeRunner(mesh, models=("m1",)).open()
+    await mesh.apply(declared(agent=an_agent("public", pool="m1")))
+    await runner.beat(ready())
+    watch = await mesh.watch()
+    await runner.beat(in_phase(phase))
+    changes = await watch.read_changes(3)
+    assert changes == ["runner r1 active", "model m1 failed", "agent public inactive"]
+    assert (await mesh.model("m1")).status == MODEL_FAILED
+    assert (await mesh.agent("public")).status == AGENT_INACTIVE
+    pool = await mesh.pool("m1")
+    assert (pool.size, pool.active_count) == (1, 0)
+    (condition,) = pool_document(pool).conditions
+    assert (condition.status, condition.reason) == ("False", "Failed")
+    assert condition.message == "none of 1 members is active; failed: m1"
+    await runner.beat(in_phase(InstanceState.PHASE_LOADING))
+    assert (await mesh.model("m1")).status == MODEL_ACTIVE
+    assert (await mesh.agent("public")).status == AGENT_ACTIVE
+    assert (await mesh.pool("m1")).active_count == 1
+
+
+async def test_pool_is_active_while_one_member_is_servable(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh, models=(manifest("m1", pool="p"), manifest("m2", pool="p"))).open()
+    await runner.beat(in_phase(FAILED, "m2"))
+    pool = await mesh.pool("p")
+    assert (pool.size, pool.active_count) == (2, 1)
+    assert {each.manifest.name: each.status for each in pool.members} == {"m1": MODEL_ACTIVE, "m2": MODEL_FAILED}
+
+
+pytest_plugins = ("database_fixtures",)
+
+
+def asking(name: str = "coder", /, **behaviour: object) -> agent_pb2.AgentManifest:
+    manifest = an_agent(name)
+    wanted = {"tools": ["files.read"], "signals": ["NEEDS_EXTERNAL_INFO"], "platform_prompt": True, **behaviour}
+    manifest.behaviour.CopyFrom(agent_behaviour_pb2.AgentBehaviour(**wanted))  # type: ignore[arg-type]
+    return manifest
+
+
+@pytest.mark.parametrize("behaviour", [{}, {"tools": [], "repetition_policy": 1}, {"parse_text_tool_calls": False}])
+async def test_document_of_any_agent_can_be_applied_without_a_change(
+    mesh: RunningRegistry, behaviour: dict[str, object]
+) -> None:
+    await SomeRunner(mesh, agents=(asking(**behaviour),)).open()
+    text = to_yaml([observed_document(ResourceKind.AGENT, await mesh.agent("coder"))])
+    (read,) = read_documents(text, "agents.yaml")
+    assert await mesh.apply(to_declaration(read.document)) == ["agent coder unchanged"]
+
+
+async def test_restarted_registry_still_knows_agent_behavior(tmp_path: Path, database_url: str) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, database_url=database_url, clock=clock) as before:
+        await SomeRunner(before, agents=(asking("published"),)).open()
+        await before.apply(declared(agent=asking("declared", repetition_policy=3)))
+        known = [await before.agent(name) for name in ("published", "declared")]
+    async with running_registry(tmp_path, database_url=database_url, clock=clock) as after:
+        assert [await after.agent(name) for name in ("published", "declared")] == known
+    assert [agent.manifest for agent in known] == [asking("published"), asking("declared", repetition_policy=3)]

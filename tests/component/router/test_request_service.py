@@ -1,13 +1,19 @@
 """RequestService over a socket."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
 from kit.refusals import refused
 from request_reads import RecordingRouter, remote
 
+from router_svc.policy.change_buffer import WatchLimits
 from router_svc.request_log import RequestLogLimits
+from weft.api.router.v1 import request_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
+from weft.durable.requests import RequestClient
+from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -85,3 +91,118 @@ async def test_invalid_id_or_limit_is_rejected_by_name(tmp_path: Path) -> None:
             await requests.request("r-1", "no tenant")
         with refused(field="limit"):
             await requests.requests(-1)
+
+
+QUICK = WatchLimits(interval_seconds=0.001, figures_interval_seconds=0.001, max_watches=2)
+
+
+async def snapshot(watch: AsyncGenerator[pb.WatchRequestsResponse]) -> list[str]:
+    """Returns the ids of the requests that a watch begins with."""
+    found: list[str] = []
+    async for response in watch:
+        found += [one.request_id for one in response.requests]
+        if response.synced:
+            return found
+    raise AssertionError("the watch ended before its snapshot was whole")
+
+
+async def until(watch: AsyncGenerator[pb.WatchRequestsResponse], state: int) -> request_pb2.RequestRecord:
+    async for response in watch:
+        for one in response.requests:
+            if one.state == state:
+                return one
+    raise AssertionError("the watch ended")
+
+
+async def test_watch_starts_with_existing_requests_and_continues_with_changes(tmp_path: Path) -> None:
+    router = RecordingRouter(SystemClock(), QUICK)
+    for key in (1, 2, 3):
+        router.arrive(key)
+    router.end(2)
+    async with remote(router.servicer, tmp_path) as requests:
+        sources: tuple[RequestClient, ...] = (requests, router.local)
+        for number, source in enumerate(sources):
+            async with aclosing(source.watch("", 10)) as watch:
+                assert await snapshot(watch) == ["r-1", "r-3", *(["r-10"] if number else []), "r-2"]
+                router.arrive(10 + number, "b")
+                router.wait(10 + number, 4)
+                queued = await until(watch, request_pb2.RequestRecord.STATE_QUEUED)
+                assert (queued.request_id, queued.tenant) == (f"r-{10 + number}", "b")
+                router.end(10 + number)
+                ended = await until(watch, request_pb2.RequestRecord.STATE_ENDED)
+                assert (ended.request_id, ended.HasField("end_time")) == (f"r-{10 + number}", True)
+                assert not ended.decisions
+        async with aclosing(requests.watch("", 1)) as watch:
+            assert await snapshot(watch) == ["r-1", "r-3", "r-11"], "of those that ended only the last"
+        async with aclosing(requests.watch("a")) as watch:
+            assert await snapshot(watch) == ["r-1", "r-3"]
+
+
+async def test_queue_position_change_reaches_the_watcher(tmp_path: Path) -> None:
+    router = RecordingRouter(SystemClock(), QUICK)
+    router.arrive(1)
+    router.wait(1, 3)
+    async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch()) as watch:
+        await snapshot(watch)
+        router.wait(1, 2)
+        response = await anext(watch)
+        assert [one.queued.position for one in response.requests] == [2]
+
+
+async def test_large_snapshot_is_split_into_messages(tmp_path: Path) -> None:
+    router = RecordingRouter(SystemClock(), WatchLimits(max_batch=10))
+    for key in range(25):
+        router.arrive(key)
+        router.end(key)
+    async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch("", 1_000)) as watch:
+        sizes = [len((await anext(watch)).requests) for _ in range(3)]
+    assert sizes == [10, 10, 5]
+
+
+async def test_watch_over_the_limit_is_rejected_until_another_leaves(tmp_path: Path) -> None:
+    router = RecordingRouter(SystemClock(), QUICK)
+    async with remote(router.servicer, tmp_path) as requests:
+        async with aclosing(requests.watch()) as first, aclosing(requests.watch_figures()) as second:
+            await anext(first)
+            await anext(second)
+            with pytest.raises(WeftError, match="more than 2 watches") as caught:
+                await anext(requests.watch())
+            assert caught.value.reason is Reason.RATE_LIMIT_EXCEEDED
+        # The router hears of their end a moment later.
+        while not await has_room(requests):
+            pass
+
+
+async def has_room(requests: RequestClient) -> bool:
+    with suppress(WeftError):
+        async with aclosing(requests.watch()) as watch:
+            return (await anext(watch)).synced
+    return False
+
+
+async def test_negative_ended_request_count_is_rejected(tmp_path: Path) -> None:
+    async with remote(RecordingRouter(SystemClock(), QUICK).servicer, tmp_path) as requests:
+        with refused(field="ended_limit"):
+            await anext(requests.watch("", -1))
+
+
+async def test_watch_ends_with_the_router(tmp_path: Path) -> None:
+    router = RecordingRouter(SystemClock(), QUICK)
+    async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch()) as watch:
+        await snapshot(watch)
+        router.servicer.close()
+        with refused(Reason.SHUTTING_DOWN):
+            await anext(watch)
+
+
+@pytest.mark.slow("runs whole services")
+async def test_metrics_are_read_and_watched_over_a_socket(tmp_path: Path) -> None:
+    router = RecordingRouter(SystemClock(), QUICK)
+    router.figures.note_load(3, 1, router.clock.monotonic())
+    async with remote(router.servicer, tmp_path) as requests:
+        async with aclosing(requests.watch_figures()) as watch:
+            first = await anext(watch)
+            assert list(first.waiting) in ([], [3]), "the step goes on, or has just ended"
+            later = await anext(watch)
+            assert 3 in later.waiting or 3 in first.waiting
+        assert 3 in (await requests.figures()).waiting

@@ -8,10 +8,22 @@ from hypothesis import strategies as st
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Standing
-from registry_svc.mesh.policy.heartbeat import Pulse, Verdict, alive_pulse, judge, lost, resumed, share_of
+from registry_svc.mesh.policy.heartbeat import (
+    Pulse,
+    Retirement,
+    Verdict,
+    alive_pulse,
+    decide_retirement,
+    judge,
+    lost,
+    resumed,
+    share_of,
+)
 
 LIMITS = RegistryConfig(database_url="sqlite://", restart_grace_seconds=0.0)
+
 GRACE = replace(LIMITS, restart_grace_seconds=90.0)
+
 BACK = 49_910.0
 
 
@@ -102,3 +114,35 @@ def test_ten_thousand_shares_are_spread_evenly_over_six_sweeps() -> None:
     for number in range(10_000):
         counts[int(share_of(f"runner-{number}") * 6)] += 1
     assert max(counts) < 2_000
+
+
+@pytest.mark.parametrize(
+    ("standing", "reported", "process_ended", "lease_count", "outcome"),
+    [
+        (Standing.CLOSED, True, False, 0, Retirement.RETIRED),
+        (Standing.SILENT, True, False, 0, Retirement.RETIRED),
+        (Standing.ACTIVE, False, True, 0, Retirement.RETIRED),
+        (Standing.ACTIVE, False, False, 0, Retirement.LIVES),
+        (Standing.ACTIVE, True, True, 0, Retirement.LIVES),
+        (Standing.ACTIVE, True, False, 1, Retirement.LIVES),
+        (Standing.CLOSED, False, True, 1, Retirement.HOLDS_MEMORY),
+        (Standing.ACTIVE, False, True, 1, Retirement.HOLDS_MEMORY),
+    ],
+    ids=[
+        "closed",
+        "silent",
+        "killed, and its owner knows",
+        "perhaps alive",
+        "heard, whatever its owner says",
+        "alive with memory",
+        "closed, its memory still booked",
+        "killed, its memory still booked",
+    ],
+)
+def test_only_a_runner_without_process_and_leases_is_retired(
+    standing: Standing, *, reported: bool, process_ended: bool, lease_count: int, outcome: Retirement
+) -> None:
+    decided = decide_retirement(
+        standing=standing, reported=reported, process_ended=process_ended, lease_count=lease_count
+    )
+    assert decided is outcome

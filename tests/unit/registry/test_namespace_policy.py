@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from registry_svc.mesh.policy.declarations import Author, settled_owner
 from registry_svc.mesh.policy.namespace import Claim, Owner, may_share, require_free, sessions_to_end
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 
@@ -86,6 +87,7 @@ def test_operator_is_refused_names_of_other_kinds_even_if_offline() -> None:
 
 
 sessions = st.sampled_from(["s1", "s2", "s3"])
+
 rows = st.sets(
     st.tuples(
         st.sampled_from([ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.POOL]),
@@ -148,3 +150,38 @@ def test_route_shares_its_name_with_no_other_resource() -> None:
             require_free([claim(ResourceKind.ROUTE, held(other, live=False))])
         assert refused.value.metadata["owner_kind"] == other.value
     assert refusal(claim(ResourceKind.MODEL, declared(ResourceKind.ROUTE))) == {"owner_kind": "route", "route": "x"}
+
+
+ANY, OWN = Author(name="key:ann"), Author(name="key:ann", own_only=True)
+
+
+@pytest.mark.parametrize(
+    ("author", "given", "earlier", "after"),
+    [
+        (OWN, "", None, "key:ann"),
+        (OWN, "key:ann", None, "key:ann"),
+        (OWN, "", "", ""),
+        (OWN, "", "key:bob", "key:bob"),
+        (OWN, "key:bob", "key:bob", "key:bob"),
+        (OWN, "key:bob", "key:ann", "key:bob"),
+        (ANY, "key:bob", None, "key:bob"),
+        (ANY, "key:ann", "key:bob", "key:ann"),
+        (Author(), "", None, ""),
+        (Author(), "team-a", "", "team-a"),
+    ],
+)
+def test_new_resource_belongs_to_its_creator_and_an_unset_owner_changes_nothing(
+    author: Author, given: str, earlier: str | None, after: str
+) -> None:
+    assert settled_owner(given, author, earlier=earlier, field="owner") == after
+
+
+@pytest.mark.parametrize(
+    ("given", "earlier"), [("key:bob", None), ("key:ann", "key:bob"), ("key:ann", ""), ("key:cid", "key:bob")]
+)
+def test_author_with_own_scope_cannot_take_over_a_resource(given: str, earlier: str | None) -> None:
+    assert settled_owner(given, ANY, earlier=earlier, field="owner") == given, "whoever may edit every model may"
+    with pytest.raises(FieldError) as refused:
+        settled_owner(given, OWN, earlier=earlier, field="owner")
+    assert (refused.value.reason, refused.value.field) == (Reason.PERMISSION_DENIED, "owner")
+    assert "models:edit" in refused.value.message

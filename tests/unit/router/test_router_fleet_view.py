@@ -7,16 +7,18 @@ from google.protobuf import duration_pb2, timestamp_pb2
 from kit.fleet import model_view, ready, runner_view
 from kit.recipes import packet_recipe, wake_plan
 
-from router_svc.fleet_view import candidate_of
+from router_svc.fleet_view import candidate_of, view_of_runner
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.engine_load import EngineFigures
 from weft.api.registry.v1 import model_pb2, runner_pb2
+from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft.dispatch.fleet import FleetView
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.request import Skill
 
 MESH = wake_plan(by_runner=False, by_mesh=packet_recipe(mac_address="02:00:00:00:00:01"), max_wait_seconds=90.0)
+
 RUNNER = wake_plan(by_runner=True, max_wait_seconds=30.0)
 
 
@@ -34,7 +36,9 @@ def the_candidate(
 
 
 GONE = {"active": False}
+
 SLEEPS = {"active": False, "hibernating": True}
+
 INACTIVE = {"active": False}
 
 
@@ -145,3 +149,44 @@ def test_figures_of_a_busy_engine_reach_the_candidate() -> None:
 def test_figures_without_a_sample_time_are_ignored() -> None:
     assert _with_load(waiting_count=2, kv_cache_share=0.99).engine is None
     assert the_candidate(runner={}).engine is None
+
+
+def model(name: str, runner: str, pool: str = "") -> ModelView:
+    return model_view(name, runner, pool=pool or name)
+
+
+def runner(name: str) -> RunnerView:
+    return runner_view(name, incarnation=f"{name}-1")
+
+
+def agent(name: str, target: str, *, targets_pool: bool = False) -> Agent:
+    if targets_pool:
+        return Agent(manifest=AgentManifest(name=name, pool=target))
+    return Agent(manifest=AgentManifest(name=name, model=target))
+
+
+def named(*views: ModelView | RunnerView | Agent) -> dict[str, object]:
+    return {view.manifest.name if isinstance(view, Agent) else view.name: view for view in views}
+
+
+FLEET = FleetView(
+    7,
+    named(runner("a"), runner("b")),  # type: ignore[arg-type]
+    named(model("m1", "a", "shared"), model("m2", "b", "shared"), model("m3", "b"), model("m4", "")),  # type: ignore[arg-type]
+    named(agent("here", "m1"), agent("pooled", "shared", targets_pool=True), agent("there", "m3")),  # type: ignore[arg-type]
+)
+
+
+def test_view_contains_only_the_runners_own_models_and_agents() -> None:
+    view = view_of_runner(FLEET, "a")
+    assert (view.revision, set(view.runners), set(view.models)) == (7, {"a"}, {"m1"})
+    assert set(view.agents) == {"here", "pooled"}
+
+
+def test_pool_contains_its_local_members() -> None:
+    assert [member.name for member in view_of_runner(FLEET, "b").pool_members("shared")] == ["m2"]
+
+
+def test_offline_runner_serves_no_models() -> None:
+    view = view_of_runner(FLEET, "c")
+    assert (view.revision, dict(view.runners), dict(view.models), dict(view.agents)) == (7, {}, {}, {})

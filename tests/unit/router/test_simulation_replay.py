@@ -7,13 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kit.random_scenario import random_scenario, real_scheduler
+from kit.random_scenario import check_scenario, check_seed, random_scenario, real_scheduler
 
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import figures_of
+from router_svc.simulation.scenario import (
+    Amount,
+    Delays,
+    Failure,
+    FailureMode,
+    HostGroup,
+    ModelKind,
+    Pattern,
+    Rate,
+    Scenario,
+    Tenant,
+    Traffic,
+)
 from router_svc.simulation.traffic import requests_of
 
 ROOT = Path(__file__).parents[3]
+
 DIGEST_OF_RUNS = """
 from hashlib import sha256
 from router_svc.simulation.engine import Simulation
@@ -70,3 +84,83 @@ def test_traffic_does_not_depend_on_how_it_is_served() -> None:
         [(each.arrival.spec, each.arrival.arrived_at) for each in requests_of(run)] for run in (scenario, slower)
     )
     assert drawn == other
+
+
+TESTS = Path(__file__).parents[2]
+
+SCENARIOS = 25
+
+SAME_DECISIONS = f"""
+import hashlib
+from router_svc.policy.scheduler import Scheduler
+from kit.random_scenario import check_seed
+
+digest = hashlib.sha256()
+
+def told(name):
+    decide = getattr(Scheduler, name)
+    def telling(*arguments, **named):
+        decisions = decide(*arguments, **named)
+        for each in decisions or ():
+            where = getattr(getattr(each, "candidate", None), "model", "")
+            digest.update(repr((type(each).__name__, getattr(each, "key", ""), getattr(each, "model", where))).encode())
+        return decisions
+    setattr(Scheduler, name, telling)
+
+for name in ("apply", "submit", "report_failed", "finish", "wake_finished", "tick"):
+    told(name)
+for seed in range({SCENARIOS}):
+    check_seed(seed)
+print(digest.hexdigest())
+"""
+
+
+def _decided(hash_seed: int) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(TESTS)}
+    run = subprocess.run(
+        [sys.executable, "-c", SAME_DECISIONS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.nightly("replays 25 scenarios in two Pythons")
+def test_queues_changed_together_are_processed_in_the_same_order_in_every_process() -> None:
+    assert len({_decided(hash_seed) for hash_seed in (1, 2)}) == 1
+
+
+def pool_with_a_dead_runner(*, loaded: bool) -> Scenario:
+    """A model on three hosts. One of them is gone, and it takes a while until the router hears of it."""
+    return Scenario(
+        name="dead-runner",
+        hosts=(HostGroup(name="h", count=3),),
+        models=(ModelKind(name="m", slots=1, load_seconds=Amount(mean=4.0), loaded=loaded),),
+        tenants=(Tenant(name="t"),),
+        traffic=(
+            Traffic(tenant="t", target="m", rate=Rate(per_second=5.0, pattern=Pattern.CONSTANT), from_seconds=2.0),
+        ),
+        failures=(Failure(mode=FailureMode.DIES, hosts=("h-3",), at_seconds=1.0, for_seconds=30.0),),
+        delays=Delays(report_seconds=0.0, death_noticed_seconds=5.0),
+        duration_seconds=10.0,
+    )
+
+
+def test_immediately_failing_wake_is_backed_off_while_others_wake() -> None:
+    """Seeds 21, 652, 1479 and 1986: requests with another candidate to wait for did not remember the failure."""
+    simulation = check_scenario(pool_with_a_dead_runner(loaded=False))
+    assert simulation.metrics.total().served
+
+
+def test_immediately_failing_wake_is_backed_off_while_others_are_busy() -> None:
+    simulation = check_scenario(pool_with_a_dead_runner(loaded=True))
+    assert simulation.metrics.total().served
+
+
+@pytest.mark.parametrize("seed", [21, 62, 652, 1479, 1986])
+def test_previously_failing_seed_breaks_no_rule(seed: int) -> None:
+    check_seed(seed)

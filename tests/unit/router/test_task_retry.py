@@ -4,6 +4,7 @@ import pytest
 
 from router_svc.durable.tasks.task_dispatcher import next_turns
 from router_svc.durable.tasks.task_records import Lane
+from router_svc.policy.task_release import KeepBounds, KeptTasks, Release, ReleaseBound, releases
 from router_svc.policy.task_retry import (
     MAX_FRUITLESS_ATTEMPTS,
     MAX_OFFER_PAUSE_SECONDS,
@@ -39,6 +40,7 @@ FINAL = {
     Reason.TOOL_CALL_INVALID,
     Reason.TEMPLATE_FAILED,
 }
+
 WAITS = {Reason.MODEL_NOT_FOUND, Reason.NO_RUNNER_AVAILABLE, Reason.UNSUPPORTED_OPERATION, Reason.QUEUE_FULL}
 
 
@@ -164,3 +166,31 @@ def test_scarce_places_go_to_the_lanes_after_the_last_served_one() -> None:
 def test_lanes_without_a_ready_task_are_skipped() -> None:
     assert turns({"a": (0, 0), "b": (1, 0)}) == "b"
     assert turns({}) == ""
+
+
+BOUNDS = KeepBounds(max_per_tenant=3, max_tenant_bytes=100, max_bytes=150)
+
+
+def released(**kept: tuple[int, int]) -> list[Release]:
+    tenants = {tenant: KeptTasks(count=count, size=size) for tenant, (count, size) in kept.items()}
+    return list(releases(tenants, BOUNDS))
+
+
+def test_no_record_is_released_within_the_bounds() -> None:
+    assert released() == []
+    assert released(ann=(3, 100), bob=(3, 50)) == []
+
+
+def test_tenant_beyond_its_bounds_loses_only_its_own_oldest_records() -> None:
+    assert released(ann=(5, 20), bob=(1, 1)) == [Release(bound=ReleaseBound.COUNT, tenant="ann", count=2)]
+    assert released(ann=(1, 130), bob=(1, 1)) == [Release(bound=ReleaseBound.TENANT_BYTES, tenant="ann", size=30)]
+    both = [
+        Release(bound=ReleaseBound.COUNT, tenant="ann", count=1),
+        Release(bound=ReleaseBound.TENANT_BYTES, tenant="ann", size=1),
+    ]
+    assert released(ann=(4, 101)) == both
+
+
+def test_total_bound_applies_to_what_remains_after_tenant_bounds() -> None:
+    assert released(ann=(1, 90), bob=(1, 90)) == [Release(bound=ReleaseBound.BYTES, tenant="", size=30)]
+    assert released(ann=(1, 5_000), bob=(1, 40)) == [Release(bound=ReleaseBound.TENANT_BYTES, tenant="ann", size=4_900)]
