@@ -428,9 +428,7 @@ async def test_batch_is_rejected_if_another_one_fills_the_open_task_limit_during
 RESULTS = file_service_pb2.File(tenant="ann", name="batch-1_output.jsonl", purpose=BATCH_OUTPUT)
 
 
-async def test_results_of_early_lines_are_retained_until_the_result_file_is_written(
-    database_url: str,
-) -> None:
+async def test_results_of_early_lines_are_retained_until_the_result_file_is_written(database_url: str) -> None:
     async with running(database_url) as world:
 
         async def forgotten() -> int:

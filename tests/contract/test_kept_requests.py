@@ -205,9 +205,7 @@ async def test_first_end_a_gateway_reports_after_a_kill_wins(database_url: str, 
     await third.kill()
 
 
-async def test_end_evicted_from_memory_is_found_in_the_database_and_not_rewritten(
-    database_url: str,
-) -> None:
+async def test_end_evicted_from_memory_is_found_in_the_database_and_not_rewritten(database_url: str) -> None:
     router = await KeptRouter(database_url, log=RequestLogLimits(max_ended=1)).start()
     request = router.asked("r-1", TENANT)
     assert await placement_of(router).report_end(request, a_receipt("r-1"))

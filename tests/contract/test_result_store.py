@@ -182,9 +182,7 @@ async def test_sweep_keeps_only_results_of_the_completed_attempt(
     assert await store.kept(made) == [state == task_pb2.TASK_STATE_COMPLETED]
 
 
-async def test_orphaned_files_are_swept_after_a_grace_period(
-    store: Store,
-) -> None:
+async def test_orphaned_files_are_swept_after_a_grace_period(store: Store) -> None:
     orphan, of_nobody = await store.save(task="task-never", attempt=0), await store.save()
     await store.files.sweep()
     assert await store.kept(orphan, of_nobody) == [True, True]

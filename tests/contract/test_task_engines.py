@@ -98,9 +98,7 @@ async def noticed(event: asyncio.Event) -> None:
         await event.wait()
 
 
-async def test_work_of_a_dead_router_is_taken_over_and_its_late_result_is_ignored(
-    postgres_url: str,
-) -> None:
+async def test_work_of_a_dead_router_is_taken_over_and_its_late_result_is_ignored(postgres_url: str) -> None:
     busy, spare = Calls(may_end=False), Calls(may_end=True)
     async with router(postgres_url, busy, FAST) as dying:
         task = (await dying.tasks.submit(TENANT, a_task())).task

@@ -63,9 +63,7 @@ async def test_task_is_claimed_once_and_its_attempt_is_recorded(kept: SqlTaskSto
     ]
 
 
-async def test_claim_time_is_never_before_the_end_of_the_previous_attempt(
-    kept: SqlTaskStore,
-) -> None:
+async def test_claim_time_is_never_before_the_end_of_the_previous_attempt(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     await reverted(kept, claim, now=NOW + 5, ready_at=NOW)
     await claimed(kept, "task-1", "r2", NOW + 1)

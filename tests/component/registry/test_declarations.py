@@ -50,9 +50,7 @@ async def test_declared_model_exists_without_a_runner_and_is_inactive(mesh: Runn
     assert await mesh.apply(declare("m1")) == ["model m1 unchanged"]
 
 
-async def test_runner_publishing_a_declared_name_serves_it_and_the_declaration_wins(
-    mesh: RunningRegistry,
-) -> None:
+async def test_runner_publishing_a_declared_name_serves_it_and_the_declaration_wins(mesh: RunningRegistry) -> None:
     await mesh.apply(declare(manifest("m1", pool="p1", context_tokens=0)))
     await SomeRunner(mesh, models=(manifest("m1", pool="other", context_tokens=512, remote=True),)).open()
     model = await mesh.model("m1")
@@ -262,9 +260,7 @@ async def test_delete_removes_declared_and_published_rows_and_a_new_session_repu
     assert (await mesh.model("m1")).kind == VIRTUAL
 
 
-async def test_deleting_a_runner_ends_its_session_and_rows_but_keeps_declarations(
-    mesh: RunningRegistry,
-) -> None:
+async def test_deleting_a_runner_ends_its_session_and_rows_but_keeps_declarations(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, models=("m1", "m2"), agents=(an_agent("a1", "m2"),)).open()
     await mesh.apply(declare("m1"), adopt=True)
     watch = await mesh.watch()

@@ -72,9 +72,7 @@ async def mesh_of(
             await unowned.stop()
 
 
-async def test_model_loaded_on_a_live_runner_cannot_be_deleted_and_error_names_the_runner(
-    tmp_path: Path,
-) -> None:
+async def test_model_loaded_on_a_live_runner_cannot_be_deleted_and_error_names_the_runner(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1"), instance("m2", InstanceState.PHASE_HIBERNATING)) as mesh:
         error = await mesh.refused(ResourceKind.MODEL, "m1")
         assert error.reason is Reason.RESOURCE_IN_USE
@@ -103,9 +101,7 @@ async def test_live_runner_with_loaded_models_cannot_be_deleted(
         await mesh.delete(ResourceKind.RUNNER, "r1")
 
 
-async def test_forced_delete_unloads_first_and_hides_the_model_until_the_next_runner_session(
-    tmp_path: Path,
-) -> None:
+async def test_forced_delete_unloads_first_and_hides_the_model_until_the_next_runner_session(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1"), instance("m2", InstanceState.PHASE_HIBERNATING)) as mesh:
         await mesh.delete(ResourceKind.MODEL, "m1", force=True)
         assert await mesh.after(0.0) == ["unload m1 on r1"]
@@ -162,9 +158,7 @@ class EndingRunner:
         await asyncio.sleep(0)
 
 
-async def test_forced_delete_of_an_added_model_succeeds_if_a_concurrent_session_drops_it(
-    tmp_path: Path,
-) -> None:
+async def test_forced_delete_of_an_added_model_succeeds_if_a_concurrent_session_drops_it(tmp_path: Path) -> None:
     added = InstanceState(model="m1", phase=InstanceState.PHASE_READY, slots_total=1, added_source="hf:acme/m1")
     async with mesh_of(tmp_path, added, instance("m2")) as mesh:
         without = changed(opening(instance("m2"), models=("m2",), incarnation="life-2"), session_id=mesh.session.id)
@@ -187,9 +181,7 @@ async def test_forced_delete_does_not_bypass_governance(tmp_path: Path) -> None:
         assert mesh.calls.heard == []
 
 
-async def test_loaded_but_unpublished_model_emits_an_event_and_is_unloaded_after_a_grace_period(
-    tmp_path: Path,
-) -> None:
+async def test_loaded_but_unpublished_model_emits_an_event_and_is_unloaded_after_a_grace_period(tmp_path: Path) -> None:
     """The delete had found it asleep, and it was loaded at that very moment."""
     async with mesh_of(tmp_path, instance("m1", InstanceState.PHASE_HIBERNATING)) as mesh:
         await mesh.delete(ResourceKind.MODEL, "m1")

@@ -172,9 +172,7 @@ async def test_key_ring_follows_creation_rotation_and_revocation(stage: KeyStage
     await watcher.stop()
 
 
-async def test_keys_remain_valid_during_a_registry_outage_and_revocations_arrive_afterwards(
-    tmp_path: Path,
-) -> None:
+async def test_keys_remain_valid_during_a_registry_outage_and_revocations_arrive_afterwards(tmp_path: Path) -> None:
     registry_clock, clock = FakeClock(), FakeClock()
     async with open_channel(f"unix:{tmp_path}/registry.sock") as channel:
         watcher = KeyRingWatcher(channel, clock)

@@ -67,9 +67,7 @@ async def test_lease_committed_before_a_registry_kill_is_restored(tmp_path: Path
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_repeated_registry_kills_neither_double_book_nor_lose_acknowledged_leases(
-    tmp_path: Path,
-) -> None:
+async def test_repeated_registry_kills_neither_double_book_nor_lose_acknowledged_leases(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/registry.db"
     told: dict[str, int] = {}
     given_up: set[str] = set()

@@ -235,9 +235,7 @@ async def test_pool_load_with_too_few_members_fails_with_the_last_error(stage: S
     assert end.detail == "1 more members could not be loaded; the last: full"
 
 
-async def test_cancelled_pool_load_unloads_only_what_it_loaded(
-    stage: Stage,
-) -> None:
+async def test_cancelled_pool_load_unloads_only_what_it_loaded(stage: Stage) -> None:
     stage.directory.pools["p"] = [
         PoolMember(model="m1", reachable=True, loaded=True),
         PoolMember(model="m2", reachable=True, loaded=False),

@@ -359,9 +359,7 @@ async def next_of(call: Any) -> Any:
         return await anext(aiter(call))
 
 
-async def test_watch_of_all_operations_starts_with_the_existing_ones_and_continues_with_changes(
-    desk: Desk,
-) -> None:
+async def test_watch_of_all_operations_starts_with_the_existing_ones_and_continues_with_changes(desk: Desk) -> None:
     desk.stage.calls.answer("m1", loaded())
     ended = await desk.create(load("m1"), "r1")
     await desk.watched(ended.name)

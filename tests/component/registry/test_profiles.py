@@ -168,9 +168,7 @@ async def test_saved_profile_keeps_its_description_and_a_dry_run_saves_nothing(m
     assert not mesh.shown("day").manifest.unload_others
 
 
-async def test_switch_declares_deletes_previous_declarations_and_loads_after_unloading(
-    mesh: Mesh,
-) -> None:
+async def test_switch_declares_deletes_previous_declarations_and_loads_after_unloading(mesh: Mesh) -> None:
     await mesh.apply(declared(agent=an_agent("own")))
     await mesh.profile(
         ProfileManifest(

@@ -191,9 +191,7 @@ async def test_workflows_share_the_namespace_of_models_and_routes(tmp_path: Path
                 await apply(registry, taken)
 
 
-async def test_model_used_by_a_workflow_and_workflow_used_by_an_alias_cannot_be_deleted(
-    tmp_path: Path,
-) -> None:
+async def test_model_used_by_a_workflow_and_workflow_used_by_an_alias_cannot_be_deleted(tmp_path: Path) -> None:
     async with registry_of(tmp_path) as registry:
         await apply(registry, declare("m1"), a_workflow(), an_alias("pictures", "workflow/turbo"))
         for kind, name, user in (

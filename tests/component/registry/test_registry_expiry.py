@@ -113,9 +113,7 @@ async def test_model_sleeps_and_wakes_with_its_instance_and_agents(mesh: Running
     ]
 
 
-async def test_model_on_a_wakeable_host_hibernates_while_its_runner_is_lost(
-    mesh: RunningRegistry,
-) -> None:
+async def test_model_on_a_wakeable_host_hibernates_while_its_runner_is_lost(mesh: RunningRegistry) -> None:
     by_runner = wake_pb2.Wake(by_runner=True)
     models = (manifest("m1", wake=by_mesh()), manifest("m2", wake=by_runner))
     runner = await SomeRunner(mesh, models=models, agents=(an_agent("a1"),)).open()

@@ -108,9 +108,7 @@ async def test_runner_behind_a_link_has_no_clock_offset_limit(mesh: RunningRegis
     assert not (await mesh.sessions.OpenSession(opening)).HasField("max_clock_offset")
 
 
-async def test_clock_offset_of_a_runner_is_stored_and_bounded(
-    mesh: RunningRegistry,
-) -> None:
+async def test_clock_offset_of_a_runner_is_stored_and_bounded(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     watch = await mesh.watch()
     report = runner_pb2.Capability(clock_refused=True)

@@ -88,9 +88,7 @@ async def test_silent_router_is_deleted_and_a_heartbeating_one_is_not(mesh: Runn
     assert await next_change(watch) == "silent there"
 
 
-async def test_deregistered_router_is_deleted_unless_by_an_earlier_incarnation(
-    mesh: RunningRegistry,
-) -> None:
+async def test_deregistered_router_is_deleted_unless_by_an_earlier_incarnation(mesh: RunningRegistry) -> None:
     await SomeRouter(mesh, incarnation="i1").register()
     await SomeRouter(mesh, incarnation="i2").register()
     watch = await mesh.watch()
@@ -103,9 +101,7 @@ async def test_deregistered_router_is_deleted_unless_by_an_earlier_incarnation(
     assert await next_change(watch) == "r1 gone"
 
 
-async def test_second_router_needs_a_shared_database_and_stands_by_with_one(
-    mesh: RunningRegistry,
-) -> None:
+async def test_second_router_needs_a_shared_database_and_stands_by_with_one(mesh: RunningRegistry) -> None:
     first, second = SomeRouter(mesh, "r1", "unix:/r1"), SomeRouter(mesh, "r2", "unix:/r2")
     await first.register(shares_database=False, leading=True)
     await first.register(shares_database=False, leading=True)

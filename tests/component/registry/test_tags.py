@@ -23,9 +23,7 @@ def tagged_agent(name: str, model: str, **tags: object) -> agent_pb2.AgentManife
     return made
 
 
-async def test_declared_tags_override_published_ones_and_redeclaring_changes_nothing(
-    mesh: RunningRegistry,
-) -> None:
+async def test_declared_tags_override_published_ones_and_redeclaring_changes_nothing(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(tagged("m1", tier="fast", labels={"team": "a"}, owner="ann"),)).open()
     await mesh.apply(declare(tagged("m1", tier="heavy")), adopt=True)
     shown = await mesh.model("m1")

@@ -64,9 +64,7 @@ def counted(router: Router) -> tuple[int, int]:
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_stream_end_after_a_router_death_is_recorded_by_the_next_leader(
-    tmp_path: Path,
-) -> None:
+async def test_stream_end_after_a_router_death_is_recorded_by_the_next_leader(tmp_path: Path) -> None:
     async with running(tmp_path) as there, reporting(there) as ends:
         dead, request = there.routers["r1"], replace(a_request(), client_id="laptop", caller="key:k")
         heir = there.routers["r2"]
@@ -87,9 +85,7 @@ async def test_stream_end_after_a_router_death_is_recorded_by_the_next_leader(
         assert heir.loop.scheduler.running == heir.loop.scheduler.waiting == 0
 
 
-async def test_duplicate_end_report_changes_nothing_including_fair_share(
-    tmp_path: Path,
-) -> None:
+async def test_duplicate_end_report_changes_nothing_including_fair_share(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
         owner, request = there.routers["r1"], replace(a_request(), age_seconds=9.0)
         owner.records.usage.keep(100)
@@ -128,9 +124,7 @@ async def test_end_of_a_request_no_router_answered_is_recorded_with_its_reason(t
         assert receipt_pb2.Receipt.FromString(found.receipt or b"").lacked_router
 
 
-async def test_end_already_known_to_the_router_is_not_reported_again(
-    tmp_path: Path,
-) -> None:
+async def test_end_already_known_to_the_router_is_not_reported_again(tmp_path: Path) -> None:
     async with running(tmp_path) as there, reporting(there) as ends:
         async with place(there, a_request(1), ends) as placed:
             await granted(placed)
@@ -143,9 +137,7 @@ async def test_end_already_known_to_the_router_is_not_reported_again(
         assert ends.held == 0
 
 
-async def test_late_end_report_replaces_an_assumed_cancellation(
-    tmp_path: Path,
-) -> None:
+async def test_late_end_report_replaces_an_assumed_cancellation(tmp_path: Path) -> None:
     """As one whose report took too long: the router saw the stream close, and nothing else."""
     async with running(tmp_path) as there:
         owner, request = there.routers["r1"], a_request()

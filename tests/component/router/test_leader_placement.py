@@ -37,9 +37,7 @@ async def test_request_waiting_at_a_dying_leader_is_placed_by_the_next(tmp_path:
 
 
 @pytest.mark.slow("waits for a health check")
-async def test_request_waiting_at_a_resigning_leader_is_placed_by_the_next_with_its_age(
-    tmp_path: Path,
-) -> None:
+async def test_request_waiting_at_a_resigning_leader_is_placed_by_the_next_with_its_age(tmp_path: Path) -> None:
     async with running(tmp_path) as there, there.place(a_request(1)) as first, there.place(a_request(2)) as second:
         await granted(first)
         assert (await second.next_decision()).HasField("queued")

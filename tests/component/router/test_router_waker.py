@@ -87,9 +87,7 @@ async def test_running_runner_is_called_before_its_host_is_woken(tmp_path: Path)
         assert mesh.recipes.ran == []
 
 
-async def test_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_retried(
-    tmp_path: Path,
-) -> None:
+async def test_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_retried(tmp_path: Path) -> None:
     late = tmp_path / "late.sock"
     async with waking_mesh(tmp_path, plan=BY_BOTH) as mesh, AsyncExitStack() as stack:
         mesh.show(InstanceState.PHASE_HIBERNATING, runner={"address": f"unix:{late}"})

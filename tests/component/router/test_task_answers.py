@@ -130,9 +130,7 @@ async def test_stale_read_does_not_show_a_cancelled_task_as_waiting(reading: Rea
 
 
 @readings
-async def test_stale_read_does_not_show_an_ended_task_as_running(
-    reading: Reading,
-) -> None:
+async def test_stale_read_does_not_show_an_ended_task_as_running(reading: Reading) -> None:
     async with task_bench(store=SteppedTaskStore()) as bench:
         task = await bench.submit(key=KEY)
         call = await bench.calls.next()

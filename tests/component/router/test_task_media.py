@@ -121,9 +121,7 @@ async def test_speech_chunks_are_joined_into_one_recording(tmp_path: Path) -> No
         assert await media.read(spoken.speech.file_id) == b"RIFF1234"
 
 
-async def test_lost_attempt_after_an_image_leaves_nothing_and_the_task_has_one_result(
-    tmp_path: Path,
-) -> None:
+async def test_lost_attempt_after_an_image_leaves_nothing_and_the_task_has_one_result(tmp_path: Path) -> None:
     async with media_bench(tmp_path) as media:
         task, call = await media.bench.begun(image_spec())
         call.say(step(10), picture(b"\x89PNG lost"))

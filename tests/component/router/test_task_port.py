@@ -174,9 +174,7 @@ async def test_watch_of_all_tasks_counts_toward_the_watch_limit(opening: Open, t
         assert refused.value.reason is Reason.TOO_MANY_RESOURCES
 
 
-async def test_misspelled_model_is_rejected_at_submission_and_a_stored_task_outlives_its_model(
-    tmp_path: Path,
-) -> None:
+async def test_misspelled_model_is_rejected_at_submission_and_a_stored_task_outlives_its_model(tmp_path: Path) -> None:
     """It was accepted, and failed after an hour."""
     mesh = Mesh()
     mesh.have("coder")

@@ -89,9 +89,7 @@ def test_exhausted_attempts_report_the_last_reason_and_the_count() -> None:
 @pytest.mark.parametrize(
     "reason", [Reason.WORKER_LOST, Reason.CONNECT_FAILED, Reason.NO_SLOT_AVAILABLE, Reason.WORKER_RESTARTED]
 )
-def test_unclaimed_or_deliberately_stopped_attempt_is_not_counted_and_backs_off_longer(
-    reason: Reason,
-) -> None:
+def test_unclaimed_or_deliberately_stopped_attempt_is_not_counted_and_backs_off_longer(reason: Reason) -> None:
     found = [not_taken(reason, attempt) for attempt in (1, 2, 5, 50)]
     assert found == [TryAgain(seconds, counts=False) for seconds in (1.0, 2.0, 16.0, 60.0)]
     assert not_taken(reason, 3, failures=1) == TryAgain(2.0, counts=False)
