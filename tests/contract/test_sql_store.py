@@ -355,6 +355,30 @@ async def test_sqlite_reads_wait_for_no_writer_and_a_locked_file_is_reported(
     await store.close()
 
 
+def content_of(folder: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in folder.iterdir() if each.is_file())
+
+
+async def test_sqlite_store_opens_while_its_file_is_locked(tmp_path: Path, schema: Schema) -> None:
+    store = Store(tmp_path / "own.db", "things", schema=schema)
+    await store.open()
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "own.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        await store.open()
+        assert await ids_in(store) == []
+    await store.close()
+
+
+async def test_deleted_rows_are_not_left_in_the_file(tmp_path: Path, schema: Schema) -> None:
+    store, secret = Store(tmp_path / "own.db", "things", schema=schema), b"the-words-of-ann" * 1000
+    await store.open()
+    await store.run(lambda tx: tx.execute(insert("things", "id", "data"), id="a", data=secret))
+    await store.run(lambda tx: tx.execute("DELETE FROM things"))
+    await store.close()
+    assert secret[:16] not in content_of(tmp_path)
+
+
 async def test_broken_connection_is_replaced_unless_another_owner_took_over(postgres_url: str, schema: Schema) -> None:
     first = Store(postgres_url, "things", schema=schema, role=ROLE, address="10.0.0.1:7070")
     admin = Store(postgres_url, "admin")

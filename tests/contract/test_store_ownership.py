@@ -1,15 +1,11 @@
 """One registry per database, who comes after it, and what its log may say."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from kit.refusals import refused
-from stored_values import declared_model, publication, stored
+from stored_values import declared_model, stored
 
 from registry_svc.mesh.store import SqlStore, StoredMesh
-from weft.api.registry.v1.wake_pb2 import HttpAction, Wake, WakeRecipe
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -26,18 +22,6 @@ async def test_next_owner_reads_what_was_saved(store: SqlStore, database_url: st
     await again.close()
 
 
-async def test_second_owner_is_rejected_until_the_first_closes(store: SqlStore, database_url: str) -> None:
-    second = SqlStore(database_url)
-    with refused(Reason.ALREADY_EXISTS):
-        await second.open()
-    await second.close()
-    await store.save_session(stored())
-    await store.close()
-    await second.open()
-    assert (await second.load()).sessions == (stored(),)
-    await second.close()
-
-
 async def test_one_of_two_concurrent_opens_wins(database_url: str) -> None:
     stores = [SqlStore(database_url), SqlStore(database_url)]
     outcomes = await asyncio.gather(*(each.open() for each in stores), return_exceptions=True)
@@ -48,34 +32,6 @@ async def test_one_of_two_concurrent_opens_wins(database_url: str) -> None:
     assert (await winner.load()).sessions == (stored(),)
     for each in stores:
         await each.close()
-
-
-async def test_concurrent_writes_are_serialized(store: SqlStore) -> None:
-    sessions = [stored(f"s{number}", f"r{number}", (f"m{number}",)) for number in range(10)]
-    await asyncio.gather(*(store.save_session(each) for each in sessions))
-    assert (await store.load()).sessions == tuple(sessions)
-
-
-BROKEN_SESSIONS = [
-    pytest.param({"request_id": None, "ticket_key": b"SECRET-KEY"}, id="a row that is refused"),
-    pytest.param({"ticket_key": {"SECRET": "KEY"}}, id="a value of the wrong type"),
-]
-
-
-@pytest.mark.parametrize("broken", BROKEN_SESSIONS)
-async def test_failed_write_reveals_no_secrets(
-    store: SqlStore, broken: dict[str, object], capfd: pytest.CaptureFixture[str]
-) -> None:
-    session = replace(stored().session, id="SECRET-ID", **broken)  # type: ignore[arg-type]
-    plan = Wake(by_mesh=WakeRecipe(http=HttpAction(url="http://SECRET")))
-    with pytest.raises(WeftError) as failure:
-        await store.save_session(replace(stored(), session=session, publications=(publication("m1", wake=plan),)))
-    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    assert failure.value.__cause__ is None
-    out, err = capfd.readouterr()
-    assert "database failed" in out + err
-    assert "SECRET" not in out + err
-    assert await store.load() == StoredMesh()
 
 
 async def test_sqlite_commits_are_durable_and_foreign_keys_hold(sqlite_url: str) -> None:

@@ -1,6 +1,5 @@
 """The suite of whoever keeps tasks, on every kind of database that a router may have."""
 
-import asyncio
 from typing import Any
 
 from stored_tasks import (
@@ -16,7 +15,6 @@ from stored_tasks import (
     count,
     failed,
     refused,
-    reverted,
     said,
     seen,
     store_on,
@@ -80,12 +78,6 @@ async def test_same_key_returns_the_same_task_until_it_is_purged(kept: SqlTaskSt
     assert not (await kept.submit(a_task("task-5", idempotency_key="k"))).existed
 
 
-async def test_same_key_with_a_different_request_is_a_conflict(kept: SqlTaskStore) -> None:
-    await kept.submit(a_task("task-1", idempotency_key="k"))
-    await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submit(a_task("task-2", idempotency_key="k", prompt="bye")))
-    assert (await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks == [await seen(kept, "task-1")]
-
-
 async def test_one_of_many_concurrent_submissions_with_one_key_is_stored(
     kept: SqlTaskStore, beside: RouterDatabase
 ) -> None:
@@ -97,13 +89,6 @@ async def test_one_of_many_concurrent_submissions_with_one_key_is_stored(
     assert [each.existed for each in found if not isinstance(each, WeftError)] == [False] + [True] * 15
     assert conflicts == [Reason.IDEMPOTENCY_CONFLICT] * 4
     assert await count(beside, "task_specs") == 1
-
-
-async def test_task_that_cannot_be_stored_does_not_fail_others(kept: SqlTaskStore) -> None:
-    rows = [a_task(f"task-{n}") for n in range(10)]
-    found = await all_of(*(kept.submit(row) for row in [*rows, rows[3]]))
-    assert [type(each) for each in found].count(WeftError) == 1
-    assert len((await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks) == 10
 
 
 # -- pages
@@ -190,19 +175,6 @@ async def test_all_lanes_are_paged_regardless_of_their_depth(kept: SqlTaskStore)
     assert found == lanes
 
 
-async def test_lanes_without_a_ready_task_are_not_listed(kept: SqlTaskStore) -> None:
-    for model, ready_at in (("a", NOW + 5), ("b", NOW), ("c", NOW + 3)):
-        claim = await begun(kept, f"task-{model}", lane=LANE._replace(model=model))
-        await reverted(kept, claim, ready_at=ready_at)
-    await begun(kept, "task-d", lane=LANE._replace(model="d"))
-    assert [lane.model for lane in await kept.lanes(NOW, None, 10)] == ["b"]
-    assert await kept.next_ready_at(NOW) == NOW + 3
-    assert [lane.model for lane in await kept.lanes(NOW + 3, None, 10)] == ["b", "c"]
-    assert [lane.model for lane in await kept.lanes(NOW + 5, None, 10)] == ["a", "b", "c"]
-    assert await kept.next_ready_at(NOW + 5) is None
-    assert await kept.lanes(NOW + 3600, None, 10) == []
-
-
 async def test_oldest_tasks_of_a_lane_are_read_first_within_count_and_size_limits(kept: SqlTaskStore) -> None:
     for number in range(5):
         await kept.submit(a_task(f"task-{number}", prompt="x" * 1000, caller=f"c{number}"))
@@ -214,14 +186,6 @@ async def test_oldest_tasks_of_a_lane_are_read_first_within_count_and_size_limit
     assert len(await kept.pending(LANE, NOW, 2, 1 << 30)) == 2
     assert len(await kept.pending(LANE, NOW, 5, 2500)) == 2
     assert len(await kept.pending(LANE, NOW, 5, 1)) == 1
-
-
-async def test_open_tasks_are_counted_by_tenant(kept: SqlTaskStore) -> None:
-    await kept.submit(a_task("task-1"))
-    await begun(kept, "task-2")
-    await begun(kept, "task-3", lane=LANE._replace(tenant="bob"))
-    await kept.cancel("ann", "task-1", NOW)
-    assert await kept.open_counts() == {"ann": 1, "bob": 1}
 
 
 async def test_tasks_are_counted_by_state_with_the_oldest_open_time(kept: SqlTaskStore) -> None:
@@ -296,16 +260,6 @@ async def test_database_time_is_available_only_on_postgres(kept: SqlTaskStore, b
     assert now is None or now > 1_700_000_000
 
 
-async def test_stopped_store_accepts_nothing(database_url: str) -> None:
-    store = store_on(database_url)
-    await refused(Reason.SERVICE_UNAVAILABLE, store.submit(a_task("task-1")))
-    await store.start()
-    await store.stop()
-    await store.stop()
-    await refused(Reason.SERVICE_UNAVAILABLE, store.submit(a_task("task-1")))
-    await refused(Reason.SERVICE_UNAVAILABLE, store.get("ann", "task-1"))
-
-
 async def test_stop_keeps_a_shared_database_open(database_url: str) -> None:
     database = RouterDatabase(database_url)
     await database.open()
@@ -316,18 +270,6 @@ async def test_stop_keeps_a_shared_database_open(database_url: str) -> None:
     await store.stop()
     assert await count(database, "tasks") == 0
     await database.close()
-
-
-async def test_stop_flushes_waiting_writes_first(database_url: str) -> None:
-    store = store_on(database_url)
-    await store.start()
-    submitting = [asyncio.create_task(store.submit(a_task(f"task-{n}"))) for n in range(50)]
-    await asyncio.sleep(0)
-    await store.stop()
-    assert len(await asyncio.gather(*submitting)) == 50
-    await store.start()
-    assert len((await store.list_page("ann", task_service_pb2.ListTasksRequest())).tasks) == 50
-    await store.stop()
 
 
 # -- who submitted it

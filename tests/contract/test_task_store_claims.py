@@ -72,25 +72,6 @@ async def test_claim_time_is_never_before_the_end_of_the_previous_attempt(kept: 
     assert details.attempts[1].claim_time == details.attempts[0].end_time
 
 
-async def test_backing_off_expired_and_missing_tasks_cannot_be_claimed(kept: SqlTaskStore) -> None:
-    claim = await begun(kept, "task-1")
-    await reverted(kept, claim, ready_at=NOW + 2)
-    assert await kept.claim("task-1", "r2", NOW + 1, NOW + LEASE) is None
-    assert await kept.claim("task-0", "r2", NOW + 2, NOW + LEASE) is None
-    assert await kept.claim("task-1", "r2", NOW + 3600, NOW + 3700) is None
-    assert (await claimed(kept, "task-1", "r2", NOW + 2)).attempt == 2
-
-
-async def test_heartbeat_renews_all_claims_of_its_owner_and_no_others(kept: SqlTaskStore) -> None:
-    mine = {await begun(kept, "task-1"), await begun(kept, "task-2")}
-    lost = await begun(kept, "task-3")
-    others = await begun(kept, "task-4", "r2")
-    await reverted(kept, lost)
-    assert await kept.renew("r1", NOW + 100) == mine
-    assert await kept.renew("r0", NOW + 100) == frozenset()
-    assert [each.claim for each in await kept.revert_expired(NOW + 99, 10)] == [others]
-
-
 async def test_expired_claims_of_an_owner_can_be_excluded_from_revert(kept: SqlTaskStore) -> None:
     mine, others = await begun(kept, "task-1"), await begun(kept, "task-2", "r2")
     assert [each.claim for each in await kept.revert_expired(NOW + LEASE, 10, except_of="r1")] == [others]
