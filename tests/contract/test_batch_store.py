@@ -71,37 +71,6 @@ async def test_batch_is_invisible_and_its_lines_do_not_start_until_all_lines_are
     assert [batch.id for batch in (await world.batches.list_page("ann")).batches] == [made.id]
 
 
-async def test_batch_with_an_interrupted_upload_leaves_nothing(world: World) -> None:
-    async def breaking() -> AsyncIterator[batch_service_pb2.BatchLine]:
-        for number in range(CHUNK_LINES + 1):
-            yield line(f"line-{number}")
-        raise ConnectionError
-
-    with pytest.raises(ConnectionError):
-        await world.batches.create(world.new_batch(), breaking())
-    await nothing_is_left(world)
-    assert world.news == []
-
-
-async def test_batch_cancelled_during_upload_leaves_nothing(world: World) -> None:
-    waiting = asyncio.Event()
-
-    async def stalling() -> AsyncIterator[batch_service_pb2.BatchLine]:
-        for number in range(3 * CHUNK_LINES):
-            yield line(f"line-{number}")
-        waiting.set()
-        await asyncio.Event().wait()
-
-    creating = asyncio.create_task(world.batches.create(world.new_batch(), stalling()))
-    await waiting.wait()
-    # The last lines are sent together with the next ones.
-    assert await world.count("tasks") == 2 * CHUNK_LINES
-    creating.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await creating
-    await nothing_is_left(world)
-
-
 async def test_batch_with_errors_is_stored_as_failed_without_lines(world: World) -> None:
     errors = (
         batch_service_pb2.BatchLineError(code="invalid_json", message="x" * 2_000, line=3, field="body"),

@@ -1,8 +1,6 @@
 """Files that are kept, on every kind of database that a router may have."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from stored_batches import NEW_FILE, World, content, refused, running
@@ -103,23 +101,6 @@ async def test_file_with_interrupted_content_is_never_visible_and_removed_immedi
     assert await world.count("files") == await world.count("file_pieces") == 0
 
 
-async def test_cancelled_upload_is_removed(world: World) -> None:
-    waiting = asyncio.Event()
-
-    async def stalling() -> AsyncIterator[bytes]:
-        yield bytes(2 * MAX_PIECE_BYTES)
-        waiting.set()
-        await asyncio.Event().wait()
-
-    saving = asyncio.create_task(world.files.save(NEW_FILE, stalling()))
-    await waiting.wait()
-    assert await world.count("files") == 1
-    saving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await saving
-    assert await world.count("files") == await world.count("file_pieces") == 0
-
-
 async def test_oversized_file_is_rejected_during_upload(database_url: str) -> None:
     read_on: list[int] = []
 
@@ -199,13 +180,3 @@ async def test_file_deleted_during_a_read_is_not_reported_complete(world: World)
     await anext(reading)
     await world.files.delete("ann", file.id)
     await refused(Reason.NOT_FOUND, anext(reading))
-
-
-async def test_concurrent_uploads_are_stored_separately(world: World) -> None:
-    async def one(number: int) -> Any:
-        new = file_service_pb2.File(tenant=f"t{number % 3}", name=str(number), purpose="batch")
-        return await world.files.save(new, content(*[bytes([number])] * 5))
-
-    kept = await asyncio.gather(*map(one, range(20)))
-    for number, file in enumerate(kept):
-        assert await read(world, file.id, f"t{number % 3}") == bytes([number]) * 5
