@@ -138,27 +138,6 @@ async def test_watch_starts_with_existing_requests_and_continues_with_changes(tm
             assert await snapshot(watch) == ["r-1", "r-3"]
 
 
-async def test_queue_position_change_reaches_the_watcher(tmp_path: Path) -> None:
-    router = RecordingRouter(SystemClock(), QUICK)
-    router.arrive(1)
-    router.wait(1, 3)
-    async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch()) as watch:
-        await snapshot(watch)
-        router.wait(1, 2)
-        response = await anext(watch)
-        assert [one.queued.position for one in response.requests] == [2]
-
-
-async def test_large_snapshot_is_split_into_messages(tmp_path: Path) -> None:
-    router = RecordingRouter(SystemClock(), WatchLimits(max_batch=10))
-    for key in range(25):
-        router.arrive(key)
-        router.end(key)
-    async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch("", 1_000)) as watch:
-        sizes = [len((await anext(watch)).requests) for _ in range(3)]
-    assert sizes == [10, 10, 5]
-
-
 async def test_watch_over_the_limit_is_rejected_until_another_leaves(tmp_path: Path) -> None:
     router = RecordingRouter(SystemClock(), QUICK)
     async with remote(router.servicer, tmp_path) as requests:
@@ -184,15 +163,6 @@ async def test_negative_ended_request_count_is_rejected(tmp_path: Path) -> None:
     async with remote(RecordingRouter(SystemClock(), QUICK).servicer, tmp_path) as requests:
         with refused(field="ended_limit"):
             await anext(requests.watch("", -1))
-
-
-async def test_watch_ends_with_the_router(tmp_path: Path) -> None:
-    router = RecordingRouter(SystemClock(), QUICK)
-    async with remote(router.servicer, tmp_path) as requests, aclosing(requests.watch()) as watch:
-        await snapshot(watch)
-        router.servicer.close()
-        with refused(Reason.SHUTTING_DOWN):
-            await anext(watch)
 
 
 @pytest.mark.slow("runs whole services")
