@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
+import kit.serving
 import pytest
 from kit.refusals import refused
 from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, Stage, granted_lease, wanted
@@ -29,7 +30,6 @@ from weft.gpu.snapshot import HostSnapshot, snapshot_message
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server, open_channel
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
@@ -68,14 +68,10 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 @asynccontextmanager
 async def serving(folder: Path, stage: Stage) -> AsyncIterator[Served]:
-    server, address = new_server(), f"unix:{folder}/leases.sock"
     async with stage:
-        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(stage.ledger), server)
-        server.add_insecure_port(address)
-        await server.start()
-        async with open_channel(address) as channel:
+        service = lease_service_pb2_grpc.add_LeaseServiceServicer_to_server, LeaseServicer(stage.ledger)
+        async with kit.serving.served(folder / "leases.sock", service) as channel:
             yield Served(stage, cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(channel)))
-        await server.stop(grace=None)
 
 
 def runner(name: str = "r1", life: str = "life-1") -> lease_pb2.LeaseHolder:

@@ -12,19 +12,14 @@ import pytest
 from gated_store import GatedStore
 from kit.messages import changed
 from kit.refusals import refused
-from operation_stage import Stage, id_of, load
 from roster_harness import BareRegistry
 
-from registry_svc.config import OperationLimits, RegistryConfig
+from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Session
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
-from registry_svc.operations.governance import Gatekeeper
-from registry_svc.operations.operation_store import OperationStore
-from registry_svc.operations.operations import OperationService
 from registry_svc.operations.policy.loads import PoolMember
 from registry_svc.operations.runner_presence import RunnerDirectory
 from weft.api.common.v1 import priority_pb2
-from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
@@ -312,36 +307,3 @@ async def test_restarted_runner_is_called_as_its_new_incarnation(stage: RunnerSt
     gate.use_key(session.ticket_key)
     stage.runner.gate = gate
     assert len(await stage.load()) == 2
-
-
-@asynccontextmanager
-async def operating(stage: RunnerStage) -> AsyncIterator[Stage]:
-    """Operations on the registry's own database and mesh, as the service puts them together."""
-    store = stage.registry.core.store
-    assert isinstance(store, GatedStore)
-    desk = OperationService(stage.registry.core, store, stage.calls, Gatekeeper(), OperationLimits())
-    await desk.start()
-    operations = Stage(store, OperationStore(store), clock=stage.runner.clock)
-    operations.operations = desk.operations
-    yield operations
-    await desk.stop(1.0)
-    await desk.stop(1.0)
-
-
-async def test_operation_runs_end_to_end_on_a_runner(stage: RunnerStage) -> None:
-    async with operating(stage) as operations:
-        end = await operations.end(await operations.create(load(context=4096)))
-        assert (end.state, end.runner) == (Operation.STATE_SUCCEEDED, "r1")
-        assert end.result.memory_bytes == 4096
-        assert stage.runner.heard == [f"load m1 of {id_of(end.name)}"]
-
-
-async def test_cancel_runs_end_to_end_and_is_followed_by_an_unload(stage: RunnerStage) -> None:
-    stage.runner.hangs = True
-    async with operating(stage) as operations:
-        operation = await operations.create(load())
-        await stage.runner.loading.wait()
-        await operations.operations.cancel(operation, "bob")
-        assert (await operations.end(operation)).state == Operation.STATE_CANCELLED
-        assert stage.runner.stopped.is_set()
-        assert stage.runner.heard == [f"load m1 of {id_of(operation)}", f"unload m1 of {id_of(operation)}"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from kit.refusals import refused
+from kit.serving import served
 from operation_stage import WAIT_LIMIT_SECONDS, Stage, load, loaded, running_stage, said, unload
 
 from registry_svc.operations.actions import MAX_ACTION_BYTES, check_action
@@ -20,7 +21,6 @@ from registry_svc.wire_values import MAX_ACTOR_CHARS, MAX_PARAMETERS
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server, open_channel
 
 if TYPE_CHECKING:
     from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceAsyncStub
@@ -52,15 +52,10 @@ class Desk:
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     async with running_stage(Gatekeeper()) as stage:
-        server, address = new_server(), f"unix:{tmp_path}/registry.sock"
-        servicer = OperationServicer(stage.operations)
-        operation_service_pb2_grpc.add_OperationServiceServicer_to_server(servicer, server)
-        server.add_insecure_port(address)
-        await server.start()
-        async with open_channel(address) as channel:
+        service = operation_service_pb2_grpc.add_OperationServiceServicer_to_server, OperationServicer(stage.operations)
+        async with served(tmp_path / "registry.sock", service) as channel:
             stub = cast("OperationServiceAsyncStub", operation_service_pb2_grpc.OperationServiceStub(channel))
             yield Desk(stage, stub)
-        await server.stop(grace=None)
 
 
 async def test_operation_is_watched_from_acceptance_to_result(desk: Desk) -> None:
@@ -105,16 +100,6 @@ async def test_map_order_does_not_change_the_action(desk: Desk) -> None:
     names = [f"p{number}" for number in range(40)]
     await desk.create(with_parameters(*names), "r1")
     await desk.create(with_parameters(*reversed(names)), "r1")
-
-
-async def test_cancel_returns_immediately_and_its_completion_is_watched(desk: Desk) -> None:
-    made = await desk.create(load())
-    await desk.stage.until_heard("load m1 on r1")
-    answer = await desk.stub.CancelOperation(pb.CancelOperationRequest(name=made.name, requested_by="bob"))
-    assert answer.operation.state in {Operation.STATE_RUNNING, Operation.STATE_CANCELLED}
-    assert (await desk.watched(made.name))[-1].state == Operation.STATE_CANCELLED
-    again = await desk.stub.CancelOperation(pb.CancelOperationRequest(name=made.name))
-    assert again.operation.state == Operation.STATE_CANCELLED
 
 
 async def test_disconnected_watcher_is_removed(desk: Desk) -> None:

@@ -3,19 +3,20 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kit.otlp_receiver import ReceivedSpan
+from kit.serving import served
 from kit.traces import Collected, collected
 from operation_stage import Stage, id_of, load, loaded, running_stage, said, unload
 
 from registry_svc.operations.operation_spans import MAX_STAGES
 from registry_svc.operations.servicer import OperationServicer
-from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
+from weft.api.operations.v1 import operation_service_pb2_grpc
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server, open_channel
 from weft.kernel.tracing import Sampling, TraceContext
 
 CALLER = TraceContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True)
@@ -149,27 +150,15 @@ async def test_number_of_stage_spans_is_limited() -> None:
 
 async def test_caller_span_is_read_from_the_call_metadata(tmp_path: Path) -> None:
     async with traced() as (stage, spans):
-        server, address = new_server(), f"unix:{tmp_path}/registry.sock"
-        servicer = OperationServicer(stage.operations)
-        operation_service_pb2_grpc.add_OperationServiceServicer_to_server(servicer, server)
-        server.add_insecure_port(address)
-        await server.start()
-        try:
-            async with open_channel(address) as channel:
-                stub = operation_service_pb2_grpc.OperationServiceStub(channel)
-                stage.calls.answer("m1", loaded())
-                answer = await stub.CreateOperation(  # type: ignore[misc]  # asynchronous on such a channel
-                    stage.asked(load()), metadata=(("traceparent", CALLER.traceparent),)
-                )
-                stage.calls.answer("m2", loaded())
-                wrong = await stub.CreateOperation(  # type: ignore[misc]
-                    stage.asked(load("m2")), metadata=(("traceparent", "nonsense"),)
-                )
-            ids = [each.operation.name for each in (answer, wrong)]
-            for operation_id in ids:
-                await stage.end(operation_id)
-        finally:
-            await server.stop(None)
-        assert isinstance(answer, operation_service_pb2.CreateOperationResponse)
+        service = operation_service_pb2_grpc.add_OperationServiceServicer_to_server, OperationServicer(stage.operations)
+        ids = []
+        async with served(tmp_path / "registry.sock", service) as channel:
+            stub: Any = operation_service_pb2_grpc.OperationServiceStub(channel)
+            for model, traceparent in (("m1", CALLER.traceparent), ("m2", "nonsense")):
+                stage.calls.answer(model, loaded())
+                asked = stage.asked(load(model))
+                answer = await stub.CreateOperation(asked, metadata=(("traceparent", traceparent),))
+                ids.append(answer.operation.name)
+                await stage.end(ids[-1])
         assert span_of(spans, ids[0]).parent_id == f"{CALLER.span_id:016x}"
         assert [each for each in spans.all() if each.attributes.get("weft.operation.id") == id_of(ids[1])] == []
