@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kit.request_endings import ending
+from kit.scheduling import placement_request
 from stored_tasks import CRASH, LEASE, NOW, a_task
 
 from router_svc.durable.limits import UsageLimits
@@ -23,9 +24,8 @@ from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import task_error
 from weft.durable.usage import GROUPS
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Priority
 from weft.kernel.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 
@@ -70,9 +70,7 @@ class Router:
         await self.stop()
 
     def live_end(self, receipt: receipt_pb2.Receipt, tenant: str) -> None:
-        request = PlacementRequest(
-            request_id="r", tenant=tenant, model="demo", operation=Operation.CHAT, caller="key:live"
-        )
+        request = placement_request("r", tenant=tenant, model="demo", caller="key:live")
         self.recorder.note_end(ending(request, receipt=receipt, view=FleetView()))
 
     async def listed(self, *by: str, **bounds: Any) -> pb.ListUsageResponse:

@@ -8,6 +8,13 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.request import Operation
+
+
+def placement_request(request_id: str = "r-1", **fields: Any) -> PlacementRequest:
+    known = {"tenant": "a", "model": "qwen", "operation": Operation.CHAT}
+    return PlacementRequest(request_id=request_id, **{**known, **fields})
 
 
 class SlowWaker:

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kit.fleet import model_view, ready, runner_view
-from kit.scheduling import scheduling_loop
+from kit.scheduling import placement_request, scheduling_loop
 
 from router_svc.loop import RouterRecords
 from router_svc.placement import LocalPlacement, PlacementServicer
@@ -21,7 +21,6 @@ from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server, open_channel
 
 PLACEMENT = "weft.api.router.v1.PlacementService"
@@ -112,9 +111,7 @@ async def running(folder: Path) -> AsyncGenerator[Mesh]:
 
 
 def a_request(number: int = 1) -> PlacementRequest:
-    return PlacementRequest(
-        request_id=f"req-{number}", tenant="t", model="m", operation=Operation.CHAT, seconds_left=30.0
-    )
+    return placement_request(f"req-{number}", tenant="t", model="m", seconds_left=30.0)
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.request_endings import ending
-from kit.scheduling import NothingRuns
+from kit.scheduling import NothingRuns, placement_request
 from kit.serving import served
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
@@ -21,9 +21,7 @@ from router_svc.request_servicer import RequestServicer
 from weft.api.router.v1 import request_service_pb2_grpc
 from weft.durable.requests import RequestClient
 from weft.kernel.clock import Clock
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 
 
 class RecordingRouter:
@@ -41,9 +39,7 @@ class RecordingRouter:
         self.local = RequestClient(self.servicer)
 
     def arrive(self, key: int, tenant: str = "a") -> None:
-        request = PlacementRequest(
-            request_id=f"r-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT, client_id="app"
-        )
+        request = placement_request(f"r-{key}", tenant=tenant, client_id="app")
         self.log.note_arrival(Request.of(key, request, self.clock.monotonic()), datetime(2026, 11, 20, tzinfo=UTC))
         self.clients.admit(key, request)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from kit.refusals import refused
-from test_request_log_of_loop import asked, both_ways, router
+from kit.scheduling import placement_request as asked
+from test_request_log_of_loop import both_ways, router
 
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import (

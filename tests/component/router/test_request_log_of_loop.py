@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from kit.fleet import model_view, ready, runner_view
+from kit.scheduling import placement_request as asked
 from kit.scheduling import scheduling_loop
 from kit.serving import served
 from prometheus_client import generate_latest
@@ -26,9 +27,8 @@ from weft.dispatch.remote_router import RemoteRouter
 from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Priority
 from weft.kernel.units import Rate
 
 
@@ -74,11 +74,6 @@ async def both_ways(
     services = (placement, PlacementServicer(mesh.placement)), (requests, mesh.servicer)
     async with served(folder / "router.sock", *services) as channel:
         yield RemoteRouter(channel, SystemClock()), RequestClient(channel)
-
-
-def asked(request_id: str, **fields: object) -> PlacementRequest:
-    given: dict[str, object] = {"tenant": "a", "model": "qwen", "operation": Operation.CHAT, **fields}
-    return PlacementRequest(request_id=request_id, **given)  # type: ignore[arg-type]
 
 
 def kinds(record: pb.RequestRecord) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from kit.recipes import packet_recipe, wake_plan
 from kit.resources import carried
+from kit.scheduling import placement_request
 from kit.serving import served
 from waker_harness import MODEL, NOTICE_SECONDS, RUNNER, grant_of, next_word
 
@@ -18,8 +19,6 @@ from router_svc.service import RouterService, build
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.registry.v1.wake_pb2 import Wake
 from weft.dispatch.placement import Placement
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Operation
 
 HARDWARE_ADDRESS = "02:00:00:00:00:01"
 InstancePhase = runner_pb2.InstanceState.Phase
@@ -84,7 +83,7 @@ async def until_it_knows_the_mesh(router: RouterService) -> None:
 @asynccontextmanager
 async def asking(router: RouterService) -> AsyncIterator[Placement]:
     """A request that has heard that the model wakes."""
-    request = PlacementRequest(request_id="r", tenant="default", model=MODEL, operation=Operation.CHAT)
+    request = placement_request("r", tenant="default", model=MODEL)
     async with router.placement.place(request) as place:
         assert (await next_word(place)).HasField("loading")
         yield place

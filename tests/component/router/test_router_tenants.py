@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from kit.scheduling import placement_request as asked
 from kit.scheduling import scheduling_loop
-from test_request_log_of_loop import asked, mesh_view
+from test_request_log_of_loop import mesh_view
 
 from router_svc.loop import RouterRecords, SchedulingLoop
 from router_svc.placement import LocalPlacement

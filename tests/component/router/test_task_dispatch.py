@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from kit.fleet import model_view, ready, runner_view
-from kit.scheduling import scheduling_loop
+from kit.scheduling import placement_request, scheduling_loop
 from kit.serving import served
 from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, text
 
@@ -34,7 +34,6 @@ from weft.durable.tasks import TaskClient, is_terminal
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import process_name
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering
 from weft_testing.fake_clock import let_all_run
@@ -270,7 +269,7 @@ async def test_cancel_reaches_the_runner(tmp_path: Path) -> None:
 async def test_task_cancelled_while_queued_for_a_slot_leaves_the_queue(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show(slots=1)
-        holder = PlacementRequest(request_id="r", tenant="bob", model="qwen", operation=Operation.CHAT)
+        holder = placement_request("r", tenant="bob")
         async with LocalPlacement(mesh.loop).place(holder) as place:
             assert (await place.next_decision()).HasField("granted")
             task_id = await submit(tasks)
@@ -287,7 +286,7 @@ async def test_task_cancelled_while_queued_for_a_slot_leaves_the_queue(tmp_path:
 async def test_slot_granted_to_a_deleted_task_is_freed_immediately(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show(slots=1)
-        holder = PlacementRequest(request_id="r", tenant="bob", model="qwen", operation=Operation.CHAT)
+        holder = placement_request("r", tenant="bob")
         async with LocalPlacement(mesh.loop).place(holder) as place:
             assert (await place.next_decision()).HasField("granted")
             gone, next_one = await submit(tasks), await submit(tasks)

@@ -5,6 +5,7 @@ from typing import Self
 
 import pytest
 from kit.refusals import refused
+from kit.scheduling import placement_request
 
 from router_svc.durable.tasks.task_call import ClaimMissedError, GatedPlacement
 from weft.api.common.v1 import receipt_pb2
@@ -13,11 +14,10 @@ from weft.dispatch.placement import Decision, OnCancelled, Placement, for_load, 
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 
 WAITING = in_queue(1, "every slot is taken")
 LOADING = for_load("loading")
-REQUEST = PlacementRequest(request_id="task-1", tenant="ann", model="qwen", operation=Operation.CHAT)
+REQUEST = placement_request("task-1", tenant="ann")
 
 
 def grant(attempt: int = 1) -> Decision:

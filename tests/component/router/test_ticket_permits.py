@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from kit.fleet import model_view, ready, runner_view
-from kit.scheduling import scheduling_loop
+from kit.scheduling import placement_request, scheduling_loop
 
 from router_svc.loop import Mailbox, SchedulingLoop
 from router_svc.policy.endpoints.prefix_affinity import PrefixReport, StoredPrompt
@@ -14,9 +14,7 @@ from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.tickets import TicketGate
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
 LOCAL, REMOTE = ("near-1", "near-2"), "far"
@@ -57,9 +55,7 @@ def _claims(ticket: ticket_pb2.Ticket) -> ticket_pb2.TicketClaims:
 async def test_every_ticket_of_a_request_has_its_remote_permit(tenant: str, asks_remote: bool) -> None:
     permit = tenant == "always" or (tenant == "on_request" and asks_remote)
     loop = scheduling_loop(_view(), clock=FakeClock(), settings=Settings(tenants=TENANTS))
-    request = PlacementRequest(
-        request_id="req-1", tenant=tenant, model="pool", operation=Operation.CHAT, allow_remote=asks_remote
-    )
+    request = placement_request("req-1", tenant=tenant, model="pool", allow_remote=asks_remote)
     grants = await _grants(loop, *loop.submit(request))
     assert [grant.attempt for grant in grants] == list(range(1, len(grants) + 1))
     assert len(grants) >= len(LOCAL), "it was tried again"
@@ -84,19 +80,12 @@ def _loop(clock: FakeClock, kind: str = "k", byte_count: int = 1_000) -> Schedul
 
 
 async def _occupy_holder(loop: SchedulingLoop) -> None:
-    request = PlacementRequest(request_id="req-0", tenant="a", model=HOLDER, operation=Operation.CHAT)
+    request = placement_request("req-0", model=HOLDER)
     assert (await _grant_in(loop.submit(request)[1])).runner == HOLDER
 
 
 async def _granted(loop: SchedulingLoop) -> Granted:
-    request = PlacementRequest(
-        request_id="req-1",
-        tenant="a",
-        model="pool",
-        operation=Operation.CHAT,
-        prompt_tokens=4_200,
-        prefix_digests=DIGESTS,
-    )
+    request = placement_request("req-1", model="pool", prompt_tokens=4_200, prefix_digests=DIGESTS)
     _, mailbox = loop.submit(request)
     return await _grant_in(mailbox)
 

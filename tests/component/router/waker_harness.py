@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from kit.fleet import model_view, ready, runner_view
 from kit.recipes import wake_plan
-from kit.scheduling import scheduling_loop
+from kit.scheduling import placement_request, scheduling_loop
 from kit.serving import served
 
 from router_svc.placement import LocalPlacement
@@ -22,8 +22,6 @@ from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import Decision, Placement
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft_testing.fake_clock import FakeClock
@@ -145,13 +143,7 @@ class WakingMesh:
         raise AssertionError("a wake is still under way after 10 s")
 
     def place(self, request_id: str = "r", traceparent: str = "") -> Placement:
-        request = PlacementRequest(
-            request_id=request_id,
-            tenant="default",
-            model=MODEL,
-            operation=Operation.CHAT,
-            traceparent=traceparent,
-        )
+        request = placement_request(request_id, tenant="default", model=MODEL, traceparent=traceparent)
         return LocalPlacement(self.loop).place(request)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from kit.request_endings import ending
+from kit.scheduling import placement_request as asked
 
 from router_svc.client_registry import (
     MAX_TARGETS_COUNTED,
@@ -20,7 +21,7 @@ from weft.api.router.v1 import request_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Priority
 from weft.kernel.units import Rate, RateUnit
 from weft_testing.fake_clock import FakeClock
 
@@ -30,11 +31,6 @@ PROFILES = {
     "hourly": ClientProfile(rates=(Rate(2, 3600),), **PAUSES),
 }
 UNLIMITED = RateLimitConfig()
-
-
-def asked(**fields: object) -> PlacementRequest:
-    given: dict[str, object] = {"tenant": "a", "model": "qwen", "operation": Operation.CHAT, **fields}
-    return PlacementRequest(request_id="r", **given)  # type: ignore[arg-type]
 
 
 def registry(clock: FakeClock, limits: RateLimitConfig = UNLIMITED, *, max_clients: int = 1024) -> ClientRegistry:

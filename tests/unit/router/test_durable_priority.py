@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from scheduler_harness import Mesh, arrival, candidate, placed, refusals, rejected, scheduler
 
-from router_svc.policy.decisions import Decision, Served, Waits
+from router_svc.policy.decisions import Decision, Waits
 from router_svc.policy.endpoints.candidates import Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from kit.fleet import runner_view
 from kit.request_endings import ending
+from kit.scheduling import placement_request
 
 from router_svc.figures import (
     MAX_CLASS,
@@ -26,13 +27,11 @@ from weft.api.router.v1.figure_step_pb2 import FigureStep, StepCounts
 from weft.dispatch.fleet import FleetView
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
 LIMITS = FigureLimits(step_seconds=10.0, max_steps=6, max_models=2, max_models_per_step=3, max_devices=2)
-ASKED = PlacementRequest(request_id="r-1", tenant="a", model="qwen", operation=Operation.CHAT)
+ASKED = placement_request()
 
 
 COMPLETED = {"completed": 1}

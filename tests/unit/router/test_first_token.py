@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from index_harness import index, member, pick
+from kit.scheduling import placement_request
 
 from router_svc.policy.decisions import Decision, Placed, Served
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
@@ -17,7 +18,7 @@ from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit, PrefixCache
 from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings
-from weft.kernel.placement_request import PlacementRequest, PrefixHolder
+from weft.kernel.placement_request import PrefixHolder
 from weft.kernel.request import Operation
 
 CHUNK_TOKENS = 256
@@ -288,13 +289,8 @@ def scheduler_of(*names: str) -> Scheduler:
 
 
 def ask(scheduler: Scheduler, key: int, *digests: int, tenant: str = "t", now: float = 0.0) -> list[Decision]:
-    spec = PlacementRequest(
-        request_id="",
-        tenant=tenant,
-        model="p",
-        operation=Operation.CHAT,
-        prompt_tokens=CHUNK_TOKENS * len(digests) + 50,
-        prefix_digests=digests,
+    spec = placement_request(
+        "", tenant=tenant, model="p", prompt_tokens=CHUNK_TOKENS * len(digests) + 50, prefix_digests=digests
     )
     return scheduler.submit(Request(key, spec, Needs(Operation.CHAT), arrived_at=now), now)
 

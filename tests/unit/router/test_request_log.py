@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from kit.request_endings import ending
+from kit.scheduling import placement_request as asked
 
 from router_svc.policy.decisions import FailedAttempt, Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
@@ -15,7 +16,6 @@ from router_svc.request_servicer import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -31,11 +31,6 @@ CANDIDATE = Candidate(
 )
 BUSY = Considered(model="qwen-1", runner="atlas", score=0.25, gate="all 4 slots are busy")
 FREE = Considered(model="qwen-2", runner="titan", score=0.75, chosen=True)
-
-
-def asked(request_id: str = "r-1", **fields: object) -> PlacementRequest:
-    given: dict[str, object] = {"tenant": "a", "model": "qwen", "operation": Operation.CHAT, **fields}
-    return PlacementRequest(request_id=request_id, **given)  # type: ignore[arg-type]
 
 
 def record_of(log: RequestLog, request_id: str = "r-1", now: float = 0.0) -> pb.RequestRecord:

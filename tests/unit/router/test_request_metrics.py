@@ -3,6 +3,7 @@
 import pytest
 from kit.fleet import model_view
 from kit.request_endings import ending
+from kit.scheduling import placement_request
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router_svc.metrics import RouterMetrics
@@ -13,7 +14,6 @@ from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import OTHER, MetricsPage
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 
 TRACE = "ab" * 16
 SAMPLED = f"00-{TRACE}-{'cd' * 8}-01"
@@ -29,7 +29,7 @@ VIEW = _view("qwen")
 
 
 def _request(model: str = "chat", traceparent: str = "") -> PlacementRequest:
-    return PlacementRequest(request_id="r1", tenant="t", model=model, operation=Operation.CHAT, traceparent=traceparent)
+    return placement_request("r1", tenant="t", model=model, traceparent=traceparent)
 
 
 def _receipt(outcome: "receipt_pb2.Outcome.ValueType", model: str = "qwen") -> receipt_pb2.Receipt:

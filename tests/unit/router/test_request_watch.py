@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 from kit.request_endings import ending
+from kit.scheduling import placement_request
 
 from router_svc.policy.change_buffer import ChangeBuffer, WatchLimits
 from router_svc.policy.decisions import FailedAttempt, Loads, Waits
@@ -12,9 +13,7 @@ from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog, RequestLogLimits
 from weft.api.common.v1 import receipt_pb2
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
 LIMITS = WatchLimits(max_waiting_changes=4, max_batch=3, interval_seconds=0.1, figures_interval_seconds=1.0)
@@ -29,7 +28,7 @@ def synced(limits: WatchLimits = LIMITS) -> ChangeBuffer:
 
 
 def arrive(log: RequestLog, key: int, request_id: str = "", tenant: str = "a") -> None:
-    asked = PlacementRequest(request_id=request_id or f"r-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT)
+    asked = placement_request(request_id or f"r-{key}", tenant=tenant)
     log.note_arrival(Request.of(key, asked, float(key)), WALL)
 
 

@@ -4,6 +4,7 @@ import re
 
 from kit.fleet import model_view
 from kit.request_endings import ending
+from kit.scheduling import placement_request
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,7 +19,6 @@ from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 from weft.kernel.tracing import NO_TRACING
 
 MODEL = model_view(pool="chat")
@@ -26,7 +26,7 @@ VIEW = FleetView(1, {}, {"qwen": MODEL})
 
 
 def _request(model: str = "chat") -> PlacementRequest:
-    return PlacementRequest(request_id="r1", tenant="secret-tenant", model=model, operation=Operation.CHAT)
+    return placement_request("r1", tenant="secret-tenant", model=model)
 
 
 def _receipt(

@@ -3,13 +3,12 @@
 from datetime import UTC, datetime
 
 from kit.request_endings import ending
+from kit.scheduling import placement_request
 
 from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog
 from weft.api.common.v1 import receipt_pb2
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 
 WALL = datetime(2026, 11, 23, 12, tzinfo=UTC)
 MANY = 100
@@ -22,9 +21,7 @@ def log_of(max_ended: int = MANY) -> RequestLog:
 
 
 def arrive(log: RequestLog, key: int, age_seconds: float = 0.0) -> None:
-    request = PlacementRequest(
-        request_id=f"r-{key}", tenant="a", model="qwen", operation=Operation.CHAT, age_seconds=age_seconds
-    )
+    request = placement_request(f"r-{key}", age_seconds=age_seconds)
     log.note_arrival(Request.of(key, request, 0.0), WALL)
 
 
