@@ -1,12 +1,10 @@
-"""Routes: the order of their steps, and that nothing leaves the premises without a permit."""
+"""Routes: the order of their steps, their conditions, and remote models in them."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from index_harness import ANYWHERE, CHAT, index, member, pick, place, placed
 from scheduler_harness import arrival, candidate, scheduler
 
@@ -14,7 +12,7 @@ from router_svc.policy.decisions import Placed, Rejects
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.route_conditions import RouteCondition
-from router_svc.policy.endpoints.routes import Route, RouteStep
+from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy
@@ -161,140 +159,6 @@ def test_only_local_members_of_a_mixed_fallback_pool_count() -> None:
     )
     assert placed(mesh, 3, LINE, pick(ANYWHERE)) == ["first", "here", "nobody"]
     assert [candidate.model for candidate in mesh.table.members(LINE)] == ["first", "here"]
-
-
-NAMES = ("local", "near", "cloud", "far", "mixed-here", "mixed-there")
-
-REMOTE = {"cloud", "far", "mixed-there"}
-
-POOLS = {"mixed-here": "mixed", "mixed-there": "mixed"}
-
-KEYS = (b"", b"one", b"two")
-
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("ask"),
-            st.tuples(
-                st.sampled_from(("route/r", "route/s", *NAMES, "mixed")),
-                st.booleans(),
-                st.sampled_from(KEYS),
-                st.integers(0, 3),
-                st.sets(st.sampled_from(NAMES), max_size=3),
-            ),
-        ),
-        st.tuples(st.just("release"), st.integers(0, 20)),
-        st.tuples(st.just("readiness"), st.tuples(st.sampled_from(NAMES), st.sampled_from(Readiness))),
-        st.tuples(st.just("hold"), st.sets(st.sampled_from(NAMES), max_size=2)),
-        st.tuples(st.just("break"), st.tuples(st.sampled_from(NAMES), st.integers(1, 6))),
-        st.tuples(st.just("guard"), st.booleans()),
-        st.tuples(st.just("wait"), st.floats(0.0, 15.0)),
-    ),
-    max_size=40,
-)
-
-ROUTES = {
-    "r": Route(name="r", candidates=("local", "cloud", "mixed", "far"), pin_primary=False),
-    "s": Route(name="s", candidates=("far", "near", "cloud", "mixed-there"), pin_primary=True),
-}
-
-
-def known(name: str, readiness: Readiness = Readiness.READY) -> Candidate:
-    return member(name, pool=POOLS.get(name, name), remote=name in REMOTE, slots=2, readiness=readiness)
-
-
-class Premises:
-    """Submits requests of all kinds, and checks what leaves the premises."""
-
-    def __init__(self, policy: ChoicePolicy) -> None:
-        self.mesh = index(*map(known, NAMES), policy=policy)
-        self.running: list[Candidate] = []
-        self.now = 0.0
-        self.guard(cloud_fallback=True)
-        # Every table knows the way to the cloud before anything is forbidden.
-        for queue in ("cloud", "far", "mixed", "route/r", "route/s"):
-            for key in KEYS:
-                self.ask(queue, allow_remote=True, key=key, prompt=1, excluded=set())
-                while self.running:
-                    self.mesh.release(self.running.pop())
-
-    def guard(self, *, cloud_fallback: bool) -> None:
-        self.cloud_fallback = cloud_fallback
-        self.mesh.table.set_routes(ROUTES, cloud_fallback=cloud_fallback)
-
-    def ask(self, queue: str, *, allow_remote: bool, key: bytes, prompt: int, excluded: set[str]) -> None:
-        asked = pick(
-            ANYWHERE if allow_remote else CHAT,
-            affinity_key=key,
-            prefix_digests=tuple(range(prompt)),
-            excluded=frozenset(known(name).key for name in excluded),
-            seed=len(self.running),
-        )
-        queue = self.mesh.table.queue_of(queue) or queue
-        candidate = place(self.mesh, queue, asked, self.now)
-        for allowed in self.mesh.permitted(queue, asked.needs, frozenset()):
-            self.check(queue, allowed, allow_remote=allow_remote)
-        if candidate is not None:
-            self.running.append(candidate)
-            assert candidate.model not in excluded
-            self.check(queue, candidate, allow_remote=allow_remote)
-
-    def check(self, queue: str, candidate: Candidate, *, allow_remote: bool) -> None:
-        if not candidate.remote:
-            return
-        assert allow_remote, "bytes would leave the premises without a permit"
-        if queue.startswith("route/") and not self.cloud_fallback:
-            route = ROUTES[queue.removeprefix("route/")]
-            assert candidate.model == route.candidates[0], "a fallback would leave the premises against the settings"
-
-    def step(self, kind: str, argument: object) -> None:
-        match kind, argument:
-            case "ask", (str(queue), bool(allow_remote), bytes(key), int(prompt), set(excluded)):
-                self.ask(queue, allow_remote=allow_remote, key=key, prompt=prompt, excluded=excluded)
-            case "release", int(number) if number < len(self.running):
-                self.mesh.release(self.running.pop(number))
-            case "readiness", (str(name), Readiness() as readiness):
-                self.mesh.table.put(known(name, readiness))
-            case "hold", set(names):
-                self.mesh.table.hold(frozenset(known(name).key for name in names))
-            case "break", (str(name), int(times)):
-                for _ in range(times):
-                    self.mesh.health.note_failure(known(name), FailureKind.BROKE, self.now)
-            case "guard", bool(cloud_fallback):
-                self.guard(cloud_fallback=cloud_fallback)
-            case "wait", float(seconds):
-                self.now += seconds
-                self.mesh.health.advance(self.now)
-
-
-@given(policy=st.sampled_from(ChoicePolicy), steps=STEPS)
-def test_no_request_goes_to_a_remote_provider_without_a_permit(
-    policy: ChoicePolicy, steps: list[tuple[str, object]]
-) -> None:
-    premises = Premises(policy)
-    for kind, argument in steps:
-        premises.step(kind, argument)
-
-
-@pytest.mark.parametrize("policy", ChoicePolicy)
-def test_property_detects_an_index_that_ignores_the_permit(
-    policy: ChoicePolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("router_svc.policy.endpoints.pool.fits", lambda _profile, _needs: "")
-    premises = Premises(policy)
-    with pytest.raises(AssertionError, match="does not allow remote models"):
-        premises.ask("cloud", allow_remote=False, key=b"", prompt=0, excluded=set())
-
-
-@pytest.mark.parametrize("policy", ChoicePolicy)
-def test_property_detects_a_route_that_ignores_the_cloud_guard(
-    policy: ChoicePolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RouteStep, "needs", lambda _rung, needs: needs)
-    premises = Premises(policy)
-    premises.guard(cloud_fallback=False)
-    with pytest.raises(AssertionError, match="against the settings"):
-        premises.ask("route/r", allow_remote=True, key=b"", prompt=0, excluded={"local"})
 
 
 NOON = datetime(2026, 11, 27, 12, 30, tzinfo=UTC)
