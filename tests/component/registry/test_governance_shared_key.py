@@ -185,21 +185,10 @@ def test_token_with_too_few_counting_signers_is_rejected(stage: Stage, signers: 
     assert (refused.value.why, refused.value.actors) == (why, ()), "a name in a token proves nothing here"
 
 
-@pytest.mark.parametrize("signers", [None, [], "alice", ["alice", 5], [["alice"], "bob"], ["alice"] * 65])
-def test_signers_must_be_a_list_of_names(stage: Stage, signers: object) -> None:
-    assert "signer" in stage.why_refused(load(), with_code(stage.op_token(PLAIN, signers=signers)))
-
-
 def test_wrong_key_is_rejected_in_every_form(stage: Stage) -> None:
     other = bytes(40)
     assert stage.why_refused(load(), with_code(stage.op_token(PLAIN), key=other)) == NO_CODE
     assert stage.why_refused(load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), key=other)) == NO_CODE
-
-
-@pytest.mark.parametrize("algorithm", ["none", "HS384", "HS512", "EdDSA", "RS256", "", 5, None, ["HS256"]])
-def test_algorithm_is_never_taken_from_the_token(stage: Stage, algorithm: object) -> None:
-    token = compact(json.dumps(stage.op_token(PLAIN)).encode(), alg=algorithm)
-    assert stage.why_refused(load(), token) == NO_CODE
 
 
 def test_token_without_a_mac_is_rejected(stage: Stage) -> None:
@@ -208,9 +197,29 @@ def test_token_without_a_mac_is_rejected(stage: Stage) -> None:
         assert stage.why_refused(load(), token)
 
 
-@pytest.mark.parametrize("header", [{"kid": "a"}, {"jwk": {}}, {"b64": False}, {"crit": ["b64"], "b64": False}])
-def test_headers_that_select_anything_are_rejected(stage: Stage, header: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "header",
+    [
+        *({"alg": algorithm} for algorithm in ("none", "HS384", "HS512", "EdDSA", "RS256", "", 5, None, ["HS256"])),
+        *({"kid": "a"}, {"jwk": {}}, {"b64": False}, {"crit": ["b64"], "b64": False}),
+    ],
+)
+def test_algorithm_and_key_are_never_taken_from_the_token(stage: Stage, header: dict[str, Any]) -> None:
     assert stage.why_refused(load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), **header)) == NO_CODE
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        *(({"signers": each}, "signer") for each in (None, [], "alice", ["alice", 5], [["alice"]], ["alice"] * 65)),
+        *(({"issuedAt": each}, "whole seconds") for each in (None, "1745880000", 1.5, True, -1, 10**20)),
+        *(({"nonce": each}, "nonce") for each in (None, "", "x" * 129, 5, "a b", "é", "a\u0000b")),
+        ({"onlyOn": "a condition, maybe"}, "does not know"),
+        ({"padding": "A" * 20_000}, "larger than 16 KiB"),
+    ],
+)
+def test_token_with_a_wrong_field_is_rejected(stage: Stage, changes: dict[str, Any], why: str) -> None:
+    assert why in stage.why_refused(load(), with_code(stage.op_token(PLAIN, **changes)))
 
 
 def test_swapped_part_is_rejected(stage: Stage) -> None:
@@ -241,30 +250,11 @@ def test_token_is_valid_for_its_lifetime_from_its_issue_time(stage: Stage, age: 
         assert stage.admit(load(), token).signers
 
 
-@pytest.mark.parametrize("moment", [None, "1745880000", 1.5, True, -1, 10**20])
-def test_issue_time_must_be_whole_seconds(stage: Stage, moment: object) -> None:
-    assert "whole seconds" in stage.why_refused(load(), with_code(stage.op_token(PLAIN, issuedAt=moment)))
-
-
-@pytest.mark.parametrize("nonce", [None, "", "x" * 129, 5, "a b", "é", "a\u0000b"])
-def test_nonce_must_be_printable_and_bounded(stage: Stage, nonce: object) -> None:
-    assert "nonce" in stage.why_refused(load(), with_code(stage.op_token(PLAIN, nonce=nonce)))
-
-
-def test_unknown_field_is_rejected(stage: Stage) -> None:
-    """It might be a condition."""
-    assert "does not know" in stage.why_refused(load(), with_code(stage.op_token(PLAIN, onlyOn="r1")))
-
-
 def test_duplicate_field_is_rejected(stage: Stage) -> None:
     token = with_code(stage.op_token(PLAIN)).replace('"modelId": "qwen"', '"modelId": "other", "modelId": "qwen"')
     assert "a name twice" in stage.why_refused(load(), token)
     payload = canonical(stage.op_token(PLAIN)).replace(b'"modelId":"qwen"', b'"modelId":"other","modelId":"qwen"')
     assert "a name twice" in stage.why_refused(load(), compact(payload))
-
-
-def test_token_size_is_limited(stage: Stage) -> None:
-    assert "larger than 16 KiB" in stage.why_refused(load(), "A" * 20_000)
 
 
 def test_text_the_database_cannot_store_is_rejected(stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -109,55 +110,41 @@ def test_non_json_number_is_refused_in_details() -> None:
         detail_json({"a": float("nan")})
 
 
+def replaced(entries: list[AuditEntry], **fields: Any) -> list[AuditEntry]:
+    return [*entries[:2], changed(entries[2], **fields), *entries[3:]]
+
+
+def forged(entries: list[AuditEntry]) -> list[AuditEntry]:
+    return replaced(entries, actor="mallory", hash=entry_hash(changed(entries[2], actor="mallory")))
+
+
+def at_another_time(entries: list[AuditEntry]) -> list[AuditEntry]:
+    entries[2].time.CopyFrom(entries[0].time)
+    return entries
+
+
+def renumbered(entries: list[AuditEntry]) -> list[AuditEntry]:
+    return [*entries[:2], *(changed(each, sequence=each.sequence - 1) for each in entries[3:])]
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("tamper", "damage", "sequence"),
     [
-        {"at": AT},
-        {"event": "event-4"},
-        {"actor": "mallory"},
-        {"operation": ""},
-        {"detail": "{}"},
+        (at_another_time, Damage.CHANGED, 3),
+        (lambda log: replaced(log, actor="mallory"), Damage.CHANGED, 3),
+        (forged, Damage.REWRITTEN, 3),
+        (lambda log: log[1:], Damage.MISSING, 1),
+        (lambda log: [*log[:4], log[5]], Damage.MISSING, 5),
+        (renumbered, Damage.CHANGED, 3),
+        (lambda log: [*log[:2], log[3], log[2], *log[4:]], Damage.MISSING, 3),
+        (lambda log: [*log[:3], *log[2:]], Damage.MISSING, 4),
     ],
+    ids=["time", "actor", "actor and hash", "first gone", "fifth gone", "renumbered", "reordered", "repeated"],
 )
-def test_changed_entry_is_detected(change: dict[str, object]) -> None:
-    entries = log()
-    other = draft(3, **change)
-    entries[2].time.CopyFrom(other.time)
-    entries[2] = changed(entries[2], **{name: value for name, value in change.items() if name != "at"})
-    assert verdict(entries) == Fault(damage=Damage.CHANGED, sequence=3)
-
-
-def test_entry_changed_together_with_its_hash_is_detected() -> None:
-    entries = log()
-    forged = changed(entries[2], actor="mallory")
-    entries[2] = changed(forged, hash=entry_hash(forged))
-    assert verdict(entries) == Fault(damage=Damage.REWRITTEN, sequence=3)
-
-
-@pytest.mark.parametrize("gone", [0, 2, 4])
-def test_deleted_entry_is_detected(gone: int) -> None:
-    entries = log()
-    del entries[gone]
-    assert verdict(entries) == Fault(damage=Damage.MISSING, sequence=gone + 1)
-
-
-def test_deleted_entry_is_detected_after_renumbering() -> None:
-    entries = log()
-    del entries[2]
-    entries[2:] = [changed(entry, sequence=entry.sequence - 1) for entry in entries[2:]]
-    assert verdict(entries) == Fault(damage=Damage.CHANGED, sequence=3)
-
-
-def test_reordered_entries_are_detected() -> None:
-    entries = log()
-    entries[2], entries[3] = entries[3], entries[2]
-    assert verdict(entries) == Fault(damage=Damage.MISSING, sequence=3)
-
-
-def test_repeated_entry_is_detected() -> None:
-    entries = log()
-    entries.insert(3, entries[2])
-    assert verdict(entries) == Fault(damage=Damage.MISSING, sequence=4)
+def test_tampered_log_is_detected_and_says_where(
+    tamper: Callable[[list[AuditEntry]], list[AuditEntry]], damage: Damage, sequence: int
+) -> None:
+    assert verdict(tamper(log())) == Fault(damage=damage, sequence=sequence)
 
 
 def test_truncated_log_is_detected_only_with_the_stored_head() -> None:
