@@ -10,7 +10,7 @@ from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_records import Claim, Lane, NewChunk, NewTask, PendingTask, TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import event_pb2
-from weft.api.router.v1 import task_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -75,6 +75,13 @@ async def seen(store: SqlTaskStore, name: str, tenant: str = "ann") -> task_pb2.
     task = await store.get(tenant, name)
     assert task is not None
     return task
+
+
+async def details_of(store: SqlTaskStore, name: str, tenant: str = "ann") -> task_service_pb2.GetTaskResponse:
+    """The task and its attempts."""
+    details = await store.details(tenant, name)
+    assert details is not None
+    return details
 
 
 async def said(store: SqlTaskStore, name: str, attempt: int, after: int = 0, max_bytes: int = MUCH) -> list[str]:

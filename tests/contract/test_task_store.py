@@ -13,6 +13,7 @@ from stored_tasks import (
     begun,
     claimed,
     count,
+    details_of,
     failed,
     refused,
     said,
@@ -45,8 +46,7 @@ async def test_acknowledged_task_survives_a_restart(database_url: str) -> None:
         await store.start()
         if life == 0:
             acknowledged = (await store.submit(row)).task
-        details = await store.details("ann", "task-1")
-        assert details is not None
+        details = await details_of(store, "task-1")
         assert details.task == acknowledged
         assert details.spec.SerializeToString() == row.spec
         assert acknowledged.HasField("expire_time")
@@ -224,8 +224,7 @@ async def test_cancelled_task_ends_immediately_and_stays_cancelled(kept: SqlTask
     again = await kept.cancel("ann", "task-2", NOW + 9)
     assert again == await seen(kept, "task-2")
     assert await said(kept, "task-2", 1) == ["a"]
-    details = await kept.details("ann", "task-2")
-    assert details is not None
+    details = await details_of(kept, "task-2")
     (attempt,) = details.attempts
     assert Reason(attempt.reason) is Reason.CANCELLED
     assert attempt.end_time == again.end_time
@@ -248,8 +247,7 @@ async def test_unknown_reason_of_a_newer_release_reads_as_internal(kept: SqlTask
     await kept.end(await begun(kept, "task-1"), failed(), NOW)
     await beside.change("UPDATE tasks SET error_reason = 9999")
     await beside.change("UPDATE task_attempts SET reason = 9999")
-    details = await kept.details("ann", "task-1")
-    assert details is not None
+    details = await details_of(kept, "task-1")
     assert details.task.error == task_error(Reason.INTERNAL, "no")
     assert Reason(details.attempts[0].reason) is Reason.INTERNAL
 
