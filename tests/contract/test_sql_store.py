@@ -436,6 +436,7 @@ def test_urls_are_shown_without_passwords() -> None:
         "mysql://root:SECRET@host/weft",
         "postgresql://weft:SECRET@host:port/weft",
         "sqlite://a",
+        "sqlite:///file:registry.db?uri=true",
     ):
         with pytest.raises(FieldError, match="database_url") as refused:
             address_of(wrong)

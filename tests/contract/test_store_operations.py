@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kit.refusals import refused
-from stored_values import ELSEWHERE, NOW, WORDS, stored
+from stored_values import ELSEWHERE, NOW, WORDS
 
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault, empty_head, entry_draft
@@ -253,13 +253,3 @@ async def test_audience_is_created_once_and_the_issue_time_mark_never_decreases(
     later = await OperationStore(again).load_marks()
     assert (later.audience, later.newest_issued_at) == (marks.audience, NOW + timedelta(seconds=1))
     await again.close()
-
-
-async def test_transactions_of_different_stores_are_serialized(store: SqlStore, operations: OperationStore) -> None:
-    """Without a turn SQLite ends one that reads, then writes, after another one has written in between."""
-    await asyncio.gather(
-        *(store.save_session(stored(f"s{number}", f"r{number}", (f"m{number}",))) for number in range(20)),
-        *(operations.save_new(*new(number)) for number in range(1, 21)),
-    )
-    assert len((await store.load()).sessions) == 20
-    assert len(await operations.load_unfinished()) == 20

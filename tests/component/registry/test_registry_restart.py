@@ -14,8 +14,6 @@ from kit.resources import declared
 from kit.warm_python import warm
 from registry_harness import ACTIVE, INACTIVE, SomeRunner, an_agent, declare, ready, running_registry
 
-from registry_svc.config import RegistryConfig
-from registry_svc.service import build
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
@@ -23,7 +21,6 @@ from weft.api.registry.v1 import (
     registry_service_pb2_grpc,
 )
 from weft.documents.kinds import record_in
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
 from weft_testing.fake_clock import FakeClock
@@ -126,29 +123,6 @@ async def test_wall_clock_set_back_during_downtime_expires_no_runner_early_or_la
         assert (await after.runner("r1")).status == ACTIVE
         await after.advance(5.0)
         assert (await after.runner("r1")).status == INACTIVE
-
-
-async def test_second_registry_on_one_file_fails_to_start_and_changes_nothing(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as first:
-        second = build(RegistryConfig(database_url=f"sqlite:///{tmp_path}/registry.db"))
-        with pytest.raises(WeftError, match="another registry runs on this database") as refusal:
-            await second.start()
-        assert refusal.value.reason is Reason.ALREADY_EXISTS
-        await second.stop(grace_seconds=0.0)
-        await SomeRunner(first).open()
-    async with running_registry(tmp_path) as after:
-        assert (await after.runner("r1")).status == ACTIVE
-
-
-async def test_invalid_database_error_names_the_file_and_suggests_a_fix(tmp_path: Path) -> None:
-    broken = tmp_path / "registry.db"
-    broken.write_text("this is no database, but long enough to be read as one " * 40)
-    service = build(RegistryConfig(database_url=f"sqlite:///{broken}"), clock=FakeClock())
-    with pytest.raises(WeftError, match="is no database") as failure:
-        await service.start()
-    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    assert str(broken) in failure.value.message
-    assert "restore it from a backup" in failure.value.message
 
 
 STOP_LIMIT_SECONDS = 30.0
