@@ -16,6 +16,7 @@ from router_svc.request_servicer import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.kernel.errors import WeftError
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -41,6 +42,14 @@ def record_of(log: RequestLog, request_id: str = "r-1", now: float = 0.0) -> pb.
 
 def kinds(record: pb.RequestRecord) -> list[str]:
     return [pb.DecisionRecord.Kind.Name(one.kind).removeprefix("KIND_").lower() for one in record.decisions]
+
+
+def log_with(*requests: PlacementRequest) -> RequestLog:
+    """Requests that have just arrived, with keys from 1 on."""
+    log = RequestLog()
+    for key, request in enumerate(requests, start=1):
+        log.note_arrival(Request.of(key, request, 0.0), WALL)
+    return log
 
 
 def test_ended_requests_add_no_objects_to_the_garbage_collector() -> None:
@@ -102,8 +111,7 @@ def test_request_is_explained_from_arrival_to_receipt() -> None:
 
 
 def test_state_is_the_last_status() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     assert record_of(log).state == pb.RequestRecord.STATE_QUEUED
     log.note_decisions([Waits(key=1, position=7, reason="busy", eta_seconds=3.0)], 0.0)
     record = record_of(log)
@@ -120,8 +128,7 @@ def test_state_is_the_last_status() -> None:
 
 
 def test_statuses_differing_only_in_figures_are_one_decision_with_the_newest_figures() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     for position in range(500, 0, -1):
         log.note_decisions([Waits(key=1, position=position, reason="all slots are busy")], 0.0)
     record = record_of(log)
@@ -147,8 +154,7 @@ def test_wake_is_recorded_only_for_requests_waiting_for_that_model() -> None:
 
 
 def test_load_is_recorded_once_also_for_requests_that_learn_of_it_later() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     log.note_decisions([Waits(key=1, position=1, reason="no model of qwen is loaded")], 0.0)
     log.note_decisions([Wakes(model="qwen-2", runner="titan", max_wait_seconds=60.0, why="there is room")], 2.0)
     log.note_decisions([Loads(key=1, stage="waking qwen-2 on titan (1 s of at most 60 s)", progress=None)], 3.0)
@@ -171,8 +177,7 @@ def test_load_started_before_a_request_arrived_is_not_attributed_to_it() -> None
 
 
 def test_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     log.note_decisions([Rejects(key=1, reason=Reason.QUEUE_FULL, message="the queue is full")], 1.0)
     log.note_end(ending(1, 5.0, Reason.CANCELLED, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_REJECTED)))
     record = record_of(log)
@@ -183,8 +188,7 @@ def test_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() -> N
 
 
 def test_refusal_before_the_queue_is_recorded() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     log.note_end(ending(1, 0.0, refusal=WeftError(Reason.RATE_LIMIT_EXCEEDED, "Tenant a exceeded 1 req/min")))
     record = record_of(log)
     assert (record.reason, kinds(record)) == (Reason.RATE_LIMIT_EXCEEDED.value, ["rejected"])
@@ -192,8 +196,7 @@ def test_refusal_before_the_queue_is_recorded() -> None:
 
 
 def test_request_of_a_departed_caller_is_cancelled() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     log.note_end(ending(1, 3.0))
     log.note_end(ending(1, 4.0, Reason.UNSPECIFIED))
     assert record_of(log).reason == Reason.CANCELLED.value
@@ -209,9 +212,7 @@ def test_request_placed_again_keeps_its_first_arrival() -> None:
 
 
 def test_tenant_sees_only_its_own_requests() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(tenant="a"), 0.0), WALL)
-    log.note_arrival(Request.of(2, asked("r-2", tenant="b"), 0.0), WALL)
+    log = log_with(asked(tenant="a"), asked("r-2", tenant="b"))
     assert log.find("r-1", 0.0, "a") is not None
     assert log.find("r-1", 0.0, "b") is None
     entries, total = log.under_way(10, "b")
@@ -219,9 +220,7 @@ def test_tenant_sees_only_its_own_requests() -> None:
 
 
 def test_tenant_cannot_hide_a_request_of_another_by_reusing_its_id() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(tenant="a", model="mine"), 0.0), WALL)
-    log.note_arrival(Request.of(2, asked(tenant="b", model="theirs"), 0.0), WALL)
+    log = log_with(asked(tenant="a", model="mine"), asked(tenant="b", model="theirs"))
     for tenant, target in (("a", "mine"), ("b", "theirs"), ("", "theirs")):
         entry = log.find("r-1", 0.0, tenant)
         assert isinstance(entry, Request)
@@ -249,8 +248,7 @@ def test_later_of_two_requests_with_one_id_is_found_after_the_earlier_is_forgott
 
 
 def test_requests_are_forgotten_an_hour_after_their_end_and_not_before() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     log.note_arrival(Request.of(2, asked("r-2"), 0.0), WALL)
     log.note_end(ending(1, 10.0))
     assert log.find("r-1", 3_610.0) is not None
@@ -276,8 +274,7 @@ def test_request_log_stays_within_its_bound() -> None:
 
 
 def test_receipt_too_large_even_without_signals_keeps_its_outcome() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED, left_premises=True)
     for _ in range(100):
         receipt.attempts.add(runner="x" * 128)
@@ -287,15 +284,13 @@ def test_receipt_too_large_even_without_signals_keeps_its_outcome() -> None:
 
 
 def test_receipt_with_a_reason_of_a_newer_version_still_ends_its_request() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     log.note_end(ending(1, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(reason=9_999)))  # type: ignore[arg-type]
     assert record_of(log).reason == Reason.INTERNAL.value
 
 
 def test_oversized_receipt_is_kept_without_signals() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="m")
     receipt.signals.extend(signal_pb2.Signal(name="X" * 100) for _ in range(64))
     log.note_end(ending(1, 1.0, Reason.UNSPECIFIED, receipt))
@@ -308,8 +303,7 @@ DEATH = "the engine died while it processed the request (signal SIGKILL)"
 
 @pytest.mark.parametrize("is_retried", [True, False])
 def test_failed_attempt_counts_as_retried_only_after_a_new_placement(*, is_retried: bool) -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
     log.note_failed(1, FailedAttempt(1, Reason.SERVER_DIED, DEATH), 1.0)
     assert kinds(record_of(log)) == ["placed", "failed"]
@@ -318,24 +312,15 @@ def test_failed_attempt_counts_as_retried_only_after_a_new_placement(*, is_retri
     record = record_of(log)
     assert kinds(record) == (["placed", "retried", "placed"] if is_retried else ["placed", "failed", "rejected"])
     assert record.decisions[1].detail == f"attempt 1 failed before any content: server_died: {DEATH}"
+    assert is_retried or record.message == DEATH, "the error that its caller got"
 
 
 def refused() -> Rejects:
     return Rejects(key=1, reason=Reason.SERVER_DIED, message="attempt 1 failed and is not retried: no other runner")
 
 
-def test_request_that_is_not_retried_has_the_error_sent_to_its_caller() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
-    log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
-    log.note_failed(1, FailedAttempt(1, Reason.SERVER_DIED, DEATH), 1.0)
-    log.note_decisions([refused()], 1.0)
-    assert record_of(log).message == DEATH
-
-
 def test_attempt_that_failed_after_content_is_a_decision_with_its_error() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
     receipt.time_to_first_token.FromMilliseconds(20)
@@ -351,8 +336,7 @@ def test_attempt_that_failed_after_content_is_a_decision_with_its_error() -> Non
 
 
 def test_engine_log_lines_are_not_listed() -> None:
-    log = RequestLog()
-    log.note_arrival(Request.of(1, asked(), 0.0), WALL)
+    log = log_with(asked())
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
     receipt.attempts.add(engine_exit="signal SIGKILL", engine_log=["loaded"])
     log.note_end(ending(1, 1.0, Reason.SERVER_DIED, receipt))
