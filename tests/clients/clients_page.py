@@ -29,8 +29,7 @@ def results_of(page: str) -> dict[str, str]:
 
 def _row(client: Client, result: str) -> str:
     title = f"[{client.title}](#{_anchor(client)})"
-    surfaces = dict.fromkeys(feature.partition(".")[0] for feature in client.features)
-    paths = ", ".join(f"`{PATHS[surface]}`" for surface in surfaces)
+    paths = ", ".join(f"`{PATHS[surface]}`" for surface in client.surfaces)
     return f"| {title} | {client.package} {client.version} | {paths} | {result} |\n"
 
 

@@ -23,15 +23,6 @@ def test_client_count_meets_the_promised_minimum() -> None:
     assert len(CLIENTS) >= 15
 
 
-@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_check_covers_the_features_in_the_table(client: Client) -> None:
-    folder = FOLDER / client.name
-    script = next(path for path in (folder / "check.py", folder / "check.mjs") if path.exists())
-    pattern = r"\b([a-z]+__[a-z_]+)=" if script.suffix == ".py" else r'^  "([a-z]+\.[a-z_]+)":'
-    names = re.findall(pattern, script.read_text(), re.MULTILINE)
-    assert tuple(name.replace("__", ".") for name in names) == client.features
-
-
 OTHERS = {"phoenix"}
 """Pinned programs that are no clients: a mesh sends its spans to Phoenix."""
 

@@ -34,4 +34,4 @@ def chat_errors() -> None:
     holds("no-such-model" in said and "NotFoundError" in said, f"it does not say what is wrong: {said}")
 
 
-run(chat__stream=chat_stream, chat__text=chat_text, chat__errors=chat_errors)
+run(globals())

@@ -161,18 +161,4 @@ def models_list() -> None:
     same(client.models.retrieve(TALK).id, TALK)
 
 
-run(
-    messages__text=messages_text,
-    messages__stream=messages_stream,
-    messages__tools=messages_tools,
-    messages__tool_stream=messages_tool_stream,
-    messages__runner=messages_runner,
-    messages__structured=messages_structured,
-    messages__thinking=messages_thinking,
-    messages__count=messages_count,
-    messages__errors=messages_errors,
-    messages__key=messages_key,
-    messages__broken_stream=messages_broken_stream,
-    messages__cut_answer=messages_cut_answer,
-    models__list=models_list,
-)
+run(globals())

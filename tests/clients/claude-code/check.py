@@ -38,4 +38,4 @@ def messages_errors() -> None:
     holds(last["is_error"] and "no-such-model" in last["result"], f"it does not say what is wrong: {last}")
 
 
-run(messages__stream=messages_stream, messages__agent=messages_agent, messages__errors=messages_errors)
+run(globals())

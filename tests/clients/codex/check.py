@@ -41,4 +41,4 @@ def responses_errors() -> None:
     holds("no-such-model" in said, f"it does not say what is wrong: {said}")
 
 
-run(responses__stream=responses_stream, responses__agent=responses_agent, responses__errors=responses_errors)
+run(globals())

@@ -73,11 +73,4 @@ def embeddings_vectors() -> None:
     holds(len(vectors[0]) > 1, "no vector")
 
 
-run(
-    chat__text=chat_text,
-    chat__stream=chat_stream,
-    chat__structured=chat_structured,
-    chat__tools=chat_tools,
-    chat__errors=chat_errors,
-    embeddings__vectors=embeddings_vectors,
-)
+run(globals())

@@ -59,11 +59,4 @@ def chat_broken_stream() -> None:
     holds(got, "nothing came before the failure")
 
 
-run(
-    chat__text=chat_text,
-    chat__stream=chat_stream,
-    chat__tools=chat_tools,
-    chat__structured=chat_structured,
-    chat__errors=chat_errors,
-    chat__broken_stream=chat_broken_stream,
-)
+run(globals())

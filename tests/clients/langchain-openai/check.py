@@ -106,18 +106,4 @@ def embeddings_vectors() -> None:
     holds(len(vectors[0]) > 1, "no vector")
 
 
-run(
-    chat__text=chat_text,
-    chat__stream=chat_stream,
-    chat__async=chat_async,
-    chat__tools=chat_tools,
-    chat__agent=chat_agent,
-    chat__structured=chat_structured,
-    chat__errors=chat_errors,
-    chat__broken_stream=chat_broken_stream,
-    responses__text=responses_text,
-    responses__stream=responses_stream,
-    responses__agent=responses_agent,
-    responses__structured=responses_structured,
-    embeddings__vectors=embeddings_vectors,
-)
+run(globals())

@@ -122,17 +122,4 @@ def embeddings_vectors() -> None:
     holds(len(answer.data[0]["embedding"]) > 1, "no vector")
 
 
-run(
-    chat__text=chat_text,
-    chat__stream=chat_stream,
-    chat__tools=chat_tools,
-    chat__tool_stream=chat_tool_stream,
-    chat__structured=chat_structured,
-    chat__reasoning=chat_reasoning,
-    chat__errors=chat_errors,
-    chat__broken_stream=chat_broken_stream,
-    completions__text=completions_text,
-    messages__text=messages_text,
-    messages__stream=messages_stream,
-    embeddings__vectors=embeddings_vectors,
-)
+run(globals())

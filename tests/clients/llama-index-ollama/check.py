@@ -101,14 +101,4 @@ def embed_vectors() -> None:
     holds(len(vectors[0]) > 1, "no vector")
 
 
-run(
-    talk__text=talk_text,
-    talk__stream=talk_stream,
-    talk__async=talk_async,
-    talk__tools=talk_tools,
-    talk__structured=talk_structured,
-    talk__thinking=talk_thinking,
-    talk__errors=talk_errors,
-    talk__broken_stream=talk_broken_stream,
-    embed__vectors=embed_vectors,
-)
+run(globals())

@@ -77,13 +77,4 @@ def embeddings_vectors() -> None:
     holds(len(vectors[0]) > 1, "no vector")
 
 
-run(
-    chat__text=chat_text,
-    chat__stream=chat_stream,
-    chat__tools=chat_tools,
-    chat__structured=chat_structured,
-    chat__errors=chat_errors,
-    chat__broken_stream=chat_broken_stream,
-    completions__text=completions_text,
-    embeddings__vectors=embeddings_vectors,
-)
+run(globals())

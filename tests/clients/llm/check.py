@@ -62,11 +62,4 @@ def chat_broken_stream() -> None:
     llm("-m", f"weft-{BROKEN}", "Hello", exit_code=1)
 
 
-run(
-    chat__text=chat_text,
-    chat__stream=chat_stream,
-    chat__tools=chat_tools,
-    chat__structured=chat_structured,
-    chat__errors=chat_errors,
-    chat__broken_stream=chat_broken_stream,
-)
+run(globals())

@@ -157,7 +157,7 @@ def embed_vectors() -> None:
     same(len(client.embed(TALK, "a cat").embeddings), 1)
 
 
-def embeddings_vector() -> None:
+def embedone_vector() -> None:
     holds(client.embeddings(TALK, "a cat").embedding, "no vector")
 
 
@@ -201,29 +201,4 @@ def pull_refused() -> None:
     holds("operations:create" in refused.error, refused.error)
 
 
-run(
-    talk__text=talk_text,
-    talk__stream=talk_stream,
-    talk__tools=talk_tools,
-    talk__tool_stream=talk_tool_stream,
-    talk__structured=talk_structured,
-    talk__thinking=talk_thinking,
-    talk__image=talk_image,
-    talk__async=talk_async,
-    talk__launched=talk_launched,
-    talk__errors=talk_errors,
-    talk__key=talk_key,
-    talk__broken_stream=talk_broken_stream,
-    talk__cut_answer=talk_cut_answer,
-    generate__text=generate_text,
-    generate__thinking=generate_thinking,
-    generate__stream=generate_stream,
-    generate__raw=generate_raw,
-    embed__vectors=embed_vectors,
-    embedone__vector=embeddings_vector,
-    tags__list=tags_list,
-    show__model=show_model,
-    ps__list=ps_list,
-    pull__model=pull_model,
-    pull__refused=pull_refused,
-)
+run(globals())

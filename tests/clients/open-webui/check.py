@@ -152,13 +152,15 @@ with sync_playwright() as playwright:
     )
     person = Person(browser, f"http://127.0.0.1:{port}")
     run(
-        models__list=lambda: lists(person, TALK),
-        chat__stream=lambda: person.chat(SLOW),
-        embeddings__vectors=lambda: embeds(person, TALK),
-        embeddings__document=lambda: reads_a_file(person),
-        tags__list=lambda: lists(person, f"{OLLAMA}.{TALK}"),
-        talk__stream=lambda: person.chat(f"{OLLAMA}.{SLOW}"),
-        embed__vectors=lambda: embeds(person, f"{OLLAMA}.{TALK}"),
+        {
+            "models_list": lambda: lists(person, TALK),
+            "chat_stream": lambda: person.chat(SLOW),
+            "embeddings_vectors": lambda: embeds(person, TALK),
+            "embeddings_document": lambda: reads_a_file(person),
+            "tags_list": lambda: lists(person, f"{OLLAMA}.{TALK}"),
+            "talk_stream": lambda: person.chat(f"{OLLAMA}.{SLOW}"),
+            "embed_vectors": lambda: embeds(person, f"{OLLAMA}.{TALK}"),
+        }
     )
     browser.close()
 server.terminate()

@@ -89,17 +89,4 @@ def responses_broken_stream() -> None:
     breaks_off(lambda: deltas(agent(BROKEN, OpenAIResponsesModel), "Hello"), openai.APIError, AgentsException)
 
 
-run(
-    chat__text=chat_text,
-    chat__stream=chat_stream,
-    chat__agent=chat_agent,
-    chat__structured=chat_structured,
-    chat__errors=chat_errors,
-    chat__broken_stream=chat_broken_stream,
-    responses__text=responses_text,
-    responses__stream=responses_stream,
-    responses__agent=responses_agent,
-    responses__handoff=responses_handoff,
-    responses__structured=responses_structured,
-    responses__broken_stream=responses_broken_stream,
-)
+run(globals())

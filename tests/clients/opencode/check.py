@@ -33,4 +33,4 @@ def chat_errors() -> None:
     holds("no-such-model" in said, f"the error does not name the model: {said}")
 
 
-run(chat__stream=chat_stream, chat__agent=chat_agent, chat__errors=chat_errors)
+run(globals())

@@ -131,18 +131,4 @@ def responses_reasoning() -> None:
     same(kinds, ["thinking", "text"])
 
 
-run(
-    chat__text=chat_text,
-    chat__stream=chat_stream,
-    chat__agent=chat_agent,
-    chat__typed=chat_typed,
-    chat__structured=chat_structured,
-    chat__reasoning=chat_reasoning,
-    chat__errors=chat_errors,
-    chat__broken_stream=chat_broken_stream,
-    responses__text=responses_text,
-    responses__stream=responses_stream,
-    responses__agent=responses_agent,
-    responses__typed=responses_typed,
-    responses__reasoning=responses_reasoning,
-)
+run(globals())
