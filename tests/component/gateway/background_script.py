@@ -30,16 +30,12 @@ async def stage(
 
 async def asked(gateway: RunningGateway, headers: Mapping[str, str] | None = None, **fields: object) -> dict[str, Any]:
     """A new background response, as first answered."""
-    answer = await gateway.request("POST", PATH, asking(**fields), headers)
-    assert answer.status == 200, answer.body
-    made: dict[str, Any] = json.loads(answer.body)
+    made: dict[str, Any] = (await gateway.request("POST", PATH, asking(**fields), headers)).of(200)
     return made
 
 
 async def found(gateway: RunningGateway, response_id: str) -> dict[str, Any]:
-    answer = await gateway.request("GET", f"{PATH}/{response_id}")
-    assert answer.status == 200, answer.body
-    body: dict[str, Any] = json.loads(answer.body)
+    body: dict[str, Any] = await gateway.read(f"{PATH}/{response_id}")
     return body
 
 
@@ -60,7 +56,7 @@ def events_in(raw: bytes) -> list[dict[str, Any]]:
 
 def refusal(answer: RawResponse) -> tuple[int, str | None]:
     """The status of an error, and the field that it names."""
-    return answer.status, json.loads(answer.body)["error"]["param"]
+    return answer.status, answer.error["param"]
 
 
 def call(text: str) -> event_pb2.InferenceEvent:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from bad_inputs_stage import Case, Endpoint, Send, good_body, request, takes_json
-from test_gateway_keys import SECRET, bearer
+from kit.keys import SECRET, bearer
 
 _UNKNOWN = frozenset({401})
 

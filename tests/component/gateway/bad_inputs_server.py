@@ -29,11 +29,11 @@ from gateway_script import (
     started,
     usage,
 )
+from kit.keys import Keys
 from registry_script import ScriptedRegistry
 from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 from test_api_keys_http import ScriptedKeys
-from test_gateway_keys import Keys
 from test_gateway_requests import ScriptedRequests
 
 from gateway.app import GatewayPorts

@@ -53,11 +53,11 @@ class Stage:
 
     async def ask(self, headers: dict[str, str] | None = None, **fields: Any) -> tuple[int, dict[str, Any]]:
         asked = {"endpoint": CHAT, "completion_window": "24h", **fields}
-        answer = await self.gateway.request("POST", PATH, json.dumps(asked).encode(), headers)
-        return answer.status, json.loads(answer.body)
+        answer = await self.gateway.request("POST", PATH, asked, headers)
+        return answer.status, answer.json
 
     async def get(self, batch_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((await self.gateway.request("GET", f"{PATH}/{batch_id}")).body)
+        found: dict[str, Any] = (await self.gateway.request("GET", f"{PATH}/{batch_id}")).json
         return found
 
     async def until(self, batch_id: str, status: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A gateway with a scripted dispatcher, and a client that sends bytes."""
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from kit.keys import bearer
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from registry_script import ScriptedRegistry
 
@@ -215,13 +217,17 @@ class RunningGateway:
     sdk: AsyncOpenAI
 
     async def request(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None, *, key: str = ""
     ) -> "RawResponse":
-        """One request on a connection of its own."""
-        given = {"Host": f"127.0.0.1:{self.service.port}", "Connection": "close", **(headers or {})}
-        if body:
-            given = {"Content-Type": "application/json", "Content-Length": str(len(body)), **given}
-        return await self.exchange(head(f"{method} {path} HTTP/1.1", given) + body)
+        """One request on a connection of its own; a body that is no bytes is sent as JSON. `key`: its id."""
+        given = {"Host": f"127.0.0.1:{self.service.port}", "Connection": "close", **bearer(key), **(headers or {})}
+        if raw := as_bytes(body):
+            given = {"Content-Type": "application/json", "Content-Length": str(len(raw)), **given}
+        return await self.exchange(head(f"{method} {path} HTTP/1.1", given) + raw)
+
+    async def read(self, path: str, headers: Mapping[str, str] | None = None) -> Any:
+        """The JSON of a GET that succeeds."""
+        return (await self.request("GET", path, headers=headers)).of(200)
 
     async def exchange(self, raw: bytes) -> "RawResponse":
         """Send bytes, read until the gateway closes."""
@@ -238,15 +244,18 @@ class RunningGateway:
             writer.close()
             await asyncio.wait({asyncio.create_task(ignoring_reset(writer))})
 
-    def post(self, path: str, body: bytes) -> bytes:
+    def post(self, path: str, body: object) -> bytes:
         """The bytes of a POST that keeps its connection."""
-        return (
-            head(
-                f"POST {path} HTTP/1.1",
-                {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body))},
-            )
-            + body
-        )
+        raw = as_bytes(body)
+        given = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(raw))}
+        return head(f"POST {path} HTTP/1.1", given) + raw
+
+
+def as_bytes(body: object) -> bytes:
+    """None is no body."""
+    if body is None or isinstance(body, bytes):
+        return body or b""
+    return json.dumps(body).encode()
 
 
 async def ignoring_reset(writer: asyncio.StreamWriter) -> None:
@@ -266,6 +275,24 @@ class RawResponse:
     status: int
     headers: dict[str, str]
     body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body) if self.body else None
+
+    @property
+    def error(self) -> Any:
+        return self.json["error"]
+
+    @property
+    def refusal(self) -> tuple[int, str, str | None]:
+        """The status of an error, its code, and the field that it names."""
+        return self.status, self.error["code"], self.error["param"]
+
+    def of(self, status: int) -> Any:
+        """The JSON of an answer that must have this status."""
+        assert self.status == status, self
+        return self.json
 
     @classmethod
     def parse(cls, raw: bytes) -> "RawResponse":

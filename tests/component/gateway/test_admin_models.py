@@ -1,6 +1,5 @@
 """/v1/admin/models and /v1/admin/gpu-memory."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from admin_script import (
     described,
     two_replicas,
 )
-from gateway_script import FixedFleet, RawResponse, serving
+from gateway_script import FixedFleet, serving
 
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
@@ -25,15 +24,10 @@ from weft.kernel.reasons import Reason
 QUEUE = PoolQueue(pool="qwen", waiting=3, max_waiting=32, running=1)
 
 
-def body_of(response: RawResponse, status: int = 200) -> Any:
-    assert response.status == status, response
-    return json.loads(response.body)
-
-
 async def the_model(path: str = "/v1/admin/models/qwen", **ports: Any) -> Any:
     given = {"queues": ScriptedQueues((QUEUE,)), "instances": ScriptedInstances(described()), **ports}
     async with serving(fleet=FixedFleet(two_replicas()), admin=admin_ports(**given)) as gateway:
-        return body_of(await gateway.request("GET", path))
+        return await gateway.read(path)
 
 
 async def test_model_document_has_definition_state_queue_replicas_capabilities_and_constraints() -> None:
@@ -117,7 +111,7 @@ async def test_unsupported_quantization_of_a_load_is_rejected_immediately(path: 
     async with serving(
         fleet=FixedFleet(two_replicas()), admin=admin_ports(operations, instances=ScriptedInstances(described()))
     ) as gateway:
-        refused = body_of(await gateway.request("POST", path, json.dumps(body).encode()), 400)
+        refused = (await gateway.request("POST", path, body)).of(400)
     assert refused["error"]["param"] == "quantization", refused
     assert not operations.created
 
@@ -130,7 +124,7 @@ async def test_the_context_of_a_refused_load_by_source_has_the_name_in_the_body(
             ({"parameters": {"context_tokens": 9000}}, "parameters.context_tokens"),
         ):
             body = {"source": "/models/tiny.gguf", **given}
-            refused = body_of(await gateway.request("POST", "/v1/admin/models", json.dumps(body).encode()), 400)
+            refused = (await gateway.request("POST", "/v1/admin/models", body)).of(400)
             assert refused["error"]["param"] == field
 
 
@@ -138,7 +132,7 @@ async def test_flush_passes_its_scope() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         body = b'{"scope":"tag","tag":"session-1","tenant":"acme","model":"tiny"}'
-        body_of(await gateway.request("POST", "/v1/admin/cache/flush", body), 202)
+        (await gateway.request("POST", "/v1/admin/cache/flush", body)).of(202)
     flush = operations.created[0].action.flush_cache
     assert (flush.scope, flush.tag, flush.tenant, flush.model) == (
         runner_service_pb2.FlushCacheRequest.SCOPE_TAG,
@@ -152,7 +146,7 @@ async def test_flush_passes_its_scope() -> None:
 async def test_unsafe_idempotency_key_is_rejected(key: str) -> None:
     async with serving(admin=admin_ports()) as gateway:
         raw = await gateway.request("POST", "/v1/admin/models/tiny/unload", headers={"Idempotency-Key": key})
-    assert body_of(raw, 400)["error"]["param"] == "Idempotency-Key"
+    assert raw.of(400)["error"]["param"] == "Idempotency-Key"
 
 
 async def test_member_capabilities_are_shown_as_reported_by_their_runner() -> None:
@@ -163,7 +157,7 @@ async def test_member_capabilities_are_shown_as_reported_by_their_runner() -> No
     state.abilities.thinking_modes.extend([model_pb2.THINKING_MODE_DEFAULT, model_pb2.THINKING_MODE_DISABLED])
     state.abilities.target_languages.append("nl")
     async with serving(fleet=FixedFleet(view), admin=admin_ports()) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/admin/models/qwen"), 200)["capabilities"]
+        found = (await gateway.read("/v1/admin/models/qwen"))["capabilities"]
     assert found["modalities"] == ["text", "audio"]
     assert "tools" not in found, "whether a member calls tools is not known"
     assert found["thinkingModes"] == ["default", "disabled"]
@@ -186,11 +180,11 @@ async def test_load_parameter_no_engine_supports_is_rejected_before_an_operation
     operations = ScriptedOperations()
     ports = admin_ports(operations, instances=ScriptedInstances(described()))
     async with serving(fleet=FixedFleet(two_replicas()), admin=ports) as gateway:
-        raw = await gateway.request("POST", f"/v1/admin/models/{name}/load", json.dumps(body).encode())
+        raw = await gateway.request("POST", f"/v1/admin/models/{name}/load", body)
     if name == "qwen-2":  # its runner cannot be asked
-        body_of(raw, 202)
+        raw.of(202)
         return
-    error = body_of(raw, 400)["error"]
+    error = raw.of(400)["error"]
     assert error["param"] == field
     assert words in error["message"]
     assert operations.created == []

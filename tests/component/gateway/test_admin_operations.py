@@ -1,18 +1,12 @@
 """/v1/admin/operations and /v1/admin/audit."""
 
 import json
-from typing import Any
 
 from admin_script import ScriptedOperations, admin_ports
-from gateway_script import RawResponse, serving
+from gateway_script import serving
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-
-
-def body_of(response: RawResponse, status: int = 200) -> Any:
-    assert response.status == status, response
-    return json.loads(response.body)
 
 
 async def test_watch_streams_every_change_and_ends_with_the_operation() -> None:
@@ -26,7 +20,7 @@ async def test_watch_streams_every_change_and_ends_with_the_operation() -> None:
 async def test_cancel_is_attributed_to_the_caller() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
-        found = body_of(await gateway.request("DELETE", "/v1/admin/operations/op-1", headers={"X-Tenant-ID": "acme"}))
+        found = (await gateway.request("DELETE", "/v1/admin/operations/op-1", headers={"X-Tenant-ID": "acme"})).of(200)
     assert found["state"] == "cancelled"
     assert operations.asked == [("cancel", "operations/op-1", "http:acme")]
 
@@ -34,7 +28,7 @@ async def test_cancel_is_attributed_to_the_caller() -> None:
 async def test_audit_read_resumes_from_a_position() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/admin/audit?after=7&pageSize=10"))
+        found = await gateway.read("/v1/admin/audit?after=7&pageSize=10")
     assert found == {"kind": "AuditList", "items": [], "headSequence": 0, "headHash": ""}
     assert operations.asked == [("audit", 7, 10)]
 
@@ -42,19 +36,19 @@ async def test_audit_read_resumes_from_a_position() -> None:
 async def test_audit_read_accepts_position_zero() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
-        body_of(await gateway.request("GET", "/v1/admin/audit?after=0"))
+        await gateway.read("/v1/admin/audit?after=0")
     assert operations.asked == [("audit", 0, 0)]
 
 
 async def test_lease_release_is_attributed_to_the_caller() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
-        found = body_of(await gateway.request("DELETE", "/v1/admin/leases/lease-1", headers={"X-Tenant-ID": "acme"}))
+        found = (await gateway.request("DELETE", "/v1/admin/leases/lease-1", headers={"X-Tenant-ID": "acme"})).of(200)
         foreign = await gateway.request(
             "DELETE", "/v1/admin/leases/lease-1", headers={"Origin": "https://evil.example", "Host": "localhost"}
         )
         operations.failure = WeftError(Reason.RESOURCE_IN_USE, "unload it: weft unload qwen")
-        refused = body_of(await gateway.request("DELETE", "/v1/admin/leases/lease-2"), 409)
+        refused = (await gateway.request("DELETE", "/v1/admin/leases/lease-2")).of(409)
     assert (found["leaseId"], found["state"], found["purpose"]) == ("lease-1", "releasing", "training")
     assert operations.asked == [("release_lease", "lease-1", "http:acme")]
     assert foreign.status == 403

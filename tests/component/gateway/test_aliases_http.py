@@ -1,6 +1,5 @@
 """Aliases over HTTP: taken by every API that takes a model, and listed under their own names."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -27,7 +26,7 @@ def fleet() -> FixedFleet:
 async def test_ollama_client_can_append_a_tag_to_an_alias() -> None:
     async with serving(ScriptedDispatcher(), fleet=fleet()) as gateway:
         body = {"model": "gpt-4o:latest", "messages": MESSAGES, "stream": False}
-        await gateway.request("POST", "/api/chat", json.dumps(body).encode())
+        await gateway.request("POST", "/api/chat", body)
         assert [(each.model, each.asked_model) for each in gateway.dispatcher.contexts] == [("tiny", "gpt-4o")]
 
 
@@ -35,15 +34,15 @@ async def test_ollama_client_can_append_a_tag_to_an_alias() -> None:
 async def test_lists_include_the_exact_aliases_of_the_caller_but_no_patterns(tenant: str, meant: str) -> None:
     async with serving(fleet=fleet()) as gateway:
         headers = {"x-tenant-id": tenant}
-        listed = json.loads((await gateway.request("GET", "/v1/models", headers=headers)).body)["data"]
+        listed = (await gateway.request("GET", "/v1/models", headers=headers)).json["data"]
         found = {entry["id"]: entry["meta"].get("alias_of") for entry in listed}
         assert found == {"small": None, "tiny": None, "gpt-4o": meant}
-        tags = json.loads((await gateway.request("GET", "/api/tags", headers=headers)).body)["models"]
+        tags = (await gateway.request("GET", "/api/tags", headers=headers)).json["models"]
         assert {each["name"] for each in tags} == set(found)
 
 
 async def test_name_matched_by_a_pattern_is_shown_under_that_name() -> None:
     async with serving(fleet=fleet()) as gateway:
-        shown = json.loads((await gateway.request("GET", "/v1/models/claude-opus-4")).body)
+        shown = (await gateway.request("GET", "/v1/models/claude-opus-4")).json
         assert (shown["id"], shown["meta"]["alias_of"]) == ("claude-opus-4", "tiny")
         assert (await gateway.request("GET", "/v1/models/gpt-5")).status == 404

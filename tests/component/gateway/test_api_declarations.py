@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from gateway_script import RawResponse, serving
+from gateway_script import serving
 from registry_script import ScriptedRegistry
 
 from gateway.config import GatewayConfig
@@ -27,13 +27,6 @@ systemPrompt: |
 
 def encoded(value: object) -> bytes:
     return json.dumps(value).encode()
-
-
-def error_of(response: RawResponse, status: int) -> dict[str, str]:
-    assert response.status == status, response
-    error: dict[str, str] = json.loads(response.body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 @pytest.mark.parametrize(
@@ -72,7 +65,7 @@ def error_of(response: RawResponse, status: int) -> dict[str, str]:
 async def test_invalid_json_body_is_reported_and_not_applied(body: bytes, code: str, param: str | None) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
-        error = error_of(await gateway.request("POST", APPLY, body), 400)
+        error = (await gateway.request("POST", APPLY, body)).of(400)["error"]
     assert (error["code"], error["param"]) == (code, param)
     assert registry.asked == []
 
@@ -96,7 +89,7 @@ async def test_invalid_yaml_body_is_reported_and_not_applied(body: bytes, part: 
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         headers = {**YAML, "Content-Length": str(len(body))}
-        error = error_of(await gateway.request("POST", APPLY, body, headers), 400)
+        error = (await gateway.request("POST", APPLY, body, headers)).of(400)["error"]
     assert part in error["message"]
     assert registry.asked == []
 
@@ -109,20 +102,20 @@ async def test_form_content_types_are_rejected(media_type: str, method: str, pat
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         response = await gateway.request(method, path, encoded({"documents": [AGENT]}), {"Content-Type": media_type})
-    assert "application/yaml" in error_of(response, 400)["message"]
+    assert "application/yaml" in response.of(400)["error"]["message"]
     assert registry.asked == []
 
 
 async def test_body_over_the_limit_returns_413() -> None:
     async with serving(config=GatewayConfig(port=0, max_body_bytes=1000)) as gateway:
         response = await gateway.request("POST", APPLY, b"#" * 1001, YAML)
-    assert error_of(response, 413)["code"] == "request_too_large"
+    assert response.of(413)["error"]["code"] == "request_too_large"
 
 
 async def test_json_apply_reads_options_from_its_body() -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", f"{APPLY}?dryRun=1", encoded({"documents": [AGENT]}))
-    assert error_of(response, 400)["param"] == "dryRun"
+    assert response.of(400)["error"]["param"] == "dryRun"
 
 
 async def test_first_put_creates_and_a_repeat_changes_nothing() -> None:
@@ -135,7 +128,7 @@ async def test_first_put_creates_and_a_repeat_changes_nothing() -> None:
         )
         kindless = await gateway.request("PUT", "/api/v1/models/tiny", encoded({"name": "tiny"}))
     assert [response.status for response in (created, rehearsed, same, kindless)] == [201, 200, 200, 200]
-    outcomes = [json.loads(response.body)["results"][0]["outcome"] for response in (created, same, kindless)]
+    outcomes = [response.json["results"][0]["outcome"] for response in (created, same, kindless)]
     assert outcomes == ["created", "unchanged", "configured"]
     assert registry.asked[1] == ("apply", ["agent/writer"], True, False)
 
@@ -157,6 +150,6 @@ async def test_put_accepts_only_the_document_named_in_its_path(
 ) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
-        error = error_of(await gateway.request("PUT", "/api/v1/agents/writer", body, headers), 400)
+        error = (await gateway.request("PUT", "/api/v1/agents/writer", body, headers)).of(400)["error"]
     assert (error["code"], error["param"]) == (code, param)
     assert registry.asked == []

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from gateway_script import RawResponse, head, serving
+from gateway_script import head, serving
 from registry_script import ScriptedRegistry, event
 
 from gateway.config import GatewayConfig
@@ -19,12 +19,6 @@ QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds
 
 def request_for(path: str) -> bytes:
     return head(f"GET {path} HTTP/1.1", {"Host": "localhost"})
-
-
-def error_of(response: RawResponse, status: int) -> dict[str, str]:
-    assert response.status == status, response
-    error: dict[str, str] = json.loads(response.body)["error"]
-    return error
 
 
 @pytest.mark.parametrize(
@@ -44,7 +38,7 @@ def error_of(response: RawResponse, status: int) -> dict[str, str]:
 async def test_invalid_query_parameter_is_reported(query: str, param: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
-        error = error_of(await gateway.request("GET", f"{EVENTS}?{query}"), 400)
+        error = (await gateway.request("GET", f"{EVENTS}?{query}")).of(400)["error"]
     assert (error["code"], error["param"]) == ("invalid_argument", param)
     assert registry.asked == []
 
@@ -103,7 +97,7 @@ async def test_watch_over_the_limit_returns_429_until_another_ends() -> None:
         await registry.was_closed.wait()
         async with gateway.connection() as (reader, writer):
             await open_watch(reader, writer)
-    assert error_of(refused, 429)["code"] == "rate_limit_exceeded"
+    assert refused.of(429)["error"]["code"] == "rate_limit_exceeded"
     assert refused.headers["retry-after"]
 
 

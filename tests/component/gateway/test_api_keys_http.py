@@ -1,15 +1,14 @@
 """`/api/v1/keys`: only for callers with a key, and never beyond their own access."""
 
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import structlog
-from gateway_script import RawResponse, RunningGateway, serving
+from gateway_script import serving
 from google.protobuf.duration_pb2 import Duration
-from key_script import Keys, bearer
+from kit.keys import Keys
 
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -64,15 +63,6 @@ class ScriptedKeys:
         return rotated
 
 
-async def ask(
-    gateway: RunningGateway, holder: str, method: str, path: str = PATH, body: object = None
-) -> tuple[RawResponse, Any]:
-    headers = bearer(holder) | {"Content-Type": "application/json"}
-    raw = b"" if body is None else json.dumps(body).encode()
-    answer = await gateway.request(method, path, raw, headers)
-    return answer, json.loads(answer.body) if answer.body else None
-
-
 @pytest.mark.parametrize(("method", "path"), [("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/abc000000000")])
 async def test_keys_cannot_be_created_over_http_if_auth_is_disabled(method: str, path: str) -> None:
     keys = ScriptedKeys()
@@ -83,9 +73,9 @@ async def test_keys_cannot_be_created_over_http_if_auth_is_disabled(method: str,
 
 async def test_keys_are_listed_without_secrets() -> None:
     async with serving(keys=KEYS, api_keys=ScriptedKeys()) as gateway:
-        answer, found = await ask(gateway, "viewer000000", "GET")
+        answer = await gateway.request("GET", PATH, key="viewer000000")
     assert answer.status == 200
-    assert found == {
+    assert answer.json == {
         "kind": "ApiKeyList",
         "items": [
             {
@@ -106,9 +96,9 @@ async def test_new_key_is_returned_once_uncacheable_and_never_logged() -> None:
     wish = {"description": "notebook", "tenant": "team-a", "scopes": ["models:view"], "lifetimeSeconds": 3600}
     with structlog.testing.capture_logs() as lines:
         async with serving(keys=KEYS, api_keys=keys) as gateway:
-            answer, found = await ask(gateway, "maker0000000", "POST", body=wish)
+            answer = await gateway.request("POST", PATH, wish, key="maker0000000")
     assert answer.status == 201
-    assert found["key"] == key_text("new000000000", NEW_SECRET)
+    assert answer.json["key"] == key_text("new000000000", NEW_SECRET)
     assert answer.headers["cache-control"] == "no-store"
     assert keys.asked == [
         pb.CreateKeyRequest(
@@ -123,16 +113,16 @@ async def test_new_key_is_returned_once_uncacheable_and_never_logged() -> None:
 async def test_key_is_revoked_and_rotated_with_and_without_a_grace_period() -> None:
     keys = ScriptedKeys()
     async with serving(keys=KEYS, api_keys=keys) as gateway:
-        answer, found = await ask(gateway, "editor000000", "DELETE", f"{PATH}/abc000000000")
-        assert (answer.status, found) == (204, None)
+        answer = await gateway.request("DELETE", f"{PATH}/abc000000000", key="editor000000")
+        assert (answer.status, answer.body) == (204, b"")
         for holder, body, grace in (("admin0000000", None, None), ("admin0000000", {"graceSeconds": 0}, 0)):
-            answer, found = await ask(gateway, holder, "POST", f"{PATH}/abc000000000/rotate", body)
+            answer = await gateway.request("POST", f"{PATH}/abc000000000/rotate", body, key=holder)
             assert answer.status == 200
-            assert found["key"] == key_text("abc000000000", NEW_SECRET)
-            assert found["oldExpireTime"] == "2026-01-01T00:00:00Z"
+            assert answer.json["key"] == key_text("abc000000000", NEW_SECRET)
+            assert answer.json["oldExpireTime"] == "2026-01-01T00:00:00Z"
             assert keys.asked[-1] == ("rotate", "abc000000000", grace)
-        answer, found = await ask(gateway, "editor000000", "DELETE", f"{PATH}/nobody000000")
-        assert (answer.status, found["error"]["code"]) == (404, "not_found")
+        answer = await gateway.request("DELETE", f"{PATH}/nobody000000", key="editor000000")
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
 
 
 @pytest.mark.parametrize(
@@ -156,9 +146,9 @@ async def test_key_cannot_exceed_or_grant_more_than_its_own_scopes(
 ) -> None:
     keys = ScriptedKeys(keys={"abc000000000": known(), "strong000000": known("strong000000", "models:*")})
     async with serving(keys=KEYS, api_keys=keys) as gateway:
-        answer, found = await ask(gateway, holder, method, path, body)
-    assert (answer.status, found["error"]["code"]) == (403, "permission_denied")
-    assert scope in found["error"]["message"]
+        answer = await gateway.request(method, path, body, key=holder)
+    assert answer.refusal[:2] == (403, "permission_denied")
+    assert scope in answer.error["message"]
     assert keys.asked == []
 
 
@@ -183,6 +173,6 @@ async def test_key_cannot_exceed_or_grant_more_than_its_own_scopes(
 async def test_invalid_field_is_rejected_by_name(path: str, body: object, param: str) -> None:
     keys = ScriptedKeys()
     async with serving(keys=KEYS, api_keys=keys) as gateway:
-        answer, found = await ask(gateway, "admin0000000", "POST", path, body)
-    assert (answer.status, found["error"]["param"]) == (400, param)
+        answer = await gateway.request("POST", path, body, key="admin0000000")
+    assert answer.refusal[::2] == (400, param)
     assert keys.asked == []

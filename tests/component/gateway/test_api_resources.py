@@ -1,41 +1,24 @@
 """Reading and deleting resources under /api/v1."""
 
-import json
-
 import pytest
-from gateway_script import FixedFleet, RawResponse, model, serving
+from gateway_script import FixedFleet, model, serving
 from registry_script import ScriptedRegistry, model_row
 
 from gateway.config import GatewayConfig
 from weft.documents.resource_kinds import ResourceKind
 
 
-def body_of(response: RawResponse, status: int = 200) -> dict[str, object]:
-    assert response.status == status, response
-    assert response.headers["content-type"] == "application/json"
-    found = json.loads(response.body)
-    assert isinstance(found, dict)
-    return found
-
-
-def error_of(response: RawResponse, status: int) -> dict[str, object]:
-    error = body_of(response, status)["error"]
-    assert isinstance(error, dict)
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
-
-
 async def test_model_with_other_letters_in_its_name_is_found_by_either_form() -> None:
     registry = ScriptedRegistry(documents=[model_row("xn--ber-goa/tiny")])
     async with serving(registry=registry) as gateway:
         for owner in ("%C3%BCber", "xn--ber-goa"):
-            found = body_of(await gateway.request("GET", f"/api/v1/models/{owner}/tiny"))
+            found = await gateway.read(f"/api/v1/models/{owner}/tiny")
             assert found["name"] == "xn--ber-goa/tiny"
 
 
 async def test_members_response_has_the_size_and_each_full_member() -> None:
     async with serving() as gateway:
-        found = body_of(await gateway.request("GET", "/api/v1/models/tiny/members"))
+        found = await gateway.read("/api/v1/models/tiny/members")
     members = found.pop("members")
     assert found == {
         "kind": "PoolMembers",
@@ -55,7 +38,7 @@ async def test_list_is_read_in_pages() -> None:
     async with serving(registry=registry) as gateway:
         token = ""
         while True:
-            page = body_of(await gateway.request("GET", f"/api/v1/models?pageSize=1&pageToken={token}"))
+            page = await gateway.read(f"/api/v1/models?pageSize=1&pageToken={token}")
             assert page["kind"] == "ModelList"
             items, token = page["items"], str(page["nextPageToken"])
             assert isinstance(items, list)
@@ -87,14 +70,14 @@ async def test_list_is_read_in_pages() -> None:
 )
 async def test_invalid_query_parameter_is_reported(query: str, param: str) -> None:
     async with serving() as gateway:
-        error = error_of(await gateway.request("GET", f"/api/v1/models?{query}"), 400)
+        error = (await gateway.request("GET", f"/api/v1/models?{query}")).of(400)["error"]
     assert (error["code"], error["param"]) == ("invalid_argument", param)
 
 
 @pytest.mark.parametrize("query", ["pageToken=%ff", "&".join(f"a{index}=1" for index in range(17))])
 async def test_malformed_query_is_rejected(query: str) -> None:
     async with serving() as gateway:
-        assert error_of(await gateway.request("GET", f"/api/v1/models?{query}"), 400)["code"] == "malformed_request"
+        assert (await gateway.request("GET", f"/api/v1/models?{query}")).of(400)["error"]["code"] == "malformed_request"
 
 
 @pytest.mark.parametrize(
@@ -104,10 +87,10 @@ async def test_hostile_name_never_reaches_the_registry(name: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         for method in ("GET", "DELETE"):
-            error = error_of(await gateway.request(method, f"/api/v1/models/{name}"), 400)
+            error = (await gateway.request(method, f"/api/v1/models/{name}")).of(400)["error"]
             assert error["param"] == "name"
         for path in ("/api/v1/agents/a/b", "/api/v1/models/a//b", "/api/v1/secrets", "/api/v1/models/"):
-            assert error_of(await gateway.request("GET", path), 404)["code"] == "not_found"
+            assert (await gateway.request("GET", path)).of(404)["error"]["code"] == "not_found"
     assert registry.asked == []
 
 
@@ -115,14 +98,14 @@ async def test_profile_is_not_saved_under_the_punycode_of_its_name() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         response = await gateway.request("POST", "/api/v1/profiles/n%C3%A4chtlich/save", b"{}")
-    assert error_of(response, 400)["param"] == "name"
+    assert response.of(400)["error"]["param"] == "name"
 
 
 async def test_forced_delete_is_passed_to_the_registry_and_other_flag_values_are_rejected() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         assert (await gateway.request("DELETE", "/api/v1/models/tiny?force=true")).status == 204
-        error = error_of(await gateway.request("DELETE", "/api/v1/models/tiny?force=maybe"), 400)
+        error = (await gateway.request("DELETE", "/api/v1/models/tiny?force=maybe")).of(400)["error"]
     assert error["param"] == "force"
     assert registry.asked == [("delete", ResourceKind.MODEL, "tiny", "force")]
 
@@ -137,7 +120,7 @@ async def test_page_of_the_gateway_can_make_changes() -> None:
 async def test_slash_in_a_model_name_can_be_literal_or_escaped(name: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry, fleet=FixedFleet.of(model("org/tiny"))) as gateway:
-        assert body_of(await gateway.request("GET", f"/v1/models/{name}"))["id"] == "org/tiny"
+        assert (await gateway.read(f"/v1/models/{name}"))["id"] == "org/tiny"
         assert (await gateway.request("DELETE", f"/api/v1/models/{name}")).status == 204
     assert registry.asked[-1][1:3] == (ResourceKind.MODEL, "org/tiny")
 
@@ -170,6 +153,6 @@ async def test_cross_origin_pages_cannot_change_anything(method: str, path: str,
     config = GatewayConfig(port=0, allowed_hosts=frozenset({"mesh.lan"}))
     async with serving(registry=registry, config=config) as gateway:
         body = b"" if method == "DELETE" else b'{"documents":[{"kind":"model","name":"tiny"}]}'
-        error = error_of(await gateway.request(method, path, body, headers), 403)
+        error = (await gateway.request(method, path, body, headers)).of(403)["error"]
     assert error["code"] == "permission_denied"
     assert registry.asked == []

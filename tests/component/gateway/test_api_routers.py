@@ -1,7 +1,5 @@
 """GET /api/v1/routers."""
 
-import json
-
 from gateway_script import FixedFleet, serving
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -24,7 +22,7 @@ async def test_routers_are_listed_by_name_with_the_leader() -> None:
     routers = {each.name: each for each in (SECOND, FIRST)}
     async with serving(fleet=FixedFleet(FleetView(1, {}, {}, routers=routers))) as gateway:
         response = await gateway.request("GET", ROUTERS)
-    answer = json.loads(response.body)
+    answer = response.json
     assert answer["kind"] == "RouterList"
     items = answer["items"]
     assert [(item["name"], item["leading"]) for item in items] == [("r1", True), ("r2", False)]
@@ -42,4 +40,4 @@ async def test_routers_are_listed_by_name_with_the_leader() -> None:
 async def test_router_list_is_empty_while_routers_are_unknown() -> None:
     async with serving() as gateway:
         response = await gateway.request("GET", ROUTERS)
-    assert json.loads(response.body) == {"kind": "RouterList", "items": []}
+    assert response.json == {"kind": "RouterList", "items": []}

@@ -1,8 +1,6 @@
 """GET and PUT /api/v1/config."""
 
-import json
-
-from gateway_script import RawResponse, serving
+from gateway_script import serving
 from registry_script import ScriptedRegistry
 
 from weft.api.registry.v1.settings_pb2 import MeshSettings
@@ -13,41 +11,28 @@ PATH = "/api/v1/config"
 JSON = {"content-type": "application/json"}
 
 
-def body_of(response: RawResponse, status: int = 200) -> dict[str, object]:
-    assert response.status == status, response
-    found = json.loads(response.body)
-    assert isinstance(found, dict)
-    return found
-
-
-def error_of(response: RawResponse, status: int) -> tuple[object, object]:
-    error = body_of(response, status)["error"]
-    assert isinstance(error, dict)
-    return error["code"], error["param"]
-
-
 async def test_settings_are_read_and_updated() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
-        assert body_of(await gateway.request("GET", PATH)) == {"allowCloudFallback": True}
+        assert await gateway.read(PATH) == {"allowCloudFallback": True}
         for allowed in (False, True):
-            put = await gateway.request("PUT", PATH, json.dumps({"allowCloudFallback": allowed}).encode(), headers=JSON)
-            assert body_of(put) == {"allowCloudFallback": allowed}
-            assert body_of(await gateway.request("GET", PATH)) == {"allowCloudFallback": allowed}
+            put = await gateway.request("PUT", PATH, {"allowCloudFallback": allowed}, headers=JSON)
+            assert put.of(200) == {"allowCloudFallback": allowed}
+            assert await gateway.read(PATH) == {"allowCloudFallback": allowed}
     assert ("update settings", MeshSettings(allow_cloud_fallback=False)) in registry.asked
 
 
 async def test_journal_setting_is_shown_once_set_and_kept_if_omitted() -> None:
     async with serving(registry=ScriptedRegistry()) as gateway:
         put = await gateway.request("PUT", PATH, b'{"allowCloudFallback": true, "journal": "wait"}', headers=JSON)
-        assert body_of(put) == {"allowCloudFallback": True, "journal": "wait"}
+        assert put.of(200) == {"allowCloudFallback": True, "journal": "wait"}
         again = await gateway.request("PUT", PATH, b'{"allowCloudFallback": true}', headers=JSON)
-        assert body_of(again) == {"allowCloudFallback": True, "journal": "wait"}
+        assert again.of(200) == {"allowCloudFallback": True, "journal": "wait"}
 
 
 async def test_failed_update_is_not_reported_as_set() -> None:
     registry = ScriptedRegistry(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "the registry is away"))
     async with serving(registry=registry) as gateway:
         sent = await gateway.request("PUT", PATH, b'{"allowCloudFallback": false}', headers=JSON)
-        assert error_of(sent, 503)[0] == "service_unavailable"
+        assert sent.refusal[:2] == (503, "service_unavailable")
     assert registry.allow_cloud_fallback

@@ -33,7 +33,7 @@ async def test_background_response_is_queued_immediately_and_readable_while_runn
     tasks, store = ScriptedTasks(), MemoryResponses()
     async with stage(tasks, store) as gateway:
         answer = await gateway.request("POST", PATH, asking(metadata={"a": "b"}))
-        made = json.loads(answer.body)
+        made = answer.json
         assert (answer.status, answer.headers["x-weft-task-id"]) == (200, tasks.one.task.id)
         assert (made["status"], made["background"], made["store"], made["output"]) == ("queued", True, True, [])
         assert (made["metadata"], made["usage"], made["model"]) == ({"a": "b"}, None, "chat")
@@ -122,7 +122,7 @@ async def test_delete_removes_response_and_task_only_after_the_end() -> None:
         gone = await gateway.request("DELETE", place)
         again = await gateway.request("DELETE", place)
         missing = await gateway.request("GET", place)
-    assert (busy.status, json.loads(busy.body)["error"]["code"]) == (409, "resource_in_use")
+    assert (busy.status, busy.error["code"]) == (409, "resource_in_use")
     assert (seen["status"], gone.status, again.status, missing.status) == ("completed", 200, 404, 404)
     assert (tasks.kept, store.kept) == ({}, {})
 
@@ -243,7 +243,7 @@ async def test_unpersisted_response_is_not_acknowledged(stream: bool) -> None:
     down = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
     async with stage(ScriptedTasks(failure=down)) as gateway:
         answer = await gateway.request("POST", PATH, asking(stream=stream))
-    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "service_unavailable")
+    assert (answer.status, answer.error["code"]) == (503, "service_unavailable")
 
 
 async def test_invalid_answer_is_a_failed_response() -> None:

@@ -106,7 +106,7 @@ async def test_rejected_watch_is_a_status() -> None:
     async with stage(Full()) as gateway:
         made = await asked(gateway)
         answer = await followed(gateway, made["id"])
-    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (429, "too_many_resources")
+    assert (answer.status, answer.error["code"]) == (429, "too_many_resources")
 
 
 async def test_concurrent_stream_limit_is_enforced() -> None:

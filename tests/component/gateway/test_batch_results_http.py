@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 from time import thread_time
@@ -101,7 +100,7 @@ async def test_another_tenant_gets_404() -> None:
         place = f"{PATH}/{made['id']}"
         asked = [("GET", place), ("POST", f"{place}/cancel"), ("GET", f"{PATH}?after={made['id']}")]
         statuses = [(await at.gateway.request(method, path, headers=other)).status for method, path in asked]
-        listed = json.loads((await at.gateway.request("GET", PATH, headers=other)).body)
+        listed = (await at.gateway.request("GET", PATH, headers=other)).json
         assert (await at.get(made["id"]))["status"] == "in_progress"
     assert statuses == [404] * 3
     assert listed["data"] == []
@@ -113,12 +112,12 @@ async def test_batches_are_listed_in_pages_while_others_finish() -> None:
             await at.make(line())
         at.batches.end("batch-1", 0, outputs=HELLO)
         at.batches.close("batch-1")
-        page = json.loads((await at.gateway.request("GET", f"{PATH}?limit=2")).body)
-        rest = json.loads((await at.gateway.request("GET", f"{PATH}?limit=2&after={page['last_id']}")).body)
+        page = (await at.gateway.request("GET", f"{PATH}?limit=2")).json
+        rest = (await at.gateway.request("GET", f"{PATH}?limit=2&after={page['last_id']}")).json
         assert (page["first_id"], page["last_id"], page["has_more"]) == ("batch-3", "batch-2", True)
         assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (["batch-1"], False)
         async with asyncio.timeout(10):
-            while json.loads((await at.gateway.request("GET", PATH)).body)["data"][2]["status"] != "completed":
+            while (await at.gateway.request("GET", PATH)).json["data"][2]["status"] != "completed":
                 pass
         wrong = [
             (await at.gateway.request("GET", f"{PATH}?{query}")).status for query in ("limit=0", "limit=101", "x=1")

@@ -5,9 +5,9 @@ import json
 
 import pytest
 from gateway_script import RawResponse, ScriptedDispatcher, delta, serving
+from kit.keys import Keys, bearer
 from messages_script import body as message
 from pydantic import TypeAdapter, ValidationError
-from test_gateway_keys import Keys, bearer
 
 from gateway.config import CorsConfig, GatewayConfig
 from gateway.endpoints import GATEWAY_ROUTERS
@@ -60,7 +60,7 @@ async def test_preflight_is_answered_without_a_key(path: str) -> None:
 async def test_preflight_for_unsupported_methods_or_headers_is_rejected_in_the_envelope(wanted: dict[str, str]) -> None:
     async with serving(config=CONFIG) as gateway:
         answer = await gateway.request("OPTIONS", "/v1/models", headers={"Origin": PAGE, **wanted})
-    error = json.loads(answer.body)["error"]
+    error = answer.error
     assert (answer.status, error["code"]) == (403, "permission_denied")
     assert "gateway.cors.allowed_headers" in error["message"]
     assert "access-control-allow-methods" not in answer.headers
@@ -120,7 +120,7 @@ async def test_error_is_readable_too(method: str, path: str, raw: bytes, status:
     async with serving(config=CONFIG) as gateway:
         answer = await gateway.request(method, path, raw, {"Origin": PAGE})
     assert answer.status == status
-    assert json.loads(answer.body)["error"]
+    assert answer.error
     require_readable(answer)
 
 

@@ -30,7 +30,7 @@ VOLATILE = {"id", "created", "created_at", "completed_at"}
 async def ask(
     gateway: RunningGateway, path: str = "/v1/chat/completions", body: dict[str, Any] | None = None, **fields: Any
 ) -> RawResponse:
-    return await gateway.request("POST", path, json.dumps({**(body or CHAT), **fields}).encode())
+    return await gateway.request("POST", path, {**(body or CHAT), **fields})
 
 
 def lasting(value: Any) -> Any:
@@ -49,7 +49,7 @@ async def test_durable_answer_equals_the_live_answer_and_includes_its_task_id(
         live = await ask(gateway, path, body)
         kept = await ask(gateway, path, body, durable="wait")
         assert (live.status, kept.status) == (200, 200)
-        assert lasting(json.loads(kept.body)) == lasting(json.loads(live.body))
+        assert lasting(kept.json) == lasting(live.json)
         assert kept.headers["x-weft-task-id"] == tasks.one.task.id
         assert "x-weft-task-id" not in live.headers
         assert len(gateway.dispatcher.contexts) == 1
@@ -102,7 +102,7 @@ async def test_cancelling_a_streamed_response_cancels_its_task_even_if_kept(
         told = await reader.readuntil(b'"Hello"')
         response_id = told.split(b'"response":{"id":"')[1].split(b'"')[0].decode()
         answer = await gateway.request("POST", f"/v1/responses/{response_id}/cancel")
-        assert json.loads(answer.body)["status"] == "cancelled"
+        assert answer.json["status"] == "cancelled"
         assert b'"code":"cancelled"' in await reader.readuntil(b"0\r\n\r\n")
     assert tasks.cancelled == list(tasks.kept)
 
@@ -112,7 +112,7 @@ async def test_answer_of_a_kept_task_is_readable_afterwards() -> None:
     async with serving(tasks=tasks) as gateway:
         live = json.loads((await ask(gateway, durable="wait", on_disconnect="keep")).body)
         answer = await gateway.request("GET", f"/api/v1/inference-tasks/{tasks.one.task.id}")
-        assert lasting(json.loads(answer.body)["result"]) == lasting(live)
+        assert lasting(answer.json["result"]) == lasting(live)
 
 
 async def test_same_idempotency_key_returns_the_same_task() -> None:
@@ -123,7 +123,7 @@ async def test_same_idempotency_key_returns_the_same_task() -> None:
             answer = await gateway.request("POST", "/v1/chat/completions", body, {"Idempotency-Key": "k"})
             assert (answer.status, answer.headers["x-weft-task-id"]) == (200, tasks.one.task.id)
         answer = await gateway.request("POST", "/v1/chat/completions", body, {"Idempotency-Key": ""})
-        assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, "Idempotency-Key")
+        assert (answer.status, answer.error["param"]) == (400, "Idempotency-Key")
 
 
 async def test_failed_submission_returns_503_and_nothing_runs() -> None:
@@ -150,5 +150,5 @@ async def test_unsupported_field_is_rejected_by_name(path: str, fields: dict[str
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         answer = await ask(gateway, path, CHAT, **fields)
-        assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, param)
+        assert (answer.status, answer.error["param"]) == (400, param)
         assert (tasks.kept, gateway.dispatcher.contexts) == ({}, [])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from admin_script import ScriptedEngineLogs, admin_ports, two_replicas
 from gateway_script import FixedFleet, RawResponse, model, serving
-from key_script import bearer
 from test_join_tokens_http import KEYS
 
 from weft.kernel.errors import WeftError
@@ -28,8 +27,7 @@ def events_of(response: RawResponse) -> list[Any]:
 async def test_last_lines_are_returned_as_one_response() -> None:
     logs = ScriptedEngineLogs()
     found = await get("/v1/admin/models/qwen/logs?lines=50", logs)
-    assert found.status == 200
-    assert json.loads(found.body) == {
+    assert found.of(200) == {
         "kind": "EngineLog",
         "model": "qwen",
         "runner": "r1",
@@ -50,13 +48,10 @@ async def test_followed_lines_are_sent_as_events() -> None:
 async def test_missing_runner_returns_an_error_status(follow: str) -> None:
     gone = ScriptedEngineLogs(failure=WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner serves qwen now"))
     found = await get(f"/v1/admin/models/qwen/logs{follow}", gone)
-    assert (found.status, json.loads(found.body)["error"]["code"]) == (503, "no_runner_available")
+    assert (found.status, found.error["code"]) == (503, "no_runner_available")
 
 
 async def test_engine_logs_need_the_same_scope_as_their_rpc() -> None:
     async with serving(fleet=FLEET, admin=admin_ports(), keys=KEYS) as gateway:
-        found = {}
-        for key in ("viewer000000", "user00000000"):
-            headers = bearer(key)
-            found[key] = (await gateway.request("GET", "/v1/admin/models/qwen/logs", headers=headers)).status
-    assert found == {"viewer000000": 200, "user00000000": 403}
+        for key, status in (("viewer000000", 200), ("user00000000", 403)):
+            assert (await gateway.request("GET", "/v1/admin/models/qwen/logs", key=key)).status == status

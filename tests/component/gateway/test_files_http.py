@@ -38,11 +38,6 @@ async def send(gateway: RunningGateway, body: bytes, **headers: str) -> RawRespo
     return await gateway.request("POST", PATH, body, given)
 
 
-def error_of(answer: RawResponse) -> tuple[int, str, str | None]:
-    error = json.loads(answer.body)["error"]
-    return answer.status, error["code"], error["param"]
-
-
 async def test_client_can_request_an_expiry_and_the_store_decides() -> None:
     async with serving(files=MemoryFiles()) as gateway:
         made = await gateway.sdk.files.create(
@@ -56,7 +51,7 @@ async def test_purpose_can_follow_the_file() -> None:
     async with serving(files=files) as gateway:
         assert (await send(gateway, form(part(FILE, LINES), part(PURPOSE, b"batch")))).status == 200
         late = await send(gateway, form(part(FILE, LINES), part(PURPOSE, b"assistants")))
-    assert error_of(late) == (400, "invalid_argument", "purpose")
+    assert late.refusal == (400, "invalid_argument", "purpose")
     assert files.text("file-1") == LINES.decode()
     assert len(files.kept) == 1
 
@@ -81,7 +76,7 @@ async def test_purpose_can_follow_the_file() -> None:
 async def test_invalid_form_field_is_reported_and_nothing_is_stored(body: bytes, param: str) -> None:
     files = MemoryFiles()
     async with serving(files=files) as gateway:
-        assert error_of(await send(gateway, body)) == (400, "invalid_argument", param)
+        assert (await send(gateway, body)).refusal == (400, "invalid_argument", param)
     assert files.kept == {}
 
 
@@ -147,7 +142,7 @@ async def test_oversized_file_is_rejected_before_or_during_upload() -> None:
         streamed = await gateway.exchange(chunked(form(part(PURPOSE, b"batch"), part(FILE, b"x" * 70_000)), 9_000))
         field = await send(gateway, form(part(b'Content-Disposition: form-data; name="a"', b"x" * 9_000)))
     assert at_most.status == 200
-    assert [error_of(each)[:2] for each in (large, declared, streamed, field)] == [(413, "request_too_large")] * 4
+    assert [each.refusal[:2] for each in (large, declared, streamed, field)] == [(413, "request_too_large")] * 4
     assert len(files.kept) == 1
 
 
@@ -210,17 +205,17 @@ async def test_concurrent_uploads_are_limited() -> None:
         go_on.set()
         assert (await sending).status == 200
         assert (await send(gateway, GOOD)).status == 200
-    assert error_of(refused)[:2] == (429, "rate_limit_exceeded")
-    assert "max_uploads" in json.loads(refused.body)["error"]["message"]
+    assert refused.refusal[:2] == (429, "rate_limit_exceeded")
+    assert "max_uploads" in refused.error["message"]
 
 
 async def test_store_error_is_returned() -> None:
     full = WeftError(Reason.TOO_MANY_RESOURCES, "the tenant keeps all it may")
     files = MemoryFiles(save_failure=full)
     async with serving(files=files) as gateway:
-        assert error_of(await send(gateway, GOOD))[:2] == (429, "too_many_resources")
+        assert (await send(gateway, GOOD)).refusal[:2] == (429, "too_many_resources")
         files.failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
-        assert error_of(await gateway.request("GET", f"{PATH}/file-1"))[:2] == (503, "service_unavailable")
+        assert (await gateway.request("GET", f"{PATH}/file-1")).refusal[:2] == (503, "service_unavailable")
 
 
 async def test_another_tenant_gets_404() -> None:
@@ -236,7 +231,7 @@ async def test_another_tenant_gets_404() -> None:
                 ("GET", f"{PATH}?after=file-1"),
             )
         ]
-        listed = json.loads((await gateway.request("GET", PATH, headers=other)).body)
+        listed = (await gateway.request("GET", PATH, headers=other)).json
         own = await gateway.request("GET", f"{PATH}/file-1")
     assert statuses == [404] * 4
     assert listed == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
@@ -244,7 +239,7 @@ async def test_another_tenant_gets_404() -> None:
 
 
 async def listed(gateway: RunningGateway, query: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((await gateway.request("GET", f"{PATH}?{query}")).body)
+    found: dict[str, Any] = (await gateway.request("GET", f"{PATH}?{query}")).json
     return found
 
 
@@ -280,7 +275,7 @@ async def test_files_are_listed_in_pages_in_both_orders() -> None:
 async def test_invalid_list_parameter_is_reported(query: str, status: int, param: str | None) -> None:
     async with serving(files=MemoryFiles()) as gateway:
         answer = await gateway.request("GET", f"{PATH}?{query}")
-    assert (error_of(answer)[0], error_of(answer)[2]) == (status, param)
+    assert (answer.refusal[0], answer.refusal[2]) == (status, param)
 
 
 class Breaking(MemoryFiles):

@@ -1,13 +1,12 @@
 """Tasks and responses that are deleted while they are read: no partial answer, and none reappears."""
 
-import json
 from collections.abc import AsyncGenerator
 
 from background_script import asked, events_in, followed, hello_pieces, stage
 from gateway_script import serving
 from response_script import MemoryResponses
 from task_script import ScriptedTasks
-from test_inference_tasks import PATH, error_of, submit
+from test_inference_tasks import PATH, submit
 
 from weft.api.router.v1 import stored_response_service_pb2, task_service_pb2
 from weft.durable.tasks import task_not_found
@@ -35,8 +34,8 @@ async def test_result_purged_during_a_read_returns_503_then_404() -> None:
     async with serving(tasks=tasks) as gateway:
         assert (await submit(gateway)).status == 202
         path = f"{PATH}/{tasks.one.task.id}"
-        assert error_of(await gateway.request("GET", path))[:2] == (503, "service_unavailable")
-        assert error_of(await gateway.request("GET", path))[:2] == (404, "not_found")
+        assert (await gateway.request("GET", path)).refusal[:2] == (503, "service_unavailable")
+        assert (await gateway.request("GET", path)).refusal[:2] == (404, "not_found")
 
 
 async def test_response_purged_during_a_read_is_neither_failed_nor_stored() -> None:
@@ -65,8 +64,8 @@ async def test_response_known_to_be_purged_during_a_read_returns_404() -> None:
     async with stage(tasks, store) as gateway:
         made = await asked(gateway)
         answer = await gateway.request("GET", f"/v1/responses/{made['id']}")
-    assert error_of(answer)[:2] == (404, "not_found")
-    assert made["id"] in json.loads(answer.body)["error"]["message"]
+    assert answer.refusal[:2] == (404, "not_found")
+    assert made["id"] in answer.error["message"]
 
 
 async def test_stream_of_a_purged_response_ends_with_an_error_instead_of_a_made_up_end() -> None:
@@ -97,8 +96,8 @@ async def test_response_deleted_while_its_end_is_stored_is_not_restored() -> Non
         assert (await gateway.request("GET", path)).status == 404
         made = await asked(gateway)
         body = {"model": "chat", "input": "more", "previous_response_id": made["id"]}
-        answer = await gateway.request("POST", "/v1/responses", json.dumps(body).encode())
-        assert error_of(answer)[:2] == (404, "previous_response_not_found")
+        answer = await gateway.request("POST", "/v1/responses", body)
+        assert answer.refusal[:2] == (404, "previous_response_not_found")
         assert store.kept == {}
 
 

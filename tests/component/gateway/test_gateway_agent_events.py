@@ -86,4 +86,4 @@ async def test_failure_after_only_a_warning_is_still_a_status() -> None:
         body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": True}).encode()
         response = await gateway.request("POST", "/v1/chat/completions", body)
     assert response.status == 502
-    assert json.loads(response.body)["error"]["code"] == "server_died"
+    assert response.error["code"] == "server_died"

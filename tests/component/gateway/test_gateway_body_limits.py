@@ -1,7 +1,6 @@
 """Slow bodies, and limits of their chunks."""
 
 import asyncio
-import json
 
 from gateway_script import RawResponse, head, serving
 
@@ -13,7 +12,7 @@ CHUNKED = {"Host": "localhost", "Content-Type": "application/json", "Transfer-En
 
 
 def message_of(response: RawResponse) -> str:
-    return str(json.loads(response.body)["error"]["message"])
+    return str(response.error["message"])
 
 
 def chunk(data: bytes) -> bytes:

@@ -87,7 +87,7 @@ async def test_invalid_caller_fields_return_400_by_name(
         response = await gateway.request("POST", path, _body(path, **fields), headers)
         assert gateway.dispatcher.contexts == []
     assert response.status == 400
-    assert json.loads(response.body)["error"]["param"] == param
+    assert response.error["param"] == param
 
 
 async def test_warning_survives_single_frame_answers_and_retries() -> None:
@@ -97,4 +97,4 @@ async def test_warning_survives_single_frame_answers_and_retries() -> None:
     for steps in (one_frame, retried):
         async with serving(ScriptedDispatcher(steps)) as gateway:
             answer = await gateway.request("POST", path, _body(path, x_task="draft"))
-        assert [warning["field"] for warning in json.loads(answer.body)["warnings"]] == ["x_task"]
+        assert [warning["field"] for warning in answer.json["warnings"]] == ["x_task"]

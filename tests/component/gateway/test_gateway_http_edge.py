@@ -24,7 +24,7 @@ def require_envelope(response: RawResponse, status: int, code: str) -> str:
     assert response.status == status, response
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
-    error = json.loads(response.body)["error"]
+    error = response.error
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == code
     assert "Traceback" not in error["message"]
@@ -206,7 +206,7 @@ async def test_http_1_0_client_gets_no_chunked_encoding(is_streamed: bool) -> No
         assert answer.body.startswith(b"data: {")
         assert answer.body.endswith(b"data: [DONE]\n\n")
     else:
-        assert json.loads(answer.body)["object"] == "chat.completion"
+        assert answer.json["object"] == "chat.completion"
 
 
 async def test_endless_body_is_dropped_after_the_response() -> None:

@@ -32,7 +32,7 @@ def body(**fields: object) -> bytes:
 
 
 async def answer_of(gateway: RunningGateway, **fields: object) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads((await gateway.request("POST", PATH, body(**fields))).body)
+    answer: dict[str, Any] = (await gateway.request("POST", PATH, body(**fields))).json
     return answer
 
 
@@ -63,7 +63,7 @@ async def test_operator_setting_controls_which_responses_are_stored(
     config = GatewayConfig(port=0, keep_responses=keeps)
     async with serving(responses=responses, config=config) as gateway:
         answer = await gateway.request("POST", PATH, body(stream=stream, store=store))
-    response = last_response(answer.body) if stream else json.loads(answer.body)
+    response = last_response(answer.body) if stream else answer.json
     assert (response["status"], response["store"], list(responses.kept)) == (
         "completed",
         is_kept,
@@ -80,7 +80,7 @@ async def test_request_requiring_storage_is_rejected_if_disabled_and_stored_ones
         second = await answer_of(gateway, previous_response_id=first["id"])
         found = await gateway.request("GET", f"{PATH}/{first['id']}")
         gone = await gateway.request("DELETE", f"{PATH}/{first['id']}")
-    assert (refused.status, json.loads(refused.body)["error"]["param"]) == (400, "store")
+    assert (refused.status, refused.error["param"]) == (400, "store")
     assert (second["status"], second["store"]) == ("completed", False)
     assert (found.status, gone.status, responses.kept) == (200, 200, {})
 
@@ -166,7 +166,7 @@ async def test_total_size_of_item_references_is_limited(monkeypatch: pytest.Monk
         two = await gateway.request("POST", PATH, body(input=references[:2]))
         three = await gateway.request("POST", PATH, body(input=references))
     assert (two.status, three.status) == (200, 400)
-    assert json.loads(three.body)["error"]["param"] == "input[2].id"
+    assert three.error["param"] == "input[2].id"
 
 
 async def test_duplicate_item_reference_is_rejected() -> None:
@@ -176,7 +176,7 @@ async def test_duplicate_item_reference_is_rejected() -> None:
         once = await gateway.request("POST", PATH, body(input=[reference]))
         twice = await gateway.request("POST", PATH, body(input=[reference, reference]))
     assert (once.status, twice.status) == (200, 400)
-    assert json.loads(twice.body)["error"]["param"] == "input[1].id"
+    assert twice.error["param"] == "input[1].id"
 
 
 async def test_json_member_limit_applies_to_the_whole_conversation() -> None:
@@ -186,14 +186,12 @@ async def test_json_member_limit_applies_to_the_whole_conversation() -> None:
         first = await answer_of(gateway, input=items)
         second = await answer_of(gateway, previous_response_id=first["id"])
         third = await gateway.request("POST", PATH, body(previous_response_id=second["id"], input=items))
-        fourth = await gateway.request(
-            "POST", PATH, body(previous_response_id=json.loads(third.body)["id"], input="Go on")
-        )
-        reference = {"type": "item_reference", "id": json.loads(third.body)["output"][0]["id"]}
+        fourth = await gateway.request("POST", PATH, body(previous_response_id=third.json["id"], input="Go on"))
+        reference = {"type": "item_reference", "id": third.json["output"][0]["id"]}
         named = await gateway.request("POST", PATH, body(previous_response_id=first["id"], input=[reference]))
     assert (second["status"], third.status, fourth.status, named.status) == ("completed", 200, 400, 400)
-    assert json.loads(fourth.body)["error"]["param"] == "previous_response_id"
-    assert json.loads(named.body)["error"]["param"] == "input[0].id"
+    assert fourth.error["param"] == "previous_response_id"
+    assert named.error["param"] == "input[0].id"
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "\u00e9", "a b", "../x"])
@@ -201,4 +199,4 @@ async def test_malformed_response_id_returns_404_without_a_lookup(name: str) -> 
     down = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
     async with serving(responses=MemoryResponses(failure=down)) as gateway:
         answer = await gateway.request("POST", PATH, body(previous_response_id=name))
-    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, "previous_response_not_found")
+    assert (answer.status, answer.error["code"]) == (404, "previous_response_not_found")

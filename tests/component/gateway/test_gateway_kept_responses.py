@@ -40,7 +40,7 @@ def read(answer: openai.BaseModel) -> dict[str, Any]:
 
 
 async def answer_of(gateway: RunningGateway, **fields: object) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads((await gateway.request("POST", PATH, body(**fields))).body)
+    answer: dict[str, Any] = (await gateway.request("POST", PATH, body(**fields))).json
     return answer
 
 
@@ -75,8 +75,8 @@ async def test_items_are_referenced_by_id() -> None:
         unknown = await gateway.request("POST", PATH, body(input=[{"type": "item_reference", "id": "msg_1"}]))
         other = await gateway.request("POST", PATH, body(input=[reference]), {"X-Tenant-ID": "other"})
     assert texts == ["one", "Hello, world", "two"]
-    assert (unknown.status, json.loads(unknown.body)["error"]["param"]) == (400, "input[0].id")
-    assert (other.status, json.loads(other.body)["error"]["param"]) == (400, "input[0].id")
+    assert (unknown.status, unknown.error["param"]) == (400, "input[0].id")
+    assert (other.status, other.error["param"]) == (400, "input[0].id")
 
 
 async def test_another_tenant_gets_404() -> None:
@@ -123,7 +123,7 @@ async def test_failed_store_completes_the_response_with_a_not_stored_warning(str
     store = MemoryResponses(save_failure=full)
     async with serving(responses=store) as gateway:
         answer = await gateway.request("POST", PATH, body(stream=stream, store=True))
-    response = events_in(answer.body)[-1]["response"] if stream else json.loads(answer.body)
+    response = events_in(answer.body)[-1]["response"] if stream else answer.json
     assert (response["status"], response["store"]) == ("completed", False)
     assert [(told["code"], told["field"]) for told in response["warnings"]] == [("not_stored", "store")]
     assert "at most 10 responses are kept" in response["warnings"][0]["message"]
@@ -141,7 +141,7 @@ async def test_stream_that_must_be_stored_is_rejected_if_the_store_is_down() -> 
 async def test_unreadable_chain_is_an_error_status() -> None:
     async with serving(responses=MemoryResponses(failure=DOWN)) as gateway:
         answer = await gateway.request("POST", PATH, body(previous_response_id="resp_1"))
-    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "service_unavailable")
+    assert (answer.status, answer.error["code"]) == (503, "service_unavailable")
     assert not gateway.dispatcher.payloads
 
 
@@ -196,7 +196,7 @@ async def test_cancelled_response_that_cannot_be_stored_warns_in_both_answers() 
         writer.write(gateway.post(PATH, body(stream=True)))
         seen = await reader.readuntil(b'"delta":"Hel"')
         response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
-        answer = json.loads((await gateway.request("POST", f"{PATH}/{response_id}/cancel")).body)
+        answer = (await gateway.request("POST", f"{PATH}/{response_id}/cancel")).json
         rest = await reader.readuntil(b"0\r\n\r\n")
     failed = json.loads(rest.split(b"event: response.failed\ndata: ")[1].split(b"\n\n")[0])
     for response in (answer, failed["response"]):
@@ -211,8 +211,8 @@ async def test_ended_response_cannot_be_cancelled_or_streamed_again() -> None:
         streamed = await gateway.request("GET", f"{PATH}/{made['id']}?stream=true")
         plain = await gateway.request("GET", f"{PATH}/{made['id']}?stream=false&include[]=a&include[]=b")
         unknown = await gateway.request("POST", f"{PATH}/resp_1/cancel")
-    assert (ended.status, json.loads(ended.body)["error"]["param"]) == (400, "response_id")
-    assert (streamed.status, json.loads(streamed.body)["error"]["param"]) == (400, "stream")
+    assert (ended.status, ended.error["param"]) == (400, "response_id")
+    assert (streamed.status, streamed.error["param"]) == (400, "stream")
     assert (plain.status, unknown.status) == (200, 404)
 
 
@@ -226,5 +226,5 @@ async def test_concurrent_streamed_responses_are_limited() -> None:
         writer.write(gateway.post(PATH, body(stream=True)))
         await reader.readuntil(b'"delta":"Hel"')
         second = await gateway.request("POST", PATH, body(stream=True))
-    assert (second.status, json.loads(second.body)["error"]["code"]) == (429, "rate_limit_exceeded")
-    assert "max_running_responses" in json.loads(second.body)["error"]["message"]
+    assert (second.status, second.error["code"]) == (429, "rate_limit_exceeded")
+    assert "max_running_responses" in second.error["message"]

@@ -96,7 +96,7 @@ async def test_forbidden_urls_are_rejected_before_any_fetch(
     async with serving(config=CONFIG, media=media) as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", body(*urls, **fields))
     assert answer.status == 400
-    assert json.loads(answer.body)["error"]["param"] == param
+    assert answer.error["param"] == param
     assert media.asked == []
 
 
@@ -154,7 +154,7 @@ async def test_client_disconnect_aborts_the_fetch_and_dispatches_nothing(stream:
 async def test_inline_images_pass_the_same_checks() -> None:
     async with serving(config=GatewayConfig(port=0, media=MediaConfig(max_bytes=1024))) as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", body("data:image/png;base64," + "A" * 2000))
-        large = json.loads(answer.body)["error"]
+        large = answer.error
         assert (answer.status, large["param"], large["code"]) == (413, FIELD, "request_too_large")
         answer = await gateway.request("POST", "/v1/chat/completions", body("data:image/png;base64,PHN2Zy8+"))
-        assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, FIELD)
+        assert (answer.status, answer.error["param"]) == (400, FIELD)

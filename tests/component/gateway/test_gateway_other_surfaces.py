@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, agent, model, serving
 from openai import NotFoundError
@@ -63,10 +61,10 @@ async def test_health_reflects_the_fleet(method: str) -> None:
     assert health_status(fleet.view) == "no_active_model"
     assert starting.headers["retry-after"] == "1"
     if method == "GET":
-        assert json.loads(starting.body)["status"] == "starting"
-        assert json.loads(idle.body)["status"] == "no_active_model"
-        assert json.loads(idle.body)["error"]["code"] == "no_runner_available"
-        assert json.loads(healthy.body) == {"status": "ok"}
+        assert starting.json["status"] == "starting"
+        assert idle.json["status"] == "no_active_model"
+        assert idle.error["code"] == "no_runner_available"
+        assert healthy.json == {"status": "ok"}
     else:
         assert starting.body == idle.body == healthy.body == b""
 
@@ -106,6 +104,6 @@ async def test_health_reports_a_missing_router() -> None:
         away = await gateway.request("GET", "/health")
         router.is_there = True
         back = await gateway.request("GET", "/health")
-    assert (away.status, json.loads(away.body)["status"]) == (503, "no_router")
-    assert json.loads(away.body)["error"]["code"] == "service_unavailable"
+    assert (away.status, away.json["status"]) == (503, "no_router")
+    assert away.error["code"] == "service_unavailable"
     assert back.status == 200

@@ -1,13 +1,12 @@
 """The probes of a gateway: what each answers, and who sees the components."""
 
-import json
-
 import pytest
 from gateway_script import serving
-from test_gateway_keys import Keys, bearer, ring_of, verifier
+from kit.keys import KEY, Keys, bearer
 
 from weft.kernel.health import EVENT_LOOP, Component, HealthReport, HealthState
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.principal import DEFAULT_SCOPES
 from weft_testing.fake_clock import FakeClock
 
 WELL = Component(name="router", state=HealthState.OK, since=1_000.0)
@@ -51,19 +50,19 @@ async def test_livez_and_readyz_report_independently(
         answer = await gateway.request(method, "/readyz")
         assert answer.status == ready
         if method == "GET":
-            assert json.loads(answer.body)["status"] == word
+            assert answer.json["status"] == word
 
 
 async def test_health_components_need_the_telemetry_scope() -> None:
     monitor = HealthMonitor((), FakeClock())
     await monitor.start()
-    keys = Keys(ring_of(verifier(), verifier("abcdefghijk2", "telemetry:view")))
+    keys = Keys({KEY: DEFAULT_SCOPES, "abcdefghijk2": ["telemetry:view"]})
     async with serving(health=monitor, keys=keys) as gateway:
         for headers in ({}, bearer(), {"Authorization": "Bearer wrong"}):
-            assert json.loads((await gateway.request("GET", "/health", headers=headers)).body) == {"status": "ok"}
-        body = json.loads((await gateway.request("GET", "/health", headers=bearer("abcdefghijk2"))).body)
+            assert (await gateway.request("GET", "/health", headers=headers)).json == {"status": "ok"}
+        body = (await gateway.request("GET", "/health", headers=bearer("abcdefghijk2"))).json
         assert [(each["name"], each["state"]) for each in body["components"]] == [(EVENT_LOOP, "ok")]
         assert (body["status"], body["live"], body["ready"]) == ("ok", True, True)
     async with serving(health=monitor) as gateway:
-        assert "components" in json.loads((await gateway.request("GET", "/health")).body)
+        assert "components" in (await gateway.request("GET", "/health")).json
     await monitor.stop()

@@ -1,14 +1,13 @@
 """GET /v1/requests, one request, and GET /v1/clients."""
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
-from gateway_script import RawResponse, serving
+from gateway_script import serving
+from kit.keys import KEY, Keys
 
 from weft.api.common.v1 import priority_pb2, receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
@@ -22,10 +21,7 @@ from weft.api.router.v1.request_service_pb2 import (
 )
 from weft.durable.requests import UNDER_WAY, RequestClient, Selection, not_remembered
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
-
-PEPPER, SECRET, KEY_ID = b"p" * 32, "5" * 64, "ann000000000"
 
 
 def waiting(request_id: str = "req-1", tenant: str = "default") -> pb.RequestRecord:
@@ -138,16 +134,9 @@ class ScriptedRequests(RequestClient):
             raise self.failure
 
 
-def body_of(response: RawResponse, status: int = 200) -> dict[str, Any]:
-    assert response.status == status, response
-    found = json.loads(response.body)
-    assert isinstance(found, dict)
-    return found
-
-
 async def test_waiting_request_shows_its_reason_and_duration() -> None:
     async with serving(requests=ScriptedRequests()) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/requests/req-1"))
+        found = await gateway.read("/v1/requests/req-1")
     assert (found["kind"], found["requestId"], found["state"], found["priority"]) == (
         "request", "req-1", "queued", "high",
     )  # fmt: skip
@@ -164,37 +153,21 @@ async def test_waiting_request_shows_its_reason_and_duration() -> None:
     assert found["arrivedAt"] == "2026-11-20T12:00:00Z"
 
 
-@dataclass
-class OneKey:
-    """A ring with one key of these scopes."""
-
-    scopes: tuple[str, ...]
-    is_ready: bool = True
-
-    @property
-    def ring(self) -> KeyRing:
-        access = parse_scopes(self.scopes, "s")
-        digest = key_digest(PEPPER, SECRET)
-        verifier = KeyVerifier(key_id=KEY_ID, tenant="default", access=access, digest=digest)
-        return KeyRing(pepper=PEPPER, keys={KEY_ID: verifier})
-
-
 @pytest.mark.parametrize(
     ("scopes", "shown"), [(("inference:view",), []), (("inference:view", "runners:view"), ["busy"])]
 )
 async def test_engine_log_lines_need_the_runner_scope(scopes: tuple[str, ...], shown: list[str]) -> None:
     record = ended()
     record.receipt.attempts[0].engine_log.append("busy")
-    headers = {"Authorization": f"Bearer {key_text(KEY_ID, SECRET)}"}
-    async with serving(requests=ScriptedRequests([record]), keys=OneKey(scopes)) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/requests/req-2", headers=headers))
+    async with serving(requests=ScriptedRequests([record]), keys=Keys(scopes, "default")) as gateway:
+        found = (await gateway.request("GET", "/v1/requests/req-2", key=KEY)).of(200)
     assert found["receipt"]["attempts"][0].get("engineLog", []) == shown
 
 
 @pytest.mark.parametrize("path", ["team/a@1", "team%2Fa@1"])
 async def test_request_id_with_a_slash_is_found(path: str) -> None:
     async with serving(requests=ScriptedRequests([waiting("team/a@1")])) as gateway:
-        found = body_of(await gateway.request("GET", f"/v1/requests/{path}"))
+        found = await gateway.read(f"/v1/requests/{path}")
     assert found["requestId"] == "team/a@1"
 
 
@@ -202,16 +175,16 @@ async def test_request_of_another_tenant_returns_404() -> None:
     async with serving(requests=ScriptedRequests()) as gateway:
         for path, headers in (("req-3", {}), ("req-1", {"X-Tenant-ID": "b"}), ("req-9", {})):
             response = await gateway.request("GET", f"/v1/requests/{path}", headers=headers)
-            error = body_of(response, 404)["error"]
+            error = response.of(404)["error"]
             assert (error["code"], "is known" in error["message"]) == ("not_found", True)
-        assert body_of(await gateway.request("GET", "/v1/requests/req-3", headers={"X-Tenant-ID": "b"}))
+        assert await gateway.read("/v1/requests/req-3", {"X-Tenant-ID": "b"})
 
 
 async def test_list_contains_only_requests_of_the_tenant() -> None:
     script = ScriptedRequests()
     async with serving(requests=script) as gateway:
-        mine = body_of(await gateway.request("GET", "/v1/requests?limit=1"))
-        theirs = body_of(await gateway.request("GET", "/v1/requests", headers={"X-Tenant-ID": "b"}))
+        mine = await gateway.read("/v1/requests?limit=1")
+        theirs = await gateway.read("/v1/requests", {"X-Tenant-ID": "b"})
     assert ([one["requestId"] for one in mine["items"]], mine["total"]) == (["req-1"], 2)
     assert ([one["requestId"] for one in theirs["items"]], theirs["total"]) == (["req-3"], 1)
     assert script.asked == [(1, "default"), (100, "b")]
@@ -220,7 +193,7 @@ async def test_list_contains_only_requests_of_the_tenant() -> None:
 async def test_clients_are_listed_only_for_local_callers() -> None:
     config = {"Host": "gateway.example"}
     async with serving(requests=ScriptedRequests()) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/clients"))
+        found = await gateway.read("/v1/clients")
         refused = await gateway.request("GET", "/v1/clients", headers=config)
     (client,) = found["items"]
     assert (client["clientId"], client["requestCount"], client["route"]) == ("batch", 5, "drafts")
@@ -234,12 +207,12 @@ async def test_unavailable_router_returns_503(path: str) -> None:
     script = ScriptedRequests(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "the connection was lost"))
     async with serving(requests=script) as gateway:
         response = await gateway.request("GET", path)
-    assert body_of(response, 503)["error"]["code"] == "service_unavailable"
+    assert response.of(503)["error"]["code"] == "service_unavailable"
 
 
 async def test_metrics_use_null_for_unknown_values() -> None:
     async with serving(requests=ScriptedRequests()) as gateway:
-        found = body_of(await gateway.request("GET", "/v1/admin/figures"))
+        found = await gateway.read("/v1/admin/figures")
     assert (found["kind"], found["stepSeconds"], found["start"]) == ("figures", 10, "2026-11-20T12:00:00Z")
     assert (found["stepCount"], found["waiting"], found["all"]["completed"]) == (3, [1, 1, 1], [2, 2, 2])
     assert found["all"]["timeToFirstTokenSeconds"]["p50"] == [0.5, 0.5, None]

@@ -67,7 +67,7 @@ async def test_request_envelope_overrides_the_gateway_default() -> None:
     async def items_of(config: GatewayConfig, **fields: Any) -> list[str]:
         async with serving(config=config) as gateway:
             answer = await gateway.request("POST", PATH, body(**fields))
-        found = json.loads(answer.body)
+        found = answer.json
         assert ("output_text" in found) == ("metrics" in found) == (found["output"][0]["type"] == "output_text")
         return [item["type"] for item in found["output"]]
 
@@ -80,12 +80,12 @@ async def test_request_envelope_overrides_the_gateway_default() -> None:
 
 async def test_response_is_reported_unstored_without_a_response_store() -> None:
     async with serving() as gateway:
-        answer = json.loads((await gateway.request("POST", PATH, body())).body)
+        answer = (await gateway.request("POST", PATH, body())).json
         asked = await gateway.request("POST", PATH, body(store=True))
         previous = await gateway.request("POST", PATH, body(previous_response_id="resp_1"))
         read = await gateway.request("GET", f"{PATH}/{answer['id']}")
     assert (answer["store"], "warnings" in answer) == (False, False)
-    assert (asked.status, json.loads(asked.body)["error"]["param"]) == (400, "store")
-    assert (previous.status, json.loads(previous.body)["error"]["code"]) == (404, "previous_response_not_found")
-    assert json.loads(previous.body)["error"]["param"] == "previous_response_id"
+    assert (asked.status, asked.error["param"]) == (400, "store")
+    assert (previous.status, previous.error["code"]) == (404, "previous_response_not_found")
+    assert previous.error["param"] == "previous_response_id"
     assert read.status == 404

@@ -104,7 +104,7 @@ async def test_failure_before_the_first_chunk_is_a_status(stream_format: Any, sp
 async def _voices(path: str) -> Any:
     async with serving(ScriptedDispatcher(), fleet=_fleet()) as gateway:
         answer = await gateway.request("GET", path)
-        return answer.status, json.loads(answer.body)
+        return answer.status, answer.json
 
 
 async def test_voices_of_one_model_are_listed_and_an_unknown_model_is_rejected() -> None:

@@ -1,7 +1,6 @@
 """The stop of a gateway: what runs is finished, what waits is answered, what takes too long ends with an error."""
 
 import asyncio
-import json
 import socket
 from contextlib import ExitStack
 from typing import Any
@@ -98,7 +97,7 @@ async def test_stop_ends_unfinished_requests_with_an_error(began: bool) -> None:
     else:
         response = RawResponse.parse(seen)
         assert response.status == 503
-        assert json.loads(response.body)["error"]["code"] == "shutting_down"
+        assert response.error["code"] == "shutting_down"
 
 
 class ClosedDispatcher(ScriptedDispatcher):
@@ -113,4 +112,4 @@ async def test_call_cancelled_by_its_closed_channel_is_reported_as_a_lost_connec
     async with serving(ClosedDispatcher()) as gateway:
         response = await gateway.request("POST", CHAT, STREAM)
     assert response.status == 503
-    assert json.loads(response.body)["error"]["code"] == "service_unavailable"
+    assert response.error["code"] == "service_unavailable"

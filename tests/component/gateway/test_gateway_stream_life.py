@@ -67,7 +67,7 @@ async def test_rejection_within_the_first_second_is_a_status_even_after_queueing
     async with serving(ScriptedDispatcher([[queued()], [started()], rejection])) as gateway:
         response = await gateway.request("POST", CHAT, STREAM)
     assert response.status == 503
-    assert json.loads(response.body)["error"]["code"] == "queue_timeout"
+    assert response.error["code"] == "queue_timeout"
     assert response.headers["retry-after"] == "3"
 
 
@@ -158,7 +158,7 @@ async def test_request_past_its_deadline_is_ended() -> None:
         for body in (STREAM, UNARY):
             response = await gateway.request("POST", CHAT, body)
             assert response.status == 504
-            assert json.loads(response.body)["error"]["code"] == "deadline_exceeded"
+            assert response.error["code"] == "deadline_exceeded"
             assert gateway.dispatcher.was_closed.is_set()
 
 

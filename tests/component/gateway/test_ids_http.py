@@ -1,6 +1,5 @@
 """Ids of models, agents and routes: taken by every path and body that takes names."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -55,5 +54,5 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 async def test_request_by_id_is_dispatched_by_name(path: str, body: dict[str, Any], given: str, name: str) -> None:
     assert named(fleet().view, given) == name
     async with serving(ScriptedDispatcher(), fleet=fleet()) as gateway:
-        await gateway.request("POST", path, json.dumps({**body, "model": given}).encode())
+        await gateway.request("POST", path, {**body, "model": given})
         assert [context.model for context in gateway.dispatcher.contexts] == [name]

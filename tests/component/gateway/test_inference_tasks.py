@@ -26,19 +26,14 @@ CHAT = {"body": {"model": "tiny", "messages": HI}}
 
 async def submit(gateway: RunningGateway, body: object = None, **headers: str) -> RawResponse:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await gateway.request("POST", PATH, json.dumps(CHAT if body is None else body).encode(), named)
+    return await gateway.request("POST", PATH, CHAT if body is None else body, named)
 
 
 async def get(gateway: RunningGateway, path: str = "", **headers: str) -> Any:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     answer = await gateway.request("GET", PATH + path, headers=named)
     assert answer.status == 200, answer.body
-    return json.loads(answer.body)
-
-
-def error_of(answer: RawResponse) -> tuple[int, str, str | None]:
-    error = json.loads(answer.body)["error"]
-    return answer.status, error["code"], error["param"]
+    return answer.json
 
 
 async def test_request_is_accepted_immediately_with_the_spec_of_the_live_route() -> None:
@@ -46,13 +41,13 @@ async def test_request_is_accepted_immediately_with_the_spec_of_the_live_route()
     async with serving(tasks=tasks) as gateway:
         answer = await submit(gateway, X_Tenant_ID="ann", X_Cache_Tag="mine", X_Client_Id="ci")
         assert answer.status == 202
-        task = json.loads(answer.body)
+        task = answer.json
         assert answer.headers["location"] == f"{PATH}/{task['id']}"
         assert answer.headers["x-weft-task-id"] == task["id"]
         assert (task["state"], task["model"], task["endpoint"]) == ("pending", "tiny", "/v1/chat/completions")
         assert (task["created_at"], task["expires_at"]) == ("2026-03-01T12:00:00.000Z", "2026-03-01T13:00:00.000Z")
         assert (task["waiting_for"], task["error"], task["started_at"]) == ("no runner has the model", None, None)
-        await gateway.request("POST", "/v1/chat/completions", json.dumps(CHAT["body"]).encode())
+        await gateway.request("POST", "/v1/chat/completions", CHAT["body"])
         new = tasks.one.new
         assert new.spec.chat == gateway.dispatcher.payloads[0]
         assert (new.tenant, new.spec.options.priority) == ("ann", PRIORITY_UNSPECIFIED)
@@ -85,9 +80,9 @@ async def test_same_key_returns_the_same_task_and_another_body_is_a_conflict() -
         first = await submit(gateway, Idempotency_Key="k 1")
         again = await submit(gateway, Idempotency_Key="k 1")
         assert (first.status, again.status) == (202, 200)
-        assert json.loads(first.body)["id"] == json.loads(again.body)["id"]
+        assert first.json["id"] == again.json["id"]
         other = await submit(gateway, {"body": {"model": "other", "messages": HI}}, Idempotency_Key="k 1")
-        assert error_of(other)[:2] == (409, "idempotency_conflict")
+        assert other.refusal[:2] == (409, "idempotency_conflict")
         assert (await submit(gateway, Idempotency_Key="k 1", X_Tenant_ID="bob")).status == 202
         assert len(tasks.kept) == 2
 
@@ -95,7 +90,7 @@ async def test_same_key_returns_the_same_task_and_another_body_is_a_conflict() -
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb", "h\xe9"])
 async def test_invalid_key_is_rejected(key: str) -> None:
     async with serving(tasks=ScriptedTasks()) as gateway:
-        assert error_of(await submit(gateway, Idempotency_Key=key)) == (400, "invalid_argument", "Idempotency-Key")
+        assert (await submit(gateway, Idempotency_Key=key)).refusal == (400, "invalid_argument", "Idempotency-Key")
 
 
 @pytest.mark.parametrize(
@@ -121,16 +116,16 @@ async def test_invalid_key_is_rejected(key: str) -> None:
 async def test_request_the_live_route_rejects_is_rejected_here_with_its_field_path(body: object, param: str) -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
-        assert error_of(await submit(gateway, body)) == (400, "invalid_argument", param)
+        assert (await submit(gateway, body)).refusal == (400, "invalid_argument", param)
         assert tasks.kept == {}
 
 
 async def test_submissions_count_as_requests_of_their_tenant() -> None:
     config = GatewayConfig(port=0, rate_limits=RateLimitConfig(default=Rate(1, 60)))
     async with serving(tasks=ScriptedTasks(), config=config) as gateway:
-        assert error_of(await submit(gateway, {}))[0] == 400
+        assert (await submit(gateway, {})).refusal[0] == 400
         assert (await submit(gateway)).status == 202
-        assert error_of(await submit(gateway))[:2] == (429, "rate_limit_exceeded")
+        assert (await submit(gateway)).refusal[:2] == (429, "rate_limit_exceeded")
 
 
 async def test_task_submitted_elsewhere_is_rendered_by_its_operation() -> None:
@@ -153,7 +148,7 @@ async def test_unrenderable_answer_is_an_error_next_to_the_state_and_an_outage_i
         assert "result" not in found
         tasks.watch_failures = [WeftError(Reason.SERVICE_UNAVAILABLE, "away")]
         answer = await gateway.request("GET", f"{PATH}/{task_id}")
-        assert error_of(answer)[:2] == (503, "service_unavailable")
+        assert answer.refusal[:2] == (503, "service_unavailable")
 
 
 async def test_submitted_request_is_returned_only_to_its_submitter() -> None:
@@ -203,7 +198,7 @@ async def test_every_call_on_a_task_of_another_tenant_returns_404() -> None:
             ("DELETE", "?forget=true"),
         ):
             answer = await gateway.request(method, f"{PATH}/{task_id}{path}", headers={"X-Tenant-ID": "bob"})
-            assert error_of(answer)[:2] == (404, "not_found")
+            assert answer.refusal[:2] == (404, "not_found")
         assert tasks.one.task.state == task_pb2.TASK_STATE_PENDING
 
 
@@ -212,13 +207,13 @@ async def test_cancel_is_idempotent_and_delete_requires_an_ended_task() -> None:
     async with serving(tasks=tasks) as gateway:
         task_id = json.loads((await submit(gateway)).body)["id"]
         answer = await gateway.request("DELETE", f"{PATH}/{task_id}?forget=true")
-        assert error_of(answer)[:2] == (409, "resource_in_use")
+        assert answer.refusal[:2] == (409, "resource_in_use")
         for method, path in (("DELETE", ""), ("DELETE", ""), ("POST", "/cancel")):
             answer = await gateway.request(method, f"{PATH}/{task_id}{path}")
-            assert (answer.status, json.loads(answer.body)["state"]) == (200, "cancelled")
+            assert (answer.status, answer.json["state"]) == (200, "cancelled")
         assert tasks.cancelled == [task_id]
         assert (await gateway.request("DELETE", f"{PATH}/{task_id}?forget=true")).status == 204
-        assert error_of(await gateway.request("GET", f"{PATH}/{task_id}"))[:2] == (404, "not_found")
+        assert (await gateway.request("GET", f"{PATH}/{task_id}")).refusal[:2] == (404, "not_found")
 
 
 def events_of(raw: bytes) -> list[tuple[str, int, Any]]:
@@ -260,9 +255,9 @@ async def test_task_is_watched_to_its_end_and_resumable_from_any_event() -> None
 async def test_watch_that_fails_before_its_first_event_is_a_status() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
-        assert error_of(await gateway.request("GET", f"{PATH}/task-1/events"))[:2] == (404, "not_found")
+        assert (await gateway.request("GET", f"{PATH}/task-1/events")).refusal[:2] == (404, "not_found")
         tasks.failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the database is locked")
-        assert error_of(await submit(gateway))[:2] == (503, "service_unavailable")
+        assert (await submit(gateway)).refusal[:2] == (503, "service_unavailable")
 
 
 async def test_images_are_stored_in_the_task_before_it_is_accepted() -> None:
@@ -282,5 +277,5 @@ async def test_rate_limited_tenant_triggers_no_fetch() -> None:
     async with serving(tasks=ScriptedTasks(), media=media, config=config) as gateway:
         assert (await submit(gateway)).status == 202
         body = {"body": {"model": "tiny", "messages": [{"role": "user", "content": content}]}}
-        assert error_of(await submit(gateway, body))[:2] == (429, "rate_limit_exceeded")
+        assert (await submit(gateway, body)).refusal[:2] == (429, "rate_limit_exceeded")
         assert media.asked == []

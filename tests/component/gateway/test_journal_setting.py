@@ -1,7 +1,6 @@
 """Requests that are journaled by setting: on every surface, with their caller's word, and never silently without."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -31,7 +30,7 @@ def fleet(journal: JournalMode, *, of_mesh: bool = False) -> FixedFleet:
 
 
 async def ask(gateway: RunningGateway, path: str, body: dict[str, Any], **headers: str) -> RawResponse:
-    return await gateway.request("POST", path, json.dumps(body).encode(), headers=headers)
+    return await gateway.request("POST", path, body, headers=headers)
 
 
 @pytest.mark.parametrize("of_mesh", [False, True])
@@ -45,7 +44,7 @@ async def test_every_text_surface_journals_and_answers_as_before(
     async with serving(tasks=tasks, fleet=fleet(WAIT, of_mesh=of_mesh)) as gateway:
         journaled = await ask(gateway, path, body)
         assert (journaled.status, gateway.dispatcher.contexts) == (200, [])
-    assert lasting(json.loads(journaled.body)) == lasting(json.loads(live.body))
+    assert lasting(journaled.json) == lasting(live.json)
     assert journaled.headers["x-weft-task-id"] == tasks.one.task.id
 
 
@@ -60,7 +59,7 @@ async def test_client_disconnect_cancels_its_task_unless_kept_by_setting_or_requ
     body = CHAT if said is None else {**CHAT, "on_disconnect": said}
     async with serving(tasks=tasks, fleet=fleet(journal)) as gateway:
         async with gateway.connection() as (_, writer):
-            writer.write(gateway.post("/v1/chat/completions", json.dumps(body).encode()))
+            writer.write(gateway.post("/v1/chat/completions", body))
             await tasks.was_watched.wait()
         await tasks.was_left.wait()
         if is_cancelled:
@@ -91,7 +90,7 @@ async def test_request_that_cannot_be_journaled_is_rejected_before_dispatch(path
     async with serving(tasks=ScriptedTasks(), fleet=fleet(WAIT)) as gateway:
         refused = await ask(gateway, path, body)
         assert (refused.status, gateway.dispatcher.contexts) == (501, [])
-    error = json.loads(refused.body)["error"]
+    error = refused.error
     assert (error["code"], error["param"]) == ("unsupported_operation", "model")
     assert "are journaled" in error["message"]
 
@@ -103,7 +102,7 @@ async def test_image_is_journaled_if_images_are_stored() -> None:
         answer = await ask(gateway, "/v1/images/generations", {"model": "tiny", "prompt": "a"})
         assert (answer.status, gateway.dispatcher.contexts) == (200, [])
         assert answer.headers["x-weft-task-id"] == tasks.one.task.id
-        assert json.loads(answer.body)["data"] == [{"b64_json": "UE5H"}]
+        assert answer.json["data"] == [{"b64_json": "UE5H"}]
 
 
 async def stored_image(files: MemoryFiles) -> event_pb2.InferenceEvent:
@@ -129,7 +128,7 @@ async def test_gateway_without_tasks_rejects_requests_that_must_be_journaled() -
     async with serving(fleet=fleet(WAIT)) as gateway:
         refused = await ask(gateway, "/v1/chat/completions", CHAT)
         assert (refused.status, gateway.dispatcher.contexts) == (501, [])
-        assert "send them to the endpoint of the mesh" in json.loads(refused.body)["error"]["message"]
+        assert "send them to the endpoint of the mesh" in refused.error["message"]
 
 
 async def test_task_has_caller_labels_and_request_id() -> None:

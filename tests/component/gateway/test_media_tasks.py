@@ -43,15 +43,15 @@ def words(text: str, **part: Any) -> event_pb2.InferenceEvent:
 
 
 async def post(gateway: RunningGateway, body: object, path: str = PATH) -> tuple[int, Any]:
-    answer = await gateway.request("POST", path, json.dumps(body).encode())
-    return answer.status, json.loads(answer.body)
+    answer = await gateway.request("POST", path, body)
+    return answer.status, answer.json
 
 
 async def result_of(gateway: RunningGateway, body: object) -> Any:
     """The result of a task that completes as it is submitted."""
     status, task = await post(gateway, body)
     assert status == 202, task
-    found = json.loads((await gateway.request("GET", f"{PATH}/{task['id']}")).body)
+    found = (await gateway.request("GET", f"{PATH}/{task['id']}")).json
     assert found["state"] == "completed"
     return found.get("result", found["error"])
 
@@ -183,7 +183,7 @@ async def test_expired_result_url_is_gone() -> None:
         body = {**IMAGE, "body": {**IMAGE["body"], "response_format": "url"}}  # type: ignore[dict-item]
         (entry,) = (await result_of(gateway, body))["data"]
         answer = await opened(gateway, entry["url"])
-        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (410, "not_found")
+        assert (answer.status, answer.error["code"]) == (410, "not_found")
 
 
 async def test_file_that_is_not_a_result_has_no_url() -> None:
@@ -223,7 +223,7 @@ async def test_progress_of_a_running_task_is_shown() -> None:
         kept.task.progress.CopyFrom(
             event_pb2.WorkProgress(unit=event_pb2.WORK_UNIT_STEPS, done=10, total=20, stage="decoding")
         )
-        found = json.loads((await gateway.request("GET", f"{PATH}/{task['id']}")).body)
+        found = (await gateway.request("GET", f"{PATH}/{task['id']}")).json
         assert found["progress"] == {"unit": "steps", "done": 10.0, "total": 20.0, "stage": "decoding"}
 
 
@@ -241,9 +241,7 @@ async def test_batch_lines_generate_images(response_format: str) -> None:
         assert status == 200, batch
         batches.end(batch["id"], 0, outputs=(output([image(result)], [finished()]),))
         batches.close(batch["id"])
-        while (found := json.loads((await gateway.request("GET", f"{BATCHES}/{batch['id']}")).body))[
-            "status"
-        ] != "completed":
+        while (found := (await gateway.request("GET", f"{BATCHES}/{batch['id']}")).json)["status"] != "completed":
             pass
         (row,) = files.text(found["output_file_id"]).splitlines()
         (entry,) = json.loads(row)["response"]["body"]["data"]

@@ -61,7 +61,7 @@ async def test_model_without_token_counting_returns_an_error() -> None:
     cannot = WeftError(Reason.UNSUPPORTED_OPERATION, "the model does not tokenize")
     async with serving(CountingDispatcher(counted=cannot)) as gateway:
         response = await gateway.request("POST", COUNT_PATH, body())
-    error = json.loads(response.body)["error"]
+    error = response.error
     assert (response.status, error["code"], error["type"]) == (501, "unsupported_operation", "api_error")
     assert response.headers["x-should-retry"] == "false"
 
@@ -70,6 +70,6 @@ async def test_model_without_token_counting_returns_an_error() -> None:
 async def test_server_side_conversation_is_rejected_as_clients_expect(path: str) -> None:
     async with serving(CountingDispatcher()) as gateway:
         response = await gateway.request("POST", path, body(thread={"type": "create"}))
-    error = json.loads(response.body)["error"]
+    error = response.error
     assert (response.status, error["type"], error["param"]) == (400, "invalid_request_error", "thread")
     assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}

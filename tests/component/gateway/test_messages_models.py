@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from gateway_script import FixedFleet, agent, model, serving
 from messages_script import anthropic_of
@@ -18,8 +16,8 @@ async def test_client_lists_models_in_pages() -> None:
 
 async def test_list_format_follows_the_calling_api() -> None:
     async with serving(fleet=FLEET) as gateway:
-        theirs = json.loads((await gateway.request("GET", "/v1/models?beta=true", headers=VERSION)).body)
-        ours = json.loads((await gateway.request("GET", "/v1/models")).body)
+        theirs = (await gateway.request("GET", "/v1/models?beta=true", headers=VERSION)).json
+        ours = (await gateway.request("GET", "/v1/models")).json
     assert set(theirs) == {"data", "has_more", "first_id", "last_id"}
     assert (theirs["first_id"], theirs["last_id"], theirs["has_more"]) == ("a", "agent/reviewer", False)
     assert ours["object"] == "list"
@@ -43,4 +41,4 @@ async def test_invalid_page_parameter_is_rejected_by_name(query: str, field: str
     async with serving(fleet=FLEET) as gateway:
         response = await gateway.request("GET", f"/v1/models?{query}", headers=VERSION)
     assert response.status == 400
-    assert json.loads(response.body)["error"]["param"] == field
+    assert response.error["param"] == field

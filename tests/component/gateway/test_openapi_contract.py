@@ -10,7 +10,7 @@ from bad_inputs_stage import ENDPOINTS, Endpoint, nameless
 from file_script import MemoryBatches
 from gateway_script import FixedFleet, app_of, model
 from hypothesis import HealthCheck, given, settings
-from key_script import bearer
+from kit.keys import bearer
 from registry_script import ScriptedRegistry
 from response_script import MemoryResponses
 from schemathesis.core.failures import FailureGroup

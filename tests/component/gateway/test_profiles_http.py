@@ -1,11 +1,10 @@
 """Profiles over HTTP: read, put, saved, and switched to, with a dry run and by rights."""
 
-import json
 from typing import Any
 
 import pytest
 from gateway_script import RunningGateway, serving
-from key_script import Keys, bearer
+from kit.keys import Keys
 from registry_script import ScriptedRegistry, document
 
 DAY = {
@@ -31,13 +30,9 @@ def with_day(**fields: object) -> ScriptedRegistry:
     return ScriptedRegistry(documents=[document(**own)])  # type: ignore[arg-type]
 
 
-async def ask(
-    gateway: RunningGateway, method: str, path: str, body: object = None, key: str = ""
-) -> tuple[int, dict[str, Any]]:
-    headers = {"Content-Type": "application/json"} | bearer(key)
-    raw = b"" if body is None else json.dumps(body).encode()
-    answer = await gateway.request(method, f"/api/v1/profiles{path}", raw, headers)
-    return answer.status, json.loads(answer.body) if answer.body else {}
+async def ask(gateway: RunningGateway, method: str, path: str, body: object = None, key: str = "") -> tuple[int, Any]:
+    answer = await gateway.request(method, f"/api/v1/profiles{path}", body, key=key)
+    return answer.status, answer.json
 
 
 async def test_profile_round_trips_through_put_and_get() -> None:

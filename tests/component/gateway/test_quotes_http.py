@@ -1,7 +1,5 @@
 """`/v1/quotes` says when a chat request would be answered; X-Max-Wait-Seconds makes such a time a condition."""
 
-import json
-
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, model, serving
 from task_script import ScriptedTasks
@@ -32,8 +30,8 @@ async def test_quote_is_asked_for_what_the_request_would_be() -> None:
     router, dispatcher = ScriptedRouter(), ScriptedDispatcher()
     quoter = Quoter(router, FixedFleet.of(model("tiny")))
     async with serving(dispatcher, quotes=quoter) as gateway:
-        answer = await gateway.request("POST", "/v1/quotes", json.dumps(CHAT).encode(), JSON)
-    assert (answer.status, json.loads(answer.body)) == (
+        answer = await gateway.request("POST", "/v1/quotes", CHAT, JSON)
+    assert (answer.status, answer.json) == (
         200,
         {
             "kind": "QuoteList",
@@ -58,9 +56,9 @@ async def test_quote_is_asked_for_what_the_request_would_be() -> None:
 async def test_wrong_limit_of_the_wait_names_its_header(seconds: str) -> None:
     async with serving() as gateway:
         headers = JSON | {"x-max-wait-seconds": seconds}
-        answer = await gateway.request("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), headers)
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, headers)
     assert answer.status == 400
-    assert json.loads(answer.body)["error"]["param"] == "X-Max-Wait-Seconds"
+    assert answer.error["param"] == "X-Max-Wait-Seconds"
 
 
 @pytest.mark.parametrize(
@@ -74,8 +72,8 @@ async def test_limit_of_the_wait_is_rejected_where_it_would_not_count(
     path: str, body: dict[str, object], problem: str
 ) -> None:
     async with serving(tasks=ScriptedTasks()) as gateway:
-        answer = await gateway.request("POST", path, json.dumps(body).encode(), JSON | {"x-max-wait-seconds": "5"})
-    error = json.loads(answer.body)["error"]
+        answer = await gateway.request("POST", path, body, JSON | {"x-max-wait-seconds": "5"})
+    error = answer.error
     assert (answer.status, error["param"], problem in error["message"]) == (400, "X-Max-Wait-Seconds", True), error
 
 
@@ -83,5 +81,5 @@ async def test_limit_of_the_wait_reaches_the_dispatcher() -> None:
     dispatcher = ScriptedDispatcher()
     async with serving(dispatcher) as gateway:
         headers = JSON | {"x-max-wait-seconds": "2.5"}
-        await gateway.request("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), headers)
+        await gateway.request("POST", "/v1/chat/completions", CHAT, headers)
     assert dispatcher.calls[0].context.max_wait_seconds == 2.5

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from admin_script import ScriptedEngineLogs, ScriptedInstances, ScriptedProcesses, ScriptedQueues
 from gateway_script import FixedFleet, model, serving
-from key_script import bearer
+from kit.keys import bearer
 from kit.refusing_services import RefusingServices, refusing_services
 from test_api_keys_http import KEYS
 
@@ -122,7 +122,7 @@ async def test_rejected_field_has_the_name_the_caller_used(
                 assert refusing.typed, f"no field was sent: {answer}"
                 field = refusing.typed[refusing.place]
                 assert answer.status == 400, f"{field}: {answer}"
-                param = json.loads(answer.body)["error"]["param"]
+                param = answer.error["param"]
                 assert _sent(param, path, body), f"{field} is called {param!r}"
                 refusing.place += 1
 

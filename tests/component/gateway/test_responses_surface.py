@@ -19,11 +19,11 @@ def asking(**fields: object) -> bytes:
 
 async def result_of(tasks: ScriptedTasks, **fields: object) -> dict[str, Any]:
     async with serving(tasks=tasks, responses=MemoryResponses()) as gateway:
-        made = json.loads((await gateway.request("POST", PATH, asking(**fields))).body)
+        made = (await gateway.request("POST", PATH, asking(**fields))).json
         answer = await gateway.request("GET", f"{PATH}/{made['id']}")
         elsewhere = await gateway.request("GET", f"/v1/responses/{made['id'].replace('task-', 'resp_')}")
     assert elsewhere.status == 404
-    result: dict[str, Any] = json.loads(answer.body)["result"]
+    result: dict[str, Any] = answer.json["result"]
     return result
 
 
@@ -46,5 +46,5 @@ async def test_fields_that_reference_another_response_are_rejected(fields: dict[
     tasks = ScriptedTasks()
     async with serving(tasks=tasks, responses=MemoryResponses()) as gateway:
         answer = await gateway.request("POST", PATH, asking(**fields))
-    assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, f"body.{field}")
+    assert (answer.status, answer.error["param"]) == (400, f"body.{field}")
     assert tasks.kept == {}

@@ -1,11 +1,10 @@
 """Scopes that are limited to names, over HTTP: which models a key may ask, see, declare and load."""
 
-import json
 from typing import Any
 
 import pytest
 from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
-from key_script import Keys, bearer
+from kit.keys import Keys
 from registry_script import ScriptedRegistry
 
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
@@ -25,9 +24,8 @@ FLEET = FixedFleet.of(model("tiny", pool="pair"), model("small", pool="pair"), m
 
 
 async def ask(gateway: RunningGateway, key: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    headers = bearer(key) | {"Content-Type": "application/json"}
-    answer = await gateway.request(method, path, b"" if body is None else json.dumps(body).encode(), headers)
-    return answer.status, json.loads(answer.body) if answer.body else None
+    answer = await gateway.request(method, path, body, key=key)
+    return answer.status, answer.json
 
 
 def why(found: tuple[int, Any]) -> str:
@@ -77,8 +75,7 @@ async def test_request_outside_the_keys_names_is_rejected_on_every_surface_witho
 @pytest.mark.parametrize(("path", "body"), REQUESTS)
 async def test_request_within_the_keys_names_is_dispatched_on_every_surface(path: str, body: dict[str, Any]) -> None:
     async with serving(ScriptedDispatcher(), keys=KEYS, fleet=FLEET) as gateway:
-        headers = bearer("tiny00000000") | {"Content-Type": "application/json"}
-        answer = await gateway.request("POST", path, json.dumps({**body, "model": "tiny"}).encode(), headers)
+        answer = await gateway.request("POST", path, {**body, "model": "tiny"}, key="tiny00000000")
         assert answer.status != 403
         assert [context.model for context in gateway.dispatcher.contexts] == ["tiny"]
 

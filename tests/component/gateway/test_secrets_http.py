@@ -1,14 +1,13 @@
 """`/v1/admin/secrets`: by scope, and never with a value in an answer."""
 
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import structlog
-from gateway_script import RawResponse, RunningGateway, serving
-from key_script import Keys, bearer
+from gateway_script import serving
+from kit.keys import Keys
 
 from weft.api.registry.v1 import secret_service_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -57,15 +56,6 @@ class ScriptedSecrets:
         return secret
 
 
-async def ask(
-    gateway: RunningGateway, holder: str, method: str, path: str = PATH, body: object = None
-) -> tuple[RawResponse, Any]:
-    headers = bearer(holder) | {"Content-Type": "application/json"}
-    raw = b"" if body is None else json.dumps(body).encode()
-    answer = await gateway.request(method, path, raw, headers)
-    return answer, json.loads(answer.body) if answer.body else None
-
-
 CALLS: tuple[tuple[str, str, str, object, int], ...] = (
     ("secrets:view", "GET", PATH, None, 200),
     ("secrets:create", "POST", PATH, {"name": "provider", "value": VALUE}, 201),
@@ -78,9 +68,9 @@ CALLS: tuple[tuple[str, str, str, object, int], ...] = (
 async def test_each_call_requires_its_scope(scope: str, method: str, path: str, body: object, status: int) -> None:
     async with serving(keys=KEYS, secrets=ScriptedSecrets()) as gateway:
         for holder, scopes in HOLDERS.items():
-            answer, said = await ask(gateway, holder, method, path, body)
+            answer = await gateway.request(method, path, body, key=holder)
             may = scope in scopes or scopes == ("*:*",) or (scope == "secrets:view" and "secrets" in scopes[0])
-            assert answer.status == (status if may else 403), (holder, said)
+            assert answer.status == (status if may else 403), (holder, answer)
 
 
 async def test_secret_lifecycle_never_exposes_its_value_in_responses_or_logs() -> None:
@@ -89,11 +79,11 @@ async def test_secret_lifecycle_never_exposes_its_value_in_responses_or_logs() -
     with structlog.testing.capture_logs() as logged:
         async with serving(keys=KEYS, secrets=port) as gateway:
             for _, method, path, body, status in CALLS:
-                answer, _ = await ask(gateway, "admin0000000", method, path, body)
+                answer = await gateway.request(method, path, body, key="admin0000000")
                 assert answer.status == status
                 said += answer.body.decode()
-            refused, error = await ask(gateway, "admin0000000", "DELETE", f"{PATH}/provider")
-    assert (refused.status, error["error"]["code"]) == (409, "resource_in_use")
+            refused = await gateway.request("DELETE", f"{PATH}/provider", key="admin0000000")
+    assert refused.refusal[:2] == (409, "resource_in_use")
     assert port.asked == [
         ("create", "provider", VALUE),
         ("update", "provider", VALUE),
@@ -120,7 +110,7 @@ async def test_secret_lifecycle_never_exposes_its_value_in_responses_or_logs() -
 async def test_invalid_body_is_rejected_without_being_quoted(body: dict[str, Any]) -> None:
     port = ScriptedSecrets()
     async with serving(keys=KEYS, secrets=port) as gateway:
-        answer, error = await ask(gateway, "admin0000000", "POST", PATH, body)
-    assert answer.status == 400, error
+        answer = await gateway.request("POST", PATH, body, key="admin0000000")
+    assert answer.status == 400, answer
     assert VALUE not in answer.body.decode()
     assert port.asked == []

@@ -1,6 +1,5 @@
 """Models by their source over HTTP: what is asked of the registry, and who may name what."""
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,12 +9,11 @@ import pytest
 from admin_script import ScriptedOperations as AdminOperations
 from admin_script import admin_ports
 from gateway_script import RunningGateway, serving
+from kit.keys import KEY, Keys, bearer
 from runner_api_stage import Operation, RunnerApiStage, facts, runner_api
-from test_gateway_keys import Keys, bearer, ring_of, verifier
 
 from weft.api.runner.v1.model_store_pb2 import STORED_FORM_FOLDER
 
-KEY = "abcdefghijk1"
 SOURCE = "hf:acme/tiny-GGUF:Q4_0"
 PATH, URL = "/models/tiny.gguf", "https://host.example/tiny.gguf"
 
@@ -23,7 +21,7 @@ PATH, URL = "/models/tiny.gguf", "https://host.example/tiny.gguf"
 @asynccontextmanager
 async def adding(*scopes: str) -> AsyncIterator[RunnerApiStage]:
     """The API of a runner that serves models by their source, for one key with these scopes."""
-    async with runner_api(keys=Keys(ring_of(verifier(KEY, *scopes)))) as stage:
+    async with runner_api(keys=Keys(scopes)) as stage:
         stage.runner.told = replace(facts(), adds_models=True)
         yield stage
 
@@ -93,15 +91,12 @@ async def test_path_or_url_needs_the_model_edit_scope(source: str) -> None:
 @asynccontextmanager
 async def admin(*scopes: str) -> AsyncIterator[tuple[RunningGateway, AdminOperations]]:
     operations = AdminOperations()
-    async with serving(keys=Keys(ring_of(verifier(KEY, *scopes))), admin=admin_ports(operations)) as gateway:
+    async with serving(keys=Keys(scopes), admin=admin_ports(operations)) as gateway:
         yield gateway, operations
 
 
 async def post(gateway: RunningGateway, path: str, body: dict[str, object], status: int) -> Any:
-    headers = {"Content-Type": "application/json", **bearer()}
-    answer = await gateway.request("POST", f"/v1/admin/{path}", json.dumps(body).encode(), headers)
-    assert answer.status == status, answer.body
-    return json.loads(answer.body)
+    return (await gateway.request("POST", f"/v1/admin/{path}", body, key=KEY)).of(status)
 
 
 async def test_source_load_pull_and_remove_create_operations() -> None:
@@ -155,7 +150,6 @@ async def test_operator_detaches_a_server_by_an_operation() -> None:
 async def test_no_other_scope_detaches_a_server(scopes: tuple[str, ...]) -> None:
     async with admin(*scopes) as (gateway, operations):
         await post(gateway, "servers/box/detach", {}, 403)
-    async with serving(keys=Keys(ring_of(verifier(KEY, "operations:*"))), admin=admin_ports(operations)) as gateway:
-        headers = {"Content-Type": "application/json"}
-        assert (await gateway.request("POST", "/v1/admin/servers/box/detach", b"{}", headers)).status == 401
+    async with serving(keys=Keys(["operations:*"]), admin=admin_ports(operations)) as gateway:
+        assert (await gateway.request("POST", "/v1/admin/servers/box/detach", {})).status == 401
     assert operations.created == []

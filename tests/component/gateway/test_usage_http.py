@@ -1,13 +1,11 @@
 """`/v1/usage` shows a tenant its own usage, `/v1/admin/usage` that of all tenants, and `weft mesh usage` prints it."""
 
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
-from gateway_script import RunningGateway, serving
-from key_script import Keys, bearer
+from gateway_script import serving
+from kit.keys import Keys, bearer
 
 from weft.api.router.v1 import usage_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
@@ -43,32 +41,30 @@ def found() -> pb.ListUsageResponse:
     return pb.ListUsageResponse(rows=rows, total=total)
 
 
-async def _get(gateway: RunningGateway, path: str, holder: str) -> tuple[int, Any]:
-    answer = await gateway.request("GET", path, b"", bearer(holder))
-    return answer.status, json.loads(answer.body)
-
-
 async def test_tenant_sees_its_own_usage_and_an_admin_sees_all() -> None:
     source = ScriptedUsage()
     async with serving(usage_source=source, keys=KEYS) as gateway:
-        status, body = await _get(gateway, "/v1/usage?by=key,day&since=30d&model=tiny&limit=5", "ann000000000")
-        assert (status, body["kind"], len(body["items"])) == (200, "UsageList", 2)
+        body = await gateway.read("/v1/usage?by=key,day&since=30d&model=tiny&limit=5", bearer("ann000000000"))
+        assert (body["kind"], len(body["items"])) == ("UsageList", 2)
         assert source.asked[0].tenant == "ann"
         assert list(source.asked[0].by) == [GROUPS["key"], GROUPS["day"]]
         assert source.asked[0].HasField("since")
         assert not source.asked[0].HasField("until")
-        assert (await _get(gateway, "/v1/usage?tenant=bob", "ann000000000"))[0] == 400
-        assert (await _get(gateway, "/v1/admin/usage", "ann000000000"))[0] == 403
-        assert (await _get(gateway, "/v1/admin/usage?tenant=bob", "admin0000000"))[0] == 200
-        assert (await _get(gateway, "/v1/admin/usage", "admin0000000"))[0] == 200
+        for path, key, status in (
+            ("usage?tenant=bob", "ann000000000", 400),
+            ("admin/usage", "ann000000000", 403),
+            ("admin/usage?tenant=bob", "admin0000000", 200),
+            ("admin/usage", "admin0000000", 200),
+        ):
+            assert (await gateway.request("GET", f"/v1/{path}", key=key)).status == status
         assert [wanted.tenant for wanted in source.asked[1:]] == ["bob", ""]
 
 
 @pytest.mark.parametrize("query", ["by=colour", "by=day,day", "since=soon", "until=2026-13-01", "limit=0", "order=asc"])
 async def test_invalid_parameter_is_reported(query: str) -> None:
     async with serving(usage_source=ScriptedUsage(), keys=KEYS) as gateway:
-        status, body = await _get(gateway, f"/v1/admin/usage?{query}", "admin0000000")
-        assert (status, body["error"]["param"]) == (400, query.partition("=")[0])
+        answer = await gateway.request("GET", f"/v1/admin/usage?{query}", key="admin0000000")
+    assert answer.refusal[::2] == (400, query.partition("=")[0])
 
 
 def test_time_is_a_relative_duration_or_a_utc_date() -> None:

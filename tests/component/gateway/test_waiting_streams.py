@@ -1,7 +1,6 @@
 """What a stream has before its first content, in every API: queue, loading, prefill, and that the gateway is there."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -69,7 +68,7 @@ async def streamed(api: API, *rest: Step) -> bytes:
     gate = asyncio.Event()
     script = ScriptedDispatcher([[queued()], [loading()], gate, *rest])
     async with serving(script, config=QUICK) as gateway, gateway.connection() as (reader, writer):
-        writer.write(gateway.post(path, json.dumps({"model": "tiny", "stream": True, **body}).encode()))
+        writer.write(gateway.post(path, {"model": "tiny", "stream": True, **body}))
         seen = await reader.readuntil(alive) + await reader.readuntil(alive)
         gate.set()
         return seen + await reader.readuntil(b"0\r\n\r\n")

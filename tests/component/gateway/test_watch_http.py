@@ -1,13 +1,12 @@
 """GET /api/v1/watch: kinds, rights, outages of a source, slow readers and the limit of streams."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
 from gateway_script import serving
-from key_script import PEPPER, Keys, bearer
+from kit.keys import PEPPER, Keys, bearer
 from typing_extensions import override
 from watch_script import QUICK, WATCH, ScriptedSource, brief, thing, watching
 
@@ -66,7 +65,7 @@ async def test_each_kind_is_sent_fully_then_synced_then_as_changes() -> None:
 async def test_unknown_kind_is_rejected_with_the_available_kinds(kinds: str) -> None:
     async with serving(watched=[models(), runners()]) as gateway:
         response = await gateway.request("GET", f"{WATCH}?kinds={kinds.replace(' ', '%20')}")
-    error = json.loads(response.body)["error"]
+    error = response.error
     place = 0 if "," not in kinds else 1
     assert (response.status, error["code"], error["param"]) == (400, "invalid_argument", f"kinds[{place}]")
     assert "model, runner" in error["message"]
@@ -83,7 +82,7 @@ async def test_kind_outside_the_keys_scopes_returns_403_by_name() -> None:
         refused = await gateway.request("GET", f"{WATCH}?kinds=model,runner", headers=bearer("models000000"))
         keyless = await gateway.request("GET", f"{WATCH}?kinds=model")
         nothing = await gateway.request("GET", WATCH, headers=bearer("asker0000000"))
-    error = json.loads(refused.body)["error"]
+    error = refused.error
     assert (refused.status, error["code"], error["param"]) == (403, "permission_denied", "kinds[1]")
     assert error["message"] == "kinds[1]: runner: the key lacks the scope runners:view"
     assert (keyless.status, nothing.status) == (401, 403)

@@ -1,11 +1,10 @@
 """Requests and figures in `/api/v1/watch`: a tenant's own alone, and no more than a reader has room for."""
 
-import json
 from collections.abc import AsyncGenerator, Iterator
 from itertools import islice
 
 from gateway_script import serving
-from key_script import Keys, bearer
+from kit.keys import Keys, bearer
 from test_gateway_requests import ScriptedRequests, ended, figures_of, waiting
 from watch_script import QUICK, WATCH, brief, watching
 
@@ -43,7 +42,7 @@ async def test_request_is_sent_in_list_format_and_again_on_change() -> None:
             ("request", "put", "req-2"),
             ("request", "synced"),
         ]
-        listed = json.loads((await gateway.request("GET", "/v1/requests")).body)
+        listed = (await gateway.request("GET", "/v1/requests")).json
         assert [one["object"] for one in found[:-1]] == listed["items"]
         requests.changed.put_nowait(end_of("req-1"))
         change = await stream.next()
@@ -85,7 +84,7 @@ async def test_requests_and_metrics_need_the_scopes_of_their_lists() -> None:
         ):
             refused = await gateway.request("GET", f"{WATCH}?kinds={kind}", headers=bearer(key))
             assert refused.status == 403
-            assert kind in json.loads(refused.body)["error"]["message"]
+            assert kind in refused.error["message"]
             assert (await gateway.request("GET", path, headers=bearer(key))).status == 403
         async with watching(gateway, "figures", bearer("ops000000000")) as stream:
             assert [brief(one)[1] for one in await stream.snapshot("figures")] == ["put", "synced"]

@@ -3,7 +3,7 @@
 import asyncio
 
 from gateway_script import serving
-from key_script import bearer
+from kit.keys import bearer
 from kit.resources import gone, put
 from kit.resources import snapshot as carrying
 from registry_script import ScriptedRegistry, event

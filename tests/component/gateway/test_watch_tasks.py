@@ -14,13 +14,13 @@ TASKS = "/api/v1/inference-tasks"
 
 async def test_watched_tasks_match_the_list_format() -> None:
     async with serving(config=QUICK, tasks=ScriptedTasks()) as gateway:
-        before = json.loads((await gateway.request("POST", TASKS, NEW)).body)
+        before = (await gateway.request("POST", TASKS, NEW)).json
         async with watching(gateway, "task") as stream:
             assert await stream.next() == {"kind": "task", "change": "put", "name": before["id"], "object": before}
             assert (await stream.next())["change"] == "synced"
-            after = json.loads((await gateway.request("POST", TASKS, NEW)).body)
+            after = (await gateway.request("POST", TASKS, NEW)).json
             assert (await stream.next())["object"] == after
-        (_, listed) = json.loads((await gateway.request("GET", TASKS)).body)["data"][::-1]
+        (_, listed) = (await gateway.request("GET", TASKS)).json["data"][::-1]
     assert listed == after
 
 

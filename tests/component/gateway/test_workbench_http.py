@@ -1,10 +1,9 @@
 """The workbench over HTTP: who gets the page, with which headers, and what the page learns about its caller."""
 
 import gzip
-import json
 
 from gateway_script import serving
-from test_gateway_keys import Keys, bearer, ring_of, verifier
+from kit.keys import Keys, bearer
 
 from gateway.config import GatewayConfig, WorkbenchConfig
 from gateway.workbench.page_files import PageFiles
@@ -45,7 +44,7 @@ async def test_versioned_files_are_cached_immutably_and_the_page_is_revalidated(
     assert file.headers["content-type"].startswith("text/javascript")
     assert (again.status, again.body) == (304, b"")
     assert other.status == 404
-    assert "reload" in json.loads(other.body)["error"]["message"]
+    assert "reload" in other.error["message"]
 
 
 async def test_files_are_compressed_for_browsers_that_accept_it() -> None:
@@ -69,7 +68,7 @@ async def test_page_is_local_only_without_auth() -> None:
     async with serving(config=config) as gateway:
         answer = await gateway.request("GET", "/ui/", headers={"Host": "box.lan"})
     assert answer.status == 403
-    assert "auth.required" in json.loads(answer.body)["error"]["message"]
+    assert "auth.required" in answer.error["message"]
 
 
 async def test_page_is_served_to_every_host_without_a_key_if_auth_is_enabled() -> None:
@@ -83,14 +82,13 @@ async def test_disabled_page_returns_404() -> None:
     async with serving(config=GatewayConfig(port=0, workbench=WorkbenchConfig(enabled=False))) as gateway:
         answer = await gateway.request("GET", "/ui/")
     assert answer.status == 404
-    assert "gateway.workbench.enabled" in json.loads(answer.body)["error"]["message"]
+    assert "gateway.workbench.enabled" in answer.error["message"]
 
 
 async def test_caller_endpoint_reports_whether_a_key_is_needed_and_its_scopes() -> None:
-    key = verifier("abcdefghijk1", "models/team-*:edit", "inference:create")
-    async with serving(keys=Keys(ring_of(key))) as gateway:
-        without = json.loads((await gateway.request("GET", "/api/v1/caller")).body)
-        found = json.loads((await gateway.request("GET", "/api/v1/caller", headers=bearer())).body)
+    async with serving(keys=Keys(["models/team-*:edit", "inference:create"])) as gateway:
+        without = (await gateway.request("GET", "/api/v1/caller")).json
+        found = (await gateway.request("GET", "/api/v1/caller", headers=bearer())).json
         wrong = await gateway.request("GET", "/api/v1/caller", headers=bearer(secret="6" * 64))
     assert (without["keysRequired"], without["authenticated"]) == (True, False)
     assert "scopes" not in without
@@ -101,5 +99,5 @@ async def test_caller_endpoint_reports_whether_a_key_is_needed_and_its_scopes() 
 
 async def test_local_caller_without_auth_has_full_access() -> None:
     async with serving() as gateway:
-        found = json.loads((await gateway.request("GET", "/api/v1/caller")).body)
+        found = (await gateway.request("GET", "/api/v1/caller")).json
     assert (found["keysRequired"], found["authenticated"], found["name"]) == (False, True, "local")
