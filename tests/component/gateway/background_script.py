@@ -1,31 +1,27 @@
 """Requests for background responses, and readers of their answers."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from gateway_script import Frame, RawResponse, RunningGateway, delta, finished, serving, started, usage
-from response_script import MemoryResponses
+from response_script import PATH, MemoryResponses, body
 from task_script import ScriptedTasks, output
 
 from gateway.config import GatewayConfig
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 
-PATH = "/v1/responses"
+
+def asking(**fields: object) -> dict[str, object]:
+    return body(**{"background": True, **fields})
 
 
-def asking(**fields: object) -> bytes:
-    return json.dumps({"model": "chat", "input": "Say hello", "background": True, **fields}).encode()
-
-
-@asynccontextmanager
-async def stage(
+def stage(
     tasks: ScriptedTasks, store: MemoryResponses | None = None, config: GatewayConfig | None = None
-) -> AsyncIterator[RunningGateway]:
-    async with serving(responses=store or MemoryResponses(), tasks=tasks, config=config) as gateway:
-        yield gateway
+) -> AbstractAsyncContextManager[RunningGateway]:
+    return serving(responses=store or MemoryResponses(), tasks=tasks, config=config)
 
 
 async def asked(gateway: RunningGateway, headers: Mapping[str, str] | None = None, **fields: object) -> dict[str, Any]:
@@ -52,11 +48,6 @@ async def followed(gateway: RunningGateway, response_id: str, starting_after: in
 def events_in(raw: bytes) -> list[dict[str, Any]]:
     blocks = raw.decode().split("\n\n")
     return [json.loads(block.split("\ndata: ")[1]) for block in blocks if block.startswith("event: ")]
-
-
-def refusal(answer: RawResponse) -> tuple[int, str | None]:
-    """The status of an error, and the field that it names."""
-    return answer.status, answer.error["param"]
 
 
 def call(text: str) -> event_pb2.InferenceEvent:

@@ -1,7 +1,11 @@
-"""A response store in memory, with scripted failures."""
+"""A response store in memory, with scripted failures, and requests for responses."""
 
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from gateway_script import RunningGateway
 
 from weft.api.router.v1 import stored_response_service_pb2
 from weft.durable.responses import MAX_CHAIN, ResponseClient, response_not_found
@@ -9,6 +13,24 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 MAX_KEPT = 1000
+PATH = "/v1/responses"
+
+
+def body(**fields: object) -> dict[str, object]:
+    return {"model": "chat", "input": "Say hello", **fields}
+
+
+async def answer_of(gateway: RunningGateway, **fields: object) -> Any:
+    return (await gateway.request("POST", PATH, body(**fields))).json
+
+
+async def id_once_streamed(
+    gateway: RunningGateway, reader: StreamReader, writer: StreamWriter, **fields: object
+) -> str:
+    """The id of a streamed response that has begun with the text "Hel"."""
+    writer.write(gateway.post(PATH, body(stream=True, **fields)))
+    seen = await reader.readuntil(b'"delta":"Hel"')
+    return seen.split(b'"id":"')[1].split(b'"')[0].decode()
 
 
 @dataclass

@@ -35,9 +35,3 @@ async def test_routers_are_listed_by_name_with_the_leader() -> None:
         "leading": True,
         "registeredAt": "2026-11-20T13:06:40Z",
     }
-
-
-async def test_router_list_is_empty_while_routers_are_unknown() -> None:
-    async with serving() as gateway:
-        response = await gateway.request("GET", ROUTERS)
-    assert response.json == {"kind": "RouterList", "items": []}

@@ -14,7 +14,6 @@ from background_script import (
     long_answer,
     made_whole,
     pieces,
-    refusal,
     stage,
 )
 from gateway_script import RunningGateway
@@ -152,7 +151,7 @@ async def test_invalid_sequence_number_is_rejected(given: str) -> None:
         made = await made_whole(gateway)
         for stream in ("true", "false"):
             answer = await gateway.request("GET", f"{PATH}/{made['id']}?stream={stream}&starting_after={given}")
-            assert refusal(answer) == (400, "starting_after")
+            assert answer.refusal[::2] == (400, "starting_after")
 
 
 @pytest.mark.parametrize(
@@ -168,4 +167,4 @@ async def test_unavailable_stream_is_rejected_by_its_parameter(query: str, field
     tasks = ScriptedTasks(at_once=hello_pieces())
     async with stage(tasks) as gateway:
         made = await asked(gateway)
-        assert refusal(await gateway.request("GET", f"{PATH}/{made['id']}?{query}")) == (400, field)
+        assert (await gateway.request("GET", f"{PATH}/{made['id']}?{query}")).refusal[::2] == (400, field)

@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, hello, serving
-from response_script import MemoryResponses
+from gateway_script import ScriptedDispatcher, Step, delta, hello, serving
+from response_script import PATH, MemoryResponses, answer_of, body, id_once_streamed
 
 from gateway.answers.answer_builder import AnswerIdentity
 from gateway.config import GatewayConfig, KeepResponses, RequestLimits
@@ -23,17 +23,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
-PATH = "/v1/responses"
 BY_DEFAULT, ON_REQUEST, NEVER = KeepResponses
-
-
-def body(**fields: object) -> bytes:
-    return json.dumps({"model": "chat", "input": "Say hello", **fields}).encode()
-
-
-async def answer_of(gateway: RunningGateway, **fields: object) -> dict[str, Any]:
-    answer: dict[str, Any] = (await gateway.request("POST", PATH, body(**fields))).json
-    return answer
 
 
 def last_response(raw: bytes) -> dict[str, Any]:
@@ -92,9 +82,7 @@ async def test_input_items_of_an_unstored_stream_are_not_reported_empty() -> Non
         serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway,
         gateway.connection() as (reader, writer),
     ):
-        writer.write(gateway.post(PATH, body(stream=True, store=False)))
-        seen = await reader.readuntil(b'"delta":"Hel"')
-        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
+        response_id = await id_once_streamed(gateway, reader, writer, store=False)
         items = await gateway.request("GET", f"{PATH}/{response_id}/input_items")
         gate.set()
         await reader.readuntil(b"0\r\n\r\n")

@@ -2,28 +2,16 @@ import asyncio
 import json
 from typing import Any
 
-import openai
 import pytest
-from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, finished, hello, serving
-from response_script import MemoryResponses
+from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, serving
+from response_script import PATH, MemoryResponses, answer_of, body, id_once_streamed
 
 from gateway.config import GatewayConfig
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-PATH = "/v1/responses"
 DOWN = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
-
-
-def body(**fields: object) -> bytes:
-    return json.dumps({"model": "chat", "input": "Say hello", **fields}).encode()
-
-
-def payload_of(gateway: RunningGateway) -> chat_pb2.ChatPayload:
-    payload = gateway.dispatcher.payloads[-1]
-    assert isinstance(payload, chat_pb2.ChatPayload)
-    return payload
 
 
 def texts_of(payload: chat_pb2.ChatPayload) -> list[str]:
@@ -35,21 +23,12 @@ def events_in(raw: bytes) -> list[dict[str, Any]]:
     return [json.loads(block.split("\ndata: ")[1]) for block in blocks if block.startswith("event: ")]
 
 
-def read(answer: openai.BaseModel) -> dict[str, Any]:
-    return answer.to_dict()
-
-
-async def answer_of(gateway: RunningGateway, **fields: object) -> dict[str, Any]:
-    answer: dict[str, Any] = (await gateway.request("POST", PATH, body(**fields))).json
-    return answer
-
-
 async def test_chain_contains_all_previous_inputs_and_outputs_without_instructions() -> None:
     async with serving(responses=MemoryResponses()) as gateway:
         first = await gateway.sdk.responses.create(model="chat", input="one", instructions="Be terse.")
         second = await gateway.sdk.responses.create(model="chat", input="two", previous_response_id=first.id)
         third = await gateway.sdk.responses.create(model="chat", input="three", previous_response_id=second.id)
-        texts = texts_of(payload_of(gateway))
+        texts = texts_of(gateway.dispatcher.payloads[-1])
     assert texts == ["one", "Hello, world", "two", "Hello, world", "three"]
     assert third.previous_response_id == second.id
 
@@ -60,9 +39,9 @@ async def test_truncated_call_is_excluded_from_the_chain() -> None:
     async with serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway:
         first = await gateway.sdk.responses.create(model="chat", input="Weather?")
         await gateway.sdk.responses.create(model="chat", previous_response_id=first.id, input="Go on")
-        messages = payload_of(gateway).messages
+        messages = gateway.dispatcher.payloads[-1].messages
     assert [len(message.tool_calls) for message in messages] == [0, 0, 0]
-    assert texts_of(payload_of(gateway)) == ["Weather?", "Wait.", "Go on"]
+    assert texts_of(gateway.dispatcher.payloads[-1]) == ["Weather?", "Wait.", "Go on"]
 
 
 async def test_items_are_referenced_by_id() -> None:
@@ -71,7 +50,7 @@ async def test_items_are_referenced_by_id() -> None:
         reference = {"type": "item_reference", "id": first.output[0].id}
         second = [{"role": "user", "content": "one"}, reference, {"role": "user", "content": "two"}]
         await answer_of(gateway, input=second)
-        texts = texts_of(payload_of(gateway))
+        texts = texts_of(gateway.dispatcher.payloads[-1])
         unknown = await gateway.request("POST", PATH, body(input=[{"type": "item_reference", "id": "msg_1"}]))
         other = await gateway.request("POST", PATH, body(input=[reference]), {"X-Tenant-ID": "other"})
     assert texts == ["one", "Hello, world", "two"]
@@ -110,9 +89,9 @@ async def test_input_items_are_paged() -> None:
             (await gateway.request("GET", f"{PATH}/{made['id']}/input_items?{query}")).status
             for query in ("limit=0", "limit=101", "limit=0010", "limit=x", "order=up", "after=nope")
         ]
-    assert [read(item)["content"][0]["text"] for item in listed] == [f"line {number}" for number in range(5)]
+    assert [item.to_dict()["content"][0]["text"] for item in listed] == [f"line {number}" for number in range(5)]
     assert len({item.id for item in listed}) == 5
-    assert read(newest)["data"][0]["content"][0]["text"] == "line 4"
+    assert newest.to_dict()["data"][0]["content"][0]["text"] == "line 4"
     assert newest.has_more is True
     assert wrong == [400] * 6
 
@@ -151,9 +130,7 @@ async def test_running_response_can_be_read_and_cancelled_and_is_stored_as_is() 
         serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway,
         gateway.connection() as (reader, writer),
     ):
-        writer.write(gateway.post(PATH, body(stream=True)))
-        seen = await reader.readuntil(b'"delta":"Hel"')
-        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
+        response_id = await id_once_streamed(gateway, reader, writer)
         on_its_way = await gateway.sdk.responses.retrieve(response_id)
         strange = await gateway.request("GET", f"{PATH}/{response_id}", headers={"X-Tenant-ID": "other"})
         early = await gateway.request("DELETE", f"{PATH}/{response_id}")
@@ -176,9 +153,7 @@ async def test_running_response_can_be_read_and_cancelled_and_is_stored_as_is() 
 async def test_response_with_store_false_can_be_cancelled() -> None:
     steps: list[Step] = [[delta("Hel")], asyncio.Event()]
     async with serving(ScriptedDispatcher(steps)) as gateway, gateway.connection() as (reader, writer):
-        writer.write(gateway.post(PATH, body(stream=True)))
-        seen = await reader.readuntil(b'"delta":"Hel"')
-        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
+        response_id = await id_once_streamed(gateway, reader, writer)
         cancelled = await gateway.sdk.responses.cancel(response_id)
         await reader.readuntil(b"0\r\n\r\n")
         after = await gateway.request("GET", f"{PATH}/{response_id}")
@@ -193,9 +168,7 @@ async def test_cancelled_response_that_cannot_be_stored_warns_in_both_answers() 
         serving(ScriptedDispatcher(steps), responses=store) as gateway,
         gateway.connection() as (reader, writer),
     ):
-        writer.write(gateway.post(PATH, body(stream=True)))
-        seen = await reader.readuntil(b'"delta":"Hel"')
-        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
+        response_id = await id_once_streamed(gateway, reader, writer)
         answer = (await gateway.request("POST", f"{PATH}/{response_id}/cancel")).json
         rest = await reader.readuntil(b"0\r\n\r\n")
     failed = json.loads(rest.split(b"event: response.failed\ndata: ")[1].split(b"\n\n")[0])

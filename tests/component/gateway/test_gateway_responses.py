@@ -1,30 +1,17 @@
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from gateway_script import (
-    RunningGateway,
     serving,
 )
+from response_script import PATH, body
 
 from gateway.config import GatewayConfig, ResponseEnvelope
 from gateway.media import MediaAddress, MediaConfig
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.request import Operation, Priority
 from weft_testing.media_files import png
-
-PATH = "/v1/responses"
-
-
-def body(**fields: object) -> bytes:
-    return json.dumps({"model": "chat", "input": "Say hello", **fields}).encode()
-
-
-def payload_of(gateway: RunningGateway, place: int = -1) -> chat_pb2.ChatPayload:
-    payload = gateway.dispatcher.payloads[place]
-    assert isinstance(payload, chat_pb2.ChatPayload)
-    return payload
 
 
 async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() -> None:
@@ -37,7 +24,7 @@ async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() ->
             extra_headers={"X-Tenant-ID": "acme", "X-Request-Timeout-Seconds": "20"},
             extra_body={"allow_remote": True, "x_priority": "low", "x_client_id": "me", "keep_alive": "5m"},
         )
-        context, payload = gateway.dispatcher.contexts[0], payload_of(gateway)
+        context, payload = gateway.dispatcher.contexts[0], gateway.dispatcher.payloads[-1]
     assert (context.tenant, context.priority, context.client_id) == ("acme", Priority.LOW, "me")
     assert (context.model, context.operation, context.allow_remote) == ("chat", Operation.CHAT, True)
     assert (context.session, context.timeout_seconds, context.handling.keep_alive_seconds) == ("s1", 20, 300)
@@ -58,7 +45,7 @@ async def test_engine_receives_the_bytes_of_a_url(stream: bool) -> None:
     async with serving(config=config, media=Pictures()) as gateway:
         asked = body(input=[{"role": "user", "content": [part]}], stream=stream)
         answer = await gateway.request("POST", PATH, asked)
-        image = payload_of(gateway).messages[0].content[0].image
+        image = gateway.dispatcher.payloads[-1].messages[0].content[0].image
     assert answer.status == 200
     assert (image.data, image.media_type, image.detail) == (png(1, 1), "image/png", "high")
 
@@ -85,7 +72,6 @@ async def test_response_is_reported_unstored_without_a_response_store() -> None:
         previous = await gateway.request("POST", PATH, body(previous_response_id="resp_1"))
         read = await gateway.request("GET", f"{PATH}/{answer['id']}")
     assert (answer["store"], "warnings" in answer) == (False, False)
-    assert (asked.status, asked.error["param"]) == (400, "store")
-    assert (previous.status, previous.error["code"]) == (404, "previous_response_not_found")
-    assert previous.error["param"] == "previous_response_id"
+    assert asked.refusal[::2] == (400, "store")
+    assert previous.refusal == (404, "previous_response_not_found", "previous_response_id")
     assert read.status == 404

@@ -15,7 +15,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
-from weft_testing.media_files import gif, jpeg, png
+from weft_testing.media_files import jpeg, png
 
 URL = f"https://{HOST}/cat.png?size=1"
 FIELD = "messages[0].content[0].image_url.url"
@@ -71,16 +71,7 @@ async def test_name_is_resolved_once_and_the_checked_address_is_used() -> None:
     "addresses",
     [
         ["127.0.0.1"],
-        ["169.254.169.254"],
-        ["100.64.0.1"],
-        ["10.0.0.1"],
-        ["0.0.0.0"],
-        ["::1"],
         ["::ffff:127.0.0.1"],
-        ["64:ff9b::7f00:1"],
-        ["2002:7f00:1::"],
-        ["fe80::1%eth0"],
-        ["fd00:ec2::254"],
         [PUBLIC, "127.0.0.1"],
         ["127.0.0.1", PUBLIC],
     ],
@@ -179,7 +170,6 @@ async def test_unfinished_tls_handshake_times_out() -> None:
     [
         (sending(response(PICTURE, length=len(PICTURE) + 1)), "sent less than it announced"),
         (sending(response(PICTURE, status="404 Not Found")), "answered 404"),
-        (sending(response(PICTURE, status="500 Oh")), "answered 500"),
         (sending(response(PICTURE, status="206 Partial Content")), "answered 206"),
         (sending(response(PICTURE, headers={"Content-Encoding": "gzip"})), "compressed"),
         (sending(b"garbage\r\n\r\n"), "not answer as a web server"),
@@ -188,12 +178,7 @@ async def test_unfinished_tls_handshake_times_out() -> None:
         (sending(b""), "not answer as a web server"),
         (sending(response(b"")), "is an image of no known type"),
         (sending(response(PICTURE, headers={"Content-Type": "text/html"})), "must be one of"),
-        (sending(response(PICTURE, headers={"Content-Type": "image/svg+xml"})), "must be one of"),
         (sending(response(jpeg(4, 4))), "its content is image/jpeg"),
-        (sending(response(b"<svg xmlns='http://www.w3.org/2000/svg'/>")), "no known type"),
-        (sending(response(b"#EXTM3U\nfile:///etc/passwd\n")), "no known type"),
-        (sending(response(png(60_000, 60_000, pixels=False))), "max_pixels"),
-        (sending(response(gif(1, 1, frames=400), headers={"Content-Type": "image/gif"})), "frames"),
     ],
 )
 async def test_invalid_host_response_is_rejected_with_a_message(answer: Answer, words: str) -> None:
@@ -222,13 +207,6 @@ async def test_proxy_environment_variables_are_ignored(monkeypatch: pytest.Monke
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     async with hostile_host(sending(response(PICTURE))) as host:
         assert (await fetch(host)).data == PICTURE
-
-
-async def test_host_outside_allowed_hosts_is_not_resolved() -> None:
-    async with hostile_host(sending(response(PICTURE))) as host:
-        error = await refusal(host, url="https://elsewhere.example.com/a.png")
-    assert "allowed_hosts" in error.message
-    assert host.resolver.asked == []
 
 
 async def test_files_of_a_request_share_a_size_limit() -> None:

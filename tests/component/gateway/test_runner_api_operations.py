@@ -64,12 +64,6 @@ async def test_repeat_with_the_same_key_returns_the_same_task() -> None:
     assert [request.request_id for request in stage.operations.asked[:2]] == ["abc-1", "abc-1"]
 
 
-async def test_validation_error_does_not_expose_library_wording() -> None:
-    async with runner_api() as stage:
-        answer = await stage.post("/v1/models/load", {"modelId": "small", "verifiedOpToken": 5})
-    assert (answer.status, answer.error["message"]) == (400, "verifiedOpToken: must be a string or an object")
-
-
 @pytest.mark.parametrize("key", ["-x", ".x", "_x"])
 async def test_keys_accepted_by_the_gateway_are_accepted_here(key: str) -> None:
     async with runner_api() as stage:
@@ -164,34 +158,14 @@ async def test_model_to_evict_must_be_on_this_runner() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"modelId": "small", "contextLength": 1}, "contextLength"),
-        ({"modelId": "small", "maxContextLength": "x"}, "maxContextLength"),
         ({"modelId": "small", "verifiedOpToken": 5}, "verifiedOpToken"),
         ({"modelId": "small", "verifiedOpToken": {"x": "y" * 20_000}}, "verifiedOpToken"),
-        ({}, "modelId"),
     ],
 )
-async def test_invalid_field_is_reported(body: object, param: str) -> None:
+async def test_invalid_token_is_rejected_by_name(body: object, param: str) -> None:
     async with runner_api() as stage:
         answer = await stage.post("/v1/models/load", body)
     assert (answer.status, answer.error["param"]) == (400, param)
-
-
-async def test_failed_load_reports_its_reason_when_polled() -> None:
-    async with runner_api() as stage:
-        task = (await stage.post("/v1/models/load", {"modelId": "small"})).json["taskId"]
-        failed = stage.operations.known[f"operations/{task}"]
-        failed.state, failed.detail = Operation.STATE_FAILED, "needs 40 GiB"
-        failed.reason = Reason.INSUFFICIENT_MEMORY.value  # type: ignore[assignment]
-        answer = await stage.get(f"/v1/models/load/{task}")
-    assert answer.status == 200
-    assert answer.json == {
-        "taskId": task,
-        "status": "failed",
-        "modelId": "small",
-        "error": "needs 40 GiB",
-        "code": "insufficient_memory",
-    }
 
 
 @pytest.mark.parametrize("task", ["nobody", "%2e%2e", "x" * 200])

@@ -1,7 +1,6 @@
 """GET /v1/capabilities, /health and /metrics of one runner."""
 
 import pytest
-from gateway_script import ScriptedDispatcher
 from kit.runner_facts import model_facts
 from prometheus_client.parser import text_string_to_metric_families
 from runner_api_stage import GIB, ScriptedRunner, device, facts, runner_api
@@ -10,8 +9,6 @@ from gateway.runner_api.deps import RunnerApiConfig
 from gateway.runner_api.facts import STALE_SECONDS, TTL_SECONDS, ModelStage, RunnerStage
 from gateway.runner_api.metrics import MAX_TENANT_LABELS
 from weft.gpu.snapshot import DeviceSnapshot
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -136,24 +133,6 @@ async def test_unhealthy_runner_returns_503_with_the_reason(told: object, waitin
     assert (answer.json["status"], answer.json["reason"]) == ("unhealthy", reason)
     assert answer.error["message"]
     assert "retry-after" in answer.headers
-
-
-async def test_metrics_count_requests_by_model_tenant_and_status() -> None:
-    async with runner_api() as stage:
-        await stage.chat(X_Tenant_ID="community-x")
-        await stage.chat(X_Tenant_ID="community-x")
-        found = samples((await stage.get("/metrics")).text)
-    labels = (("model", "tiny"), ("status", "success"), ("tenant", "community-x"))
-    assert found["weft_runner_requests_total", labels] == 2
-
-
-async def test_metrics_include_the_failure_reason() -> None:
-    refusing = ScriptedDispatcher([WeftError(Reason.NO_RUNNER_AVAILABLE, "nobody")])
-    async with runner_api(refusing) as stage:
-        await stage.chat()
-        found = samples((await stage.get("/metrics")).text)
-    labels = (("model", "tiny"), ("status", "no_runner_available"), ("tenant", "default"))
-    assert found["weft_runner_requests_total", labels] == 1
 
 
 async def test_metrics_include_queue_and_devices() -> None:
