@@ -48,6 +48,6 @@ def bearer(key_id: str = KEY, secret: str = SECRET) -> dict[str, str]:
     return {"Authorization": f"Bearer {key_text(key_id, secret)}"} if key_id else {}
 
 
-def key_metadata(key_id: str = KEY) -> tuple[tuple[str, str], ...]:
+def as_key(key_id: str = KEY) -> tuple[tuple[str, str], ...]:
     """Returns the metadata of a gRPC call with this key."""
     return (("x-api-key", key_text(key_id, SECRET)),)

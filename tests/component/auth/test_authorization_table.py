@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kit.keys import as_key, ring
 from starlette.requests import Request
 
 import weft.api
@@ -21,23 +22,13 @@ from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.routing import Needs, needs_of, routes_of
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import (
-    LOCAL,
-    MESH_ACCESS,
-    KeyRing,
-    KeyVerifier,
-    Principal,
-    key_digest,
-    key_text,
-    parse_scopes,
-)
+from weft.kernel.principal import LOCAL, MESH_ACCESS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import AuthInterceptor, access_of, as_caller, caller, checks_kind
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_testing.fake_clock import FakeClock
 
 TABLE = Path(__file__).with_name("authorization.txt")
-PEPPER, SECRET = b"p" * 32, "5" * 64
 SCOPES = {
     "named": ("inference/team-*:*", "models/team-*:*", "operations/team-*:*"),
     **{role.value: scopes_of(role) for role in KeyRole},
@@ -45,23 +36,12 @@ SCOPES = {
 """Scopes of the callers with a key. Runners, routers and standbys have one of the role `service`, or a certificate."""
 CALLERS = ("none", "join", *SCOPES, "local", "certificate")
 OUTCOMES = {Reason.UNAUTHENTICATED: "401", Reason.PERMISSION_DENIED: "403"}
-RING = KeyRing(
-    pepper=PEPPER,
-    keys={
-        name.ljust(12, "0"): KeyVerifier(
-            key_id=name.ljust(12, "0"),
-            tenant="ann",
-            access=parse_scopes(scopes, "scopes"),
-            digest=key_digest(PEPPER, SECRET),
-        )
-        for name, scopes in SCOPES.items()
-    },
-)
+RING = ring({name.ljust(12, "0"): scopes for name, scopes in SCOPES.items()})
 
 
 def credentials_of(who: str) -> tuple[tuple[str, str], ...]:
     if who in SCOPES:
-        return (("x-api-key", key_text(who.ljust(12, "0"), SECRET)),)
+        return as_key(who.ljust(12, "0"))
     return (("authorization", "Bearer a-valid-join-token"),) if who == "join" else ()
 
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import pytest
-from test_watch_scopes import KEY_ID, SECRET, registry_channel
+from kit.keys import KEY, as_key, ring
+from registry_stage import registry_channel
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.kernel.principal import key_text
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 
@@ -27,16 +27,12 @@ Ask = Callable[["LeaseServiceAsyncStub", lease_pb2.LeaseHolder], Any]
 
 def _renew(leases: "LeaseServiceAsyncStub", holder: lease_pb2.LeaseHolder) -> Any:
     request = pb.RenewLeasesRequest(holder=holder, session_id="a", sighting=SIGHT)
-    return leases.RenewLeases(request, metadata=_key(), timeout=5)
+    return leases.RenewLeases(request, metadata=as_key(), timeout=5)
 
 
 def _release(leases: "LeaseServiceAsyncStub", holder: lease_pb2.LeaseHolder) -> Any:
     request = pb.ReleaseLeaseRequest(holder=holder, session_id="a", lease_id="lease-1", fencing_number=1)
-    return leases.ReleaseLease(request, metadata=_key(), timeout=5)
-
-
-def _key() -> tuple[tuple[str, str], ...]:
-    return (("x-api-key", key_text(KEY_ID, SECRET)),)
+    return leases.ReleaseLease(request, metadata=as_key(), timeout=5)
 
 
 def _holder(kind: lease_pb2.LeaseHolder.Kind.ValueType) -> lease_pb2.LeaseHolder:
@@ -45,13 +41,13 @@ def _holder(kind: lease_pb2.LeaseHolder.Kind.ValueType) -> lease_pb2.LeaseHolder
 
 @pytest.mark.parametrize("ask", [_renew, _release])
 async def test_guest_key_cannot_use_leases_as_a_runner(tmp_path: Path, ask: Ask) -> None:
-    async with registry_channel(tmp_path, "runners:create") as channel:
+    async with registry_channel(tmp_path, ring({KEY: ["runners:create"]})) as channel:
         leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(channel))
         with pytest.raises(grpc.aio.AioRpcError) as found:
             await ask(leases, _holder(lease_pb2.LeaseHolder.KIND_RUNNER))
         error = error_from_call(found.value, Reason.INTERNAL)
         assert (error.reason, "mesh:create" in error.message) == (Reason.PERMISSION_DENIED, True)
-        assert not (await leases.ListHostMemory(pb.ListHostMemoryRequest(), metadata=_key(), timeout=5)).hosts
+        assert not (await leases.ListHostMemory(pb.ListHostMemoryRequest(), metadata=as_key(), timeout=5)).hosts
         await ask(leases, _holder(lease_pb2.LeaseHolder.KIND_PROGRAM))
 
 
@@ -60,8 +56,8 @@ async def test_program_lease_of_another_holder_is_released_only_with_the_runner_
     for scope, reason in (("runners:create", Reason.PERMISSION_DENIED), ("runners:edit", Reason.NOT_FOUND)):
         folder = tmp_path / scope.partition(":")[2]
         folder.mkdir()
-        async with registry_channel(folder, scope) as channel:
+        async with registry_channel(folder, ring({KEY: [scope]})) as channel:
             leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(channel))
             with pytest.raises(grpc.aio.AioRpcError) as found:
-                await leases.ReleaseProgramLease(request, metadata=_key(), timeout=5)
+                await leases.ReleaseProgramLease(request, metadata=as_key(), timeout=5)
         assert error_from_call(found.value, Reason.INTERNAL).reason is reason

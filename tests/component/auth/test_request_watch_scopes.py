@@ -1,12 +1,15 @@
 """Whose requests a key may watch over gRPC, and who may read figures, which are of all tenants."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import grpc
 import pytest
+from kit.grpc_server import served
+from kit.keys import as_key, ring
 from kit.request_endings import ending
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
@@ -19,39 +22,22 @@ from weft.api.router.v1 import request_service_pb2 as pb
 from weft.api.router.v1 import request_service_pb2_grpc
 from weft.kernel.clock import SystemClock
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.kernel.rpc import error_from_call, new_server, open_channel
-from weft.kernel.rpc_auth import AuthInterceptor
+from weft.kernel.rpc import error_from_call
 
 if TYPE_CHECKING:
     from weft.api.router.v1.request_service_pb2_grpc import RequestServiceAsyncStub
 
-PEPPER, SECRET = b"p" * 32, "5" * 64
-KEYS = {
-    "ann000000000": ("ann", "inference:view"),
-    "bob000000000": ("bob", "inference:view"),
-    "ops000000000": ("ops", "telemetry:view"),
-    "sam000000000": ("ann", "inference:view runners:view"),
-}
-
-
-def ring() -> KeyRing:
-    keys = {
-        key_id: KeyVerifier(
-            key_id=key_id,
-            tenant=tenant,
-            access=parse_scopes(tuple(scope.split()), "scopes"),
-            digest=key_digest(PEPPER, SECRET),
-        )
-        for key_id, (tenant, scope) in KEYS.items()
-    }
-    return KeyRing(pepper=PEPPER, keys=keys)
-
-
-def as_key(key_id: str) -> tuple[tuple[str, str], ...]:
-    return (("x-api-key", key_text(key_id, SECRET)),)
+KEYS = ring(
+    {
+        "ann000000000": ["inference:view"],
+        "bob000000000": ["inference:view"],
+        "ops000000000": ["telemetry:view"],
+        "sam000000000": ["inference:view", "runners:view"],
+    },
+    tenants={"bob000000000": "bob", "ops000000000": "ops"},
+)
 
 
 class NothingRuns:
@@ -70,28 +56,23 @@ def arrive(log: RequestLog, key: int, tenant: str) -> None:
 
 
 @asynccontextmanager
-async def served(log: RequestLog) -> AsyncIterator["RequestServiceAsyncStub"]:
+async def serving(log: RequestLog) -> AsyncIterator["RequestServiceAsyncStub"]:
     """A RequestService that asks for keys."""
-    clock, keys = SystemClock(), ring()
+    clock = SystemClock()
     clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), clock)
     local = RequestServicer(log, clients, clock, NothingRuns())  # type: ignore[arg-type]  # nothing is cancelled
-    server = new_server((AuthInterceptor(lambda: keys, clock),))
-    request_service_pb2_grpc.add_RequestServiceServicer_to_server(local, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with open_channel(f"127.0.0.1:{port}") as channel:
+    async with served(
+        partial(request_service_pb2_grpc.add_RequestServiceServicer_to_server, local), keys=KEYS
+    ) as channel:
+        with closing(local):
             yield cast("RequestServiceAsyncStub", request_service_pb2_grpc.RequestServiceStub(channel))
-    finally:
-        local.close()
-        await server.stop(grace=None)
 
 
 async def test_key_watches_only_requests_of_its_own_tenant() -> None:
     log = RequestLog()
     for key, tenant in ((1, "ann"), (2, "bob")):
         arrive(log, key, tenant)
-    async with served(log) as stub:
+    async with serving(log) as stub:
         call = stub.WatchRequests(pb.WatchRequestsRequest(ended_limit=10), metadata=as_key("ann000000000"), timeout=10)
         first = await call.read()
         assert isinstance(first, pb.WatchRequestsResponse)
@@ -115,7 +96,7 @@ async def test_key_watches_only_requests_of_its_own_tenant() -> None:
 async def test_requests_of_another_tenant_or_outside_the_scopes_are_rejected(
     method: str, request_message: object, key_id: str
 ) -> None:
-    async with served(RequestLog()) as stub:
+    async with serving(RequestLog()) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await getattr(stub, method)(request_message, metadata=as_key(key_id), timeout=10).read()
     assert error_from_call(caught.value, Reason.INTERNAL).reason is Reason.PERMISSION_DENIED
@@ -128,14 +109,14 @@ async def test_engine_log_lines_need_the_runner_view_scope(key_id: str, lines: l
     receipt = receipt_pb2.Receipt()
     receipt.attempts.add(message="it died", engine_log=["loaded"])
     log.note_end(ending(1, SystemClock().monotonic(), Reason.SERVER_DIED, receipt))
-    async with served(log) as stub:
+    async with serving(log) as stub:
         found = await stub.GetRequest(pb.GetRequestRequest(request_id="ann-1"), metadata=as_key(key_id), timeout=10)
     (attempt,) = found.request.receipt.attempts
     assert (attempt.message, list(attempt.engine_log)) == ("it died", lines)
 
 
 async def test_metrics_need_the_telemetry_view_scope() -> None:
-    async with served(RequestLog()) as stub:
+    async with serving(RequestLog()) as stub:
         found = await stub.GetFigures(pb.GetFiguresRequest(), metadata=as_key("ops000000000"), timeout=10)
         assert found.HasField("figures")
         with pytest.raises(grpc.aio.AioRpcError) as caught:

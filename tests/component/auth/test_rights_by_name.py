@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.keys import as_key, ring
 from kit.resources import declared
+from registry_stage import registry_channel
 
-from registry_svc.config import RegistryConfig
-from registry_svc.service import build
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import (
     declaration_service_pb2,
@@ -26,13 +26,9 @@ from weft.api.registry.v1.tags_pb2 import Tags
 from weft.api.runner.v1.runner_service_pb2 import FlushCacheRequest
 from weft.documents.kinds import record_in
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, new_server, open_channel
-from weft.kernel.rpc_auth import AuthInterceptor
-from weft_testing.fake_clock import FakeClock
+from weft.kernel.rpc import error_from_call
 
-PEPPER, SECRET = b"p" * 32, "5" * 64
 HOLDERS = {
     "everything00": ("models:edit", "operations:create", "inference:create"),
     "team00000000": ("models/team-*:edit", "inference/shared:create"),
@@ -52,14 +48,14 @@ class Caller:
     """Calls of one key on a registry. Refusals are WeftErrors."""
 
     def __init__(self, channel: grpc.aio.Channel, key_id: str) -> None:
-        self._metadata = (("x-api-key", key_text(key_id, SECRET)),)
+        self.metadata = as_key(key_id)
         self.reads: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
         self.declarations: Any = declaration_service_pb2_grpc.DeclarationServiceStub(channel)
         self.operations: Any = operation_service_pb2_grpc.OperationServiceStub(channel)
 
     async def call(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request, metadata=self._metadata, timeout=10)
+            return await method(request, metadata=self.metadata, timeout=10)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.INTERNAL) from error
 
@@ -93,38 +89,18 @@ def a_route(name: str, *candidates: str) -> ResourceDocument:
 @asynccontextmanager
 async def registry(folder: Path) -> AsyncIterator[Callable[[str], Caller]]:
     """A registry that asks for keys, with models of several teams; gives the caller of a key."""
-    clock = FakeClock()
-    keys = KeyRing(
-        pepper=PEPPER,
-        keys={
-            key_id: KeyVerifier(
-                key_id=key_id, tenant="ann", access=parse_scopes(scopes, "s"), digest=key_digest(PEPPER, SECRET)
-            )
-            for key_id, scopes in HOLDERS.items()
-        },
-    )
-    service = build(RegistryConfig(database_url=f"sqlite:///{folder}/registry.db"), clock=clock)
-    server = new_server((AuthInterceptor(lambda: keys, clock),))
-    service.register(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await service.start()
-    await server.start()
-    try:
-        async with open_channel(f"127.0.0.1:{port}") as channel:
-            await Caller(channel, "everything00").apply(
-                a_model("team-a", pool="team-pool"),
-                a_model("team-b", pool="team-pool"),
-                a_model("other", pool="team-pool"),
-                a_model("shared"),
-                an_agent("team-coder", "team-a"),
-                an_agent("boss", "other"),
-                a_route("team-route", "team-a"),
-                a_route("road", "other"),
-            )
-            yield lambda key_id: Caller(channel, key_id)
-    finally:
-        await service.stop(grace_seconds=5.0)
-        await server.stop(grace=None)
+    async with registry_channel(folder, ring(HOLDERS)) as channel:
+        await Caller(channel, "everything00").apply(
+            a_model("team-a", pool="team-pool"),
+            a_model("team-b", pool="team-pool"),
+            a_model("other", pool="team-pool"),
+            a_model("shared"),
+            an_agent("team-coder", "team-a"),
+            an_agent("boss", "other"),
+            a_route("team-route", "team-a"),
+            a_route("road", "other"),
+        )
+        yield lambda key_id: Caller(channel, key_id)
 
 
 @asynccontextmanager
@@ -139,30 +115,21 @@ async def refused(*words: str) -> AsyncIterator[None]:
 async def test_lists_and_page_tokens_reveal_only_names_visible_to_the_key(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         for key, models, agents, routes, pools in (
-            (
-                "everything00",
-                ["other", "shared", "team-a", "team-b"],
-                ["boss", "team-coder"],
-                2,
-                ["shared", "team-pool"],
-            ),
-            ("team00000000", ["team-a", "team-b"], ["team-coder"], 1, ["team-pool"]),
-            ("reader000000", ["team-a"], [], 0, []),
+            ("everything00", "other shared team-a team-b", "boss team-coder", 2, "shared team-pool"),
+            ("team00000000", "team-a team-b", "team-coder", 1, "team-pool"),
+            ("reader000000", "team-a", "", 0, ""),
         ):
             caller = of(key)
-            reads, found, token = caller.reads, [], ""
-            while True:
-                page = await caller.call(
-                    reads.ListResources, PB.ListResourcesRequest(kind="model", page_size=1, page_token=token)
-                )
+            found, token = [], None
+            while token != "":
+                wanted = PB.ListResourcesRequest(kind="model", page_size=1, page_token=token)
+                page = await caller.call(caller.reads.ListResources, wanted)
                 found += page.resources
                 token = page.next_page_token
-                if not token:
-                    break
-            assert [each.name for each in found] == models
-            assert await caller.listed("agent") == agents
+            assert [each.name for each in found] == models.split()
+            assert await caller.listed("agent") == agents.split()
             assert len(await caller.listed("route")) == routes
-            assert await caller.listed("pool") == pools
+            assert await caller.listed("pool") == pools.split()
         async with refused("models:view"):
             await of("nobody000000").call(of("nobody000000").reads.ListResources, PB.ListResourcesRequest(kind="model"))
 
@@ -194,44 +161,30 @@ async def test_kinds_without_name_limits_need_their_own_scope(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize(
-    ("rpc", "request_", "mine"),
+    ("kind", "name", "mine"),
     [
-        (
-            "GetResource",
-            PB.GetResourceRequest(kind="model", name="other"),
-            PB.GetResourceRequest(kind="model", name="team-a"),
-        ),
-        (
-            "GetResource",
-            PB.GetResourceRequest(kind="model", name="not-there"),
-            PB.GetResourceRequest(kind="model", name="team-b"),
-        ),
-        ("GetModelMembers", PB.GetModelMembersRequest(name="shared"), PB.GetModelMembersRequest(name="team-a")),
-        (
-            "GetResource",
-            PB.GetResourceRequest(kind="pool", name="shared"),
-            PB.GetResourceRequest(kind="pool", name="team-pool"),
-        ),
-        (
-            "GetResource",
-            PB.GetResourceRequest(kind="agent", name="boss"),
-            PB.GetResourceRequest(kind="agent", name="team-coder"),
-        ),
-        (
-            "GetResource",
-            PB.GetResourceRequest(kind="route", name="road"),
-            PB.GetResourceRequest(kind="route", name="team-route"),
-        ),
+        ("model", "other", "team-a"),
+        ("model", "not-there", "team-b"),
+        ("members", "shared", "team-a"),
+        ("pool", "shared", "team-pool"),
+        ("agent", "boss", "team-coder"),
+        ("route", "road", "team-route"),
     ],
 )
 async def test_forbidden_name_is_rejected_whether_or_not_it_exists(
-    tmp_path: Path, rpc: str, request_: Any, mine: Any
+    tmp_path: Path, kind: str, name: str, mine: str
 ) -> None:
     async with registry(tmp_path) as of:
         team = of("team00000000")
-        async with refused(f"models/{request_.name}:view"):
-            await team.call(getattr(team.reads, rpc), request_)
-        assert (await team.call(getattr(team.reads, rpc), mine)).ByteSize()
+
+        async def read(name: str) -> Any:
+            if kind == "members":
+                return await team.call(team.reads.GetModelMembers, PB.GetModelMembersRequest(name=name))
+            return await team.call(team.reads.GetResource, PB.GetResourceRequest(kind=kind, name=name))
+
+        async with refused(f"models/{name}:view"):
+            await read(name)
+        assert (await read(mine)).ByteSize()
 
 
 async def test_pool_hides_members_outside_the_keys_scopes(tmp_path: Path) -> None:
@@ -290,13 +243,8 @@ async def test_key_declares_and_deletes_within_its_scopes_and_owns_what_it_creat
         await of("everything00").apply(a_model("team-c", owner="somebody"))
         for kind, name in ((ROUTE, "team-way"), (AGENT, "team-two"), (MODEL, "team-c")):
             await team.delete(kind, name)
-        for kind, name in (
-            (MODEL, "other"),
-            (AGENT, "boss"),
-            (ROUTE, "road"),
-            (MODEL, "not-there"),
-            (RUNNER, "team-r"),
-        ):
+        others = ((MODEL, "other"), (AGENT, "boss"), (ROUTE, "road"), (MODEL, "not-there"), (RUNNER, "team-r"))
+        for kind, name in others:
             async with refused("models"):
                 await team.delete(kind, name)
         async with refused("the key lacks the scope models:edit"):
@@ -334,7 +282,7 @@ async def test_operations_on_other_models_are_rejected_by_name(
 async def test_mesh_watch_needs_scopes_without_name_limits(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         team = of("team00000000")
-        call = team.reads.Watch(PB.WatchRequest(), metadata=team._metadata, timeout=10)
+        call = team.reads.Watch(PB.WatchRequest(), metadata=team.metadata, timeout=10)
         with pytest.raises(grpc.aio.AioRpcError) as found:
             await call.read()
         assert found.value.code() is grpc.StatusCode.PERMISSION_DENIED

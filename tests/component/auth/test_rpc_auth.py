@@ -2,27 +2,21 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kit.keys import KEY as KEY_ID
+from kit.keys import SECRET, ring, ring_of, verifier
 
 from weft.api.registry.v1 import registry_service_pb2 as registry_pb
 from weft.api.registry.v1 import registry_service_pb2_grpc as registry_grpc
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import (
-    DEFAULT_SCOPES,
-    KeyRing,
-    KeyVerifier,
-    key_digest,
-    key_text,
-    parse_scopes,
-)
+from weft.kernel.principal import KeyRing, key_text
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
 from weft.kernel.rpc_auth import AuthInterceptor, caller
@@ -33,16 +27,9 @@ if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
     from weft.api.router.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
 
-PEPPER, SECRET, KEY_ID = b"p" * 32, "5" * 64, "abcdefghijk1"
 KEY = key_text(KEY_ID, SECRET)
 OTHER_ID = "otherotherot"
 OTHER = key_text(OTHER_ID, SECRET)
-
-
-def ring(*scopes: str) -> KeyRing:
-    access = parse_scopes(scopes or DEFAULT_SCOPES, "scopes")
-    verifier = KeyVerifier(key_id=KEY_ID, tenant="ann", access=access, digest=key_digest(PEPPER, SECRET))
-    return KeyRing(pepper=PEPPER, keys={KEY_ID: verifier})
 
 
 class WhoCalls(inference_service_pb2_grpc.InferenceServiceServicer):
@@ -126,7 +113,7 @@ async def embed(address: str, metadata: Iterable[tuple[str, str]] = ()) -> str:
 
 @pytest.mark.parametrize("header", [("authorization", f"Bearer {KEY}"), ("x-api-key", KEY)])
 async def test_servicer_sees_the_key_of_unary_calls_and_streams(header: tuple[str, str]) -> None:
-    async with serving(ring()) as (address, _), open_channel(address) as channel:
+    async with serving(ring_of(verifier())) as (address, _), open_channel(address) as channel:
         assert await embed(address, [header]) == f"key:{KEY_ID} ann"
         stub = inference(channel)
         call = stub.Chat(pb.ChatRequest(model="m"), metadata=(header,), timeout=5)
@@ -148,7 +135,7 @@ async def test_servicer_sees_the_key_of_unary_calls_and_streams(header: tuple[st
     ],
 )
 async def test_unauthenticated_call_is_rejected_before_the_servicer(metadata: list[tuple[str, str]]) -> None:
-    async with serving(ring()) as (address, who):
+    async with serving(ring_of(verifier())) as (address, who):
         with pytest.raises(WeftError) as found:
             await embed(address, metadata)
         assert found.value.reason is Reason.UNAUTHENTICATED
@@ -164,9 +151,7 @@ async def test_unauthenticated_call_is_rejected_before_the_servicer(metadata: li
 @pytest.mark.parametrize("first", [KEY, OTHER])
 async def test_keys_of_two_tenants_in_one_call_are_rejected(first: str) -> None:
     second = OTHER if first == KEY else KEY
-    keys = ring()
-    other = replace(keys.keys[KEY_ID], key_id=OTHER_ID, tenant="bob")
-    async with serving(KeyRing(pepper=PEPPER, keys={**keys.keys, OTHER_ID: other})) as (address, who):
+    async with serving(ring_of(verifier(), verifier(OTHER_ID, tenant="bob"))) as (address, who):
         assert await embed(address, [("x-api-key", OTHER)]) == f"key:{OTHER_ID} bob"
         with pytest.raises(WeftError, match="two different API keys") as found:
             await embed(address, [("authorization", f"Bearer {first}"), ("x-api-key", second)])
@@ -174,12 +159,12 @@ async def test_keys_of_two_tenants_in_one_call_are_rejected(first: str) -> None:
 
 
 async def test_same_key_in_both_headers_is_accepted() -> None:
-    async with serving(ring()) as (address, _):
+    async with serving(ring_of(verifier())) as (address, _):
         assert await embed(address, [("authorization", f"Bearer {KEY}"), ("x-api-key", KEY)]) == f"key:{KEY_ID} ann"
 
 
 async def test_key_without_the_scope_is_denied_by_name_and_service_calls_need_the_service_scope() -> None:
-    async with serving(ring("models:view")) as (address, who), open_channel(address) as channel:
+    async with serving(ring({KEY_ID: ["models:view"]})) as (address, who), open_channel(address) as channel:
         with pytest.raises(WeftError) as found:
             await embed(address, [("x-api-key", KEY)])
         assert found.value.reason is Reason.PERMISSION_DENIED
@@ -193,13 +178,13 @@ async def test_key_without_the_scope_is_denied_by_name_and_service_calls_need_th
 async def test_socket_caller_is_local_unless_a_key_is_sent(
     tmp_path: Path,
 ) -> None:
-    async with serving(ring(), f"unix:{tmp_path}/s") as (address, _):
+    async with serving(ring_of(verifier()), f"unix:{tmp_path}/s") as (address, _):
         assert await embed(address) == "local default"
         assert await embed(address, [("x-api-key", KEY)]) == f"key:{KEY_ID} ann"
 
 
 async def test_health_is_open_and_reflection_requires_a_key() -> None:
-    async with serving(ring()) as (address, _), open_channel(address) as channel:
+    async with serving(ring_of(verifier())) as (address, _), open_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for name in ("", "liveness"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)

@@ -67,6 +67,13 @@ class Stage:
                 pass
         return found
 
+    async def until_failed(self, batch_id: str) -> dict[str, Any]:
+        """Poll until an error is shown."""
+        async with asyncio.timeout(10):
+            while (found := await self.get(batch_id))["errors"] is None:
+                pass
+        return found
+
     def lines_of(self, file_id: str) -> list[dict[str, Any]]:
         return [json.loads(each) for each in self.files.text(file_id).splitlines()]
 

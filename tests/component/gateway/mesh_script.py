@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from gateway_script import Step, hello
+from kit.grpc_server import served
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
@@ -16,7 +18,7 @@ from weft.dispatch.fleet import FleetSource
 from weft.dispatch.placement import Decision, OnCancelled, Placement
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.kernel.rpc import ChannelPool, answering
 
 
 class GrantingScheduler(Placement):
@@ -84,14 +86,11 @@ async def dispatching(
     folder: Path, fleet: FleetSource, *failures: Exception
 ) -> AsyncIterator[tuple[Dispatcher, GrantingScheduler, AnsweringRunner]]:
     """A dispatcher with the agents of `fleet`, over a runner at a socket in `folder`."""
-    runner, server, channels = AnsweringRunner(list(failures)), new_server(), ChannelPool()
-    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(runner, server)
-    address = f"unix:{folder / 'runner.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    scheduler = GrantingScheduler(address)
-    try:
-        yield Dispatcher(scheduler, channels, fleet=fleet), scheduler, runner
-    finally:
-        await channels.close()
-        await server.stop(grace=0.5)
+    runner, address = AnsweringRunner(list(failures)), f"unix:{folder / 'runner.sock'}"
+    add = partial(generation_service_pb2_grpc.add_GenerationServiceServicer_to_server, runner)
+    scheduler, channels = GrantingScheduler(address), ChannelPool()
+    async with served(add, address=address):
+        try:
+            yield Dispatcher(scheduler, channels, fleet=fleet), scheduler, runner
+        finally:
+            await channels.close()

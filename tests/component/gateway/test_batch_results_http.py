@@ -5,6 +5,7 @@ import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 from time import thread_time
+from typing import Any
 
 import pytest
 from batch_stage import LATE, PATH, Stage, line, stage
@@ -193,9 +194,7 @@ async def test_failed_result_write_is_reported_and_retried() -> None:
         at.batches.end(made["id"], 0, outputs=HELLO)
         files.save_failure = WeftError(Reason.TOO_MANY_RESOURCES, "the tenant keeps all it may")
         at.batches.close(made["id"])
-        async with asyncio.timeout(10):
-            while (found := await at.get(made["id"]))["errors"] is None:
-                pass
+        found = await at.until_failed(made["id"])
         files.save_failure = None
         at.batches.in_hand.clear()
         done = await at.until(made["id"], "completed")
@@ -207,33 +206,17 @@ async def test_failed_result_write_is_reported_and_retried() -> None:
 class Second(MemoryBatches):
     """Another writer was the first to store the results."""
 
-    async def finish(
-        self,
-        tenant: str,
-        batch_id: str,
-        *,
-        output_file: str = "",
-        error_file: str = "",
-        problem: batch_service_pb2.BatchLineError | None = None,
-    ) -> batch_service_pb2.Batch:
+    async def finish(self, tenant: str, batch_id: str, **results: Any) -> batch_service_pb2.Batch:
         if self.kept[batch_id].batch.state == batch_service_pb2.BATCH_STATE_FINALIZING:
-            await super().finish(tenant, batch_id, output_file="file-first", error_file="")
-        return await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
+            await super().finish(tenant, batch_id, output_file="file-first")
+        return await super().finish(tenant, batch_id, **results)
 
 
 class Refusing(Second):
     """The same, reported by an error."""
 
-    async def finish(
-        self,
-        tenant: str,
-        batch_id: str,
-        *,
-        output_file: str = "",
-        error_file: str = "",
-        problem: batch_service_pb2.BatchLineError | None = None,
-    ) -> batch_service_pb2.Batch:
-        await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
+    async def finish(self, tenant: str, batch_id: str, **results: Any) -> batch_service_pb2.Batch:
+        await super().finish(tenant, batch_id, **results)
         raise WeftError(Reason.RESOURCE_IN_USE, "it is finished")
 
 
@@ -252,16 +235,8 @@ async def test_second_result_writer_deletes_its_files(batches: MemoryBatches) ->
 class Unanswering(MemoryBatches):
     """Stores the results, and loses the answer."""
 
-    async def finish(
-        self,
-        tenant: str,
-        batch_id: str,
-        *,
-        output_file: str = "",
-        error_file: str = "",
-        problem: batch_service_pb2.BatchLineError | None = None,
-    ) -> batch_service_pb2.Batch:
-        await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
+    async def finish(self, tenant: str, batch_id: str, **results: Any) -> batch_service_pb2.Batch:
+        await super().finish(tenant, batch_id, **results)
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the connection broke")
 
 
@@ -283,9 +258,7 @@ async def test_output_file_is_deleted_if_the_error_file_cannot_be_stored() -> No
         made = await at.make(line("a"), line("b"))
         at.batches.end(made["id"], 0, outputs=HELLO)
         await at.batches.cancel("default", made["id"])
-        async with asyncio.timeout(10):
-            while (found := await at.get(made["id"]))["errors"] is None:
-                pass
+        found = await at.until_failed(made["id"])
         assert found["status"] == "cancelling"
         assert [file.purpose for file, _ in at.files.kept.values()] == [BATCH_INPUT]
 

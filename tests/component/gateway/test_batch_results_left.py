@@ -29,9 +29,7 @@ async def test_output_file_is_deleted_if_writing_the_error_file_times_out() -> N
         made = await at.make(line("a"), line("b"))
         at.batches.end(made["id"], 0, outputs=HELLO)
         await at.batches.cancel("default", made["id"])
-        async with asyncio.timeout(10):
-            while (found := await at.get(made["id"]))["errors"] is None:
-                pass
+        found = await at.until_failed(made["id"])
         assert [error["code"] for error in found["errors"]["data"]] == ["deadline_exceeded"]
         assert [file.purpose for file, _ in at.files.kept.values()] == [BATCH_INPUT]
 

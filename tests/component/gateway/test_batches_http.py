@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -22,19 +22,13 @@ async def test_lines_become_the_tasks_their_route_would_create() -> None:
     taken: list[batch_service_pb2.BatchLine] = []
 
     class Noting(MemoryBatches):
-        async def create(
-            self,
-            new: batch_service_pb2.Batch,
-            lines: AsyncIterator[batch_service_pb2.BatchLine],
-            *,
-            caller: str = "local",
-        ) -> batch_service_pb2.Batch:
+        async def create(self, new: batch_service_pb2.Batch, lines: Any, **more: Any) -> batch_service_pb2.Batch:
             async def noted() -> AsyncGenerator[batch_service_pb2.BatchLine]:
                 async for each in lines:
                     taken.append(each)
                     yield each
 
-            return await super().create(new, noted())
+            return await super().create(new, noted(), **more)
 
     body = BODY | {"stream": True, "max_tokens": 5}
     lines = (b"\xef\xbb\xbf" + jsonl(line("one")), b"\r\n  \n", jsonl(line("two", body=body)).rstrip())
@@ -209,16 +203,10 @@ async def test_concurrent_batch_creations_are_limited() -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryBatches):
-        async def create(
-            self,
-            new: batch_service_pb2.Batch,
-            lines: AsyncIterator[batch_service_pb2.BatchLine],
-            *,
-            caller: str = "local",
-        ) -> batch_service_pb2.Batch:
+        async def create(self, new: batch_service_pb2.Batch, lines: Any, **more: Any) -> batch_service_pb2.Batch:
             entered.set()
             await go_on.wait()
-            return await super().create(new, lines)
+            return await super().create(new, lines, **more)
 
     async with stage(batches=Slow(), max_creations=1) as at:
         making = asyncio.create_task(at.make(line()))

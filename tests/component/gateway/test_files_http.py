@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
 
 import openai
 import pytest
@@ -80,20 +79,15 @@ async def test_invalid_form_field_is_reported_and_nothing_is_stored(body: bytes,
     assert files.kept == {}
 
 
+FORM = {"Host": "localhost", "Connection": "close", "Content-Type": "multipart/form-data; boundary=edge"}
 HEAD_END, LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
 
 
 def chunked(body: bytes, size: int) -> bytes:
     """An upload in chunks of one size."""
-    top = {
-        "Host": "localhost",
-        "Connection": "close",
-        "Content-Type": "multipart/form-data; boundary=edge",
-        "Transfer-Encoding": "chunked",
-    }
     pieces = [body[place : place + size] for place in range(0, len(body), size)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
-    return head(f"POST {PATH} HTTP/1.1", top) + chunks + LAST_CHUNK
+    return head(f"POST {PATH} HTTP/1.1", {**FORM, "Transfer-Encoding": "chunked"}) + chunks + LAST_CHUNK
 
 
 class Counting(MemoryFiles):
@@ -128,17 +122,7 @@ async def test_oversized_file_is_rejected_before_or_during_upload() -> None:
     async with serving(files=files, config=config) as gateway:
         at_most = await send(gateway, form(part(PURPOSE, b"batch"), part(FILE, b"x" * 1000)))
         large = await send(gateway, form(part(PURPOSE, b"batch"), part(FILE, b"x" * 1001)))
-        declared = await gateway.exchange(
-            head(
-                f"POST {PATH} HTTP/1.1",
-                {
-                    "Host": "localhost",
-                    "Connection": "close",
-                    "Content-Type": "multipart/form-data; boundary=edge",
-                    "Content-Length": "70000",
-                },
-            )
-        )
+        declared = await gateway.exchange(head(f"POST {PATH} HTTP/1.1", {**FORM, "Content-Length": "70000"}))
         streamed = await gateway.exchange(chunked(form(part(PURPOSE, b"batch"), part(FILE, b"x" * 70_000)), 9_000))
         field = await send(gateway, form(part(b'Content-Disposition: form-data; name="a"', b"x" * 9_000)))
     assert at_most.status == 200
@@ -169,40 +153,39 @@ async def test_slow_upload_is_rejected() -> None:
     assert files.kept == {}
 
 
+class Slow(MemoryFiles):
+    """Stores files only once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
+        self.entered.set()
+        await self.go_on.wait()
+        return await super().save(new, content)
+
+
 async def test_slow_store_does_not_count_against_the_upload_timeout() -> None:
-    entered, go_on = asyncio.Event(), asyncio.Event()
-
-    class Slow(MemoryFiles):
-        async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
-            entered.set()
-            await go_on.wait()
-            return await super().save(new, content)
-
+    files = Slow()
     pace = ConnectionLimits(body_grace_seconds=0.05)
-    async with serving(files=Slow(), config=GatewayConfig(port=0, connections=pace)) as gateway:
+    async with serving(files=files, config=GatewayConfig(port=0, connections=pace)) as gateway:
         sending = asyncio.create_task(send(gateway, form(part(PURPOSE, b"batch"), part(FILE, b"x" * 300_000))))
-        await entered.wait()
+        await files.entered.wait()
         still_sending = await asyncio.wait({sending}, timeout=0.1)
         assert still_sending == (set(), {sending})
-        go_on.set()
+        files.go_on.set()
         assert (await sending).status == 200
 
 
 async def test_concurrent_uploads_are_limited() -> None:
-    entered, go_on = asyncio.Event(), asyncio.Event()
-
-    class Slow(MemoryFiles):
-        async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
-            entered.set()
-            await go_on.wait()
-            return await super().save(new, content)
-
+    files = Slow()
     config = GatewayConfig(port=0, batches=BatchEdgeConfig(max_uploads=1))
-    async with serving(files=Slow(), config=config) as gateway:
+    async with serving(files=files, config=config) as gateway:
         sending = asyncio.create_task(send(gateway, GOOD))
-        await entered.wait()
+        await files.entered.wait()
         refused = await send(gateway, GOOD)
-        go_on.set()
+        files.go_on.set()
         assert (await sending).status == 200
         assert (await send(gateway, GOOD)).status == 200
     assert refused.refusal[:2] == (429, "rate_limit_exceeded")
@@ -238,20 +221,15 @@ async def test_another_tenant_gets_404() -> None:
     assert own.status == 200
 
 
-async def listed(gateway: RunningGateway, query: str) -> dict[str, Any]:
-    found: dict[str, Any] = (await gateway.request("GET", f"{PATH}?{query}")).json
-    return found
-
-
 async def test_files_are_listed_in_pages_in_both_orders() -> None:
     async with serving(files=MemoryFiles()) as gateway:
         for _ in range(5):
             await send(gateway, GOOD)
         newest = [file.id async for file in gateway.sdk.files.list(limit=2)]
         oldest = [file.id async for file in gateway.sdk.files.list(limit=2, order="asc")]
-        page = await listed(gateway, "limit=2&after=file-4")
-        last = await listed(gateway, "limit=2&order=asc&after=file-3")
-        none = await listed(gateway, "purpose=batch_output")
+        page = await gateway.read(f"{PATH}?limit=2&after=file-4")
+        last = await gateway.read(f"{PATH}?limit=2&order=asc&after=file-3")
+        none = await gateway.read(f"{PATH}?purpose=batch_output")
     assert newest == ["file-5", "file-4", "file-3", "file-2", "file-1"]
     assert oldest == newest[::-1]
     assert (page["first_id"], page["last_id"], page["has_more"]) == ("file-3", "file-2", True)

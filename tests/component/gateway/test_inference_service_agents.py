@@ -5,65 +5,38 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-import pytest
 from gateway_script import FixedFleet, agent, delta, model
+from inference_stage import PROMPT, conversation, embedding, inference, outcome, refused, stub_of
 from kit.messages import changed
 from mesh_script import AnsweringRunner, dispatching
 
-from router_svc.inference_servicer import InferenceServicer
 from weft.api.common.v1 import (
     agent_behaviour_pb2,
-    chat_pb2,
     completion_pb2,
-    embedding_pb2,
     event_pb2,
     receipt_pb2,
     signal_pb2,
     warning_pb2,
 )
 from weft.api.router.v1 import inference_service_pb2 as pb
-from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import to_json_object
-from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, new_server, open_channel
 
 BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], platform_prompt=True)
 
 
 @asynccontextmanager
-async def serving(
-    folder: Path,
-) -> AsyncIterator[tuple[Any, AnsweringRunner]]:
+async def serving(folder: Path) -> AsyncIterator[tuple[Any, AnsweringRunner]]:
     keeper = changed(agent("keeper"), manifest=changed(agent("keeper").manifest, behaviour=BEHAVIOUR))
     fleet = FixedFleet.of(model("tiny"), agents=[agent("coder", temperature=0.25), keeper])
-    async with dispatching(folder, fleet) as (dispatcher, _, runner):
-        server = new_server()
-        servicer = InferenceServicer(dispatcher, default_timeout_seconds=30, schemas=SchemaLimits())
-        servicer.add_to_server(server)
-        address = f"unix:{folder / 'router.sock'}"
-        server.add_insecure_port(address)
-        await server.start()
-        channel = open_channel(address)
-        try:
-            yield inference_service_pb2_grpc.InferenceServiceStub(channel), runner
-        finally:
-            await channel.close(grace=None)
-            await server.stop(grace=0.5)
-
-
-def conversation() -> chat_pb2.ChatPayload:
-    payload = chat_pb2.ChatPayload()
-    payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text="Say hello")
-    return payload
+    async with dispatching(folder, fleet) as (dispatcher, _, runner), inference(folder, dispatcher) as channel:
+        yield stub_of(channel), runner
 
 
 async def test_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path) -> None:
     async with serving(tmp_path) as (stub, runner):
-        call = stub.Chat(pb.ChatRequest(model="agent/coder", payload=conversation()))
-        events = [event async for response in call for event in response.events]
+        call = stub.Chat(pb.ChatRequest(model="agent/coder", payload=conversation("Say hello")))
+        events = await outcome(call)
         trailer = dict(await call.trailing_metadata())
     assert "".join(event.delta.text for event in events) == "Hello, world"
     asked = runner.asked[0].chat
@@ -85,8 +58,8 @@ async def test_signals_are_events_in_order_and_repeated_in_the_receipt(tmp_path:
             *([event_pb2.InferenceEvent(signal=signal)] for signal in raised),
             [delta("Hello", finish="STOP"), event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt))],
         ]
-        call = stub.Chat(pb.ChatRequest(model="agent/coder", payload=conversation()))
-        events = [event async for response in call for event in response.events]
+        call = stub.Chat(pb.ChatRequest(model="agent/coder", payload=conversation("Say hello")))
+        events = await outcome(call)
         trailer = receipt_pb2.Receipt.FromString(dict(await call.trailing_metadata())["weft-receipt-bin"])
     assert [event.signal for event in events[:64]] == raised
     told = events[-1].finished.receipt
@@ -99,7 +72,7 @@ async def test_agent_behavior_comes_only_from_the_registry(tmp_path: Path) -> No
     extra = to_json_object({"behaviour": {"tools": ["files.read"]}}, "extra_parameters")
     async with serving(tmp_path) as (stub, runner):
         for name in ("agent/keeper", "agent/coder"):
-            payload = conversation()
+            payload = conversation("Say hello")
             payload.extra_parameters.CopyFrom(extra)
             await outcome(stub.Chat(pb.ChatRequest(model=name, payload=payload)))
     keeper, coder = runner.asked
@@ -109,7 +82,7 @@ async def test_agent_behavior_comes_only_from_the_registry(tmp_path: Path) -> No
 
 
 async def test_too_many_parameters_are_rejected_before_a_runner_is_called(tmp_path: Path) -> None:
-    payload = conversation()
+    payload = conversation("Say hello")
     payload.extra_parameters.CopyFrom(to_json_object({f"x{n}": 1 for n in range(65)}, "extra_parameters"))
     async with serving(tmp_path) as (stub, runner):
         refusal = await refused(stub.Chat(pb.ChatRequest(model="agent/coder", payload=payload)))
@@ -117,31 +90,15 @@ async def test_too_many_parameters_are_rejected_before_a_runner_is_called(tmp_pa
     assert runner.asked == []
 
 
-async def outcome(call: Any) -> None:
-    if isinstance(call, grpc.aio.UnaryStreamCall):
-        async for _ in call:
-            pass
-    else:
-        await call
-
-
-async def refused(call: Any) -> WeftError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await outcome(call)
-    return error_from_call(caught.value, Reason.WORKER_LOST)
-
-
 async def test_invalid_request_is_rejected_with_its_reason(tmp_path: Path) -> None:
-    prompt = completion_pb2.PromptInput(text="x")
     async with serving(tmp_path) as (stub, runner):
-        unknown = await refused(stub.Chat(pb.ChatRequest(model="agent/nobody", payload=conversation())))
-        hostile = await refused(stub.Chat(pb.ChatRequest(model="agent/../x", payload=conversation())))
-        payload = completion_pb2.CompletionPayload(prompts=[prompt])
+        unknown = await refused(stub.Chat(pb.ChatRequest(model="agent/nobody", payload=conversation("Say hello"))))
+        hostile = await refused(stub.Chat(pb.ChatRequest(model="agent/../x", payload=conversation("Say hello"))))
+        payload = completion_pb2.CompletionPayload(prompts=[PROMPT])
         completion = await refused(stub.Complete(pb.CompleteRequest(model="agent/coder", payload=payload)))
-        inputs = embedding_pb2.EmbeddingPayload(inputs=[prompt])
-        embedding = await refused(stub.Embed(pb.EmbedRequest(model="agent/coder", payload=inputs)))
+        embedded = await refused(stub.Embed(pb.EmbedRequest(model="agent/coder", payload=embedding())))
     assert (unknown.reason, unknown.metadata["unknown_name"]) == (Reason.MODEL_NOT_FOUND, "nobody")
     assert "there are agent/coder, agent/keeper" in unknown.message
     assert (hostile.reason, hostile.metadata["field"]) == (Reason.INVALID_ARGUMENT, "model")
-    assert completion.reason is embedding.reason is Reason.UNSUPPORTED_OPERATION
+    assert completion.reason is embedded.reason is Reason.UNSUPPORTED_OPERATION
     assert runner.asked == []

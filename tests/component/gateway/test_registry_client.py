@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_script import FixedFleet
+from kit.grpc_server import served
 
 from gateway.registry_client import RegistryClient
 from weft.api.registry.v1 import (
@@ -20,7 +22,7 @@ from weft.api.registry.v1.registry_service_pb2 import WatchEventsRequest, WatchE
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, new_server, open_channel
+from weft.kernel.rpc import answering, open_channel
 
 Answer = Callable[[Any], Any]
 
@@ -57,18 +59,13 @@ class ScriptedServicer(
 async def connected(
     folder: Path, answers: dict[str, Answer | Exception] | None = None, *, timeout_seconds: float = 30.0
 ) -> AsyncIterator[RegistryClient]:
-    servicer, server = ScriptedServicer(answers or {}), new_server()  # type: ignore[abstract]  # only what is asked
-    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, server)
-    declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(servicer, server)
-    address = f"unix:{folder / 'registry.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    channel = open_channel(address)
-    try:
+    servicer: Any = ScriptedServicer(answers or {})  # type: ignore[abstract]  # only what is asked
+    async with served(
+        partial(registry_service_pb2_grpc.add_RegistryServiceServicer_to_server, servicer),
+        partial(declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server, servicer),
+        address=f"unix:{folder / 'registry.sock'}",
+    ) as channel:
         yield RegistryClient(channel, FixedFleet.of(), timeout_seconds=timeout_seconds)
-    finally:
-        await channel.close(grace=None)
-        await server.stop(grace=0.5)
 
 
 async def test_watch_yields_events_until_it_ends_with_a_reason(tmp_path: Path) -> None:

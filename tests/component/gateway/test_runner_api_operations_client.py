@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.grpc_server import served
 
 from gateway.operations import OperationsClient, ended_operation
 from gateway.runner_api.operations import callers_field
@@ -15,7 +17,7 @@ from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, new_server, open_channel
+from weft.kernel.rpc import answering, open_channel
 
 Operation = operation_pb2.Operation
 PENDING = Operation(name="operations/op-1", state=Operation.STATE_PENDING)
@@ -51,23 +53,8 @@ class ScriptedService(operation_service_pb2_grpc.OperationServiceServicer):
         finally:
             self.watch_ended.set()
 
-    def WatchOperations(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise AssertionError("nobody asks for this")
-
-    async def ListOperations(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise AssertionError("nobody asks for this")
-
-    async def ListAuditEntries(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise AssertionError("nobody asks for this")
-
-    async def RecordCancellation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise AssertionError("nobody asks for this")
-
-    async def RecordLogLevel(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise AssertionError("nobody asks for this")
-
-    async def GetGovernance(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise AssertionError("nobody asks for this")
+    WatchOperations = ListOperations = ListAuditEntries = None  # type: ignore[assignment]  # not asked for
+    RecordCancellation = RecordLogLevel = GetGovernance = None  # type: ignore[assignment]
 
     async def _answer(self, request: Any, context: Any) -> Operation:
         self.asked.append(request)
@@ -79,14 +66,9 @@ class ScriptedService(operation_service_pb2_grpc.OperationServiceServicer):
 
 @asynccontextmanager
 async def client_of(folder: Path, service: ScriptedService) -> AsyncIterator[OperationsClient]:
-    server = new_server()
-    operation_service_pb2_grpc.add_OperationServiceServicer_to_server(service, server)
-    address = f"unix:{folder / 'registry.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    async with open_channel(address) as channel:
+    add = partial(operation_service_pb2_grpc.add_OperationServiceServicer_to_server, service)
+    async with served(add, address=f"unix:{folder / 'registry.sock'}") as channel:
         yield OperationsClient(channel, timeout_seconds=2.0, callers_field=callers_field)
-    await server.stop(grace=0.2)
 
 
 async def test_calls_reach_the_registry_unchanged(tmp_path: Path) -> None:
