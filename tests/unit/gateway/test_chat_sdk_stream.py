@@ -3,22 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-import httpx2
 import openai
 import pytest
+from answer_events import IDENTITY, LOST, Event, Frame, StreamServer, call, finished, piece, started, stopped
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
-from test_gateway_answers import IDENTITY, Frame, call, finished, piece, started, tool_calls
+from test_gateway_answers import tool_calls
 
 from gateway.answers.sse import StreamEncoder
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionStream
 from weft.api.common.v1 import event_pb2, usage_pb2, warning_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 
-LOST = WeftError(Reason.WORKER_LOST, "the worker\nis gone")
 REASONS = {"STOP": "stop", "LENGTH": "length", "TOOL_CALLS": "tool_calls", "CONTENT_FILTER": "content_filter"}
 TEXT = st.text(alphabet=st.sampled_from('ab é😀"\\\n\r\u2028{}[]:,\x00data: '), max_size=6)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -28,13 +25,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "events": {"include_usage": True, "logprobs": False, "include_events": True},
 }
 ASIDES = [
-    event_pb2.InferenceEvent(queued=event_pb2.Queued(position=1)),
-    event_pb2.InferenceEvent(loading=event_pb2.Loading(stage="weights\n\ndata: x")),
-    event_pb2.InferenceEvent(progress=event_pb2.Progress(prompt_tokens=4, processed_tokens=2)),
-    event_pb2.InferenceEvent(warning=warning_pb2.Warning(message="again\nand again")),
-    event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(id="t", name="files.read")),
-    event_pb2.InferenceEvent(tool_result=event_pb2.ToolResult(id="t", content="x")),
-    event_pb2.InferenceEvent(usage=usage_pb2.Usage(prompt_tokens=4, completion_tokens=2)),
+    Event(queued=event_pb2.Queued(position=1)),
+    Event(loading=event_pb2.Loading(stage="weights\n\ndata: x")),
+    Event(progress=event_pb2.Progress(prompt_tokens=4, processed_tokens=2)),
+    Event(warning=warning_pb2.Warning(message="again\nand again")),
+    Event(tool_call=event_pb2.ToolCall(id="t", name="files.read")),
+    Event(tool_result=event_pb2.ToolResult(id="t", content="x")),
+    Event(usage=usage_pb2.Usage(prompt_tokens=4, completion_tokens=2)),
 ]
 
 
@@ -58,7 +55,7 @@ def _logprob(token: str) -> event_pb2.TokenLogprob:
 
 
 @st.composite
-def pieces(draw: st.DrawFn, index: int, calls: int) -> event_pb2.InferenceEvent:
+def pieces(draw: st.DrawFn, index: int, calls: int) -> Event:
     text, kind = draw(TEXT), draw(st.sampled_from(["text", "reasoning", "refusal", "call", "both", "logprob", ""]))
     match kind:
         case "reasoning" | "refusal":
@@ -81,7 +78,7 @@ def cases(draw: st.DrawFn) -> Case:
     for index in range(draw(st.integers(1, 3))):
         reason = draw(st.sampled_from(sorted(REASONS)))
         reasons.append(REASONS[reason])
-        end = piece(draw(TEXT), index=index, finish_reason=event_pb2.FinishReason.Value(f"FINISH_REASON_{reason}"))
+        end = stopped(reason, draw(TEXT), index=index)
         queues.append([*draw(st.lists(pieces(index, draw(st.integers(0, 3))), max_size=6)), end])
     frames: list[Frame] = [[started("tiny")]]
     while any(queues):
@@ -100,23 +97,13 @@ def encoded(encoder: StreamEncoder, case: Case) -> bytes:
     return sent if encoder.is_done else sent + encoder.failure(LOST)
 
 
-class Reader:
-    """The real client, over a stream of bytes from the test."""
-
-    def __init__(self) -> None:
-        http = httpx2.Client(transport=httpx2.MockTransport(self._answer))
-        self.client = openai.OpenAI(base_url="http://test/v1", api_key="x", max_retries=0, http_client=http)
-        self._raw = b""
-
-    def of(self, raw: bytes) -> openai.OpenAI:
-        self._raw = raw
-        return self.client
-
-    def _answer(self, _request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self._raw)
+SERVER = StreamServer()
+CLIENT = openai.OpenAI(base_url="http://test/v1", api_key="x", max_retries=0, http_client=SERVER.http)
 
 
-READER = Reader()
+def reading(raw: bytes) -> openai.OpenAI:
+    SERVER.raw = raw
+    return CLIENT
 
 
 def asked(case: Case) -> dict[str, Any]:
@@ -124,7 +111,7 @@ def asked(case: Case) -> dict[str, Any]:
 
 
 def accumulated(raw: bytes, case: Case) -> Any:
-    with READER.of(raw).chat.completions.stream(**asked(case)) as stream:
+    with reading(raw).chat.completions.stream(**asked(case)) as stream:
         for _ in stream:
             pass
         # Of an answer that is cut off, the client raises errors of its own once it is complete.
@@ -171,7 +158,7 @@ def test_bare_stream_ends_with_every_finish_reason_or_an_error(options: dict[str
     firsts: dict[int, tuple[str | None, str | None]] = {}
     failure: openai.APIError | None = None
     try:
-        for chunk in READER.of(encoded(encoder, case)).chat.completions.create(**asked(case), stream=True):
+        for chunk in reading(encoded(encoder, case)).chat.completions.create(**asked(case), stream=True):
             for choice in chunk.choices:
                 assert choice.index not in reasons, "nothing comes after the end of a choice"
                 said = (choice.delta.role, choice.delta.content)
@@ -193,7 +180,7 @@ def test_text_stream_ends_with_every_finish_reason_or_an_error(options: dict[str
     reasons: dict[int, str] = {}
     failure: openai.APIError | None = None
     try:
-        for chunk in READER.of(encoded(encoder, case)).completions.create(model="tiny", prompt="hi", stream=True):
+        for chunk in reading(encoded(encoder, case)).completions.create(model="tiny", prompt="hi", stream=True):
             reasons |= {choice.index: choice.finish_reason for choice in chunk.choices if choice.finish_reason}
     except openai.APIError as error:
         failure = error

@@ -4,32 +4,17 @@ import json
 from typing import Any
 
 import pytest
+from answer_events import IDENTITY, Frame, call, calling, data_of, finished, piece, stopped
 
-from gateway.answers.answer_builder import AnswerIdentity
 from gateway.openai import embeddings as embedding_payload
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionAnswer, CompletionStream
-from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, usage_pb2
+from weft.api.common.v1 import embedding_pb2, usage_pb2
 from weft.kernel.errors import FieldError
-
-IDENTITY = AnswerIdentity(answer_id="chatcmpl-1", created=1_700_000_000, model="pool")
-CALLS = event_pb2.FINISH_REASON_TOOL_CALLS
-END = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt()))
-Frame = list[event_pb2.InferenceEvent]
-
-
-def piece(text: str = "", **fields: Any) -> event_pb2.InferenceEvent:
-    return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text, **fields))
-
-
-def call(index: int, **fields: str) -> event_pb2.InferenceEvent:
-    return piece(tool_calls=[event_pb2.ToolCallDelta(index=index, **fields)])  # type: ignore[arg-type]
 
 
 def streamed(frame: Frame, **options: Any) -> list[dict[str, Any]]:
-    encoded = ChatStream(IDENTITY, logprobs=False, **{"choice_count": 1, **options}).encode(frame).decode()
-    found = [part[6:] for part in encoded.split("\n\n") if part.startswith("data: ")]
-    return [json.loads(data) for data in found if data != "[DONE]"]
+    return data_of(ChatStream(IDENTITY, logprobs=False, **{"choice_count": 1, **options}).encode(frame))
 
 
 def whole(frame: Frame, **options: Any) -> dict[str, Any]:
@@ -40,7 +25,7 @@ def whole(frame: Frame, **options: Any) -> dict[str, Any]:
 
 
 def test_fields_expected_by_clients_are_present_even_if_empty() -> None:
-    document = whole([piece("a", finish_reason=event_pb2.FINISH_REASON_STOP), END])
+    document = whole([stopped(text="a"), finished()])
     assert document["system_fingerprint"] is None
     assert document["service_tier"] is None
     (choice,) = document["choices"]
@@ -59,24 +44,20 @@ def test_choice_that_starts_first_is_announced_after_those_before_it() -> None:
 
 
 def test_calls_are_numbered_in_arrival_order() -> None:
-    frame = [call(5, id="c5", name="f"), call(2, id="c2", name="g"), call(5, arguments_text="{}"), piece(index=0)]
+    told = [call(5, id="c5", name="f"), call(2, id="c2", name="g"), call(5, arguments_text="{}")]
+    frame = [*map(calling, told), piece(index=0)]
     calls = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in streamed(frame)]
     assert [entry[0]["index"] for entry in calls if entry] == [0, 1, 0]
-    made = whole([*frame, piece(finish_reason=CALLS), END])["choices"][0]["message"]["tool_calls"]
+    made = whole([*frame, stopped("TOOL_CALLS"), finished()])["choices"][0]["message"]["tool_calls"]
     assert [entry["id"] for entry in made] == ["c5", "c2"]
 
 
 def test_legacy_form_calls_one_function_and_uses_its_own_finish_reason() -> None:
     frame = [
-        piece(tool_calls=[event_pb2.ToolCallDelta(index=1, id="c", name="f", arguments_text="{")]),
-        piece(
-            tool_calls=[
-                event_pb2.ToolCallDelta(index=1, arguments_text='"a":'),
-                event_pb2.ToolCallDelta(index=1, arguments_text="1}"),
-            ]
-        ),
-        piece(finish_reason=CALLS),
-        END,
+        calling(call(index=1, id="c", name="f", arguments_text="{")),
+        calling(call(index=1, arguments_text='"a":'), call(index=1, arguments_text="1}")),
+        stopped("TOOL_CALLS"),
+        finished(),
     ]
     chunks = [chunk["choices"][0] for chunk in streamed(frame, functions=True)]
     told = [chunk["delta"]["function_call"] for chunk in chunks if "function_call" in chunk["delta"]]
@@ -90,7 +71,7 @@ def test_legacy_form_calls_one_function_and_uses_its_own_finish_reason() -> None
 
 
 def test_second_call_dropped_by_the_legacy_form_is_reported() -> None:
-    frame = [call(0, id="c", name="f"), call(1, id="d", name="g"), piece(finish_reason=CALLS), END]
+    frame = [calling(call(0, id="c", name="f")), calling(call(1, id="d", name="g")), stopped("TOOL_CALLS"), finished()]
     raw = ChatStream(IDENTITY, choice_count=1, logprobs=False, functions=True).encode(frame)
     assert b": warning tool_call_not_run" in raw
     assert b'"g"' not in raw
@@ -99,7 +80,7 @@ def test_second_call_dropped_by_the_legacy_form_is_reported() -> None:
 
 
 def test_text_completion_has_no_tool_calls() -> None:
-    frame = [piece("a", finish_reason=CALLS), END]
+    frame = [stopped("TOOL_CALLS", "a"), finished()]
     answer = CompletionAnswer(IDENTITY, choice_count=1, logprobs=False)
     answer.add(frame)
     assert json.loads(answer.body())["choices"][0]["finish_reason"] == "stop"

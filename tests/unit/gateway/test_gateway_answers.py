@@ -5,69 +5,46 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from answer_events import IDENTITY, Event, Frame, call, calling, data_of, finished, piece, started, stopped
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.answers.answer_builder import AnswerIdentity
 from gateway.answers.sse import StreamEncoder, comment_of
 from gateway.anthropic.stream import MessagesStream
 from gateway.ollama.answers import OllamaStream, Shape
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionAnswer, CompletionStream
-from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.common.v1 import event_pb2
 from weft.dispatch.frames import apart
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-IDENTITY = AnswerIdentity(answer_id="chatcmpl-1", created=1_700_000_000, model="pool")
-STOP = event_pb2.FINISH_REASON_STOP
-Frame = list[event_pb2.InferenceEvent]
-
-
-def piece(text: str = "", **fields: object) -> event_pb2.InferenceEvent:
-    return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text, **fields))  # type: ignore[arg-type]
-
-
-def call(index: int = 0, **fields: str) -> event_pb2.ToolCallDelta:
-    return event_pb2.ToolCallDelta(index=index, **fields)  # type: ignore[arg-type]
-
-
-def started(model: str) -> event_pb2.InferenceEvent:
-    return event_pb2.InferenceEvent(started=event_pb2.Started(model=model))
-
-
-def finished(prompt: int = 4, completion: int = 2) -> event_pb2.InferenceEvent:
-    receipt = receipt_pb2.Receipt()
-    receipt.usage.prompt_tokens, receipt.usage.completion_tokens = prompt, completion
-    return event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt))
-
-
 CONVERSATIONS: dict[str, Frame] = {
-    "plain text": [started("tiny"), piece("a"), piece("b"), piece(finish_reason=STOP), finished()],
-    "text that needs escaping": [piece('"\\\n\r\t\u2028\x00é😀 data: x\n\n'), piece(finish_reason=STOP), finished()],
-    "finish with the last text": [piece("a", finish_reason=STOP), finished()],
-    "nothing at all": [piece(finish_reason=STOP), finished()],
-    "a refusal": [piece(refusal="no"), piece(refusal=" way", finish_reason=STOP), finished()],
-    "reasoning and text in one delta": [piece("a", reasoning="r"), piece(finish_reason=STOP), finished()],
+    "plain text": [started("tiny"), piece("a"), piece("b"), stopped(), finished()],
+    "text that needs escaping": [piece('"\\\n\r\t\u2028\x00é😀 data: x\n\n'), stopped(), finished()],
+    "finish with the last text": [stopped(text="a"), finished()],
+    "nothing at all": [stopped(), finished()],
+    "a refusal": [piece(refusal="no"), stopped(refusal=" way"), finished()],
+    "reasoning and text in one delta": [piece("a", reasoning="r"), stopped(), finished()],
     "a tool call in pieces": [
-        piece(tool_calls=[call(id="c1", name="f")]),
-        piece(tool_calls=[call(arguments_text='{"a"'), call(arguments_text=":1}")]),
-        piece(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS),
+        calling(call(id="c1", name="f")),
+        calling(call(arguments_text='{"a"'), call(arguments_text=":1}")),
+        stopped("TOOL_CALLS"),
         finished(),
     ],
     "a backend that repeats id and name": [
-        piece(tool_calls=[call(id="c1", name="f", arguments_text="{")]),
-        piece(tool_calls=[call(id="c1", name="f", arguments_text="}")]),
-        piece(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS),
+        calling(call(id="c1", name="f", arguments_text="{")),
+        calling(call(id="c1", name="f", arguments_text="}")),
+        stopped("TOOL_CALLS"),
         finished(),
     ],
     "two calls side by side": [
-        piece(tool_calls=[call(0, id="c1", name="f"), call(1, id="c2", name="g")]),
-        piece(tool_calls=[call(1, arguments_text="{}"), call(0, arguments_text="[]")]),
-        piece(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS),
+        calling(call(0, id="c1", name="f"), call(1, id="c2", name="g")),
+        calling(call(1, arguments_text="{}"), call(0, arguments_text="[]")),
+        stopped("TOOL_CALLS"),
         finished(),
     ],
-    "cut by length": [piece("a"), piece(finish_reason=event_pb2.FINISH_REASON_LENGTH), finished()],
-    "filtered": [piece("a"), piece(finish_reason=event_pb2.FINISH_REASON_CONTENT_FILTER), finished()],
+    "cut by length": [piece("a"), stopped("LENGTH"), finished()],
+    "filtered": [piece("a"), stopped("CONTENT_FILTER"), finished()],
 }
 
 
@@ -75,12 +52,8 @@ def chat_stream(*, n: int = 1, include_usage: bool = True, logprobs: bool = Fals
     return ChatStream(IDENTITY, choice_count=n, include_usage=include_usage, logprobs=logprobs)
 
 
-def data_of(encoded: bytes) -> list[str]:
-    return [part[6:] for part in encoded.decode().split("\n\n") if part.startswith("data: ")]
-
-
 def chunks_of(encoded: bytes) -> list[ChatCompletionChunk]:
-    return [ChatCompletionChunk.model_validate_json(data) for data in data_of(encoded) if data != "[DONE]"]
+    return [ChatCompletionChunk.model_validate(data) for data in data_of(encoded)]
 
 
 def whole(frame: Frame) -> ChatCompletion:
@@ -104,8 +77,8 @@ def test_single_and_multiple_frames_encode_to_the_same_bytes(frame: Frame) -> No
 def test_every_stream_follows_the_chunk_rules(frame: Frame) -> None:
     encoded = chat_stream().encode(frame)
     chunks = chunks_of(encoded)
-    assert data_of(encoded)[-1] == "[DONE]"
-    assert all("system_fingerprint" in json.loads(data) for data in data_of(encoded)[:-1])
+    assert encoded.endswith(b"data: [DONE]\n\n")
+    assert all("system_fingerprint" in data for data in data_of(encoded))
     assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
@@ -120,9 +93,9 @@ def test_answering_model_replaces_the_requested_name() -> None:
 
 
 def test_usage_is_sent_only_on_request_and_complete() -> None:
-    frame = [piece("a", finish_reason=STOP), finished()]
+    frame = [stopped(text="a"), finished()]
     assert b'"usage"' not in chat_stream(include_usage=False).encode(frame)
-    usage = json.loads(data_of(chat_stream().encode(frame))[-2])["usage"]
+    usage = data_of(chat_stream().encode(frame))[-1]["usage"]
     assert usage == {
         "prompt_tokens": 4,
         "completion_tokens": 2,
@@ -141,7 +114,7 @@ def test_delta_without_content_does_not_start_the_answer() -> None:
 
 
 def test_each_choice_has_its_own_preamble() -> None:
-    frame = [piece("a", index=0), piece("b", index=1), piece(index=1, finish_reason=STOP), piece("c", index=0)]
+    frame = [piece("a", index=0), piece("b", index=1), stopped(index=1), piece("c", index=0)]
     chunks = chunks_of(chat_stream(n=2).encode(frame))
     seen = [(chunk.choices[0].index, chunk.choices[0].delta.role, chunk.choices[0].delta.content) for chunk in chunks]
     assert seen == [
@@ -155,7 +128,7 @@ def test_each_choice_has_its_own_preamble() -> None:
 
 
 def test_call_without_an_id_gets_one() -> None:
-    frame = [piece(tool_calls=[call(name="f", arguments_text="{}")], finish_reason=STOP), finished()]
+    frame = [stopped(tool_calls=[call(name="f", arguments_text="{}")]), finished()]
     assert tool_calls(whole(frame).choices[0].message)[0][0].startswith("call-")
     first = chunks_of(chat_stream().encode(frame))[1].choices[0].delta.tool_calls
     assert first is not None
@@ -166,7 +139,7 @@ def test_call_without_an_id_gets_one() -> None:
 def test_token_without_text_keeps_its_log_probability() -> None:
     half = event_pb2.TokenLogprob(token="\ufffd", logprob=-1.0, raw_bytes=b"\xf0\x9f")
     encoded = chat_stream(logprobs=True).encode([piece("a"), piece(logprobs=[half])])
-    last = json.loads(data_of(encoded)[-1])["choices"][0]
+    last = data_of(encoded)[-1]["choices"][0]
     assert last["delta"] == {"content": ""}
     assert last["logprobs"]["content"][0] == {
         "token": "\ufffd",
@@ -201,10 +174,10 @@ def test_end_without_a_finish_reason_is_an_error_in_every_format(frame: Frame, n
 def test_whole_answer_discards_an_attempt_without_content() -> None:
     frame = [
         started("one"),
-        piece(finish_reason=STOP),
+        stopped(),
         started("two"),
         piece("a"),
-        piece(finish_reason=STOP),
+        stopped(),
         finished(),
     ]
     answer = whole(frame)
@@ -212,9 +185,9 @@ def test_whole_answer_discards_an_attempt_without_content() -> None:
 
 
 def test_text_completion_stream_matches_the_whole_response() -> None:
-    frame = [started("tiny"), piece("a"), piece("b", reasoning="r"), piece(finish_reason=STOP), finished()]
+    frame = [started("tiny"), piece("a"), piece("b", reasoning="r"), stopped(), finished()]
     encoder = CompletionStream(IDENTITY, choice_count=1, include_usage=True, logprobs=False)
-    chunks = [json.loads(data) for data in data_of(encoder.encode(frame))[:-1]]
+    chunks = data_of(encoder.encode(frame))
     answer = CompletionAnswer(IDENTITY, choice_count=1, logprobs=False)
     answer.add(frame)
     document = json.loads(answer.body())
@@ -227,12 +200,12 @@ def test_text_completion_stream_matches_the_whole_response() -> None:
 def test_failure_is_an_event_with_the_error_envelope() -> None:
     encoded = chat_stream().failure(WeftError(Reason.SERVER_DIED, "the engine died"))
     assert encoded.endswith(b"\n\n")
-    assert json.loads(data_of(encoded)[0])["error"]["code"] == "server_died"
+    assert data_of(encoded)[0]["error"]["code"] == "server_died"
 
 
 def test_comment_cannot_inject_an_event() -> None:
     queued = event_pb2.Queued(position=1, reason="x\n\ndata: {}\r\rdata: y" + "z" * 500)
-    comment = comment_of(event_pb2.InferenceEvent(queued=queued), "queued")
+    comment = comment_of(Event(queued=queued), "queued")
     assert comment.startswith(b": queued position=1 reason=x data: {}")
     assert comment.count(b"\n") == 2
     assert b"\r" not in comment
@@ -242,12 +215,12 @@ def test_comment_cannot_inject_an_event() -> None:
 def test_comment_shows_short_waits_in_tenths_of_a_second() -> None:
     queued = event_pb2.Queued(position=2, reason="all slots are busy")
     queued.eta.FromMilliseconds(1_300)
-    comment = comment_of(event_pb2.InferenceEvent(queued=queued), "queued")
+    comment = comment_of(Event(queued=queued), "queued")
     assert comment == b": queued position=2 eta_seconds=1.3 reason=all slots are busy\n\n"
 
 
 def test_events_unsupported_by_this_api_are_skipped() -> None:
-    assert chat_stream().encode([event_pb2.InferenceEvent()]) == b""
+    assert chat_stream().encode([Event()]) == b""
 
 
 JOINED = piece("ab😀", piece_lengths=[1, 2])
@@ -259,7 +232,7 @@ JOINED_ANSWERS: dict[str, Frame] = {
     "between other content": [
         piece(reasoning="r"),
         JOINED,
-        piece(tool_calls=[call(id="c", name="f", arguments_text="{}")]),
+        calling(call(id="c", name="f", arguments_text="{}")),
         JOINED,
     ],
 }
@@ -280,7 +253,7 @@ STREAMS: dict[str, Callable[[], StreamEncoder]] = {
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
 def test_joined_texts_are_encoded_like_separate_ones(stream: Callable[[], StreamEncoder], frame: Frame) -> None:
     assert stream().reads_joined_texts
-    ends = [piece(finish_reason=STOP), piece(finish_reason=STOP, index=1), finished()]
+    ends = [stopped(), stopped(index=1), finished()]
     events = [started("tiny"), *frame, *ends]
     joined, single = (stream().encode(sent) for sent in (events, apart(events)))
     assert joined == single

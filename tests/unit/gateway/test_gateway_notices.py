@@ -4,50 +4,31 @@ import json
 from typing import Any, cast
 
 import pytest
+from answer_events import IDENTITY, Event, data_of, end, piece, started
 
-from gateway.answers.answer_builder import MAX_NOTICES, AnswerIdentity
+from gateway.answers.answer_builder import MAX_NOTICES
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionAnswer, CompletionStream
-from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, warning_pb2
+from weft.api.common.v1 import event_pb2, signal_pb2, warning_pb2
 from weft.kernel.json_objects import to_json_object
 
-IDENTITY = AnswerIdentity(answer_id="chatcmpl-1", created=1_700_000_000, model="pool")
-Frame = list[event_pb2.InferenceEvent]
+
+def signal(name: str = "NEEDS_EXTERNAL_INFO", **arguments: object) -> Event:
+    return Event(signal=signal_pb2.Signal(name=name, arguments=to_json_object(arguments, "arguments")))
 
 
-def piece(text: str = "", **fields: object) -> event_pb2.InferenceEvent:
-    return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text, **fields))  # type: ignore[arg-type]
-
-
-def end() -> Frame:
-    finished = event_pb2.Finished(receipt=receipt_pb2.Receipt())
-    return [piece(finish_reason=event_pb2.FINISH_REASON_STOP), event_pb2.InferenceEvent(finished=finished)]
-
-
-def started(model: str = "tiny") -> event_pb2.InferenceEvent:
-    return event_pb2.InferenceEvent(started=event_pb2.Started(model=model))
-
-
-def signal(name: str = "NEEDS_EXTERNAL_INFO", **arguments: object) -> event_pb2.InferenceEvent:
-    return event_pb2.InferenceEvent(
-        signal=signal_pb2.Signal(name=name, arguments=to_json_object(arguments, "arguments"))
-    )
-
-
-def warning(
-    field: str = "mirostat", code: int = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
-) -> event_pb2.InferenceEvent:
+def warning(field: str = "mirostat", code: int = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER) -> Event:
     told = warning_pb2.Warning(code=cast("Any", code), field=field, message="was not used")
-    return event_pb2.InferenceEvent(warning=told)
+    return Event(warning=told)
 
 
-def tool_call(name: str = "files.read") -> event_pb2.InferenceEvent:
+def tool_call(name: str = "files.read") -> Event:
     arguments = to_json_object({"path": "a", "lines": [1, 2.5]}, "arguments")
-    return event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(id="call-1", name=name, arguments=arguments))
+    return Event(tool_call=event_pb2.ToolCall(id="call-1", name=name, arguments=arguments))
 
 
-def tool_result(content: str = "text", *, failed: bool = False) -> event_pb2.InferenceEvent:
-    return event_pb2.InferenceEvent(tool_result=event_pb2.ToolResult(id="call-1", content=content, failed=failed))
+def tool_result(content: str = "text", *, failed: bool = False) -> Event:
+    return Event(tool_result=event_pb2.ToolResult(id="call-1", content=content, failed=failed))
 
 
 def chat_stream(*, include_events: bool = False) -> ChatStream:
@@ -56,11 +37,6 @@ def chat_stream(*, include_events: bool = False) -> ChatStream:
 
 def completion_stream(*, include_events: bool = False) -> CompletionStream:
     return CompletionStream(IDENTITY, choice_count=1, logprobs=False, include_usage=True, include_events=include_events)
-
-
-def data_of(encoded: bytes) -> list[dict[str, Any]]:
-    parts = [part for part in encoded.decode().split("\n\n") if part.startswith("data: ")]
-    return [json.loads(part[6:]) for part in parts if part != "data: [DONE]"]
 
 
 def notices_of(encoded: bytes) -> list[dict[str, Any]]:
@@ -114,7 +90,7 @@ NOTICES = [
 @pytest.mark.parametrize("stream", [chat_stream, completion_stream])
 @pytest.mark.parametrize(("event", "comment", "member"), NOTICES)
 def test_notice_is_a_comment_and_a_chunk_only_on_request(
-    stream: Any, event: event_pb2.InferenceEvent, comment: str, member: dict[str, object]
+    stream: Any, event: Event, comment: str, member: dict[str, object]
 ) -> None:
     frame = [started(), piece("a"), event, piece("b"), *end()]
     plain, told = stream().encode(frame), stream(include_events=True).encode(frame)
@@ -136,7 +112,7 @@ def test_requesting_notices_has_no_effect_without_any() -> None:
 
 @pytest.mark.parametrize("event", [tool_call(), tool_result(), signal()], ids=["call", "result", "signal"])
 @pytest.mark.parametrize("include_events", [False, True])
-def test_side_effect_starts_the_answer_before_any_text(event: event_pb2.InferenceEvent, include_events: bool) -> None:
+def test_side_effect_starts_the_answer_before_any_text(event: Event, include_events: bool) -> None:
     encoder = chat_stream(include_events=include_events)
     assert encoder.encode([started(), warning()]) == b""
     begun = [encoder.has_content]
@@ -171,7 +147,7 @@ def test_warning_without_any_content_is_sent_with_the_end() -> None:
 
 @pytest.mark.parametrize("name", ["a\x1b]0;owned\x07", "a\x00b\x9b2J", "a\u2028\u202eb"])
 def test_names_in_comments_cannot_control_the_terminal(name: str) -> None:
-    event = event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(id="call-1", name=name))
+    event = Event(tool_call=event_pb2.ToolCall(id="call-1", name=name))
     (comment,) = comments_of(chat_stream().encode([event]))
     assert comment.startswith(": tool a")
     assert comment.isprintable()

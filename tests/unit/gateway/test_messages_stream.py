@@ -2,36 +2,41 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import anthropic
-import httpx2
 import pytest
+from answer_events import (
+    IDENTITY,
+    LOST,
+    Event,
+    Frame,
+    StreamServer,
+    call,
+    calling,
+    data_of,
+    finished,
+    piece,
+    started,
+    stopped,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answers.answer_builder import AnswerIdentity
 from gateway.anthropic.stream import MessagesAnswer, MessagesStream
-from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
+from weft.api.common.v1 import event_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-Event = event_pb2.InferenceEvent
-IDENTITY = AnswerIdentity(answer_id="msg-1", created=1, model="chat")
-LOST = WeftError(Reason.WORKER_LOST, "the connection was lost")
+SERVER = StreamServer()
+CLIENT = anthropic.Anthropic(base_url="http://test", api_key="x", max_retries=0, http_client=SERVER.http)
 
 
-def say(**fields: object) -> Event:
-    return Event(delta=event_pb2.Delta(**fields))  # type: ignore[arg-type]
-
-
-def piece(index: int, arguments: str, *, first: bool) -> Event:
-    call = event_pb2.ToolCallDelta(index=index, arguments_text=arguments)
-    if first:
-        call.id, call.name = f"call_{index}", "weather"
-    return say(tool_calls=[call])
+def argued(index: int, arguments: str, *, first: bool) -> Event:
+    named = {"id": f"call_{index}", "name": "weather"} if first else {}
+    return calling(call(index, arguments_text=arguments, **named))
 
 
 @dataclass
@@ -45,41 +50,20 @@ class StreamEvents:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        lines = self.raw.decode().split("\n")
-        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        return data_of(self.raw)
 
 
-@dataclass
-class Reader:
-    """The real client, over a stream of bytes from the test."""
-
-    raw: bytes = b""
-    client: anthropic.Anthropic = field(init=False)
-
-    def __post_init__(self) -> None:
-        transport = httpx2.MockTransport(self._answer)
-        http = httpx2.Client(transport=transport)
-        self.client = anthropic.Anthropic(base_url="http://test", api_key="x", max_retries=0, http_client=http)
-
-    def _answer(self, _request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self.raw)
-
-    def read(self, raw: bytes) -> StreamEvents:
-        self.raw, told = raw, StreamEvents(raw)
-        try:
-            with self.client.messages.stream(
-                model="chat", max_tokens=9, messages=[{"role": "user", "content": "x"}]
-            ) as stream:
-                told.answer = stream.get_final_message()
-        except anthropic.APIStatusError as error:
-            told.error = error
-        return told
+def read(raw: bytes) -> StreamEvents:
+    SERVER.raw, told = raw, StreamEvents(raw)
+    try:
+        with CLIENT.messages.stream(model="chat", max_tokens=9, messages=[{"role": "user", "content": "x"}]) as stream:
+            told.answer = stream.get_final_message()
+    except anthropic.APIStatusError as error:
+        told.error = error
+    return told
 
 
-READER = Reader()
-
-
-def stream(frames: Sequence[list[Event]], *, failing_after: int | None = None, estimate: int = 0) -> StreamEvents:
+def stream(frames: Sequence[Frame], *, failing_after: int | None = None, estimate: int = 0) -> StreamEvents:
     """Encode frames as an answer does, and read them with the client. The work fails after `failing_after` frames."""
     encoder, out, failure = MessagesStream(IDENTITY, estimate), [], None
     try:
@@ -92,12 +76,12 @@ def stream(frames: Sequence[list[Event]], *, failing_after: int | None = None, e
     except WeftError as error:
         failure = error
         out.append(encoder.failure(error, "req-1"))
-    told = READER.read(b"".join(out))
+    told = read(b"".join(out))
     told.encoder_error = failure
     return told
 
 
-def whole(frames: Sequence[list[Event]]) -> dict[str, Any]:
+def whole(frames: Sequence[Frame]) -> dict[str, Any]:
     """The same answer, unary."""
     answer = MessagesAnswer(IDENTITY)
     for frame in frames:
@@ -106,14 +90,9 @@ def whole(frames: Sequence[list[Event]]) -> dict[str, Any]:
     return found
 
 
-def end(finish: str = "STOP", prompt: int = 9, cached: int = 4) -> list[Event]:
-    receipt = receipt_pb2.Receipt()
-    counts = usage_pb2.Usage(prompt_tokens=prompt, completion_tokens=3, cached_prompt_tokens=cached)
-    return [
-        say(finish_reason=event_pb2.FinishReason.Value(f"FINISH_REASON_{finish}")),
-        Event(usage=counts),
-        Event(finished=event_pb2.Finished(receipt=receipt)),
-    ]
+def end(finish: str = "STOP") -> Frame:
+    counts = usage_pb2.Usage(prompt_tokens=9, completion_tokens=3, cached_prompt_tokens=4)
+    return [stopped(finish), Event(usage=counts), finished()]
 
 
 def blocks(told: StreamEvents) -> list[dict[str, Any]]:
@@ -128,7 +107,7 @@ OBJECTS = st.dictionaries(TEXTS, st.none() | st.booleans() | st.integers() | TEX
 @st.composite
 def calls(draw: st.DrawFn) -> list[Event]:
     """The chunks of one to three calls, some of them invalid, truncated or interleaved."""
-    told: list[list[Event]] = []
+    told: list[Frame] = []
     for index in range(draw(st.integers(1, 3))):
         text = draw(
             OBJECTS.map(json.dumps) | st.sampled_from(["", " ", "{} ", '{"a":', "[1]", "{}x", "nonsense", "{,"])
@@ -137,7 +116,7 @@ def calls(draw: st.DrawFn) -> list[Event]:
         edges = [0, *cuts, len(text)]
         told.append(
             [
-                piece(index, text[start:stop], first=start == 0 and place == 0)
+                argued(index, text[start:stop], first=start == 0 and place == 0)
                 for place, (start, stop) in enumerate(pairwise(edges))
             ]
         )
@@ -158,16 +137,16 @@ NOTICES = st.sampled_from([
     Event(usage=usage_pb2.Usage(prompt_tokens=9, completion_tokens=1)),
 ])  # fmt: skip
 SAYINGS = (
-    TEXTS.map(lambda text: say(text=text))
-    | TEXTS.map(lambda text: say(reasoning=text))
-    | TEXTS.map(lambda text: say(refusal=text))
-    | TEXTS.map(lambda text: say(text=text, reasoning=text))
-    | st.just(say(text="of another choice", index=1))
+    TEXTS.map(piece)
+    | TEXTS.map(lambda text: piece(reasoning=text))
+    | TEXTS.map(lambda text: piece(refusal=text))
+    | TEXTS.map(lambda text: piece(text, reasoning=text))
+    | st.just(piece("of another choice", index=1))
 )
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> list[list[Event]]:
+def answers(draw: st.DrawFn) -> list[Frame]:
     """The frames of one answer, from the queue to its end, which may be missing."""
     events = draw(st.lists(SAYINGS | NOTICES, max_size=6))
     if draw(st.booleans()):
@@ -178,7 +157,7 @@ def answers(draw: st.DrawFn) -> list[list[Event]]:
                 events.append(draw(SAYINGS | NOTICES))
     events += draw(st.lists(SAYINGS, max_size=2))
     finish = draw(st.sampled_from(["STOP", "LENGTH", "TOOL_CALLS", "CONTENT_FILTER", "UNSPECIFIED"]))
-    frames = [[Event(queued=event_pb2.Queued(position=1))], [Event(started=event_pb2.Started(model="tiny"))]]
+    frames = [[Event(queued=event_pb2.Queued(position=1))], [started()]]
     while events:
         size = draw(st.integers(1, 3))
         frames.append(events[:size])
@@ -187,7 +166,7 @@ def answers(draw: st.DrawFn) -> list[list[Event]]:
 
 
 @given(answers(), st.none() | st.integers(0, 12))
-def test_client_raises_only_the_stream_error(frames: list[list[Event]], failing_after: int | None) -> None:
+def test_client_raises_only_the_stream_error(frames: list[Frame], failing_after: int | None) -> None:
     told = stream(frames, failing_after=failing_after)
     names = [event["type"] for event in told.events]
     assert (told.error is None) == (told.encoder_error is None)
@@ -241,7 +220,7 @@ def inputs(content: Sequence[dict[str, Any]]) -> dict[str, Any]:
 @given(OBJECTS)
 def test_every_argument_prefix_is_parseable_by_the_client(arguments: dict[str, Any]) -> None:
     text = json.dumps(arguments)
-    frames = [[piece(0, character, first=place == 0)] for place, character in enumerate(text)]
+    frames = [[argued(0, character, first=place == 0)] for place, character in enumerate(text)]
     told = stream([*frames, end("TOOL_CALLS")])
     assert blocks(told) == [{"type": "tool_use", "id": "call_0", "name": "weather", "input": arguments}]
     sent = [event["delta"]["partial_json"] for event in told.events if event["type"] == "content_block_delta"]
@@ -253,7 +232,7 @@ def test_long_call_is_streamed_while_it_is_generated() -> None:
     pieces = [text[start : start + 4] for start in range(0, len(text), 4)]
     encoder, sizes = MessagesStream(IDENTITY), []
     for place, part in enumerate(pieces):
-        sizes.append(len(encoder.encode([piece(0, part, first=place == 0)])))
+        sizes.append(len(encoder.encode([argued(0, part, first=place == 0)])))
     longest, silence = 0, 0
     for size in sizes:
         silence = 0 if size else silence + 1
@@ -263,10 +242,10 @@ def test_long_call_is_streamed_while_it_is_generated() -> None:
 
 def test_concurrent_tool_calls_are_reported_in_order() -> None:
     frames = [
-        [piece(0, '{"a"', first=True)],
-        [piece(1, '{"b"', first=True)],
-        [piece(0, ":1", first=False), say(text="meanwhile"), piece(1, ":2}", first=False)],
-        [piece(0, "}", first=False)],
+        [argued(0, '{"a"', first=True)],
+        [argued(1, '{"b"', first=True)],
+        [argued(0, ":1", first=False), piece("meanwhile"), argued(1, ":2}", first=False)],
+        [argued(0, "}", first=False)],
     ]
     assert blocks(stream([*frames, end("TOOL_CALLS")])) == [
         {"type": "tool_use", "id": "call_0", "name": "weather", "input": {"a": 1}},
@@ -276,12 +255,12 @@ def test_concurrent_tool_calls_are_reported_in_order() -> None:
 
 
 def test_text_between_two_complete_calls_keeps_its_place() -> None:
-    frames = [[piece(0, '{"a":1}', first=True)], [say(text="and")], [piece(1, "{}", first=True)]]
+    frames = [[argued(0, '{"a":1}', first=True)], [piece("and")], [argued(1, "{}", first=True)]]
     assert [block["type"] for block in blocks(stream([*frames, end("TOOL_CALLS")]))] == ["tool_use", "text", "tool_use"]
 
 
 def test_arguments_after_the_end_of_a_call_are_an_error() -> None:
-    frames = [[piece(0, "{}", first=True)], [say(text="x")], [piece(0, '{"a":1}', first=False)]]
+    frames = [[argued(0, "{}", first=True)], [piece("x")], [argued(0, '{"a":1}', first=False)]]
     told = stream([*frames, end("TOOL_CALLS")])
     assert told.encoder_error is not None
     assert told.encoder_error.reason is Reason.TOOL_CALL_INVALID
@@ -289,7 +268,7 @@ def test_arguments_after_the_end_of_a_call_are_an_error() -> None:
 
 def test_first_event_has_prefill_counts_and_the_last_has_final_counts() -> None:
     progress = Event(progress=event_pb2.Progress(prompt_tokens=9, processed_tokens=4, cached_tokens=2))
-    told = stream([[progress], [say(text="Hi")], end(prompt=9, cached=4)])
+    told = stream([[progress], [piece("Hi")], end()])
     first, last = told.events[0], told.events[-2]
     assert first["message"]["usage"]["input_tokens"] == 7
     assert first["message"]["usage"]["cache_read_input_tokens"] == 2
@@ -303,7 +282,7 @@ def test_first_event_has_prefill_counts_and_the_last_has_final_counts() -> None:
 
 def test_first_event_estimates_counts_not_yet_known_to_the_engine() -> None:
     """Regression: `input_tokens: 0` for every short prompt, and for every engine that reports no prefill."""
-    told = stream([[say(text="Hi")], end(prompt=9, cached=4)], estimate=11)
+    told = stream([[piece("Hi")], end()], estimate=11)
     assert told.events[0]["message"]["usage"] == {
         "input_tokens": 11,
         "cache_creation_input_tokens": 0,
@@ -313,15 +292,15 @@ def test_first_event_estimates_counts_not_yet_known_to_the_engine() -> None:
     assert told.events[-2]["usage"]["input_tokens"] == 5
     assert told.answer is not None
     counted = Event(progress=event_pb2.Progress(prompt_tokens=9, processed_tokens=4, cached_tokens=2))
-    assert stream([[counted], [say(text="Hi")], end()], estimate=11).events[0]["message"]["usage"]["input_tokens"] == 7
+    assert stream([[counted], [piece("Hi")], end()], estimate=11).events[0]["message"]["usage"]["input_tokens"] == 7
 
 
 def test_attempt_before_content_leaves_no_trace() -> None:
-    first = Event(started=event_pb2.Started(model="old"))
-    second = Event(started=event_pb2.Started(model="new"))
+    first = started("old")
+    second = started("new")
     progress = Event(progress=event_pb2.Progress(prompt_tokens=9))
-    cut = say(finish_reason=event_pb2.FINISH_REASON_LENGTH)
-    told = stream([[first], [progress, cut], [second], [say(text="Hi")], end()])
+    cut = stopped("LENGTH")
+    told = stream([[first], [progress, cut], [second], [piece("Hi")], end()])
     assert told.answer is not None
     assert told.events[0]["message"]["usage"]["input_tokens"] == 0
     assert (told.answer.model, told.answer.stop_reason) == ("new", "end_turn")
@@ -330,18 +309,18 @@ def test_attempt_before_content_leaves_no_trace() -> None:
 @pytest.mark.parametrize("at", range(7))
 def test_failure_at_any_point_is_the_last_event_of_the_stream(at: int) -> None:
     frames = [
-        [Event(started=event_pb2.Started(model="tiny"))],
-        [say(reasoning="Hm")],
-        [say(text="Hel")],
-        [say(text="lo")],
-        [piece(0, '{"a":', first=True)],
-        [piece(0, "1}", first=False)],
+        [started()],
+        [piece(reasoning="Hm")],
+        [piece("Hel")],
+        [piece("lo")],
+        [argued(0, '{"a":', first=True)],
+        [argued(0, "1}", first=False)],
         end("TOOL_CALLS"),
     ]
     told = stream(frames, failing_after=at)
     assert told.error is not None
     assert told.events[-1] == {
         "type": "error",
-        "error": {"type": "api_error", "message": "the connection was lost", "code": "worker_lost"},
+        "error": {"type": "api_error", "message": LOST.message, "code": "worker_lost"},
         "request_id": "req-1",
     }

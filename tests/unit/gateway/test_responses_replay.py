@@ -7,11 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from answer_events import Event, piece, started
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.messages import changed, watched
-from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, Answering, Event, end, events_in, read
+from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, end, events_in, read
 
 from gateway.config import ResponseEnvelope
 from gateway.responses.background import origin_of, read_origin
@@ -25,7 +26,7 @@ from gateway.responses.replay import (
     require_resumable,
 )
 from gateway.responses.schema import ResponsesRequest
-from weft.api.common.v1 import event_pb2, warning_pb2
+from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import event_number, task_error
 from weft.kernel.errors import FieldError, WeftError
@@ -45,9 +46,9 @@ PENDING = task_pb2.Task(
 )
 WARNING = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="x", message="not used")
 HELLO = [
-    Event(started=event_pb2.Started(runner="r1", model="tiny")),
-    Event(delta=event_pb2.Delta(text="Hel")),
-    Event(delta=event_pb2.Delta(text="lo")),
+    started(),
+    piece("Hel"),
+    piece("lo"),
 ]
 
 
@@ -120,11 +121,6 @@ def joined_at(told: list[dict[str, Any]], joins: list[int]) -> list[tuple[int, d
     return [(join % len(told), told[join % len(told)]) for join in joins]
 
 
-@pytest.fixture(scope="module")
-def answering() -> Answering:
-    return Answering()
-
-
 @settings(max_examples=settings().max_examples // 4)
 @given(
     events=ANSWERS,
@@ -135,7 +131,6 @@ def answering() -> Answering:
     joins=JOINS,
 )
 def test_replay_is_identical_for_any_chunking_and_resume_point(
-    answering: Answering,
     events: list[Event],
     first: list[int],
     second: list[int],
@@ -153,7 +148,7 @@ def test_replay_is_identical_for_any_chunking_and_resume_point(
     whole = events_in(body)
     for place, event in joined_at(whole, joins):
         assert events_in(response_events(again, after=event["sequence_number"], asked=asked)) == whole[place + 1 :]
-    assert [event.type for event in read(answering, body)] == [event["type"] for event in whole]
+    assert [event.type for event in read(body)] == [event["type"] for event in whole]
 
 
 @given(

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
 import openai
 import pytest
+from answer_events import LOST, Event, Frame, StreamServer, call, calling, piece, started, stopped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,10 +18,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
-Event = event_pb2.InferenceEvent
-Frame = list[Event]
 RESPONSE_ID = "resp_" + "0123456789abcdef01234567"
-LOST = WeftError(Reason.WORKER_LOST, "the connection to the runner was lost")
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
 LOGPROB = st.builds(
@@ -69,24 +65,8 @@ BEFORE = st.sampled_from(
 FINISH = st.sampled_from(["STOP", "LENGTH", "TOOL_CALLS", "CONTENT_FILTER"])
 
 
-@dataclass
-class Answering:
-    """A client of openai-py whose server answers `body`."""
-
-    body: bytes = b""
-    client: openai.OpenAI = field(init=False)
-
-    def __post_init__(self) -> None:
-        http = httpx2.Client(transport=httpx2.MockTransport(self._answer))
-        self.client = openai.OpenAI(base_url="http://gateway/v1", api_key="none", max_retries=0, http_client=http)
-
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self.body, request=request)
-
-
-@pytest.fixture(scope="module")
-def answering() -> Answering:
-    return Answering()
+SERVER = StreamServer()
+CLIENT = openai.OpenAI(base_url="http://gateway/v1", api_key="none", max_retries=0, http_client=SERVER.http)
 
 
 def stream_of(
@@ -99,10 +79,9 @@ def stream_of(
 
 
 def end(reason: str = "STOP") -> Frame:
-    finish = event_pb2.FinishReason.Value(f"FINISH_REASON_{reason}")
     usage = usage_pb2.Usage(prompt_tokens=5, completion_tokens=2)
     return [
-        Event(delta=event_pb2.Delta(finish_reason=finish)),
+        stopped(reason),
         Event(usage=usage),
         Event(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt(model="tiny"))),
     ]
@@ -121,10 +100,14 @@ def events_in(body: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def read(answering: Answering, body: bytes) -> list[Any]:
+def told_of(encoder: ResponsesStream, *frames: Frame) -> list[dict[str, Any]]:
+    return events_in(b"".join(map(encoder.encode, frames)))
+
+
+def read(body: bytes) -> list[Any]:
     """The events that the stream helper reads from `body`."""
-    answering.body = body
-    with answering.client.responses.stream(model="chat", input="hi") as stream:
+    SERVER.raw = body
+    with CLIENT.responses.stream(model="chat", input="hi") as stream:
         return list(stream)
 
 
@@ -137,7 +120,7 @@ def read(answering: Answering, body: bytes) -> list[Any]:
     extras=st.booleans(),
 )
 def test_stream_helper_accepts_every_complete_answer(
-    answering: Answering, before: list[Event], said: list[Event], reason: str, logprobs: bool, extras: bool
+    before: list[Event], said: list[Event], reason: str, logprobs: bool, extras: bool
 ) -> None:
     encoder = stream_of(logprobs=logprobs, events=extras, include=["metrics"] if extras else [])
     body = b"".join(encoder.encode(frame) for frame in ([event] for event in [*before, *said]))
@@ -145,7 +128,7 @@ def test_stream_helper_accepts_every_complete_answer(
     assert encoder.is_done
     told = events_in(body)
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    seen = read(answering, body)
+    seen = read(body)
     last = seen[-1]
     assert last.response.id == RESPONSE_ID
     assert last.response.output_text == "".join(event.delta.text for event in said)
@@ -186,9 +169,7 @@ def assert_items_are_told_once(told: Sequence[dict[str, Any]]) -> None:
 
 
 @given(before=st.lists(BEFORE, max_size=3), said=st.lists(DELTA | NOTICE, max_size=8), place=st.integers(0, 12))
-def test_failure_at_any_point_raises_only_the_api_error(
-    answering: Answering, before: list[Event], said: list[Event], place: int
-) -> None:
+def test_failure_at_any_point_raises_only_the_api_error(before: list[Event], said: list[Event], place: int) -> None:
     encoder = stream_of()
     frames: list[Frame] = [[event] for event in [*before, *said]] + [end()[:1]]
     body = b"".join(encoder.encode(frame) for frame in frames[:place])
@@ -197,18 +178,18 @@ def test_failure_at_any_point_raises_only_the_api_error(
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     assert [event["type"] for event in told[-2:]] == ["response.failed", "error"]
     with pytest.raises(openai.APIError) as caught:
-        read(answering, body)
+        read(body)
     assert caught.value.code == "worker_lost"
-    assert caught.value.message == "the connection to the runner was lost"
+    assert caught.value.message == LOST.message
 
 
 def test_failed_response_has_the_partial_output_and_the_error() -> None:
     encoder = stream_of()
-    body = encoder.encode([Event(delta=event_pb2.Delta(text="Hel"))]) + encoder.failure(LOST, "req-1")
+    body = encoder.encode([piece("Hel")]) + encoder.failure(LOST, "req-1")
     *_, failed, error = events_in(body)
     response = failed["response"]
     assert (response["status"], response["store"]) == ("failed", False)
-    assert response["error"] == {"code": "worker_lost", "message": "the connection to the runner was lost"}
+    assert response["error"] == {"code": "worker_lost", "message": LOST.message}
     assert response["output"][0]["status"] == "incomplete"
     assert response["output"][0]["content"][0]["text"] == "Hel"
     assert (error["code"], error["message"], error["param"]) == (*response["error"].values(), None)
@@ -222,7 +203,7 @@ def test_internal_error_hides_its_message() -> None:
 
 def test_cancelled_response_is_cancelled_and_not_failed() -> None:
     encoder = stream_of()
-    body = encoder.encode([Event(delta=event_pb2.Delta(text="Hel"))])
+    body = encoder.encode([piece("Hel")])
     body += encoder.failure(WeftError(Reason.CANCELLED, "the response was cancelled"))
     *_, failed, error = events_in(body)
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "cancelled")
@@ -231,9 +212,7 @@ def test_cancelled_response_is_cancelled_and_not_failed() -> None:
 
 
 def test_text_events_have_the_order_that_clients_check() -> None:
-    encoder = stream_of()
-    frames = [[Event(delta=event_pb2.Delta(text="Hel"))], [Event(delta=event_pb2.Delta(text="lo"))], end()]
-    told = events_in(b"".join(map(encoder.encode, frames)))
+    told = told_of(stream_of(), [piece("Hel")], [piece("lo")], end())
     assert [event["type"] for event in told] == [
         "response.created",
         "response.in_progress",
@@ -249,28 +228,22 @@ def test_text_events_have_the_order_that_clients_check() -> None:
 
 
 def test_reasoning_is_a_separate_item_before_the_message() -> None:
-    encoder = stream_of()
-    frames = [[Event(delta=event_pb2.Delta(reasoning="Hm."))], [Event(delta=event_pb2.Delta(text="Hi"))], end()]
-    output = events_in(b"".join(map(encoder.encode, frames)))[-1]["response"]["output"]
+    output = told_of(stream_of(), [piece(reasoning="Hm.")], [piece("Hi")], end())[-1]["response"]["output"]
     assert [item["type"] for item in output] == ["reasoning", "message"]
     assert output[0]["content"] == [{"type": "reasoning_text", "text": "Hm."}]
     assert output[0]["summary"] == []
 
 
 def test_interleaved_calls_stay_separate() -> None:
-    def piece(index: int, arguments: str, **fields: str) -> Event:
-        call = event_pb2.ToolCallDelta(index=index, arguments_text=arguments, **fields)  # type: ignore[arg-type]
-        return Event(delta=event_pb2.Delta(tool_calls=[call]))
-
-    encoder = stream_of()
-    frames = [
-        [piece(0, '{"a', id="call_1", name="f")],
-        [piece(1, '{"b', id="call_1", name="g")],
-        [piece(0, '":1}')],
-        [piece(1, '":2}')],
+    told = told_of(
+        stream_of(),
+        [calling(call(0, id="call_1", name="f", arguments_text='{"a'))],
+        [calling(call(1, id="call_1", name="g", arguments_text='{"b'))],
+        [calling(call(0, arguments_text='":1}'))],
+        [calling(call(1, arguments_text='":2}'))],
         end("TOOL_CALLS"),
-    ]
-    first, second = events_in(b"".join(map(encoder.encode, frames)))[-1]["response"]["output"]
+    )
+    first, second = told[-1]["response"]["output"]
     assert (first["name"], first["arguments"]) == ("f", '{"a":1}')
     assert (second["name"], second["arguments"]) == ("g", '{"b":2}')
     assert first["call_id"] == "call_1"
@@ -278,40 +251,29 @@ def test_interleaved_calls_stay_separate() -> None:
 
 
 def test_only_the_last_growing_item_is_incomplete() -> None:
-    encoder = stream_of()
-    calls = [event_pb2.ToolCallDelta(index=index, id=f"c{index}", name="f", arguments_text="{") for index in range(2)]
-    body = encoder.encode([Event(delta=event_pb2.Delta(tool_calls=calls))]) + encoder.encode(end("LENGTH"))
-    response = events_in(body)[-1]["response"]
+    calls = [call(index, id=f"c{index}", name="f", arguments_text="{") for index in range(2)]
+    response = told_of(stream_of(), [calling(*calls)], end("LENGTH"))[-1]["response"]
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
     assert (response["status"], response["completed_at"]) == ("incomplete", None)
 
 
 def test_answer_without_text_is_an_empty_message() -> None:
-    encoder = stream_of()
-    output = events_in(encoder.encode(end()))[-1]["response"]["output"]
+    output = told_of(stream_of(), end())[-1]["response"]["output"]
     assert [(item["type"], item["content"][0]["text"]) for item in output] == [("message", "")]
 
 
 def test_retry_does_not_start_a_second_response() -> None:
-    encoder = stream_of()
-    started = [Event(started=event_pb2.Started(runner="r1", model=name, attempt=1)) for name in ("tiny", "small")]
-    frames = [[started[0]], [started[1]], [Event(delta=event_pb2.Delta(text="Hi"))], end()]
-    told = events_in(b"".join(map(encoder.encode, frames)))
+    told = told_of(stream_of(), [started("tiny")], [started("small")], [piece("Hi")], end())
     assert [event["type"] for event in told].count("response.created") == 1
     assert told[0]["response"]["model"] == "tiny"
     assert told[-1]["response"]["model"] == "small"
 
 
 def test_token_with_half_a_character_keeps_its_probability() -> None:
-    encoder = stream_of(logprobs=True)
     half = event_pb2.TokenLogprob(token="", logprob=-1.0, raw_bytes=b"\xf0\x9f")
     rest = event_pb2.TokenLogprob(token="", logprob=-2.0, raw_bytes=b"\x98\x80")
-    frames = [
-        [Event(delta=event_pb2.Delta(logprobs=[half]))],
-        [Event(delta=event_pb2.Delta(text="\N{GRINNING FACE}", logprobs=[rest]))],
-        end(),
-    ]
-    told = events_in(b"".join(map(encoder.encode, frames)))
+    frames = [[piece(logprobs=[half])], [piece("\N{GRINNING FACE}", logprobs=[rest])], end()]
+    told = told_of(stream_of(logprobs=True), *frames)
     delta = next(event for event in told if event["type"] == "response.output_text.delta")
     assert [(entry["logprob"], entry["bytes"]) for entry in delta["logprobs"]] == [
         (-1.0, [0xF0, 0x9F]),
@@ -320,17 +282,15 @@ def test_token_with_half_a_character_keeps_its_probability() -> None:
 
 
 def test_unrequested_probabilities_are_an_empty_list() -> None:
-    encoder = stream_of()
     logprobs = [event_pb2.TokenLogprob(token="Hi", logprob=-1.0)]
-    body = encoder.encode([Event(delta=event_pb2.Delta(text="Hi", logprobs=logprobs))]) + encoder.encode(end())
-    delta = next(event for event in events_in(body) if event["type"] == "response.output_text.delta")
+    told = told_of(stream_of(), [piece("Hi", logprobs=logprobs)], end())
+    delta = next(event for event in told if event["type"] == "response.output_text.delta")
     assert delta["logprobs"] == []
 
 
 def test_metrics_precede_the_end_and_are_sent_only_on_request() -> None:
     def types(**fields: Any) -> list[str]:
-        encoder = stream_of(**fields)
-        return [event["type"] for event in events_in(encoder.encode(end()))]
+        return [event["type"] for event in told_of(stream_of(**fields), end())]
 
     assert types(include=["metrics"])[-2:] == ["response.metrics", "response.completed"]
     assert types(decoding={"top_k": 1})[-2:] == ["response.metrics", "response.completed"]
@@ -338,12 +298,10 @@ def test_metrics_precede_the_end_and_are_sent_only_on_request() -> None:
 
 
 def test_unknown_metrics_are_omitted_and_never_null() -> None:
-    encoder = stream_of(include=["metrics"])
     receipt = receipt_pb2.Receipt(model="tiny", tokens_per_second=42.5)
     receipt.gpu_time.FromMilliseconds(450)
-    stop = Event(delta=event_pb2.Delta(text="Hi", finish_reason=event_pb2.FINISH_REASON_STOP))
-    finished = Event(finished=event_pb2.Finished(receipt=receipt))
-    response = events_in(encoder.encode([stop]) + encoder.encode([finished]))[-1]["response"]
+    last = [stopped(text="Hi"), Event(finished=event_pb2.Finished(receipt=receipt))]
+    response = told_of(stream_of(include=["metrics"]), last)[-1]["response"]
     metrics = response["metrics"]
     assert response["output_text"] == "Hi"
     assert (metrics["gpu_generate_total_ms"], metrics["engine_tokens_per_second"]) == (450.0, 42.5)
@@ -370,11 +328,9 @@ def _timed_receipt() -> receipt_pb2.Receipt:
 
 
 def _metrics_of(receipt: receipt_pb2.Receipt) -> dict[str, Any]:
-    encoder = stream_of(include=["metrics"])
-    stop = Event(delta=event_pb2.Delta(text="Hi", finish_reason=event_pb2.FINISH_REASON_STOP))
     usage = Event(usage=usage_pb2.Usage(prompt_tokens=7, completion_tokens=15))
-    body = encoder.encode([stop]) + encoder.encode([usage, Event(finished=event_pb2.Finished(receipt=receipt))])
-    metrics: dict[str, Any] = events_in(body)[-1]["response"]["metrics"]
+    last = [stopped(text="Hi"), usage, Event(finished=event_pb2.Finished(receipt=receipt))]
+    metrics: dict[str, Any] = told_of(stream_of(include=["metrics"]), last)[-1]["response"]["metrics"]
     return metrics
 
 
@@ -422,10 +378,8 @@ def test_device_measurements_are_beside_engine_reports() -> None:
 
 
 def test_pool_envelope_has_text_items_and_always_metrics() -> None:
-    encoder = stream_of(envelope="pool")
-    call = event_pb2.ToolCallDelta(index=0, id="call_a", name="weather", arguments_text="{}")
-    said = [Event(delta=event_pb2.Delta(reasoning="Hm.", text="Hi", tool_calls=[call]))]
-    told = events_in(encoder.encode(said) + encoder.encode(end("LENGTH")))
+    said = piece("Hi", reasoning="Hm.", tool_calls=[call(id="call_a", name="weather", arguments_text="{}")])
+    told = told_of(stream_of(envelope="pool"), [said], end("LENGTH"))
     response = told[-1]["response"]
     assert [item["type"] for item in response["output"]] == ["reasoning", "output_text", "function_call"]
     text = response["output"][1]
@@ -436,9 +390,7 @@ def test_pool_envelope_has_text_items_and_always_metrics() -> None:
 
 
 def test_refusal_stays_a_message_in_the_pool_envelope() -> None:
-    encoder = stream_of(envelope="pool")
-    told = events_in(encoder.encode([Event(delta=event_pb2.Delta(refusal="No."))]) + encoder.encode(end()))
-    (item,) = told[-1]["response"]["output"]
+    (item,) = told_of(stream_of(envelope="pool"), [piece(refusal="No.")], end())[-1]["response"]["output"]
     assert (item["type"], item["content"]) == ("message", [{"type": "refusal", "refusal": "No."}])
 
 
@@ -449,15 +401,10 @@ def test_cpu_engine_times_are_not_gpu_times() -> None:
 
 
 def test_warnings_and_signals_are_in_the_last_response() -> None:
-    encoder = stream_of()
     warning = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_REPETITION, message="over and over")
-    frames = [
-        [Event(delta=event_pb2.Delta(text="Hi"))],
-        [Event(warning=warning), Event(signal=signal_pb2.Signal(name="mood"))],
-        end(),
-    ]
-    told = events_in(b"".join(map(encoder.encode, frames)))
-    assert {event["type"] for event in told} & {"response.weft"} == set()
+    notices = [Event(warning=warning), Event(signal=signal_pb2.Signal(name="mood"))]
+    told = told_of(stream_of(), [piece("Hi")], notices, end())
+    assert "response.weft" not in {event["type"] for event in told}
     response = told[-1]["response"]
     assert response["warnings"] == [{"code": "repetition", "field": None, "message": "over and over"}]
     assert response["signals"] == [{"name": "mood", "arguments": {}}]
@@ -465,7 +412,7 @@ def test_warnings_and_signals_are_in_the_last_response() -> None:
 
 def test_answer_without_a_finish_reason_is_an_error() -> None:
     encoder = stream_of()
-    encoder.encode([Event(delta=event_pb2.Delta(text="Hi"))])
+    encoder.encode([piece("Hi")])
     with pytest.raises(WeftError) as caught:
         encoder.encode([Event(finished=event_pb2.Finished())])
     assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR

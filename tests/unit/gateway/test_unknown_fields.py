@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from answer_events import IDENTITY, Frame, call, calling, data_of, finished, piece, stopped
 
-from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity
+from gateway.answers.answer_builder import AnswerBuilder
 from gateway.answers.sse import StreamEncoder
 from gateway.anthropic.messages import to_payload as to_messages
 from gateway.anthropic.schema import MessagesRequest
@@ -23,10 +24,9 @@ from gateway.openai.completions import CompletionAnswer, CompletionStream
 from gateway.responses.output import OutputItems
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.schema import ResponsesRequest
-from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
+from weft.api.common.v1 import chat_pb2
 from weft.kernel.json_objects import plain_object, to_json_object
 
-IDENTITY = AnswerIdentity(answer_id="a-1", created=1, model="m")
 CALL_EXTRA = {"extra_content": {"google": {"thought_signature": "S"}}, "function": {"thought_signature": "T"}}
 DETAILS = [
     {"type": "reasoning.text", "text": "h", "index": 0, "format": "f"},
@@ -37,34 +37,27 @@ DETAILS = [
 JOINED = [{"type": "reasoning.text", "text": "hm", "index": 0, "format": "f", "signature": "S"}, DETAILS[-1]]
 
 
-def _delta(**fields: Any) -> event_pb2.InferenceEvent:
-    return event_pb2.InferenceEvent(delta=event_pb2.Delta(**fields))
-
-
 def _extra(fields: dict[str, Any]) -> Any:
     return to_json_object(fields, "extra_fields")
 
 
-CALL = event_pb2.ToolCallDelta(id="c", name="f", arguments_text="{}", extra_fields=_extra(CALL_EXTRA))
-END = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt()))
+CALL = call(id="c", name="f", arguments_text="{}", extra_fields=_extra(CALL_EXTRA))
 FRAME = [
-    *(_delta(extra_fields=_extra({"reasoning_details": [part]})) for part in DETAILS),
-    _delta(tool_calls=[CALL]),
-    _delta(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS),
-    END,
+    *(piece(extra_fields=_extra({"reasoning_details": [part]})) for part in DETAILS),
+    calling(CALL),
+    stopped("TOOL_CALLS"),
+    finished(),
 ]
-STOPPED = [_delta(text="a"), _delta(finish_reason=event_pb2.FINISH_REASON_STOP, stop_sequence="END"), END]
+STOPPED = [piece(text="a"), stopped(stop_sequence="END"), finished()]
 
 
-def _body(answer: AnswerBuilder, frame: list[event_pb2.InferenceEvent] = FRAME) -> Any:
+def _body(answer: AnswerBuilder, frame: Frame = FRAME) -> Any:
     answer.add(frame)
     return json.loads(answer.body())
 
 
-def _data(encoder: StreamEncoder, frame: list[event_pb2.InferenceEvent] = FRAME) -> list[dict[str, Any]]:
-    lines = encoder.encode(frame).decode().split("\n")
-    found = [line.removeprefix("data: ") for line in lines if line.removeprefix("data: ").startswith("{")]
-    return [json.loads(line) for line in found]
+def _data(encoder: StreamEncoder, frame: Frame = FRAME) -> list[dict[str, Any]]:
+    return data_of(encoder.encode(frame))
 
 
 def test_chat_has_call_signatures_and_reasoning_details() -> None:
@@ -105,9 +98,9 @@ def _calls_of_other_apis() -> dict[str, dict[str, Any]]:
 
 
 def test_calls_in_every_other_api_have_the_signature() -> None:
-    for api, call in _calls_of_other_apis().items():
-        assert call["extra_content"] == CALL_EXTRA["extra_content"], api
-        assert call["function"]["thought_signature"] == "T", api
+    for api, made in _calls_of_other_apis().items():
+        assert made["extra_content"] == CALL_EXTRA["extra_content"], api
+        assert made["function"]["thought_signature"] == "T", api
 
 
 def _chat(request: dict[str, Any]) -> chat_pb2.ChatPayload:
@@ -164,9 +157,9 @@ def test_stop_string_that_ended_an_answer_is_reported() -> None:
 
 
 def test_two_calls_without_arguments_do_not_break_a_streamed_message() -> None:
-    heads = [_delta(tool_calls=[event_pb2.ToolCallDelta(index=index, id=f"c{index}", name="f")]) for index in (0, 1)]
-    ends = [_delta(tool_calls=[event_pb2.ToolCallDelta(index=index, arguments_text="{}")]) for index in (0, 1)]
-    finish = _delta(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS)
-    events = _data(MessagesStream(IDENTITY), [*heads, *ends, finish, END])
+    heads = [calling(call(index, id=f"c{index}", name="f")) for index in (0, 1)]
+    ends = [calling(call(index, arguments_text="{}")) for index in (0, 1)]
+    finish = stopped("TOOL_CALLS")
+    events = _data(MessagesStream(IDENTITY), [*heads, *ends, finish, finished()])
     assert [event["content_block"]["id"] for event in events if "content_block" in event] == ["c0", "c1"]
     assert events[-1]["type"] == "message_stop"
