@@ -120,8 +120,8 @@ async def test_lists_and_page_tokens_reveal_only_names_visible_to_the_key(tmp_pa
             ("reader000000", "team-a", "", 0, ""),
         ):
             caller = of(key)
-            found, token = [], None
-            while token != "":
+            found, token = list[Any](), ""
+            while not found or token:
                 wanted = PB.ListResourcesRequest(kind="model", page_size=1, page_token=token)
                 page = await caller.call(caller.reads.ListResources, wanted)
                 found += page.resources

@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kit.runner_views import runner_view
+
 from gateway.admin.instances import EngineLogClient, RunnerDescriptions
 from gateway.admin.operations import AdminPorts
 from gateway.admin.process_client import ProcessesClient
@@ -14,7 +16,7 @@ from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PoolQueue
 from weft.kernel.request import Operation
@@ -209,19 +211,8 @@ def two_replicas() -> FleetView:
         ),
         pinned=True,
     )
-    runner = RunnerView(
-        name="r1",
-        incarnation="run-1",
-        address="unix:/nowhere",
-        host="titan",
-        runtime="llama_server",
-        active=True,
-        draining=False,
-        ticket_key=b"",
-        instances={"qwen": ready},
-    )
     models = [_member("qwen", "r1"), _member("qwen-2", "r2", hibernating=True)]
-    return FleetView(1, {"r1": runner}, {one.name: one for one in models}, {})
+    return FleetView(1, {"r1": runner_view({"qwen": ready})}, {one.name: one for one in models}, {})
 
 
 def described() -> dict[str, dict[str, runner_service_pb2.InstanceDescription]]:

@@ -22,10 +22,10 @@ PROMPT = completion_pb2.PromptInput(text="hi")
 
 
 def inference(
-    folder: Path, dispatcher: RequestDispatcher, *policy: JournalPolicy
+    folder: Path, dispatcher: RequestDispatcher, journal: JournalPolicy | None = None
 ) -> AbstractAsyncContextManager[grpc.aio.Channel]:
     """A channel to the service."""
-    servicer = InferenceServicer(dispatcher, 30, SchemaLimits(), *policy)
+    servicer = InferenceServicer(dispatcher, 30, SchemaLimits(), journal)
     return served(servicer.add_to_server, address=f"unix:{folder / 'router.sock'}")
 
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 from background_script import (
-    PATH,
     asked,
     asking,
     events_in,
@@ -17,7 +16,7 @@ from background_script import (
     stage,
 )
 from gateway_script import delta, serving, started
-from response_script import MemoryResponses
+from response_script import PATH, MemoryResponses
 from task_script import ScriptedTasks, output
 
 from gateway.config import GatewayConfig, KeepResponses

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from background_script import (
-    PATH,
     asked,
     asking,
     events_in,
@@ -17,7 +16,7 @@ from background_script import (
     stage,
 )
 from gateway_script import RunningGateway
-from response_script import MemoryResponses
+from response_script import PATH, MemoryResponses
 from task_script import ScriptedTasks
 
 from gateway.config import GatewayConfig

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from admin_script import admin_ports
+from asgi_call import answer_of
 from file_script import MemoryBatches, MemoryFiles
-from gateway_script import FixedFleet, ScriptedDispatcher, app_of, model, serving
+from gateway_script import FixedFleet, RawResponse, ScriptedDispatcher, app_of, model, serving
 from registry_script import ScriptedRegistry
-from starlette.types import Message, Scope
 from structlog.testing import capture_logs
 from task_script import ScriptedTasks
 
@@ -54,13 +54,6 @@ FAILURES = [
 ]
 
 
-@dataclass
-class Answer:
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
 @dataclass(frozen=True)
 class NoKeys:
     """A gate that admits no caller."""
@@ -101,37 +94,6 @@ def routes(app: EdgeApp, *, with_open: bool = True) -> Iterator[tuple[str, str]]
             yield method, path
 
 
-async def ask(app: EdgeApp, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b"") -> Answer:
-    """One request, without a network."""
-    answer = Answer()
-    scope: Scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"), *headers],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-        "state": {},
-    }
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            answer.status = message["status"]
-            answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-        else:
-            answer.body += message.get("body", b"")
-
-    await app(scope, receive, send)
-    return answer
-
-
 def is_anthropic(path: str, headers: tuple[tuple[bytes, bytes], ...]) -> bool:
     """The contract, restated by the test."""
     parts = path.split("/")[:3]
@@ -145,7 +107,7 @@ def is_ollama(path: str) -> bool:
 
 
 def require_contract(
-    answer: Answer, path: str, headers: tuple[tuple[bytes, bytes], ...], status: int, code: str
+    answer: RawResponse, path: str, headers: tuple[tuple[bytes, bytes], ...], status: int, code: str
 ) -> dict[str, Any]:
     """The error in an answer, after all checks of the contract."""
     where = (path, headers, answer)
@@ -176,7 +138,7 @@ def require_contract(
     return error
 
 
-def require_honest_retries(answer: Answer) -> None:
+def require_honest_retries(answer: RawResponse) -> None:
     if answer.status in {429, 503}:
         # Only a limit that has no room for longer says so, and that clients should not wait for it.
         if answer.headers["retry-after"] not in {str(seconds) for seconds in range(1, 61)}:
@@ -210,7 +172,7 @@ async def test_every_route_error_uses_the_format_of_its_api(
     # One traceback per route is too much output.
     with capture_logs():
         for method, path in asked:
-            require_contract(await ask(app, method, path, *headers), path, headers, status, code)
+            require_contract(await answer_of(app, method, path, headers=headers), path, headers, status, code)
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -230,7 +192,7 @@ async def test_every_model_call_error_uses_the_format_of_its_api(
         for more in ({}, {"stream": True}) if path != "/v1/embeddings" else ({},):
             body = json.dumps({"model": "tiny", **CALLS[path], **more}).encode()
             answer = await mesh.request("POST", path, body)
-            require_contract(Answer(answer.status, answer.headers, answer.body), path, (), status, code)
+            require_contract(answer, path, (), status, code)
 
 
 @pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
@@ -239,13 +201,15 @@ async def test_unsupported_method_returns_405_with_the_allowed_methods(
 ) -> None:
     app = small_app()
     for path in sorted({path for _, path in routes(app)}):
-        answer = await ask(app, "TRACE", path, *headers)
+        answer = await answer_of(app, "TRACE", path, headers=headers)
         require_contract(answer, path, headers, 405, "method_not_allowed")
         assert {method for method, other in routes(app) if other == path} <= set(answer.headers["allow"].split(", "))
 
 
 async def test_allow_header_lists_methods_of_all_routes_of_a_path() -> None:
-    answers = [await ask(small_app(), "TRACE", path) for path in ("/v1/models", "/api/v1/agents/x", "/v1/messages")]
+    answers = [
+        await answer_of(small_app(), "TRACE", path) for path in ("/v1/models", "/api/v1/agents/x", "/v1/messages")
+    ]
     assert [answer.headers["allow"] for answer in answers] == ["GET, HEAD", "DELETE, GET, PUT", "POST"]
 
 
@@ -263,13 +227,15 @@ async def test_unknown_path_returns_404(headers: tuple[tuple[bytes, bytes], ...]
         "/v1/models/",
     ]
     for path in paths:
-        require_contract(await ask(small_app(), "GET", path, *headers), path, headers, 404, "not_found")
+        require_contract(await answer_of(small_app(), "GET", path, headers=headers), path, headers, 404, "not_found")
 
 
 async def test_unknown_model_returns_404_in_the_format_of_the_api() -> None:
     for headers in ((), (VERSION,)):
         for path in ("/v1/models/nope", "/v1/models/agent/nope", "/v1/models/route/nope"):
-            require_contract(await ask(small_app(), "GET", path, *headers), path, headers, 404, "model_not_found")
+            require_contract(
+                await answer_of(small_app(), "GET", path, headers=headers), path, headers, 404, "model_not_found"
+            )
 
 
 @pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
@@ -283,7 +249,7 @@ async def test_invalid_body_error_uses_the_format_of_the_surface(
     posts = [path for method, path in routes(app) if method == "POST" and takes_json(path)]
     assert len(posts) >= 5
     for path in posts:
-        require_contract(await ask(app, "POST", path, *headers, body=body), path, headers, status, code)
+        require_contract(await answer_of(app, "POST", path, headers=headers, body=body), path, headers, status, code)
 
 
 def takes_json(path: str) -> bool:
@@ -301,4 +267,4 @@ async def test_missing_key_error_uses_the_format_of_the_surface(
 ) -> None:
     app = make_app(GatewayConfig(), keys=NoKeys())
     for method, path in routes(app, with_open=False):
-        require_contract(await ask(app, method, path, *headers), path, headers, 401, "invalid_api_key")
+        require_contract(await answer_of(app, method, path, headers=headers), path, headers, 401, "invalid_api_key")

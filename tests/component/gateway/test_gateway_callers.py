@@ -100,6 +100,7 @@ INVALID_HEADERS = [
     ("X-Cache-Tag", "\xff"),
     ("X-Prefix-Keep-Alive", "soon"),
 ]
+WRONG_TIMES: list[object] = ["soon", "", True, [], {}, "400d", 1e12, "5m5"]
 INVALID_FIELDS: list[tuple[str, object]] = [
     ("x_priority", "system"),
     ("x_priority", 1),
@@ -108,7 +109,7 @@ INVALID_FIELDS: list[tuple[str, object]] = [
     ("prompt_cache_key", "x" * 257),
     ("prefix_keep_alive", "25h"),
     ("prefix_keep_alive", -1),
-    *(("keep_alive", wrong) for wrong in ("soon", "", True, [], {}, "400d", 1e12, "5m5")),
+    *(("keep_alive", wrong) for wrong in WRONG_TIMES),
 ]
 
 

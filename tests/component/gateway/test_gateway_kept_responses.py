@@ -89,9 +89,11 @@ async def test_input_items_are_paged() -> None:
             (await gateway.request("GET", f"{PATH}/{made['id']}/input_items?{query}")).status
             for query in ("limit=0", "limit=101", "limit=0010", "limit=x", "order=up", "after=nope")
         ]
-    assert [item.to_dict()["content"][0]["text"] for item in listed] == [f"line {number}" for number in range(5)]
+    shown: list[dict[str, Any]] = [item.to_dict() for item in listed]
+    assert [item["content"][0]["text"] for item in shown] == [f"line {number}" for number in range(5)]
     assert len({item.id for item in listed}) == 5
-    assert newest.to_dict()["data"][0]["content"][0]["text"] == "line 4"
+    (last,) = newest.data
+    assert last.to_dict()["content"] == shown[-1]["content"]
     assert newest.has_more is True
     assert wrong == [400] * 6
 

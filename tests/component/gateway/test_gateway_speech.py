@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, model, sample_receipt, serving
+from kit.runner_views import runner_view
 from openai import APIStatusError
 from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2, warning_pb2
 from weft.api.registry.v1 import model_pb2, runner_pb2
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.operations import SpeechPiece
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -48,19 +49,8 @@ def _fleet() -> FixedFleet:
         name: runner_pb2.InstanceState(model=name, abilities=model_pb2.ModelAbilities(voices=listed))
         for name, listed in voices.items()
     }
-    runner = RunnerView(
-        name="r1",
-        incarnation="1",
-        address="",
-        host="box",
-        runtime="",
-        active=True,
-        draining=False,
-        ticket_key=b"",
-        instances=states,
-    )
     models = {each.name: each for each in (model("chatty"), *map(_speaker, voices))}
-    return FixedFleet(FleetView(1, {"r1": runner}, models, {}))
+    return FixedFleet(FleetView(1, {"r1": runner_view(states)}, models))
 
 
 async def test_speech_events_have_base64_chunks_and_end_with_usage() -> None:

@@ -1,10 +1,11 @@
 from dataclasses import replace
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from kit.runner_views import runner_view
 
 from gateway.openai.models import model_entry, model_list
 from weft.api.registry.v1 import route_pb2, runner_pb2, settings_pb2
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import FleetView, ModelView
 from weft.kernel.request import Operation, Skill
 
 
@@ -165,18 +166,7 @@ def test_adapter_entry_names_its_base_model() -> None:
         "smol": runner_pb2.InstanceState(model="smol"),
         "pirate": runner_pb2.InstanceState(model="pirate", base_model="smol"),
     }
-    runner = RunnerView(
-        name="r",
-        incarnation="1",
-        address="",
-        host="h",
-        runtime="llama_server",
-        active=True,
-        draining=False,
-        ticket_key=b"",
-        instances=states,
-    )
     models = {name: model(name, name) for name in states}
-    view = FleetView(1, {"r": runner}, models)
+    view = FleetView(1, {"r": runner_view(states)}, models)
     found = {entry["id"]: entry["meta"].get("base_models") for entry in model_list(view)["data"]}
     assert found == {"smol": None, "pirate": ["smol"]}
