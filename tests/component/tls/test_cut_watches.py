@@ -48,12 +48,10 @@ class WatchedRegistry(Echo):
 
 @pytest.mark.parametrize("watcher", [FleetWatcher, KeyRingWatcher])
 async def test_watch_with_a_cut_connection_restarts(
-    tmp_path: Path, watcher: type[FleetWatcher] | type[KeyRingWatcher]
+    ca: Authority, mutual: ServerTls, tmp_path: Path, watcher: type[FleetWatcher] | type[KeyRingWatcher]
 ) -> None:
-    ca = Authority()
-    tls = ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
     files = ca.issue("weft://mesh/caller").write(tmp_path, ca, name="caller")
-    host, registry = GrpcHost(tls=tls), WatchedRegistry()
+    host, registry = GrpcHost(tls=mutual), WatchedRegistry()
     address = host.bind("tls:127.0.0.1:0")
     await host.start([registry])
     security = ChannelSecurity(files=files, reload_interval_seconds=0.0)

@@ -16,12 +16,6 @@ from weft_testing.certificates import Authority
 ELSEWHERE = ("0.0.0.0:0", "[::]:0", "192.0.2.77:0", "mesh.example:0")
 
 
-@pytest.fixture
-def mutual(tmp_path: Path) -> ServerTls:
-    ca = Authority()
-    return ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca), requires_clients=True)
-
-
 async def _bound(host: GrpcHost, address: str) -> str:
     """The address that it announces; it listens no more."""
     announced = host.bind(address)
@@ -57,8 +51,8 @@ async def test_binding_elsewhere_without_a_certificate_is_rejected_and_error_nam
     assert "auth.required" not in refused.value.message
 
 
-async def test_binding_elsewhere_without_client_authentication_is_rejected(tmp_path: Path) -> None:
-    files = Authority().issue("host").write(tmp_path)
+async def test_binding_elsewhere_without_client_authentication_is_rejected(ca: Authority, tmp_path: Path) -> None:
+    files = ca.issue("host").write(tmp_path)
     with pytest.raises(FieldError, match=r"tls\.ca_file\) or by keys \(auth\.required") as refused:
         GrpcHost(tls=ServerTls(files=files)).bind("0.0.0.0:0")
     assert "certificate_file" not in refused.value.message
@@ -86,9 +80,8 @@ async def test_address_with_certificates_and_client_authentication_is_bound(mutu
     ],
 )
 async def test_wildcard_listener_is_announced_by_the_configured_name(
-    tmp_path: Path, configured: str, announced: str
+    ca: Authority, tmp_path: Path, configured: str, announced: str
 ) -> None:
-    ca = Authority()
     files = ca.issue("localhost").write(tmp_path, ca)
     tls = ServerTls(files=files, requires_clients=True, announced_host=configured)
     async with serving(tls, "0.0.0.0:0") as (address, _):

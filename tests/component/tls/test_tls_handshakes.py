@@ -17,17 +17,6 @@ from weft_testing.certificates import Authority, Pair
 CLOSED = "the peer closed the connection immediately; it may ask for TLS, or for another certificate"
 
 
-@pytest.fixture
-def ca() -> Authority:
-    return Authority()
-
-
-@pytest.fixture
-def mutual(ca: Authority, tmp_path: Path) -> ServerTls:
-    """A server of 127.0.0.1 that asks for certificates of the same authority."""
-    return ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
-
-
 def caller(folder: Path, pair: Pair, ca: Authority) -> TlsFiles:
     return pair.write(folder, ca, name="caller")
 

@@ -1,6 +1,7 @@
 """Certificates that are replaced while calls run: no call fails, and the new ones count from then on."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,10 @@ async def test_server_trusts_new_roots_without_a_restart(tmp_path: Path) -> None
         assert await say_to(address, caller) == b"hello"
 
 
-async def test_client_presents_its_new_certificate_at_the_next_call(tmp_path: Path) -> None:
-    ca = Authority()
-    tls = ServerTls(
-        files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"),
-        requires_clients=True,
-        allowed_clients=("weft://mesh/caller-0",),
-    )
+async def test_client_presents_its_new_certificate_at_the_next_call(
+    ca: Authority, mutual: ServerTls, tmp_path: Path
+) -> None:
+    tls = replace(mutual, allowed_clients=("weft://mesh/caller-0",))
     async with serving(tls) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
         method: Any = channel.unary_unary(ECHO)
         assert await method(b"hello", timeout=SECONDS) == b"hello"
@@ -63,10 +61,10 @@ async def test_client_presents_its_new_certificate_at_the_next_call(tmp_path: Pa
         assert await method(b"hello", timeout=SECONDS) == b"hello"
 
 
-async def test_calls_survive_certificate_rotation_at_both_ends_under_load(tmp_path: Path) -> None:
-    ca = Authority()
-    tls = ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
-    async with serving(tls) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
+async def test_calls_survive_certificate_rotation_at_both_ends_under_load(
+    ca: Authority, mutual: ServerTls, tmp_path: Path
+) -> None:
+    async with serving(mutual) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
 
         async def call_again_and_again() -> int:
             return sum([await say(channel) == b"hello" for _ in range(CALLS)])
@@ -82,11 +80,9 @@ async def test_calls_survive_certificate_rotation_at_both_ends_under_load(tmp_pa
 
 
 async def test_stream_survives_client_certificate_rotation_and_its_connection_closes_afterwards(
-    tmp_path: Path,
+    ca: Authority, mutual: ServerTls, tmp_path: Path
 ) -> None:
-    ca = Authority()
-    tls = ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
-    async with serving(tls) as (address, echo), open_channel(address, security(tmp_path, ca)) as channel:
+    async with serving(mutual) as (address, echo), open_channel(address, security(tmp_path, ca)) as channel:
         stream = count(channel)
         assert await stream.read() == b"1"
         ca.issue("weft://mesh/caller-1").write(tmp_path, ca, name="caller")
@@ -100,10 +96,10 @@ async def test_stream_survives_client_certificate_rotation_and_its_connection_cl
         assert retired.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
 
 
-async def test_connections_with_old_certificates_do_not_accumulate(tmp_path: Path) -> None:
-    ca = Authority()
-    tls = ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
-    async with serving(tls) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
+async def test_connections_with_old_certificates_do_not_accumulate(
+    ca: Authority, mutual: ServerTls, tmp_path: Path
+) -> None:
+    async with serving(mutual) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
         streams = []
         for number in range(MAX_RETIRED + 2):
             stream = count(channel)
@@ -116,8 +112,7 @@ async def test_connections_with_old_certificates_do_not_accumulate(tmp_path: Pat
         assert not streams[-1].done()
 
 
-async def test_unusable_files_keep_the_old_ones_and_raise_one_alarm(tmp_path: Path) -> None:
-    ca = Authority()
+async def test_unusable_files_keep_the_old_ones_and_raise_one_alarm(ca: Authority, tmp_path: Path) -> None:
     files = ca.issue("127.0.0.1").write(tmp_path, name="server")
     caller = ca.issue("caller").write(tmp_path, ca, name="caller")
     assert files.certificate_file is not None

@@ -67,11 +67,6 @@ def count(channel: grpc.Channel) -> Any:
     return method(b"", timeout=SECONDS)
 
 
-@pytest.fixture
-def ca() -> Authority:
-    return Authority()
-
-
 def test_api_key_is_sent_over_tls_and_loopback(ca: Authority, tmp_path: Path) -> None:
     security = ChannelSecurity(files=ca.issue("weft://cli").write(tmp_path, ca), api_key="wk_secret")
     with serving(ca) as (secure, plain, _):
