@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.added_models import AddedModels
 from runner_svc.added_models_file import SUFFIX
@@ -85,9 +86,8 @@ OTHER_SPELLINGS = [
 async def test_server_under_another_address_spelling_counts_as_attached(runner: Runner, url: str) -> None:
     """It was attached twice, and each of its models served twice."""
     assert await runner.attach("http://localhost:11434", "ollama") == "ollama"
-    with pytest.raises(WeftError) as refused:
+    with fails(Reason.ALREADY_EXISTS) as refused:
         await runner.attach(url, "ollama-2")
-    assert refused.value.reason is Reason.ALREADY_EXISTS
     assert refused.value.message == "the server is already attached, as ollama"
     assert await runner.attach(url, "ollama") == "ollama", "under its name that is no error"
     assert runner.followed.names == ("ollama",)

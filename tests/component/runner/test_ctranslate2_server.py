@@ -14,6 +14,7 @@ from conformance_subject import BY_NAME, findings_of, subject
 from hosted_stage import SWITCHES, model_folder, scripted
 from kit.engine_settings import engine_settings
 from kit.engines import CALL, chat, events_of, frames_of, reply, started
+from kit.failures import fails
 from runner_harness import ready_runner
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
@@ -161,15 +162,13 @@ async def test_unsupported_features_are_rejected_or_warned_about_by_name(model: 
             (chat(sampling=sampling_pb2.SamplingParams(repeat_penalty=0.0)), "repetition_penalty"),
             (_with_extra(chat(), nonsense=1), "nonsense"),
         ):
-            with pytest.raises(WeftError) as refused:
+            with fails(Reason.BACKEND_REJECTED) as refused:
                 await frames_of(backend, payload)
-            assert refused.value.reason is Reason.BACKEND_REJECTED
             assert refused.value.message.startswith(f"the engine answered 400: {name}")
         with pytest.raises(FieldError, match="logprobs"):
             await frames_of(backend, chat(logprobs=True))
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.UNSUPPORTED_OPERATION):
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
-        assert failed.value.reason is Reason.UNSUPPORTED_OPERATION
         assert await reply(backend, chat()), "and the engine goes on"
     async with _running(model) as (backend, _):
         sampling = sampling_pb2.SamplingParams(seed=1, min_p=0.5, logit_bias={5: 1.0})
@@ -229,9 +228,8 @@ async def test_missing_library_tokenizer_or_environment_error_suggests_a_fix(tmp
     with pytest.raises(WeftError, match=r"--copy_files tokenizer\.json"):
         await backend.start()
     backend = _backend(tmp_path / "model", command=None, environments=EnvironmentFolder(tmp_path))
-    with pytest.raises(WeftError, match="is not installed; run: weft runtime install ctranslate2") as failed:
+    with fails(Reason.CONNECT_FAILED, match="is not installed; run: weft runtime install ctranslate2"):
         await backend.start()
-    assert failed.value.reason is Reason.CONNECT_FAILED
 
 
 async def test_server_program_runs_in_the_environment_under_the_home(tmp_path: Path) -> None:
@@ -252,9 +250,8 @@ async def test_model_sleeps_and_wakes_in_its_process(model: Path) -> None:
         assert await backend.sleep()
         assert "unloaded" in backend.log_lines(100)
         assert backend.process_id == engine
-        with pytest.raises(WeftError) as refused:
+        with fails(Reason.BACKEND_NOT_READY):
             await frames_of(backend, chat())
-        assert refused.value.reason is Reason.BACKEND_NOT_READY
         assert await backend.start() == facts
         assert backend.process_id == engine
         assert await _cached(backend, "hello") == 0, "nothing of before the sleep is left"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kit.copied_python import write_copied_python
+from kit.failures import fails
 from kit.gravel_runtime import lock_of, write_wheel
 from kit.package_index import Behaviour, PackageIndex, package_index
 
@@ -251,9 +252,8 @@ async def test_environment_in_use_is_removed_only_by_force_and_survives_an_upgra
     try:
         assert engine.stdout is not None
         assert await engine.stdout.readline() == b"up\n"
-        with pytest.raises(WeftError, match=rf"gravel is used by python\S* \(pid {engine.pid}\)") as refused:
+        with fails(Reason.RESOURCE_IN_USE, match=rf"gravel is used by python\S* \(pid {engine.pid}\)"):
             remove_environment(stage.environment, stage.folder)
-        assert refused.value.reason is Reason.RESOURCE_IN_USE
 
         await stage.install()
         assert used in stage.versions()

@@ -13,6 +13,7 @@ import pytest
 from hosted_stage import SWITCHES, model_folder, scripted
 from kit.engine_settings import engine_settings
 from kit.engines import CALL, chat, events_of, frames_of, reply, started
+from kit.failures import fails
 from kit.one_model import OneModel
 from library_signatures import text_of
 from record_exllamav3 import CALLED, RECORD
@@ -230,18 +231,15 @@ async def test_unsupported_features_are_rejected_by_name_and_the_engine_continue
             (_with_extra(chat(), nonsense=1), "nonsense"),
             (_with_extra(chat(), grammar="wrong"), "grammar: Invalid grammar"),
         ):
-            with pytest.raises(WeftError) as refused:
+            with fails(Reason.BACKEND_REJECTED) as refused:
                 await frames_of(backend, payload)
-            assert refused.value.reason is Reason.BACKEND_REJECTED
             assert refused.value.message.startswith(f"the engine answered 400: {name}")
         with pytest.raises(FieldError, match="logprobs"):
             await frames_of(backend, chat(logprobs=True))
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.UNSUPPORTED_OPERATION):
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
-        assert failed.value.reason is Reason.UNSUPPORTED_OPERATION
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.CONTEXT_LENGTH_EXCEEDED):
             await frames_of(backend, chat("x" * 5000))
-        assert failed.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
         assert await reply(backend, chat()), "and the engine goes on"
 
 
@@ -265,9 +263,8 @@ async def test_answers_end_at_stop_strings_the_token_limit_and_the_end_token(mod
 async def test_loop_detected_by_the_library_ends_the_answer_with_the_weft_reason(model: Path) -> None:
     looping = {"endless": True, "answer": "again and "}
     async with _running(model, looping, extra_arguments=("--loop-tokens", "64", "--loop-repeats", "4")) as (backend, _):
-        with pytest.raises(WeftError, match="its last 64 tokens are at least 4 times the same") as ended:
+        with fails(Reason.REPEATED_LINE_LOOP, match="its last 64 tokens are at least 4 times the same"):
             await frames_of(backend, chat(), ENDS_LOOPS)
-        assert ended.value.reason is Reason.REPEATED_LINE_LOOP
         tolerated = await events_of(backend, _sampled(max_tokens=200))
         assert tolerated[-1].finished.receipt.usage.completion_tokens == 200, "the policy is not to kill"
     async with _running(model, looping, extra_arguments=("--loop-tokens", "0")) as (backend, _):
@@ -338,9 +335,8 @@ async def test_prefill_progress_is_reported_and_a_cancelled_prefill_is_cancelled
 
 async def test_generator_crash_ends_the_process_with_its_error(model: Path) -> None:
     async with _running(model, {"breaks_at_token": 3}) as (backend, _):
-        with pytest.raises(WeftError) as broken:
+        with fails(Reason.SERVER_DIED):
             await frames_of(backend, chat())
-        assert broken.value.reason is Reason.SERVER_DIED
         assert any("illegal memory access" in line for line in backend.log_lines(100))
 
 
@@ -350,9 +346,8 @@ async def test_load_without_cuda_is_rejected_with_the_cause(tmp_path: Path) -> N
         ({"without_device": True}, "no CUDA device is available"),
     ):
         backend = _backend(_folder(tmp_path / str(len(cause))), switches)
-        with pytest.raises(WeftError, match=cause) as refused:
+        with fails(Reason.CONNECT_FAILED, match=cause):
             await backend.start()
-        assert refused.value.reason is Reason.CONNECT_FAILED
     backend = _backend(_folder(tmp_path / "third"), command=None, environments=EnvironmentFolder(tmp_path))
     with pytest.raises(WeftError, match="is not installed; run: weft runtime install exllamav3"):
         await backend.start()

@@ -10,6 +10,7 @@ import pytest
 from hosted_stage import scripted
 from kit.engine_settings import engine_settings
 from kit.engines import ANSWER_SECONDS, CALL, START_SECONDS, started
+from kit.failures import fails
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.load_plan import AS_CONFIGURED
@@ -75,9 +76,8 @@ async def test_backend_supports_only_transcription(model: Path) -> None:
         assert facts.operations == {Operation.TRANSCRIPTION}
         assert facts.abilities is not None
         assert facts.abilities.skills == {Skill.AUDIO}
-        with pytest.raises(WeftError) as refused:
+        with fails(Reason.UNSUPPORTED_OPERATION):
             backend.generate(completion_pb2.CompletionPayload(), CALL)
-        assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
     engine = RUNTIME.build(*engine_settings(FasterWhisperModel, path=model))
     assert engine.operations == {Operation.TRANSCRIPTION}
     assert engine.abilities == facts.abilities, "the mesh knows it before the model is loaded"
@@ -214,9 +214,8 @@ async def test_oversized_recording_is_rejected_and_the_process_continues(
     )
     async with _running(model, None, extra_arguments=limits) as (backend, _):
         process = backend.process_id
-        with pytest.raises(WeftError, match=words) as refused:
+        with fails(Reason.INVALID_ARGUMENT, match=words) as refused:
             await _frames(backend, _payload(**recording))
-        assert refused.value.reason is Reason.INVALID_ARGUMENT
         assert refused.value.message.startswith("file: ")
         assert (await _heard(backend, _payload(bad=3)))[0].text == "0", "a few broken packets are left out"
         assert backend.process_id == process
@@ -277,13 +276,11 @@ async def test_sleeping_model_is_unloaded_and_wakes_in_its_process(model: Path) 
 @pytest.mark.slow("starts engine processes")
 async def test_out_of_memory_error_has_advice(model: Path) -> None:
     fault = "CUDA failed with error out of memory"
-    with pytest.raises(WeftError, match="use a smaller compute_type") as refused:
+    with fails(Reason.OUT_OF_MEMORY, match="use a smaller compute_type"):
         await _backend(model, {"load_error": fault}).start()
-    assert refused.value.reason is Reason.OUT_OF_MEMORY
     async with _running(model, {"fault": fault}) as (backend, _):
-        with pytest.raises(WeftError, match="use a smaller compute_type") as refused:
+        with fails(Reason.OUT_OF_MEMORY, match="use a smaller compute_type"):
             await _frames(backend, _payload())
-        assert refused.value.reason is Reason.OUT_OF_MEMORY
 
 
 @pytest.mark.slow("starts engine processes")

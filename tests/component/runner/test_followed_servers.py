@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from kit.failures import fails
 
 from runner_svc.followed_servers import FollowedServers
 from runner_svc.instance.settings import ServedModel
@@ -15,7 +16,6 @@ from runner_svc.openai_upstream import probe
 from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE
 from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS
-from weft.kernel.errors import FieldError
 from weft_app.compose import followed_servers
 from weft_app.compose.followed_servers import ServerAddress, followed_server, list_of_followed, why_none_served
 from weft_app.compose.served_models import served_model
@@ -241,6 +241,5 @@ async def test_detached_server_serves_nothing() -> None:
 
 
 def test_server_on_another_network_needs_the_remote_setting() -> None:
-    with pytest.raises(FieldError) as refused:
+    with fails(field="runners.box.remote"):
         Following(Host(), "https://models.example.com/v1")
-    assert refused.value.field == "runners.box.remote"

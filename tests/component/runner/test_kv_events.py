@@ -13,6 +13,7 @@ import pytest
 from kit.block_publisher import CLEARED, BlockPublisher, publisher, removed, stored
 from kit.engine_settings import engine_settings
 from kit.engines import GRACES, chat, control_of, started
+from kit.failures import fails
 from server_dialects import preset_settings, server_settings
 
 from runner_svc.backend.port import CallInfo
@@ -27,7 +28,6 @@ from runner_svc.runtimes.vllm.runtime import VllmModel
 from weft.api.common.v1 import event_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.fake_backend.process import fake_backend_command
@@ -208,9 +208,8 @@ async def test_flood_of_batches_is_followed_in_order() -> None:
 
 async def test_follower_gets_what_is_held_then_the_changes_until_the_end() -> None:
     async with _followed() as (reports, engine, events):
-        with pytest.raises(WeftError) as refused, reports.follow():
+        with fails(Reason.UNSUPPORTED_OPERATION), reports.follow():
             pass
-        assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
         await _answered(reports, "a", _prompt(1))
         await engine.publish(stored(1, 2, session="a"))
         await _until(lambda: reports.prefixes == [1])

@@ -10,6 +10,7 @@ import pytest
 from hosted_stage import SWITCHES, scripted
 from kit.engine_settings import engine_settings
 from kit.engines import CALL, chat, events_of, frames_of, reply, started
+from kit.failures import fails
 from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
 
@@ -115,9 +116,8 @@ async def test_model_without_a_template_supports_completions_but_no_chats(tmp_pa
     async with _running(model, embeddings=False) as (backend, facts):
         assert facts.operations == {Operation.COMPLETION, Operation.TOKENIZE}
         assert (await _failure(backend, chat())).reason is Reason.UNSUPPORTED_OPERATION
-        with pytest.raises(WeftError) as refused:
+        with fails(Reason.UNSUPPORTED_OPERATION):
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
-        assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
         prompts = [completion_pb2.PromptInput(text="a")]
         assert await reply(backend, completion_pb2.CompletionPayload(prompts=prompts))
 
@@ -125,18 +125,16 @@ async def test_model_without_a_template_supports_completions_but_no_chats(tmp_pa
 @pytest.mark.parametrize("template", ["{{ 'a' * 2000000000 }}", "{{ ''.__class__.__mro__ }}"])
 async def test_hostile_template_fails_the_load_before_the_engine_starts(tmp_path: Path, template: str) -> None:
     backend = _backend(write_gguf(tmp_path / "m.gguf", template))
-    with pytest.raises(WeftError) as failed:
+    with fails(Reason.TEMPLATE_FAILED):
         await backend.start()
-    assert failed.value.reason is Reason.TEMPLATE_FAILED
     assert not backend.log_lines(10)
     assert not own_children(recursive=True)
 
 
 async def test_unimportable_library_error_suggests_a_fix(model: Path) -> None:
     backend = _backend(model, {"import_fails": True})
-    with pytest.raises(WeftError) as failed:
+    with fails(Reason.CONNECT_FAILED) as failed:
         await backend.start()
-    assert failed.value.reason is Reason.CONNECT_FAILED
     assert "pip install llama-cpp-python" in failed.value.message
     assert "compiles" in failed.value.message
     assert "libllama.so" in failed.value.message
@@ -297,9 +295,8 @@ async def test_library_failure_is_reported_and_the_engine_continues(model: Path)
 
 async def test_text_longer_than_a_batch_is_not_embedded(model: Path) -> None:
     async with _running(model, extra_arguments=("--batch-tokens", "64")) as (backend, _):
-        with pytest.raises(WeftError) as refused:
+        with fails(Reason.CONTEXT_LENGTH_EXCEEDED):
             await backend.embed(_texts("a", "x" * 64), CALL)
-        assert refused.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
         assert len((await backend.embed(_texts("a", "b"), CALL)).embeddings) == 2
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from kit.engines import control_of, fake_engine, frames_of, started
+from kit.failures import fails
 
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -72,9 +73,8 @@ async def test_engine_out_of_memory_during_a_request_is_reported_with_advice() -
 
 async def test_model_that_does_not_fit_is_reported_as_such_instead_of_a_death() -> None:
     backend = fake_engine({"out_of_memory_at_start": True})
-    with pytest.raises(WeftError) as failed:
+    with fails(Reason.OUT_OF_MEMORY) as failed:
         await backend.start()
-    assert failed.value.reason is Reason.OUT_OF_MEMORY
     assert "exit code 1" in failed.value.message
     assert "smaller context_tokens" in failed.value.message
 
@@ -92,9 +92,8 @@ async def test_engine_built_for_another_cpu_is_reported_to_its_first_caller(numb
 
 async def test_engine_built_for_another_cpu_is_reported_during_load() -> None:
     backend = fake_engine({"crash_at_start": True, "crash_signal": "SIGILL"})
-    with pytest.raises(WeftError) as failed:
+    with fails(Reason.SERVER_DIED) as failed:
         await backend.start()
-    assert failed.value.reason is Reason.SERVER_DIED
     assert "died while it loaded (signal SIGILL before its first answer" in failed.value.message
 
 

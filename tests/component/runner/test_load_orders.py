@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from kit.engines import fake_engine, started
+from kit.failures import fails
 from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
 
@@ -17,7 +18,6 @@ from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
-from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.free_port import free_ports
 
@@ -84,9 +84,8 @@ async def test_variant_is_checked_before_load_like_the_configured_file(tmp_path:
     poisoned = write_gguf(tmp_path / "poisoned.gguf", "{% for a in range(999999999) %}{{ a }}{% endfor %}")
     backend = _backend()
     children = own_children()
-    with pytest.raises(WeftError) as refused:
+    with fails(Reason.TEMPLATE_FAILED):
         await backend.start(LoadOrder(model_path=poisoned))
-    assert refused.value.reason is Reason.TEMPLATE_FAILED
     assert own_children() == children
     async with _started(backend) as (facts, _):
         assert facts.context_tokens == 2048
@@ -101,9 +100,8 @@ async def test_engines_of_one_runner_share_a_port_range() -> None:
     try:
         used = {port for one in (first, second) for port in _ports(psutil.Process(one.process_id))}
         assert used == {ports_range.first, ports_range.last}
-        with pytest.raises(WeftError) as none_left:
+        with fails(Reason.CONNECT_FAILED) as none_left:
             await third.start()
-        assert none_left.value.reason is Reason.CONNECT_FAILED
         assert "port_range" in none_left.value.message
         await first.stop()
         async with _started(third) as (_, process):
@@ -129,9 +127,8 @@ async def test_port_race_retries_are_bounded_and_leave_neither_process_nor_port(
     ports = EnginePorts(ports_range)
     command = (sys.executable, "-c", LOSES_RACES, str(races))
     children = own_children()
-    with pytest.raises(WeftError) as failed:
+    with fails(Reason.CONNECT_FAILED):
         await _backend(command=command, ports=ports).start()
-    assert failed.value.reason is Reason.CONNECT_FAILED
     assert races.stat().st_size == 1000 - 3
     assert own_children() == children
     assert ports.take() == ports_range.first
@@ -143,10 +140,8 @@ async def test_port_race_retries_are_bounded_and_leave_neither_process_nor_port(
 async def test_parameter_unknown_to_an_older_server_is_rejected_by_name(words: str) -> None:
     older = "import sys; print(sys.argv[1], file=sys.stderr); sys.exit('--spec-type' in sys.argv)"
     backend = _backend(command=(sys.executable, "-c", older, words))
-    with pytest.raises(FieldError) as refused:
+    with fails(field="parameters.spec_type"):
         await backend.start(LoadOrder(parameters={"spec_type": "ngram-simple"}))
-    assert refused.value.field == "parameters.spec_type"
     # The flag is not the load's: that the server does not start is nobody's order.
-    with pytest.raises(WeftError) as failed:
+    with fails(Reason.SERVER_DIED):
         await backend.start(LoadOrder(parameters={"slots": 1}))
-    assert failed.value.reason is Reason.SERVER_DIED

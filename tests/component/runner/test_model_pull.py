@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.model_store import store as store_module
 from runner_svc.model_store.background_pull import pull_in_background
@@ -312,9 +313,8 @@ def test_gated_model_is_pulled_with_a_token_and_an_invalid_token_is_reported(
 
 def test_hub_outage_is_reported(pulls: Pulls) -> None:
     settings = PullSettings(environment={"HF_ENDPOINT": "http://127.0.0.1:9"})
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.SERVICE_UNAVAILABLE) as raised:
         Puller(pulls.store, settings).pull(parse_source(SOURCE, "source"))
-    assert raised.value.reason is Reason.SERVICE_UNAVAILABLE
     assert "http://127.0.0.1:9 cannot be reached" in raised.value.message
 
 
@@ -367,9 +367,8 @@ async def test_runner_pull_checks_the_machine_memory(pulls: Pulls, monkeypatch: 
     monkeypatch.setenv("HF_ENDPOINT", pulls.hub.url)
     pulls.memory = 1000
     source = parse_source(SOURCE, "source")
-    with pytest.raises(WeftError, match="for its weights alone; available: 1000 bytes") as refused:
+    with fails(Reason.INSUFFICIENT_MEMORY, match="for its weights alone; available: 1000 bytes"):
         await pull_in_background(source, None, pulls.store, pulls.settings, pulls.shown.append)
-    assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
 
 
 def test_full_disk_is_reported_before_the_first_byte(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:

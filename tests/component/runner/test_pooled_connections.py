@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from kit.engines import CALL, chat
+from kit.failures import fails
 from kit.hostile_engine.server import Connection, Request, hostile_server, tidy
 from kit.upstream import upstream
 
@@ -11,7 +12,6 @@ from runner_svc.engine_http import client
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.client import EngineConnection
 from runner_svc.openai_upstream.client import OpenAiHttp
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 STOLEN = "the answer of another"
@@ -58,9 +58,8 @@ async def test_answer_followed_by_garbage_is_a_protocol_error_of_that_request_on
         await connection.send(tidy(f"for {request.words}") + (b"\x00" if request.words == "bad" else b""))
 
     async with hostile_server(handle) as server, upstream(server.url) as http:
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.BACKEND_PROTOCOL_ERROR):
             await _ask(http, "bad")
-        assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
         assert await _ask(http, "good") == "for good"
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from aiohttp import web
+from kit.failures import fails
 from kit.recipes import command_recipe, http_recipe, packet_recipe
 
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import magic_packet
 from weft.wake.run import run_recipe
@@ -43,9 +43,8 @@ async def _run(recipe: WakeRecipe, timeout_seconds: float = 10.0, environment: M
 
 
 async def _failure(recipe: WakeRecipe, timeout_seconds: float = 10.0) -> str:
-    with pytest.raises(WeftError) as failed:
+    with fails(Reason.WAKE_FAILED) as failed:
         await _run(recipe, timeout_seconds)
-    assert failed.value.reason is Reason.WAKE_FAILED
     hides = failed.value.__suppress_context__ or failed.value.__context__ is None
     assert hides, "aiohttp's message in the context holds the address"
     return failed.value.message

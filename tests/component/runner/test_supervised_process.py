@@ -11,6 +11,7 @@ from uuid import uuid4
 import psutil
 import pytest
 import uvloop
+from kit.failures import fails
 from kit.own_children import own_children
 from structlog.testing import capture_logs
 from supervisor_process import (
@@ -35,7 +36,6 @@ from runner_svc.supervise.guarded_engine import EngineStart, GuardedEngine, star
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
 from runner_svc.supervise.logs import MAX_RING_BYTES, LogRing
 from runner_svc.supervise.process import SWEEP_SECONDS, SupervisedProcess
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 
@@ -230,9 +230,8 @@ async def test_unrunnable_program_reports_why_and_leaves_nothing(how: str, tmp_p
     no_program.write_text("hello")
     process = _supervisor(how)
     for program, words in (("/nowhere/engine", "No such file or directory"), (str(no_program), "Permission denied")):
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.CONNECT_FAILED) as failed:
             await process.start([program], env=ENVIRONMENT)
-        assert failed.value.reason is Reason.CONNECT_FAILED
         assert failed.value.message == f"cannot start {program}: {words}"
     assert not own_children()
     await process.start(["true"], env=ENVIRONMENT)
@@ -245,9 +244,8 @@ async def test_file_descriptor_limit_is_a_failed_start(monkeypatch: pytest.Monke
         raise OSError(24, os.strerror(24))
 
     monkeypatch.setattr("os.pipe", refuse)
-    with pytest.raises(WeftError) as failed:
+    with fails(Reason.CONNECT_FAILED):
         await _supervisor().start(["true"], env=ENVIRONMENT)
-    assert failed.value.reason is Reason.CONNECT_FAILED
 
 
 @pytest.mark.slow("starts many processes")

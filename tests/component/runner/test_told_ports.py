@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.failures import fails
 from kit.own_children import own_children
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
@@ -119,7 +120,6 @@ async def test_server_does_not_start_if_every_port_is_foreign() -> None:
 async def test_server_that_dies_for_another_reason_is_not_retried_on_another_port() -> None:
     ports = ScriptedPorts(*range(first := free_ports(2), first + 2))
     backend = _backend(ports=ports, switches={"exit_at_start": 3})
-    with pytest.raises(WeftError) as failed:
+    with fails(Reason.SERVER_DIED):
         await backend.start()
-    assert failed.value.reason is Reason.SERVER_DIED
     assert len(ports.given_back) == 1

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from kit.failures import fails
 from kit.messages_provider import (
     MessagesReply,
     events_of,
@@ -18,7 +19,6 @@ from runner_svc.anthropic_upstream.stream import MessagesReader
 from runner_svc.openai_upstream.sse import ErrorPayload
 from weft.api.common.v1 import event_pb2, usage_pb2
 from weft.dispatch.frames import is_content
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
@@ -106,9 +106,8 @@ def test_unknown_stop_reason_is_a_warning_and_a_truncated_stream_a_provider_erro
     reader = MessagesReader(whole=False)
     for payload in _payloads(MessagesReply())[:-2]:
         reader.read([payload])
-    with pytest.raises(WeftError) as cut:
+    with fails(Reason.BACKEND_PROTOCOL_ERROR):
         reader.finish()
-    assert cut.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(
@@ -126,9 +125,8 @@ def test_stream_error_has_its_reason(kind: str, begun: bool, reason: Reason) -> 
     payloads = _payloads(MessagesReply(breaks_with=kind))
     for payload in payloads[: -1 if begun else 2]:
         reader.read([payload])
-    with pytest.raises(WeftError) as failure:
+    with fails(reason):
         reader.read([ErrorPayload(payloads[-1])])
-    assert failure.value.reason is reason
 
 
 @pytest.mark.parametrize(
@@ -140,9 +138,8 @@ def test_stream_error_has_its_reason(kind: str, begun: bool, reason: Reason) -> 
     ],
 )
 def test_malformed_event_is_a_provider_error(event: Any) -> None:
-    with pytest.raises(WeftError) as failure:
+    with fails(Reason.BACKEND_PROTOCOL_ERROR):
         MessagesReader(whole=False).read([json.dumps(event).encode()])
-    assert failure.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 def test_unknown_events_are_ignored() -> None:

@@ -27,6 +27,7 @@ from chat_stage import (
     user,
     warnings,
 )
+from kit.failures import fails
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.tool_loop import converse
@@ -156,9 +157,8 @@ async def test_loop_is_warned_about_once_and_continues() -> None:
 async def test_loop_is_stopped_if_the_agent_policy_requires_it(piece: Any, tools: tuple[str, ...]) -> None:
     work = ScriptedWork([*[piece(LOOP)] * 200, *end()])
     asked = request(repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_KILL, tools=tools)
-    with pytest.raises(WeftError, match="look at the file") as raised:
+    with fails(Reason.REPEATED_LINE_LOOP, match="look at the file") as raised:
         await events_of(work, asked)
-    assert raised.value.reason is Reason.REPEATED_LINE_LOOP
     assert int(raised.value.metadata["count"]) >= 16
     assert work.closed_early == 1
 
@@ -235,9 +235,8 @@ async def test_loop_in_tool_call_arguments_is_stopped_too() -> None:
     ]
     first, again = ([Event(delta=event_pb2.Delta(tool_calls=[piece]))] for piece in pieces)
     work = ScriptedWork([first, *[again] * 400, *end(TOOL_CALLS)])
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.REPEATED_LINE_LOOP):
         await events_of(work, request(tools=["search"]), setup(repetition="kill"))
-    assert raised.value.reason is Reason.REPEATED_LINE_LOOP
 
 
 class _DetectingWork(ScriptedWork):
@@ -260,9 +259,8 @@ async def test_loop_ended_by_the_engine_is_reported_with_the_counts_so_far(tools
         async for frame in converse(_DetectingWork(), request(tools=tools), setup(repetition="kill")):
             told.extend(frame)
 
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.REPEATED_LINE_LOOP) as raised:
         await read()
-    assert raised.value.reason is Reason.REPEATED_LINE_LOOP
     assert raised.value.metadata[COMPLETION_TOKENS] == "2"
     assert told[-1].usage.completion_tokens == 2
     for policy in ("warn", "off"):
@@ -294,9 +292,8 @@ async def test_each_choice_is_monitored_separately() -> None:
 async def test_completion_is_monitored_too() -> None:
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Count.")])
     work = ScriptedWork([*[text(LOOP)] * 200, *end()])
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.REPEATED_LINE_LOOP):
         await events_of(work, request(payload), setup(repetition="kill"))
-    assert raised.value.reason is Reason.REPEATED_LINE_LOOP
 
 
 @pytest.mark.parametrize("tools", [(), ("search",)])

@@ -7,12 +7,12 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.failures import fails
 
 from runner_svc.policy.next_step import NextStep, next_step
 from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
 from runner_svc.policy.signals import BUILT_IN_SIGNALS, SignalSettings, pick_signals, reason_only, signal_catalogue
 from runner_svc.policy.text_calls import JsonExtent
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 NOW = datetime(2026, 3, 4, 22, 59, 59, tzinfo=UTC)
@@ -95,9 +95,8 @@ def test_configured_signal_is_added_to_the_built_in_ones_and_overrides_them() ->
 
 
 def test_unknown_signal_is_a_missing_runner_capability_and_not_a_caller_error() -> None:
-    with pytest.raises(WeftError, match=r"NO_SUCH.*LOW_CONFIDENCE") as raised:
+    with fails(Reason.TOOL_UNAVAILABLE, match=r"NO_SUCH.*LOW_CONFIDENCE") as raised:
         pick_signals(signal_catalogue(), ["LOW_CONFIDENCE", "NO_SUCH"])
-    assert raised.value.reason is Reason.TOOL_UNAVAILABLE
     assert raised.value.metadata == {"signal": "NO_SUCH"}
 
 

@@ -22,12 +22,12 @@ from chat_stage import (
     user,
     warnings,
 )
+from kit.failures import fails
 
 from runner_svc.chat.offer import MAX_SENT_DEPTH, json_object
 from runner_svc.policy.signals import SignalSettings, reason_only, signal_catalogue
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
 from weft.api.runner.v1 import generation_service_pb2
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 UNSURE = json.dumps({"reason": "old data"})
@@ -128,9 +128,8 @@ async def test_signal_beside_a_tool_call_is_recorded_and_the_tool_runs() -> None
 @pytest.mark.parametrize("arguments", ["{}", '{"reason": ""}', '{"reason": "x", "more": 1}', "{reason}"])
 async def test_invalid_signal_arguments_end_the_request(arguments: str) -> None:
     work = ScriptedWork([*call("LOW_CONFIDENCE", arguments), *end(TOOL_CALLS)])
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.TOOL_CALL_INVALID):
         await events_of(work, request(signals=["LOW_CONFIDENCE"]), setup(tool_call_repair=False))
-    assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
 async def test_signal_written_as_text_is_recognized() -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.failures import fails
 
 from runner_svc.policy.text_calls import MAX_HELD_CHARS, TextCall, TextCallParser
 from weft.kernel.errors import WeftError
@@ -105,9 +106,8 @@ def test_text_without_a_call_passes_unchanged(text: str) -> None:
     ],
 )
 def test_unreadable_marked_call_is_an_error(text: str) -> None:
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.TOOL_CALL_INVALID):
         _parse(text)
-    assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
 def test_call_truncated_by_the_token_limit_is_text() -> None:

@@ -30,13 +30,14 @@ from chat_stage import (
     user,
     warnings,
 )
+from kit.failures import fails
 
 from runner_svc.chat.tool_loop import converse
 from runner_svc.request_records import RequestRecords, RequestState
 from runner_svc.tools.port import ToolDescription
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, warning_pb2
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
@@ -171,9 +172,8 @@ async def test_caller_tools_remain_when_the_budget_is_exhausted() -> None:
 
 async def test_call_beyond_the_budget_is_an_error() -> None:
     work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [*call("search", ASK), *end(TOOL_CALLS)])
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.TOOL_CALL_INVALID):
         await events_of(work, request(tools=["search"], max_tool_iterations=1))
-    assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
 async def test_zero_budget_offers_no_tools() -> None:
@@ -191,17 +191,15 @@ async def test_malformed_call_ends_the_request_before_any_tool_runs(arguments: s
         return ""
 
     work = ScriptedWork([*call("search", ASK), *call("search", arguments, 1, "call_1"), *end(TOOL_CALLS)])
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.TOOL_CALL_INVALID):
         await events_of(work, request(tools=["search"]), setup(tool_box(note), tool_call_repair=False))
-    assert raised.value.reason is Reason.TOOL_CALL_INVALID
     assert not ran
 
 
 async def test_call_of_an_unknown_function_is_an_error_without_caller_tools() -> None:
     work = ScriptedWork([*call("nothing"), *end(TOOL_CALLS)])
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.TOOL_CALL_INVALID):
         await events_of(work, request(tools=["search"]))
-    assert raised.value.reason is Reason.TOOL_CALL_INVALID
     assert work.closed_early == 1
 
 
@@ -210,17 +208,15 @@ async def test_unnamed_call_chunk_after_the_finish_reason_is_a_call_error() -> N
     finish, last = end(TOOL_CALLS)
     late = [event_pb2.InferenceEvent(delta=event_pb2.Delta(tool_calls=[nameless]))]
     work = ScriptedWork([*call("search", '{"q": "x"}'), finish, late, last])
-    with pytest.raises(WeftError, match="without naming it") as raised:
+    with fails(Reason.TOOL_CALL_INVALID, match="without naming it"):
         await events_of(work, request(tools=["search"]))
-    assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
 async def test_too_many_calls_in_one_turn_are_an_error_immediately() -> None:
     calls = [piece for index in range(3) for piece in call("search", ASK, index, f"call_{index}")]
     work = ScriptedWork([*calls, *end(TOOL_CALLS)])
-    with pytest.raises(WeftError, match="more than 2 calls") as raised:
+    with fails(Reason.TOOL_CALL_INVALID, match="more than 2 calls"):
         await events_of(work, request(tools=["search"]), setup(max_tool_calls_per_turn=2))
-    assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
 async def test_failing_tool_is_reported_to_the_model_and_the_chat_continues() -> None:
@@ -343,9 +339,8 @@ async def test_missing_tools_are_detected_before_generation(
     behaviour: dict[str, Any],
 ) -> None:
     work = ScriptedWork()
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.TOOL_UNAVAILABLE):
         await events_of(work, request(**behaviour))
-    assert raised.value.reason is Reason.TOOL_UNAVAILABLE
     assert not work.payloads
 
 
@@ -361,9 +356,8 @@ async def test_missing_tools_are_detected_before_generation(
 async def test_invalid_behavior_is_refused_with_its_field(
     payload: chat_pb2.ChatPayload | None, behaviour: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(FieldError) as raised:
+    with fails(field=field):
         await events_of(ScriptedWork(), request(payload, **behaviour))
-    assert raised.value.field == field
 
 
 async def test_caller_without_tool_calls_gets_no_mesh_tool_calls_either() -> None:
@@ -438,9 +432,8 @@ async def test_first_content_is_sent_separately_even_if_text_was_held_back() -> 
 
 async def test_unserializable_arguments_are_an_error() -> None:
     deep = '{"q": "x", "more": ' + "[" * 60 + "]" * 60 + "}"
-    with pytest.raises(WeftError, match="nested too deeply") as raised:
+    with fails(Reason.TOOL_CALL_INVALID, match="nested too deeply"):
         await events_of(ScriptedWork([*call("search", deep), *end(TOOL_CALLS)]), request(tools=["search"]))
-    assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
 async def test_closing_the_answer_mid_turn_closes_the_engine_stream() -> None:
@@ -462,9 +455,8 @@ async def _nothing_found(_: Mapping[str, Any]) -> str:
 
 async def test_remote_tool_is_refused_for_a_request_without_remote_permission() -> None:
     work = ScriptedWork()
-    with pytest.raises(WeftError, match="the tool web is remote") as refused:
+    with fails(Reason.PERMISSION_DENIED, match="the tool web is remote"):
         await events_of(work, request(tools=["web"]), setup(_remote_box()))
-    assert refused.value.reason is Reason.PERMISSION_DENIED
     assert work.payloads == [], "nothing was generated"
 
 

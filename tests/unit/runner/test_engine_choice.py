@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.policy.engine_choice import EngineCandidate, WeightFormat, choose_engine, folder_format
 from weft.kernel.errors import WeftError
@@ -32,9 +33,8 @@ def test_weight_format_of_a_folder_is_detected(
 
 
 def test_folder_without_weights_is_refused() -> None:
-    with pytest.raises(WeftError, match="no supported weights") as refused:
+    with fails(Reason.UNSUPPORTED_OPERATION, match="no supported weights"):
         folder_format(["pytorch_model.bin", "config.json"], {})
-    assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
 def test_runtime_of_the_runner_is_preferred_and_reported() -> None:
@@ -59,9 +59,8 @@ def test_refusal_without_an_installed_engine_shows_the_install_command() -> None
         _engine("x", WeightFormat.SAFETENSORS, "weft runtime install x"),
         _engine("x_too", WeightFormat.SAFETENSORS, "weft runtime install x"),
     ]
-    with pytest.raises(WeftError, match=r"run: weft runtime install x$") as refused:
+    with fails(Reason.UNSUPPORTED_OPERATION, match=r"run: weft runtime install x$"):
         choose_engine(WeightFormat.SAFETENSORS, "own", candidates)
-    assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
 def test_format_that_no_runtime_loads_is_refused() -> None:

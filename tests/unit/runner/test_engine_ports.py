@@ -3,9 +3,9 @@
 import socket
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange, parse_port_range
-from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 
@@ -44,18 +44,16 @@ def test_port_range_is_two_ports(text: str) -> None:
      "\u0664\u0661000-41000"],
 )  # fmt: skip
 def test_invalid_port_range_is_refused_by_name(text: str) -> None:
-    with pytest.raises(FieldError) as refused:
+    with fails(field="runners.a.port_range"):
         parse_port_range(text, "runners.a.port_range")
-    assert refused.value.field == "runners.a.port_range"
 
 
 def test_each_port_is_assigned_once_until_returned() -> None:
     first = _free_neighbours(3)
     ports = EnginePorts(PortRange(first=first, last=first + 2))
     assert [ports.take(), ports.take(), ports.take()] == [first, first + 1, first + 2]
-    with pytest.raises(WeftError) as none_left:
+    with fails(Reason.CONNECT_FAILED) as none_left:
         ports.take()
-    assert none_left.value.reason is Reason.CONNECT_FAILED
     assert f"{first}-{first + 2}" in none_left.value.message
     ports.give_back(first + 1)
     ports.give_back(first + 1)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.failures import fails
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.load_plan import AS_CONFIGURED
@@ -35,9 +36,8 @@ def test_llama_cpp_python_model_has_one_slot_and_declares_its_operations() -> No
 
 
 def test_more_than_one_slot_is_refused_on_llama_cpp_python() -> None:
-    with pytest.raises(FieldError) as refused:
+    with fails(field=f"{WHERE}.slots"):
         _served("llama_cpp_python", path="model.gguf", slots=2)
-    assert refused.value.field == f"{WHERE}.slots"
 
 
 def test_template_for_a_running_server_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit.failures import fails
 from kit.gravel_runtime import CONFIGURATION, NAME, install_gravel
 
 from runner_svc.environments.environment import EngineEnvironment
@@ -56,9 +57,8 @@ def test_programs_of_an_installed_environment_are_found_by_name(gravel: EngineEn
 
 
 def test_missing_environment_is_refused_with_its_install_command(gravel: EngineEnvironment, tmp_path: Path) -> None:
-    with pytest.raises(WeftError) as refused:
+    with fails(Reason.INVALID_ARGUMENT) as refused:
         WeftHome(tmp_path).environments.environment_python(gravel)
-    assert refused.value.reason is Reason.INVALID_ARGUMENT
     command = f"weft runtime install gravel --home {tmp_path}"
     assert refused.value.message == f"the environment gravel is not installed; run: {command}"
 

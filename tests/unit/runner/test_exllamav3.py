@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.failures import fails
 
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
@@ -18,7 +19,7 @@ from runner_svc.runtimes.exllamav3.backend import ExllamaV3Forecast
 from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
 from runner_svc.runtimes.exllamav3.runtime import RUNTIME, ExllamaV3Model, cache_bits, cache_tokens_of
 from weft.gpu import nvml
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import WeftError
 from weft_app.config.loader import parse_config
 
 FULL_TOKEN_BYTES = 2 * 2 * 2 * 64 * 4
@@ -44,9 +45,8 @@ def _folder(folder: Path) -> Path:
 )
 def test_contradicting_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], refused: str) -> None:
     model, context = engine_settings(ExllamaV3Model, path=_folder(tmp_path / "m"), **settings)
-    with pytest.raises(FieldError) as failed:
+    with fails(field=f"model.{refused}"):
         RUNTIME.build(model, context)
-    assert failed.value.field == f"model.{refused}"
 
 
 def test_model_is_built_from_a_settings_file(tmp_path: Path) -> None:

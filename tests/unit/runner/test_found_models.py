@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.model_store.found import FoundSource, ProgramFolders, found_models, locate, program_folders
 from runner_svc.policy.repository_files import ModelForm
-from weft.kernel.errors import WeftError
 from weft.kernel.model_source import HubSource, LmStudioSource, OllamaSource, parse_source
 from weft.kernel.reasons import Reason
 
@@ -134,9 +134,8 @@ def test_hub_cache_folder_is_served_completely(folders: ProgramFolders) -> None:
 def test_missing_model_error_lists_the_searched_locations(
     folders: ProgramFolders, text: str, reason: Reason, words: str
 ) -> None:
-    with pytest.raises(WeftError) as raised:
+    with fails(reason) as raised:
         locate(_source(text), None, folders)
-    assert raised.value.reason is reason
     assert words in raised.value.message
 
 
@@ -155,9 +154,8 @@ def test_damaged_or_dangling_manifest_is_not_a_model(tmp_path: Path, manifest: b
     _write(tmp_path / ".ollama/models/manifests/registry.ollama.ai/library/x/latest", manifest)
     folders = program_folders({"HOME": str(tmp_path)})
     assert found_models(folders) == []
-    with pytest.raises(WeftError) as raised:
+    with fails(Reason.INVALID_ARGUMENT):
         locate(_source("ollama:x"), None, folders)
-    assert raised.value.reason is Reason.INVALID_ARGUMENT
 
 
 def test_folders_follow_the_program_variables(tmp_path: Path) -> None:

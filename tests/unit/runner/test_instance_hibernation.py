@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from instance_stage import failure, living, outcome
+from kit.failures import fails
 from kit.recipes import command_recipe, http_recipe
 
 from runner_svc.instance.settings import SleepSettings
@@ -22,9 +23,8 @@ async def test_initially_hibernating_model_is_neither_loaded_nor_failed() -> Non
         assert stage.state == ASLEEP
         assert stage.backend.starts == 0
         assert stage.instance.restart_count == 0
-        with pytest.raises(WeftError) as refused, stage.instance.admit("r"):
+        with fails(Reason.BACKEND_NOT_READY), stage.instance.admit("r"):
             pass
-        assert refused.value.reason is Reason.BACKEND_NOT_READY
 
 
 async def test_backend_hibernating_in_process_is_kept_and_woken_by_a_start() -> None:
@@ -202,9 +202,8 @@ async def test_request_during_hibernation_start_is_refused_as_not_ready_and_a_wa
         await stage.clock.advance(10.0)
         await stage.settle()
         assert stage.state == (Phase.STOPPING, "going to sleep")
-        with pytest.raises(WeftError) as refused, stage.instance.admit("r"):
+        with fails(Reason.BACKEND_NOT_READY), stage.instance.admit("r"):
             pass
-        assert refused.value.reason is Reason.BACKEND_NOT_READY
         wake = asyncio.create_task(stage.instance.wake())
         await stage.settle()
         stage.recipes.go.set()

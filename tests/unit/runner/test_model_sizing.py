@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.failures import fails
 
 from runner_svc.policy.memory_estimate import (
     GIBIBYTE,
@@ -292,9 +293,8 @@ def test_model_that_fits_nowhere_is_refused_with_its_needs_and_a_fitting_quantiz
             Variant(source="hf:Qwen/Qwen3-8B-GGUF:Q2_K", file_bytes=3 * GIBIBYTE),
         ),
     )
-    with pytest.raises(WeftError) as refused:
+    with fails(Reason.INSUFFICIENT_MEMORY) as refused:
         choose_size(known, machine(host=4))
-    assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
     assert refused.value.message == (
         "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M needs 5.3 GiB for 1 x 2048 tokens (weights 4.7 GiB, context 288 MiB, "
         "compute 365 MiB); available: 4 GiB in the host's memory, no accelerators; "
@@ -324,9 +324,8 @@ def test_weights_larger_than_all_memory_are_refused_before_the_pull() -> None:
         for name, gib in (("Q8_0", 34), ("Q4_K_M", 18), ("Q2_K", 12), ("IQ1_M", 7))
     ]
     require_memory_for(variants[1], 18 * GIBIBYTE, variants)
-    with pytest.raises(WeftError) as refused:
+    with fails(Reason.INSUFFICIENT_MEMORY) as refused:
         require_memory_for(variants[1], 14 * GIBIBYTE, variants)
-    assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
     assert refused.value.message == (
         "hf:acme/big:Q4_K_M needs 18 GiB for its weights alone; available: 14 GiB on accelerators and in the host's "
         "memory together; hf:acme/big:Q2_K (12 GiB) would fit"

@@ -1,10 +1,9 @@
 """The repetition watch over the choices of one turn: one warning for each."""
 
-import pytest
+from kit.failures import fails
 
 from runner_svc.chat.turn import RepetitionWatch
 from weft.api.common.v1 import event_pb2
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 LINE = "The lantern keeper counts the ships.\n"
@@ -25,9 +24,8 @@ def test_two_looping_choices_in_one_frame_are_both_reported() -> None:
 def test_interleaved_choices_do_not_hide_a_loop() -> None:
     watch = RepetitionWatch(kills=True)
     other = event_pb2.InferenceEvent(delta=event_pb2.Delta(index=1, text="Another one."))
-    with pytest.raises(WeftError) as killed:
+    with fails(Reason.REPEATED_LINE_LOOP):
         watch.look([*_frame(0), other] * 40)
-    assert killed.value.reason is Reason.REPEATED_LINE_LOOP
 
 
 def test_events_without_text_are_ignored() -> None:

@@ -1,6 +1,7 @@
 """Which files of a repository are a model."""
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.policy.repository_files import (
     FileRole,
@@ -90,9 +91,8 @@ def test_split_model_with_a_missing_part_is_not_a_model() -> None:
 def test_ambiguous_choice_is_refused_with_the_available_options(
     paths: tuple[str, ...], wanted: str, message: str
 ) -> None:
-    with pytest.raises(FieldError) as raised:
+    with fails(field="source") as raised:
         _chosen(paths, wanted)
-    assert raised.value.field == "source"
     assert message in raised.value.message
 
 

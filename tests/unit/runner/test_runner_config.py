@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.failures import fails
 
 from runner_svc.config import RunnerConfig
 from runner_svc.runtimes.openai_http.backend import AttachedServer
@@ -114,9 +115,8 @@ def test_unpublished_models_are_not_served(tmp_path: Path) -> None:
     assert [model.name for model in _config(section, tmp_path).models] == ["open", "shared"]
     only_true = _config(section, tmp_path, published=("shared",))
     assert [model.name for model in only_true.models] == ["shared"]
-    with pytest.raises(FieldError) as refused:
+    with fails(field="runners.r1.models"):
         _config(section, tmp_path, published=())
-    assert refused.value.field == "runners.r1.models"
 
 
 def test_agents_are_published_with_their_models(tmp_path: Path) -> None:
@@ -155,9 +155,8 @@ def test_agents_are_published_with_their_models(tmp_path: Path) -> None:
 )
 def test_invalid_default_parameter_error_names_it(name: str, value: Any, tmp_path: Path) -> None:
     agents = [{"name": "a", "model": "m1"}, {"name": "b", "model": "m1", "default_params": {name: value}}]
-    with pytest.raises(FieldError) as refused:
+    with fails(field=f"runners.r1.agents[1].default_params.{name}"):
         _config(_section(agents=agents), tmp_path)
-    assert refused.value.field == f"runners.r1.agents[1].default_params.{name}"
 
 
 @pytest.mark.parametrize(
@@ -178,9 +177,8 @@ def test_invalid_default_parameter_error_names_it(name: str, value: Any, tmp_pat
 def test_invalid_model_field_error_names_it_without_its_value(
     model: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(FieldError) as refused:
+    with fails(field=f"runners.r1.models.m1.{field}") as refused:
         _config(_section(model=model), tmp_path)
-    assert refused.value.field == f"runners.r1.models.m1.{field}"
     assert "://" not in refused.value.message
 
 

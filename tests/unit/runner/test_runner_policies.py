@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.instance.admission import RequestLimit, SlotTable
 from runner_svc.policy.backoff import MAX_PAUSE_SECONDS, retry_pause_seconds
@@ -64,9 +65,8 @@ def test_instances_of_a_runner_share_its_limit() -> None:
     limit = RequestLimit(2)
     first, second = SlotTable(2, limit), SlotTable(2, limit)
     with first.hold("r1"), second.hold("r2"):
-        with pytest.raises(WeftError) as refused, second.hold("r3"):
+        with fails(Reason.NO_SLOT_AVAILABLE), second.hold("r3"):
             pass
-        assert refused.value.reason is Reason.NO_SLOT_AVAILABLE
         assert second.holders == ("r2",)
     with first.hold("r4"), first.hold("r5"):
         assert first.holders == ("r4", "r5")
@@ -128,8 +128,7 @@ def test_log_has_a_bounded_number_of_followers() -> None:
     with ExitStack() as following:
         for _ in range(MAX_FOLLOWERS):
             following.enter_context(ring.follow(0))
-        with pytest.raises(WeftError) as refused, ring.follow(0):
+        with fails(Reason.TOO_MANY_RESOURCES), ring.follow(0):
             pass
-        assert refused.value.reason is Reason.TOO_MANY_RESOURCES
     with ring.follow(0):
         pass

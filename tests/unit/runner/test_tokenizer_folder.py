@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES
 from runner_svc.model_files.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
@@ -49,9 +50,8 @@ async def test_folder_without_template_files_has_none_and_an_override_is_used(tm
 
 @pytest.mark.parametrize("config", ["{", "[" * 100_000, "\x00"])
 def test_non_json_configuration_is_refused(tmp_path: Path, config: str) -> None:
-    with pytest.raises(WeftError, match=r"tokenizer_config\.json is not valid JSON") as refused:
+    with fails(Reason.INVALID_ARGUMENT, match=r"tokenizer_config\.json is not valid JSON"):
         read_tokenizer_folder(_folder(tmp_path, config))
-    assert refused.value.reason is Reason.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("config", ["[1]", "null", "{}"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from kit.failures import fails
 
 from runner_svc.openai_upstream.stream import DONE, StreamReader
 from weft.api.common.v1 import event_pb2
-from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason
 
@@ -200,9 +200,8 @@ def test_legacy_function_call_is_a_call() -> None:
 
 
 def test_call_without_a_name_is_an_error() -> None:
-    with pytest.raises(WeftError) as refused:
+    with fails(Reason.TOOL_CALL_INVALID):
         _calls([_call(None, ONE, index=3)])
-    assert refused.value.reason is Reason.TOOL_CALL_INVALID
 
 
 def test_unknown_fields_of_calls_and_messages_are_kept() -> None:

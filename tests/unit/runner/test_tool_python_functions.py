@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import pytest
+from kit.failures import fails
 from pydantic import BaseModel, Field
 
 from runner_svc.tools import python_functions
@@ -273,16 +274,14 @@ async def test_hanging_thread_does_not_prevent_process_exit() -> None:
     ],
 )
 def test_unsupported_function_is_refused_with_the_field(function: str, says: str) -> None:
-    with pytest.raises(FieldError, match=says) as caught:
+    with fails(match=says, field="runners.a.tools.tool.function"):
         build_tool_box([tool(function)], where="runners.a.tools")
-    assert caught.value.field == "runners.a.tools.tool.function"
 
 
 @pytest.mark.parametrize("text", ["os.path", "os:", ":join", "no_such_module_here:f", "os:path.nothing"])
 def test_reference_to_a_non_function_is_refused(text: str) -> None:
-    with pytest.raises(FieldError) as caught:
+    with fails(field="tools.tool.function"):
         build_tool_box([ToolSettings(type="python", name="tool", function=text)])
-    assert caught.value.field == "tools.tool.function"
 
 
 def test_module_that_fails_on_import_is_reported_in_one_line(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.failures import fails
 
 from runner_svc.chat.offer import MAX_SENT_DEPTH
 from runner_svc.tools import schemas
@@ -72,9 +73,8 @@ def test_valid_arguments_are_returned(text: str, arguments: dict[str, Any]) -> N
     ],
 )
 def test_invalid_arguments_are_refused_with_their_position(text: str, says: str) -> None:
-    with pytest.raises(WeftError) as caught:
+    with fails(Reason.TOOL_CALL_INVALID) as caught:
         parse(text)
-    assert caught.value.reason is Reason.TOOL_CALL_INVALID
     assert says in caught.value.message
     assert caught.value.metadata == {"tool": "person"}
     assert len(caught.value.message) < 1000
@@ -114,9 +114,8 @@ def test_many_comparisons_with_a_long_list_end_in_an_error(monkeypatch: pytest.M
 
 
 def test_circular_schema_is_an_error_and_not_a_crash() -> None:
-    with pytest.raises(WeftError, match="too many steps") as caught:
+    with fails(Reason.TOOL_CALL_INVALID, match="too many steps"):
         ArgumentCheck("person", {"allOf": [{"$ref": "#"}]}).parse('{"a": 1}')
-    assert caught.value.reason is Reason.TOOL_CALL_INVALID
 
 
 @pytest.mark.parametrize("frames_below", range(12))
@@ -134,9 +133,8 @@ def test_deep_arguments_for_a_recursive_schema_end_in_an_error_and_not_a_panic(
         else:
             parse(f'{{"a": {"[" * 900}{"]" * 900}}}', schema)
 
-    with pytest.raises(WeftError, match="too many steps") as caught:
+    with fails(Reason.TOOL_CALL_INVALID, match="too many steps"):
         parse_below(frames_below)
-    assert caught.value.reason is Reason.TOOL_CALL_INVALID
 
 
 def test_deepest_serializable_arguments_can_be_validated_against_a_recursive_schema() -> None:

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.settings import RunnerSettings
 from runner_svc.tools.port import ToolSettings
@@ -77,9 +78,8 @@ def test_every_type_becomes_its_source() -> None:
     ],
 )
 def test_mistakes_are_reported_by_field_without_the_value(tool: dict[str, Any], field: str) -> None:
-    with pytest.raises(FieldError) as caught:
+    with fails(field=f"runners.r.tools.t.{field}") as caught:
         tool_sources(section(tool), ENVIRONMENT)
-    assert caught.value.field == f"runners.r.tools.t.{field}"
     assert "pw" not in caught.value.message
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.failures import fails
 from kit.peft_folder import write_peft_adapter
 
 from runner_svc.backend.port import LoadOrder
@@ -199,9 +200,8 @@ def test_each_model_kind_has_its_operations() -> None:
 )
 def test_contradicting_settings_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
     model, context = engine_settings(VllmModel, command=("vllm",), model="org/model", **settings)
-    with pytest.raises(FieldError) as refused:
+    with fails(field=f"model.{field}"):
         RUNTIME.build(model, context)
-    assert refused.value.field == f"model.{field}"
 
 
 def test_missing_program_error_shows_the_install_command() -> None:
@@ -250,9 +250,8 @@ def test_runner_api_variables_apply_to_unset_settings(tmp_path: Path) -> None:
 )
 def test_invalid_variable_error_names_it(environment: dict[str, str]) -> None:
     given = engine_settings(VllmModel, command=("vllm",), model="a/b", environment=environment)
-    with pytest.raises(FieldError) as refused:
+    with fails(field=next(iter(environment))):
         RUNTIME.build(*given)
-    assert refused.value.field == next(iter(environment))
 
 
 def test_vision_model_declares_image_support() -> None:
@@ -309,9 +308,8 @@ def test_unloadable_adapters_are_refused_with_their_setting(tmp_path: Path) -> N
     ]
     for settings, field, words in faults:
         given = engine_settings(VllmModel, command=("vllm",), model="org/model", **settings)
-        with pytest.raises(FieldError, match=words) as refused:
+        with fails(match=words, field=f"model.{field}"):
             RUNTIME.build(*given)
-        assert refused.value.field == f"model.{field}"
 
 
 def test_settings_are_read_from_a_configuration() -> None:
