@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -34,9 +34,24 @@ def engine(cpu_seconds: float = 0.0, gpu_seconds: float | None = None) -> Engine
     return EngineUsage(cpu_seconds=cpu_seconds, gpu_seconds=gpu_seconds)
 
 
-def step(
-    policy: ProgressPolicy, seconds: Iterable[float], look: Callable[[float], Observation]
-) -> tuple[float, Verdict]:
+Look = Callable[[float], Observation]
+"""An observation by the seconds since the start."""
+
+
+def seen(spent: float, *requests: RequestSample, **signs: Any) -> Observation:
+    """An engine that does nothing, with one prefill unless other requests are given."""
+    return Observation(**{"now": START + spent, "requests": requests or [request()], "engine": engine()} | signs)
+
+
+def looping(spent: float, seconds: float, *, report_at: float | None = None) -> Observation:
+    """An engine that computes without end: each of its requests is given up after so many seconds."""
+    key, since = divmod(spent, seconds)
+    began, now = START + key * seconds, START + spent
+    running = [request(int(key), started=began, turn_started=began, last_progress=now, last_report=report_at)]
+    return Observation(now=now, requests=running if since else [], last_report=report_at, engine=engine(spent))
+
+
+def step(policy: ProgressPolicy, seconds: Iterable[float], look: Look) -> tuple[float, Verdict]:
     """Returns the first verdict with an action, and its time; at the end an empty one."""
     at = 0.0
     for at in seconds:
@@ -46,173 +61,137 @@ def step(
     return at, Verdict()
 
 
-def every_second(until: int) -> Iterable[float]:
-    return (START + second for second in range(until + 1))
+class Unjudged(NamedTuple):
+    """What is left alone for so many seconds."""
+
+    seconds: int
+    look: Look
+    limits: TimeoutProfile = PROFILE
 
 
-@pytest.mark.parametrize(
-    ("cpu_share", "gpu_share"), [(0.9, None), (0.06, None), (0.0, 0.5)], ids=["busy", "barely busy", "on the GPU"]
-)
-def test_working_ten_minute_prefill_is_never_ended(cpu_share: float, gpu_share: float | None) -> None:
-    def look(now: float) -> Observation:
-        spent = now - START
-        gpu = None if gpu_share is None else spent * gpu_share
-        return Observation(now=now, requests=[request()], engine=engine(spent * cpu_share, gpu))
+UNJUDGED = {
+    "a prefill that uses a processor": Unjudged(600, lambda spent: seen(spent, engine=engine(spent * 0.9))),
+    "a prefill that barely uses a processor": Unjudged(600, lambda spent: seen(spent, engine=engine(spent * 0.06))),
+    "a prefill on a GPU": Unjudged(600, lambda spent: seen(spent, engine=engine(0.0, spent * 0.5))),
+    "a prefill that reports its progress": Unjudged(
+        600, lambda spent: seen(spent, request(last_progress=START + spent // 100 * 100))
+    ),
+    "a prefill whose work begins shortly before the limit": Unjudged(
+        130, lambda spent: seen(spent, engine=engine(max(0.0, spent - 110.0)))
+    ),
+    "a prefill on a server whose processes are not seen": Unjudged(
+        3600, lambda spent: seen(spent, engine=None, owned=False)
+    ),
+    "a prefill without a limit": Unjudged(3600, seen, replace(PROFILE, prefill_liveness_seconds=None)),
+    "a slow answer": Unjudged(
+        600, lambda spent: seen(spent, generating(last_token=START + spent // 59 * 59), engine=None)
+    ),
+    "requests that are given up early": Unjudged(1_000, lambda spent: looping(spent, 100.0)),
+    "long prompts with reports that are given up": Unjudged(
+        1_000, lambda spent: looping(spent, 300.0, report_at=START + spent // 50 * 50)
+    ),
+    "a token between two requests that are given up": Unjudged(
+        650, lambda spent: replace(looping(spent, 300.0), last_report=START + 320.0 if spent > 320 else None)
+    ),
+}
 
-    assert step(ProgressPolicy(PROFILE), every_second(600), look)[1] == Verdict()
+
+@pytest.mark.parametrize("what", UNJUDGED)
+def test_progress_is_not_a_stall(what: str) -> None:
+    case = UNJUDGED[what]
+    assert step(ProgressPolicy(case.limits), range(case.seconds + 1), case.look)[1] == Verdict()
 
 
-def test_ten_minute_prefill_with_progress_reports_is_never_ended() -> None:
-    def look(now: float) -> Observation:
-        reported = START + (now - START) // 100 * 100
-        return Observation(now=now, requests=[request(last_progress=reported)], engine=engine())
+class Stall(NamedTuple):
+    """What is ended after so many seconds by the limit in the message; `others`: the engine serves them on."""
 
-    assert step(ProgressPolicy(PROFILE), every_second(600), look)[1] == Verdict()
+    seconds: float
+    look: Look
+    limit: str
+    others: bool = False
+    limits: TimeoutProfile = PROFILE
+    reason: Reason = Reason.STALL_TIMEOUT
 
 
-@pytest.mark.parametrize("cpu_share", [0.0, 0.03], ids=["frozen", "only writing comments"])
-def test_prefill_without_progress_ends_at_the_limit_and_restarts_the_engine(cpu_share: float) -> None:
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[request()], engine=engine(cpu_share * (now - START)))
+PREFILL, STREAM = "prefill_liveness_timeout_seconds", "idle_stream_timeout_seconds"
+STALLS = {
+    "a frozen prefill": Stall(120, seen, PREFILL),
+    "a prefill that only writes comments": Stall(120, lambda spent: seen(spent, engine=engine(0.03 * spent)), PREFILL),
+    "a prefill with one short burst of work": Stall(
+        120, lambda spent: seen(spent, engine=engine(0.5 if spent >= 60 else 0.0)), PREFILL
+    ),
+    "a prefill while another answer streams": Stall(
+        120, lambda spent: seen(spent, request(), generating(2, last_token=START + spent)), PREFILL, others=True
+    ),
+    "an answer that stops": Stall(60, lambda spent: seen(spent, generating(), engine=None), STREAM),
+    "an answer that stops when another request arrives": Stall(
+        60,
+        lambda spent: seen(
+            spent,
+            generating(),
+            request(2, started=START + spent, turn_started=START + spent, last_progress=START + spent),
+        ),
+        STREAM,
+    ),
+    "an answer that stops beside one that flows": Stall(
+        60, lambda spent: seen(spent, generating(), generating(2, last_token=START + spent)), STREAM, others=True
+    ),
+    "an answer that stops beside a prefill that moves": Stall(
+        60, lambda spent: seen(spent, generating(), request(2, last_progress=START + spent)), STREAM, others=True
+    ),
+    "an answer that stops when another one has ended": Stall(
+        60, lambda spent: seen(spent, generating(), last_token=START + spent), STREAM, others=True
+    ),
+    "an answer that stops after a tool": Stall(
+        499 + 60, lambda spent: seen(spent, generating(in_engine=not 10 < spent < 500), engine=None), STREAM
+    ),
+    "a first token of a busy engine that is late": Stall(
+        30,
+        lambda spent: seen(spent, engine=engine(spent)),
+        "first_token_timeout_seconds",
+        others=True,
+        limits=replace(PROFILE, first_token_seconds=30.0),
+    ),
+    "a request with tools that takes too long in all": Stall(
+        300,
+        lambda spent: seen(spent, generating(last_token=START + spent, in_engine=False), engine=None),
+        "absolute_timeout_seconds",
+        others=True,
+        limits=replace(PROFILE, absolute_seconds=300.0),
+        reason=Reason.DEADLINE_EXCEEDED,
+    ),
+}
 
-    at, verdict = step(ProgressPolicy(PROFILE), every_second(600), look)
-    assert at == START + 120.0
-    assert verdict.failures[0].reason is Reason.STALL_TIMEOUT
-    assert "prefill_liveness_timeout_seconds" in verdict.failures[0].message
-    assert verdict.restart
+
+@pytest.mark.parametrize("what", STALLS)
+def test_stall_ends_its_request_at_the_limit_and_restarts_an_engine_that_serves_no_other(what: str) -> None:
+    stall = STALLS[what]
+    at, verdict = step(ProgressPolicy(stall.limits), range(1_000), stall.look)
+    (failure,) = verdict.failures
+    assert (at, failure.key, failure.reason) == (stall.seconds, 1, stall.reason)
+    assert stall.limit in failure.message
+    assert (stall.limit in verdict.restart) is not stall.others
+
+
+def test_looping_engine_is_restarted_after_two_abandoned_requests() -> None:
+    at, verdict = step(ProgressPolicy(PROFILE), range(1_000), lambda spent: looping(spent, 300.0))
+    assert (at, verdict.failures) == (600.0, ())
+    assert verdict.restart == "2 requests in a row ended without a token or a report on their prompt"
 
 
 def test_engine_frozen_mid_prefill_is_detected_one_limit_later() -> None:
-    policy = ProgressPolicy(PROFILE)
-    progress = START
-
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[request(last_progress=progress)], engine=engine(min(now - START, 50.0)))
-
-    for now in every_second(600):
-        verdict = policy.look(look(now))
+    policy, progress = ProgressPolicy(PROFILE), START
+    for spent in range(600):
+        verdict = policy.look(seen(spent, request(last_progress=progress), engine=engine(min(spent, 50.0))))
         if verdict.working:
-            progress = now  # what the watchdog notes on the record
+            progress = START + spent  # what the watchdog notes on the record
         if verdict.restart:
             break
-    assert now == START + 50.0 + 120.0
+    assert spent == 50 + 120
 
 
-def test_work_starting_shortly_before_the_limit_counts() -> None:
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[request()], engine=engine(max(0.0, now - START - 110.0)))
-
-    assert step(ProgressPolicy(PROFILE), every_second(130), look)[1] == Verdict()
-
-
-def test_single_short_burst_is_not_work() -> None:
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[request()], engine=engine(0.5 if now >= START + 60 else 0.0))
-
-    assert step(ProgressPolicy(PROFILE), every_second(200), look)[0] == START + 120.0
-
-
-def test_prefill_is_not_judged_without_visible_processes() -> None:
-    """For a server that weft did not start only tokens are signs of progress."""
-
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[request()], owned=False)
-
-    assert step(ProgressPolicy(PROFILE), every_second(3600), look)[1] == Verdict()
-
-
-def test_prefill_is_not_judged_with_the_limit_disabled() -> None:
-    policy = ProgressPolicy(replace(PROFILE, prefill_liveness_seconds=None))
-    assert step(policy, every_second(3600), lambda now: Observation(now=now, requests=[request()], engine=engine()))[
-        1
-    ] == (Verdict())
-
-
-def test_first_token_limit_ends_the_request_of_a_busy_engine_without_a_restart() -> None:
-    policy = ProgressPolicy(replace(PROFILE, first_token_seconds=30.0))
-
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[request()], engine=engine(now - START))
-
-    at, verdict = step(policy, every_second(100), look)
-    assert at == START + 30.0
-    assert "first_token_timeout_seconds" in verdict.failures[0].message
-    assert verdict.failures[0].reason is Reason.STALL_TIMEOUT
-    assert not verdict.restart
-
-
-def test_answer_that_stops_midway_restarts_the_engine() -> None:
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[generating()])
-
-    at, verdict = step(ProgressPolicy(PROFILE), every_second(100), look)
-    assert at == START + 60.0
-    assert "idle_stream_timeout_seconds" in verdict.restart
-    assert verdict.failures[0].reason is Reason.STALL_TIMEOUT
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda now: {"requests": [generating(2, last_token=now)]},
-        lambda now: {"requests": [request(2, last_progress=now)]},
-        lambda now: {"last_token": now},
-    ],
-    ids=["another answer flows", "another prefill moves", "another answer has ended"],
-)
-def test_stopped_answer_on_an_engine_serving_others_ends_without_a_restart(other: Callable[[float], Any]) -> None:
-    def look(now: float) -> Observation:
-        extra = dict(other(now))
-        return Observation(now=now, requests=[generating(1), *extra.pop("requests", [])], engine=engine(), **extra)
-
-    at, verdict = step(ProgressPolicy(PROFILE), every_second(100), look)
-    assert at == START + 60.0
-    assert [failure.key for failure in verdict.failures] == [1]
-    assert not verdict.restart
-
-
-def test_stopped_prefill_while_another_answer_streams_ends_without_a_restart() -> None:
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[request(1), generating(2, last_token=now)], engine=engine())
-
-    at, verdict = step(ProgressPolicy(PROFILE), every_second(200), look)
-    assert (at, [failure.key for failure in verdict.failures]) == (START + 120.0, [1])
-    assert not verdict.restart
-
-
-def test_newly_arrived_request_is_not_a_sign_of_engine_progress() -> None:
-    def look(now: float) -> Observation:
-        arrived = request(2, started=now, turn_started=now, last_progress=now)
-        return Observation(now=now, requests=[generating(1), arrived], engine=engine())
-
-    assert step(ProgressPolicy(PROFILE), every_second(100), look)[1].restart
-
-
-def test_slow_answer_continues() -> None:
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[generating(last_token=START + (now - START) // 59 * 59)])
-
-    assert step(ProgressPolicy(PROFILE), every_second(600), look)[1] == Verdict()
-
-
-def test_request_waiting_for_a_tool_or_caller_is_not_judged_and_its_timer_restarts_afterwards() -> None:
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[generating(in_engine=not START + 10 < now < START + 500)])
-
-    assert step(ProgressPolicy(PROFILE), every_second(1000), look)[0] == START + 499 + 60
-
-
-def test_absolute_limit_applies_to_the_whole_request_including_tools() -> None:
-    policy = ProgressPolicy(replace(PROFILE, absolute_seconds=300.0))
-
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[generating(last_token=now, in_engine=False)])
-
-    at, verdict = step(policy, every_second(400), look)
-    assert at == START + 300.0
-    assert verdict.failures[0].reason is Reason.DEADLINE_EXCEEDED
-    assert "absolute_timeout_seconds" in verdict.failures[0].message
-    assert not verdict.restart
+def every_second(until: int) -> Iterable[float]:
+    return (START + second for second in range(until + 1))
 
 
 @pytest.mark.parametrize(
@@ -225,11 +204,8 @@ def test_machine_suspend_of_an_hour_causes_no_timeout(signs: RequestSample) -> N
 
 
 def test_time_before_and_after_a_machine_suspend_counts() -> None:
-    def look(now: float) -> Observation:
-        return Observation(now=now, requests=[generating()])
-
-    moments = [*every_second(50), *(START + 3600 + second for second in range(60))]
-    assert step(ProgressPolicy(PROFILE), moments, look)[0] == START + 3600 + 9
+    moments = [*range(51), *range(3600, 3660)]
+    assert step(ProgressPolicy(PROFILE), moments, lambda spent: seen(spent, generating(), engine=None))[0] == 3609
 
 
 def _idle(policy: ProgressPolicy, until: int, **signs: Any) -> tuple[float, int, Verdict]:
@@ -302,35 +278,3 @@ def test_usage_window_keeps_a_bounded_number_of_samples() -> None:
     for step_number in range(100_000):
         watch.worked(step_number / 1000.0, engine())
     assert len(watch._samples) <= 34
-
-
-def looping(now: float, seconds: float, *, report_at: float | None = None) -> Observation:
-    """An engine that computes without end: each of its requests is given up after so many seconds."""
-    key, spent = divmod(now - START, seconds)
-    began = START + key * seconds
-    running = [request(int(key), started=began, turn_started=began, last_progress=now, last_report=report_at)]
-    return Observation(now=now, requests=running if spent else [], last_report=report_at, engine=engine(now - START))
-
-
-def test_looping_engine_is_restarted_after_two_abandoned_requests() -> None:
-    at, verdict = step(ProgressPolicy(PROFILE), every_second(1_000), lambda now: looping(now, 300.0))
-    assert (at, verdict.failures) == (START + 600.0, ())
-    assert verdict.restart == "2 requests in a row ended without a token or a report on their prompt"
-
-
-def test_early_abandoned_requests_do_not_restart_a_working_engine() -> None:
-    assert step(ProgressPolicy(PROFILE), every_second(1_000), lambda now: looping(now, 100.0))[1] == Verdict()
-
-
-def test_abandoned_long_prompts_do_not_restart_an_engine_that_reports_progress() -> None:
-    def look(now: float) -> Observation:
-        return looping(now, 300.0, report_at=START + (now - START) // 50 * 50)
-
-    assert step(ProgressPolicy(PROFILE), every_second(1_000), look)[1] == Verdict()
-
-
-def test_token_between_two_abandoned_requests_counts_as_progress() -> None:
-    def look(now: float) -> Observation:
-        return replace(looping(now, 300.0), last_report=START + 320.0 if now > START + 320 else None)
-
-    assert step(ProgressPolicy(PROFILE), every_second(650), look)[1] == Verdict()
