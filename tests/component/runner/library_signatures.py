@@ -36,6 +36,5 @@ def _parameters(arguments: ast.arguments) -> Iterator[list[Any]]:
 
 
 def text_of(record: dict[str, Any]) -> str:
-    """Returns the record as JSON, with a function in each line."""
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in record["signatures"].items())
     return f'{{\n"version": {json.dumps(record["version"])},\n"signatures": {{\n{lines}\n}}\n}}\n'

@@ -27,7 +27,6 @@ CALLED = {
 
 
 def recorded(folder: Path) -> dict[str, Any]:
-    """Returns the record of an unpacked wheel."""
     (metadata,) = folder.glob("exllamav3-*.dist-info")
     version = metadata.name.removeprefix("exllamav3-").removesuffix(".dist-info")
     return {"version": version, "signatures": signatures_of(folder / "exllamav3", CALLED)}

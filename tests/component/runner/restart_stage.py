@@ -50,7 +50,6 @@ class Repaving:
         await self.until(lambda: self.instance.phase is phase, f"not {phase.name}")
 
     async def until_restarted(self, count: int = 1) -> None:
-        """Wait until it is ready after that many restarts."""
         await self.until(
             lambda: self.instance.restart_count >= count and self.instance.phase is Phase.READY, "not ready again"
         )
@@ -61,7 +60,6 @@ class Repaving:
         os.kill(self.backend.process_id, signal.SIGKILL)
 
     def control(self) -> FakeControl:
-        """Call a control route of the present fake backend."""
         return control_of(self.backend)
 
     async def ask(self, request_id: str = "r", text: list[str] | None = None, max_tokens: int = 5) -> WeftError | None:
@@ -120,8 +118,6 @@ async def living(backend: Backend, *, slots: int, **settings: Any) -> AsyncItera
 
 @dataclass(frozen=True)
 class Leftovers:
-    """The resources of this process."""
-
     processes: int
     file_descriptors: int
     threads: int
@@ -129,7 +125,6 @@ class Leftovers:
 
 
 def count_leftovers() -> Leftovers:
-    """Returns the present count."""
     return Leftovers(
         processes=len(own_children(recursive=True)),
         file_descriptors=len(list(Path("/proc/self/fd").iterdir())),

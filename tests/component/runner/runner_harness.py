@@ -71,7 +71,6 @@ class NotingRegistry(runner_session_service_pb2_grpc.RunnerSessionServiceService
 
     @property
     def capability(self) -> runner_pb2.Capability:
-        """Returns the last reported capability."""
         return self.beats[-1].capability if self.beats else runner_pb2.Capability()
 
     async def OpenSession(  # noqa: N802 - the rpc's name
@@ -304,7 +303,6 @@ class OtherServer:
 
 
 async def refusal(call: Any) -> WeftError:
-    """Returns the error of a call."""
     try:
         await call
     except grpc.aio.AioRpcError as error:

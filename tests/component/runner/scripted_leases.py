@@ -135,8 +135,6 @@ class SeenHost:
 
 
 class Holder:
-    """The holder of a lease in these tests."""
-
     def __init__(self) -> None:
         self.held: tuple[ProcessId, ...] = ()
         self.lost: list[str] = []
@@ -185,7 +183,6 @@ async def keeping(
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Wait until the condition holds."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"

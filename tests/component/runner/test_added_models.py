@@ -238,9 +238,7 @@ def _served(name: str, added: added_model_pb2.AddedModel | None = None) -> Serve
     return fake_model(name, hibernation=HibernationSettings(start_asleep=True), added=added)
 
 
-async def test_added_model_with_a_name_taken_elsewhere_is_dropped_so_the_runner_joins(
-    tmp_path: Path,
-) -> None:
+async def test_added_model_with_a_name_taken_elsewhere_is_dropped_so_the_runner_joins(tmp_path: Path) -> None:
     added = added_model_pb2.AddedModel(name="tiny", source=SOURCE)
     async with running_runner(tmp_path, [_served("own"), _served("tiny", added)]) as runner:
         await runner.until(Phase.HIBERNATING, "own")

@@ -12,6 +12,7 @@ from aiohttp import web
 from kit.engine_settings import engine_settings
 from kit.engines import CALL, chat, started
 from kit.fake_backend import run_fake_backend
+from kit.http_server import http_server
 from structlog.testing import capture_logs
 
 from runner_svc.backend.port import BackendFacts
@@ -22,7 +23,6 @@ from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS, MAX_ATTACHED
 from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.request import Skill
-from weft_testing.free_port import free_port
 
 SECONDS = 10.0
 
@@ -46,14 +46,9 @@ class Routes:
 
 @asynccontextmanager
 async def serving(**answers: Any) -> AsyncIterator[tuple[str, Routes]]:
-    routes, port = Routes({f"/{path.replace('__', '/')}": answer for path, answer in answers.items()}), free_port()
-    runner = web.ServerRunner(web.Server(routes.answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield f"http://127.0.0.1:{port}", routes
-    finally:
-        await runner.cleanup()
+    routes = Routes({f"/{path.replace('__', '/')}": answer for path, answer in answers.items()})
+    async with http_server(routes.answer) as url:
+        yield url, routes
 
 
 def models(*entries: dict[str, Any]) -> dict[str, Any]:
@@ -194,9 +189,7 @@ async def test_remote_server_is_queried_only_for_its_model_list() -> None:
         assert set(routes.asked) == {"/v1/models"}
 
 
-async def test_foreign_requests_on_a_server_are_counted_separately(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_foreign_requests_on_a_server_are_counted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
     async with (
         run_fake_backend(answer_tokens=0, tokens_per_second=20) as fake,

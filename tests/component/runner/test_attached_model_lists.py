@@ -11,13 +11,13 @@ import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
 from kit.hostile_engine.server import FACTS
+from kit.http_server import http_server
 from runner_harness import running_runner
 
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
-from weft_testing.free_port import free_port
 
 
 @dataclass
@@ -43,15 +43,10 @@ class Lister:
 
 @asynccontextmanager
 async def lister(*names: str, status: int = 200) -> AsyncIterator[Lister]:
-    found, port = Lister(list(names), status), free_port()
-    runner = web.ServerRunner(web.Server(found.answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    found.url = f"http://127.0.0.1:{port}/v1"
-    try:
+    found = Lister(list(names), status)
+    async with http_server(found.answer) as url:
+        found.url = f"{url}/v1"
         yield found
-    finally:
-        await runner.cleanup()
 
 
 def served(server: Lister, upstream_model: str) -> ServedModel:
@@ -65,9 +60,7 @@ def served(server: Lister, upstream_model: str) -> ServedModel:
     )
 
 
-async def test_server_missing_the_model_is_not_ready_and_gets_no_requests_until_it_lists_it(
-    tmp_path: Path,
-) -> None:
+async def test_server_missing_the_model_is_not_ready_and_gets_no_requests_until_it_lists_it(tmp_path: Path) -> None:
     """A misspelt upstream_model was ready, and the first chat was answered with the server's 404."""
     async with (
         lister("qwen3:8b", "llama3.2:3b") as server,

@@ -21,8 +21,6 @@ from weft_testing.fake_clock import FakeClock
 
 
 class Host:
-    """Serves nothing: the servers here list no models."""
-
     def is_served(self, name: str) -> bool:
         del name
         return False

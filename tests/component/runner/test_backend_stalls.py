@@ -38,8 +38,6 @@ NOTICE_SECONDS = 5.0
 
 
 class Watched:
-    """A running engine, its records and its watchdog."""
-
     def __init__(self, backend: Backend, profile: TimeoutProfile = PROFILE) -> None:
         self.backend = backend
         self.records = RequestRecords("m", SystemClock())

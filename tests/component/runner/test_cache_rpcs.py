@@ -83,9 +83,7 @@ async def test_prefix_is_selected_by_the_ticket_tenant(tmp_path: Path) -> None:
         assert await _cached(runner, "a", TAGGED) > 20
 
 
-async def test_platform_prompt_counts_as_prompt_and_cached_tokens_per_tenant(
-    tmp_path: Path,
-) -> None:
+async def test_platform_prompt_counts_as_prompt_and_cached_tokens_per_tenant(tmp_path: Path) -> None:
     said = "house " * 200
     async with ready_runner(tmp_path, [_model()]) as runner:
         plain = (await _usage(runner, "a")).prompt_tokens

@@ -27,6 +27,7 @@ from kit.engine_settings import engine_settings
 from kit.failures import fails
 from kit.fake_comfyui.nodes import picture
 from kit.fake_comfyui.server import FakeComfyUi
+from kit.presence import present
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
@@ -140,8 +141,7 @@ async def test_engine_load_includes_foreign_prompts(tmp_path: Path) -> None:
         try:
             await backend.start()
             await until(lambda: backend.engine_load is not None)
-            load = backend.engine_load
-            assert load is not None
+            load = present(backend.engine_load)
             assert (load.running_count, load.waiting_count, load.other_count) == (1, 1, 2)
         finally:
             fake.worker.pace.go()
@@ -168,8 +168,7 @@ async def test_cancelling_a_running_prompt_interrupts_it_and_no_foreign_one(tmp_
         async with aclosing(backend.generate_images(HILL, call())) as frames:
             await anext(frames)
             await until(lambda: fake.worker.running is not None)
-            own = fake.worker.running
-            assert own is not None
+            own = present(fake.worker.running)
             foreign = await queue_foreign(fake)
             closing = asyncio.create_task(frames.aclose())
             await until(lambda: any(path == "/interrupt" for _, path, _ in fake.requests))

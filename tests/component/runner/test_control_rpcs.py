@@ -98,8 +98,6 @@ async def test_request_limit_applies_across_all_models(tmp_path: Path) -> None:
 
 
 class StubbornBackend(LlamaServerBackend):
-    """A backend that ends correctly, and raises."""
-
     async def stop(self) -> None:
         await super().stop()
         raise RuntimeError("I do not want to")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from kit.http_server import http_server
 
 from runner_svc.discovery import FoundServer, find_servers
 from runner_svc.openai_upstream import probe
@@ -25,7 +26,6 @@ def listing(*names: str, owner: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def serving(routes: Mapping[str, Any], status: int = 200) -> AsyncIterator[str]:
-    """Serves these answers by path; yields the address."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         found = routes.get(request.path)
@@ -35,14 +35,8 @@ async def serving(routes: Mapping[str, Any], status: int = 200) -> AsyncIterator
             return web.Response(status=404)
         return web.Response(status=status, body=found if isinstance(found, bytes) else json.dumps(found).encode())
 
-    port = free_port()
-    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
+    async with http_server(answer) as url:
+        yield url.removeprefix("http://")
 
 
 async def found_at(address: str) -> FoundServer | None:

@@ -35,9 +35,7 @@ LOOKED_FOR = {
 
 
 @pytest.mark.slow("starts a server program")
-async def test_library_program_runs_isolated_from_wefts_environment(
-    tmp_path: Path,
-) -> None:
+async def test_library_program_runs_isolated_from_wefts_environment(tmp_path: Path) -> None:
     backend = LlamaCppPythonBackend(
         *engine_settings(
             LlamaCppPythonModel,

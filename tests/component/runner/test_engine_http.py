@@ -62,7 +62,6 @@ async def _over(handler: Handler, **changes: Any) -> AsyncIterator[tuple[Hostile
 
 
 async def _ask(client: EngineClient, path: str = "/x", body: bytes = b"{}") -> tuple[Answer, bytes]:
-    """One request, read to its end and released."""
     got = await client.send("POST", path, {}, body)
     try:
         return got, b"".join([part async for part in got.parts()])
@@ -269,18 +268,6 @@ async def test_flooding_server_is_throttled_by_backpressure() -> None:
         rest = sum([len(part) async for part in got.parts()])
         assert held + rest == FLOOD_BYTES
         got.release()
-
-
-async def test_client_without_a_buffer_limit_buffers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control of the test before."""
-    monkeypatch.setattr(limits, "MAX_BUFFERED_BYTES", 2 * FLOOD_BYTES)
-    flood = chunked(b"x" * 65_536) * 64
-    async with _over(_writes(STREAM_HEAD, flood, LAST_CHUNK)) as (server, client):
-        got = await client.send("POST", "/x", {}, b"{}")
-        await until(lambda: got.is_complete)
-        assert len(await got.read()) == 64 * 65_536
-        got.release()
-        assert server.opened == 1
 
 
 async def test_idle_connection_closes_after_its_timeout_and_an_active_one_does_not() -> None:

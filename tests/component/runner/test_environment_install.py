@@ -1,7 +1,6 @@
 """An environment is installed from a package index of ours, with real Python and pip, and what fails leaves nothing."""
 
 import asyncio
-import importlib.metadata
 import platform
 import re
 import subprocess
@@ -65,7 +64,6 @@ class Stage:
         self.log: list[str] = []
 
     def lock_now(self) -> None:
-        """Writes the lock file of the wheel as it is now."""
         (self.locks / "cpu.lock").write_text(lock_of(self.wheel), "utf-8")
 
     async def install(
@@ -92,12 +90,10 @@ class Stage:
         )
 
     def versions(self) -> list[Path]:
-        """Returns all that lies in the folder of versions."""
         folder = self.folder.versions(self.environment)
         return sorted(folder.iterdir()) if folder.is_dir() else []
 
     def says(self) -> str:
-        """Returns what the environment's program prints."""
         program = self.folder.environment_program(self.environment, "pebble")
         return subprocess.run([program], capture_output=True, text=True, check=True).stdout
 
@@ -240,9 +236,7 @@ async def test_foreign_folder_is_left_untouched(stage: Stage) -> None:
     assert own.is_dir()
 
 
-async def test_environment_in_use_is_removed_only_by_force_and_survives_an_upgrade(
-    stage: Stage,
-) -> None:
+async def test_environment_in_use_is_removed_only_by_force_and_survives_an_upgrade(stage: Stage) -> None:
     await stage.install()
     (used,) = stage.versions()
     python = stage.folder.environment_python(stage.environment)
@@ -275,9 +269,3 @@ async def test_moved_home_reports_a_broken_environment(stage: Stage, tmp_path: P
     assert status.state == pb.ENVIRONMENT_STATE_BROKEN
     assert status.detail.startswith(f"it was moved here from {tmp_path}/home/runtimes/.versions/gravel/")
     assert status.detail.endswith("--reinstall")
-
-
-def test_stub_package_is_not_installed_in_wefts_environment() -> None:
-    """The control of the check in these tests: the name is found in the environment alone."""
-    with pytest.raises(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version("grit")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kit.engine_settings import engine_settings
 from kit.failures import fails
+from kit.presence import present
 from kit.speech_calls import CALL, FOX, first_piece, payload, speaking, spoken
 
 from runner_svc.policy.timeouts import StopGraces
@@ -111,8 +112,7 @@ async def test_killed_server_fails_its_request_and_works_after_a_restart(program
     async with speaking(_backend(program, slots=1)) as (backend, _):
         pieces = backend.speak(payload(LONG), CALL)
         assert (await anext(pieces)).data
-        process = backend.process_id
-        assert process is not None
+        process = present(backend.process_id)
         os.kill(process, signal.SIGKILL)
         with fails(Reason.SERVER_DIED):
             async for _ in pieces:

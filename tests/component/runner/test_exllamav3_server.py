@@ -30,7 +30,7 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
-from weft_testing.conformance.prefix_cache import MIN_HIT_TOKENS, SEA, PrefixCacheConformance, Tenants
+from weft_testing.conformance.prefix_cache import PrefixCacheConformance
 
 SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
 
@@ -143,14 +143,6 @@ async def _until_logged(backend: ExllamaV3Backend, begin: str) -> str:
                 if line.startswith(begin):
                     return line
             await asyncio.sleep(0.01)
-
-
-async def test_tenants_with_the_same_salt_share_pages(model: Path) -> None:
-    """The negative control of the suite over this engine."""
-    async with _running(model) as (backend, _):
-        tenants = Tenants(backend, CacheManager([OneModel(backend)]), lambda _: _of("same"))
-        assert await tenants.cached("a", SEA) == 0
-        assert await tenants.cached("b", SEA) > MIN_HIT_TOKENS
 
 
 async def test_prompt_begins_with_a_bos_token_unless_the_tokenizer_adds_none(model: Path) -> None:

@@ -11,6 +11,7 @@ from hosted_stage import scripted
 from kit.engine_settings import engine_settings
 from kit.engines import ANSWER_SECONDS, CALL, START_SECONDS, started
 from kit.failures import fails
+from kit.presence import present
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.load_plan import AS_CONFIGURED
@@ -296,6 +297,5 @@ async def test_cpu_model_reserves_no_accelerator_memory(model: Path) -> None:
     (model / "model.bin").write_bytes(bytes(1_000_000))
     for device, taken in (("cpu", False), ("cuda", True)):
         engine = RUNTIME.build(*engine_settings(FasterWhisperModel, path=model, device=device))
-        expected = await engine.forecast.expect(AS_CONFIGURED)
-        assert expected is not None
+        expected = present(await engine.forecast.expect(AS_CONFIGURED))
         assert (expected.bytes > 1_000_000) is taken, device

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kit.failures import fails
+from kit.http_server import http_server
+from kit.presence import present
 
 from runner_svc.followed_servers import FollowedServers
 from runner_svc.instance.settings import ServedModel
@@ -22,14 +24,11 @@ from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 from weft_testing.fake_clock import FakeClock
-from weft_testing.free_port import free_port
 
 INTERVAL_SECONDS = 5.0
 
 
 class Host:
-    """What serves models."""
-
     def __init__(self, *taken: str) -> None:
         self.models: dict[str, ServedModel] = {}
         self._taken = taken
@@ -67,15 +66,10 @@ def listing(*names: str, owner: str = "library") -> bytes:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Server]:
-    server, port = Server(), free_port()
-    runner = web.ServerRunner(web.Server(server.answer), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    server.url = f"http://127.0.0.1:{port}/v1"
-    try:
+    server = Server()
+    async with http_server(server.answer) as url:
+        server.url = f"{url}/v1"
         yield server
-    finally:
-        await runner.cleanup()
 
 
 def section_of(**settings: Any) -> ConfiguredRunner:
@@ -191,8 +185,7 @@ async def test_weft_mesh_is_not_followed() -> None:
         async with following(server.url) as box:
             assert "it is a weft mesh" in await box.start()
             assert not box.host.models
-        said = await list_of_followed(section_of(url=server.url))
-        assert said is not None
+        said = present(await list_of_followed(section_of(url=server.url)))
         # `weft up` said that the server does not answer, and the doctor that it is to be started.
         assert why_none_served(said) == (
             "serves no model of its server: it is a weft mesh; list its models one by one; "

@@ -31,13 +31,10 @@ CALLERS = 24
 
 
 class Foreign:
-    """The running program."""
-
     def __init__(self, output: asyncio.StreamReader, record: Path) -> None:
         self._output, self._record = output, record
 
     async def accepted(self) -> None:
-        """Returns once it has accepted a connection."""
         async with asyncio.timeout(10.0):
             assert await self._output.readline() == b"accepted\n"
 

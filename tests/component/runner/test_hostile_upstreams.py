@@ -30,9 +30,7 @@ from weft_testing.free_port import free_port
 STALL_SECONDS = 0.25
 
 
-async def test_engine_that_never_becomes_ready_times_out_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_engine_that_never_becomes_ready_times_out_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "LOAD_CHECK_SECONDS", 0.05)
     hangs = {"never_healthy": True, "fork_grandchild": True, "grandchild_setsid": True}
     engine = fake_engine(hangs, load_stall_seconds=STALL_SECONDS)
@@ -81,9 +79,7 @@ async def test_busy_upstream_retry_after_is_honored(status: int) -> None:
 @pytest.mark.parametrize(
     "place", ["http://no-such-host.invalid:{free}", "https://127.0.0.1:{plain}", "http://127.0.0.1:{free}"]
 )
-async def test_unreachable_upstream_fails_to_connect_without_revealing_its_address(
-    place: str,
-) -> None:
+async def test_unreachable_upstream_fails_to_connect_without_revealing_its_address(place: str) -> None:
     async with run_fake_backend() as fake:
         plain, free = fake.base_url.rpartition(":")[2], free_port()
         server = _server_at(place.format(free=free, plain=plain))
@@ -116,9 +112,7 @@ async def test_rate_limiting_upstream_counts_as_reachable() -> None:
         await server.stop()
 
 
-async def test_silent_upstream_counts_as_unreachable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_silent_upstream_counts_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "PROBE_TIMEOUT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = silent.getsockname()

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 from kit.engines import fake_engine
 from kit.one_model import OneModel
+from kit.presence import present
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
@@ -30,8 +31,6 @@ def _call(use: CacheUse | None) -> CallInfo:
 
 
 class _Engine:
-    """A started engine with its cache."""
-
     def __init__(self, backend: LlamaServerBackend) -> None:
         self.backend: Backend = backend
         self._desk = CacheManager([OneModel(backend)])
@@ -73,8 +72,6 @@ async def test_a_turn_that_comes_while_its_prompt_is_saved_finds_it() -> None:
 
 
 class _SlowSaves:
-    """Saves a slot once it is let to."""
-
     state_identity = ""
 
     def __init__(self) -> None:
@@ -125,10 +122,8 @@ async def test_saved_prompts_are_private_count_as_memory_and_are_deleted_with_th
     async with _Engine(backend) as ask:
         for topic in TOPICS:
             await ask.cached("a", _text(topic))
-        saved = backend._saved
-        assert saved is not None
-        folder = saved.folder
-        assert folder is not None
+        saved = present(backend._saved)
+        folder = present(saved.folder)
         files = [file.stat().st_size for file in folder.iterdir()]
         assert len(files) == 6
         assert saved.byte_count == sum(files) > 0

@@ -82,15 +82,6 @@ async def test_prefix_is_held_once_stored_and_not_once_removed() -> None:
         await _until(lambda: reports.prefixes == [1])
 
 
-async def test_emptied_cache_holds_nothing() -> None:
-    async with _followed() as (reports, engine, _):
-        await _answered(reports, "r", _prompt(1))
-        await engine.publish(stored(1, 2, session="r"))
-        await _until(lambda: reports.prefixes == [1])
-        await engine.publish(CLEARED)
-        await _until(lambda: reports.prefixes == [])
-
-
 async def test_missed_batches_are_requested_again() -> None:
     async with _followed() as (reports, engine, _):
         for request in "abc":

@@ -19,7 +19,6 @@ pytestmark = [
 
 
 def leases(world: LeasedWorld) -> dict[str, tuple[int, LeaseState]]:
-    """Fencing numbers and states by purpose."""
     host = world.host()
     found = [] if host is None else host.leases
     return {lease.purpose: (lease.fencing_number, LeaseState(lease.state)) for lease in found}
@@ -47,9 +46,7 @@ async def test_hung_load_releases_its_memory_to_the_waiting_one(tmp_path: Path) 
         assert (world.broken, world.memory_deaths()) == ([], [])
 
 
-async def test_frozen_runner_loses_its_lease_and_starts_nothing_under_it_after_resuming(
-    tmp_path: Path,
-) -> None:
+async def test_frozen_runner_loses_its_lease_and_starts_nothing_under_it_after_resuming(tmp_path: Path) -> None:
     async with leased_world(tmp_path, cards=1) as world:
         await started(world, "r1", "r2")
         await world.wake("r1", "middle")

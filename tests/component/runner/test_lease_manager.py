@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from grpc.aio import UnaryStreamCall
 from kit.failures import fails
+from kit.presence import present
 from scripted_leases import GIB, Holder, SeenHost, keeping, until, wish
 
 from runner_svc.memory.lease_manager import (
@@ -37,9 +38,7 @@ WORDS: list[str] = []
 
 async def _granted(keeper: LeaseManager, holder: Holder, words: list[str] | None = None) -> Lease:
     heard = [] if words is None else words
-    grant = await keeper.acquire(wish(), holder, heard.append)
-    assert grant is not None
-    return grant
+    return present(await keeper.acquire(wish(), holder, heard.append))
 
 
 async def test_host_without_devices_never_calls_the_registry(tmp_path: Path) -> None:

@@ -53,7 +53,6 @@ async def test_runner_sweeps_leftovers_at_start_and_tags_its_backend(orphan: psu
 
 
 def _tagged() -> list[psutil.Process]:
-    """Returns the processes of the runner."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -73,9 +73,7 @@ async def test_real_server_accepts_every_declared_parameter() -> None:
         await backend.stop()
 
 
-async def test_real_server_retries_on_a_port_in_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_real_server_retries_on_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "_is_free", lambda _: True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 from kit.failures import fails
+from kit.http_server import http_server
 
 from runner_svc.tools.port import ToolSettings
 from runner_svc.tools.tool_box import ToolBox, build_tool_box
@@ -94,26 +95,20 @@ async def test_redirected_call_is_not_followed_and_its_address_not_revealed() ->
         message = await request.json() if request.method == "POST" else {}
         visits.append(request.path)
         if message.get("method") == "tools/call":
-            return web.Response(status=307, headers={"Location": f"http://localhost:{port}/stolen?token=hush"})
+            return web.Response(
+                status=307, headers={"Location": f"http://localhost:{request.url.port}/stolen?token=hush"}
+            )
         if message.get("method") not in results:
             return web.Response(status=202 if "method" in message else 405)
         return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port = runner.addresses[0][1]
-    try:
-        async with connected(f"http://127.0.0.1:{port}/mcp") as box:
-            outcome = await box.run("fake.echo", {})
-        assert outcome.failed
-        assert "Redirect to [an address]" in outcome.content
-        assert not {"localhost", "hush", str(port)} & set(outcome.content.replace("/", " ").split())
-        assert set(visits) == {"/mcp"}
-    finally:
-        await runner.cleanup()
+    async with http_server(handle) as url, connected(f"{url}/mcp") as box:
+        outcome = await box.run("fake.echo", {})
+        port = url.rpartition(":")[2]
+    assert outcome.failed
+    assert "Redirect to [an address]" in outcome.content
+    assert not {"localhost", "hush", port} & set(outcome.content.replace("/", " ").split())
+    assert set(visits) == {"/mcp"}
 
 
 @pytest.mark.parametrize("kind", ["endless", "compressed", "refused", "elsewhere", "nonsense"])
@@ -133,17 +128,7 @@ async def test_http_server_without_mcp_is_unavailable_and_harmless(kind: str) ->
             await response.write(b" " * 1024 * 1024)
         return response
 
-    app = web.Application()
-    app.router.add_route("*", "/mcp", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    try:
-        async with connected(f"http://127.0.0.1:{port}/mcp") as box:
-            with fails(Reason.TOOL_UNAVAILABLE) as caught:
-                box.pick(["fake.echo"])
-            assert str(port) not in caught.value.message
-    finally:
-        await runner.cleanup()
+    async with http_server(handle) as url, connected(f"{url}/mcp") as box:
+        with fails(Reason.TOOL_UNAVAILABLE) as caught:
+            box.pick(["fake.echo"])
+        assert url.rpartition(":")[2] not in caught.value.message

@@ -180,9 +180,7 @@ async def test_server_that_stops_reading_is_replaced(monkeypatch: pytest.MonkeyP
         assert (await box.run("fake.echo", {"text": "new"})).content == "new"
 
 
-async def test_stop_does_not_wait_for_a_pending_ping(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_stop_does_not_wait_for_a_pending_ping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "CHECK_SECONDS", 600.0)
     monkeypatch.setattr(mcp_servers, "STOP_SECONDS", MAX_WAIT_SECONDS)
     monkeypatch.setattr(mcp_connection, "CLOSE_SECONDS", 0.1)
@@ -242,9 +240,7 @@ async def test_stop_ends_the_server_and_its_detached_child_and_leaves_no_task() 
 
 
 @pytest.mark.slow("starts servers on the SDK")
-async def test_server_dies_with_a_killed_runner_and_its_processes_are_swept_at_the_next_start(
-    tmp_path: Path,
-) -> None:
+async def test_server_dies_with_a_killed_runner_and_its_processes_are_swept_at_the_next_start(tmp_path: Path) -> None:
     state = tmp_path / "processes.json"
     program = (
         "import asyncio, pathlib\n"

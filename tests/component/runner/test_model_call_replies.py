@@ -134,28 +134,6 @@ async def test_vllm_rerank_usage_is_its_total() -> None:
         assert (await http.rerank(QUERY, CALL)).usage.prompt_tokens == 7
 
 
-@pytest.mark.parametrize(
-    "places",
-    [[0, 1], [0, 1, 1], [0, 1, 3], [0, 1, -1]],
-    ids=["one is missing", "one twice", "one that is not there", "one below nothing"],
-)
-async def test_scores_of_unknown_documents_are_a_protocol_error(places: list[int]) -> None:
-    results = [{"index": place, "relevance_score": 0.5} for place in places]
-    async with _answering({"results": results}) as http:
-        with pytest.raises(WeftError) as failed:
-            await http.rerank(QUERY, CALL)
-    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
-
-
-@pytest.mark.parametrize("image", [{"url": "http://elsewhere/a.png"}, {"b64_json": "no base64!"}])
-async def test_invalid_image_is_a_protocol_error(image: dict[str, Any]) -> None:
-    async with _answering({"data": [image]}) as http:
-        with pytest.raises(WeftError) as failed:
-            async for _ in media.generate_images(http, image_pb2.ImagePayload(prompt="a"), CALL):
-                pass
-    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
-
-
 def _event(**fields: Any) -> bytes:
     return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
@@ -228,14 +206,6 @@ async def test_vllm_transcription_streams_as_chat_chunks() -> None:
     assert [event.transcript.text for event in events[:-1]] == ["a", "b"]
 
 
-async def test_interrupted_transcription_stream_is_an_error() -> None:
-    async with _answering(_event(type="transcript.text.delta", delta="One "), "text/event-stream") as http:
-        with pytest.raises(WeftError) as failed:
-            async for _ in media.transcribe(http, SOUND, CALL):
-                pass
-    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
-
-
 async def test_words_are_added_to_the_segment_in_which_they_start() -> None:
     segments = [{"start": 0.0, "end": 1.0, "text": " One two."}, {"start": 1.0, "end": 2.0, "text": " Three."}]
     words = [
@@ -253,15 +223,6 @@ async def test_words_are_added_to_the_segment_in_which_they_start() -> None:
 def test_multi_value_field_is_encoded_as_one_part_per_value() -> None:
     body = media.form({media.GRANULARITIES: ["word", "segment"]}, []).data
     assert body.count(b'name="timestamp_granularities[]"') == 2
-
-
-@pytest.mark.parametrize(("reply", "media_type"), [(b"{}", "application/json"), (b"", "audio/mpeg")])
-async def test_invalid_audio_is_a_protocol_error(reply: bytes, media_type: str) -> None:
-    async with _answering(reply, media_type) as http:
-        with pytest.raises(WeftError) as failed:
-            async for _ in media.speak(http, audio_pb2.SpeechPayload(input="a", voice="b"), CALL):
-                pass
-    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 async def test_media_type_with_a_line_break_adds_no_form_header() -> None:
@@ -284,14 +245,6 @@ async def test_vectors_are_in_input_order() -> None:
     async with _answering(_vectors(1, 0)) as http:
         result = await http.embed(INPUTS, CALL)
     assert [list(vector.values) for vector in result.embeddings] == [[0.0], [1.0]]
-
-
-@pytest.mark.parametrize("reply", [_vectors(0, 2**40), _vectors(1, 1), _vectors(0)])
-async def test_invalid_index_is_a_protocol_error(reply: dict[str, Any]) -> None:
-    async with _answering(reply) as http:
-        with pytest.raises(WeftError) as refused:
-            await http.embed(INPUTS, CALL)
-    assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 VECTORS = [{"embedding": [0.0]}, {"embedding": [1.0]}]

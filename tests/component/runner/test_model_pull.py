@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from kit.failures import fails
+from kit.presence import present
 
 from runner_svc.model_store import store as store_module
 from runner_svc.model_store.background_pull import pull_in_background
@@ -104,8 +105,7 @@ def test_quantization_and_its_projector_are_pulled_and_found_again(
     model = pulls.pull()
     assert _content(model.path) == WEIGHTS
     assert Path(model.path).name == "tiny-Q4_K_M.gguf"
-    projector = pulls.store.projector_of(model)
-    assert projector is not None
+    projector = present(pulls.store.projector_of(model))
     assert projector.read_bytes() == PROJECTOR
     assert model.revision == pulls.hub.repositories["acme/tiny-GGUF"].commit
     assert model.quantization == "Q4_K_M"

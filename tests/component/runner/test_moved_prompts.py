@@ -48,7 +48,6 @@ class Pair:
         return ticket_pb2.PromptSource(address=self.address, ticket=ticket, max_time=limit)
 
     async def receipt(self, source: ticket_pb2.PromptSource, tenant: str = "a") -> receipt_pb2.Receipt:
-        """The receipt of a request to the other runner."""
         return await _receipt(self.other, tenant, prompt_source=source)
 
 

@@ -6,6 +6,7 @@ import socket
 
 import psutil
 import pytest
+from kit.presence import present
 from restart_stage import LONG, repaving
 
 from runner_svc.policy.backoff import RestartLimits
@@ -37,8 +38,7 @@ async def test_backend_killed_mid_stream_ends_its_requests_frees_slots_and_repla
     async with repaving(**LONG) as stage:
         await stage.until_phase(Phase.READY)
         streams = [await stage.stream(name) for name in ("r1", "r2")]
-        refused = await stage.ask("r3")
-        assert refused is not None
+        refused = present(await stage.ask("r3"))
         assert refused.reason is Reason.NO_SLOT_AVAILABLE
         stage.kill()
         async with asyncio.timeout(NOTICE_SECONDS):
@@ -69,8 +69,7 @@ async def test_live_process_that_accepts_no_connections_is_restarted() -> None:
         server.kill()
         # Its first thread may have ended while others still hold its sockets.
         await stage.until(lambda: not _takes_connections(port), "its port is still there")
-        error = await stage.ask()
-        assert error is not None
+        error = present(await stage.ask())
         assert error.reason is Reason.CONNECT_FAILED
         await stage.until_restarted()
         assert [Reason(restart.reason) for restart in stage.instance.restart_log.all] == [Reason.CONNECT_FAILED]

@@ -53,16 +53,6 @@ async def test_provider_is_sent_no_byte_without_a_permit_and_the_receipt_reports
         assert len(provider.requests) == 1
 
 
-async def test_provider_is_called_if_the_runner_check_is_disabled(tmp_path: Path) -> None:
-    """The control of the test above: without the runner's own check the provider would have been called."""
-    async with counting_provider() as provider:
-        unmarked = replace(_model(provider.base_url), remote=False)
-        async with ready_runner(tmp_path, [unmarked]) as runner:
-            await events_of(runner.generate())
-        assert len(provider.requests) == 1
-        assert provider.byte_count > 0
-
-
 async def test_remote_model_is_declared_chat_only_without_a_wake_plan(tmp_path: Path) -> None:
     async with _stage(tmp_path, slots=2, context_tokens=4096) as (_, runner):
         (manifest,) = runner.registry.opened[-1].models

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from kit.engine_settings import engine_settings
 from kit.engines import chat, events_of, started
+from kit.presence import present
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -57,8 +58,7 @@ UNREPORTED = {
 
 
 async def _known_names(backend: LlamaServerBackend) -> set[str]:
-    told = await backend._running().answer_of("/props", 5.0)
-    assert told is not None
+    told = present(await backend._running().answer_of("/props", 5.0))
     props = msgspec.json.decode(told[1])
     return set(props["default_generation_settings"]["params"])
 

@@ -8,9 +8,6 @@ from kit.failures import fails
 from kit.hostile_engine.server import Connection, Request, hostile_server, tidy
 from kit.upstream import upstream
 
-from runner_svc.engine_http import client
-from runner_svc.engine_http.answer import Answer
-from runner_svc.engine_http.client import EngineConnection
 from runner_svc.openai_upstream.client import OpenAiHttp
 from weft.kernel.reasons import Reason
 
@@ -61,37 +58,3 @@ async def test_answer_followed_by_garbage_is_a_protocol_error_of_that_request_on
         with fails(Reason.BACKEND_PROTOCOL_ERROR):
             await _ask(http, "bad")
         assert await _ask(http, "good") == "for good"
-
-
-class _Careless(EngineConnection):
-    """A connection that keeps what it receives while it is idle, and is used again whatever came."""
-
-    early = b""
-
-    def may_be_used(self) -> bool:
-        return True
-
-    def data_received(self, data: bytes) -> None:
-        if self._answer is None:
-            self.early += data
-        else:
-            super().data_received(data)
-
-    def ask(self, request: bytes, body: bytes) -> Answer:
-        answer = super().ask(request, body)
-        answer.feed(self.early)
-        return answer
-
-
-async def test_unwatched_pool_gives_the_second_answer_to_the_next_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control: the same server over connections that are not watched."""
-
-    async def handle(connection: Connection, request: Request) -> None:
-        await connection.send(tidy(f"for {request.words}"))
-
-    monkeypatch.setattr(client, "EngineConnection", _Careless)
-    async with hostile_server(handle) as server, upstream(server.url) as http:
-        assert await _ask(http, "a") == "for a"
-        await server.connections[0].send(tidy(STOLEN))
-        await _until_the_client_has_read()
-        assert await _ask(http, "b") == STOLEN

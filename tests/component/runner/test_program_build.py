@@ -17,6 +17,7 @@ from threading import Thread
 import pytest
 from kit.copied_python import write_copied_python
 from kit.gravel_runtime import lock_of
+from kit.presence import present
 
 from runner_svc.environments.environment import (
     BuildTool,
@@ -286,8 +287,7 @@ async def test_missing_tool_is_replaced_by_its_packages(stage: Stage) -> None:
         return ("-DVULKAN=ON",)
 
     packages = ToolPackages(lock="quarry.lock", prepare=prepare, libraries=("quarry/lib/*.so.*",))
-    build = stage.variant().build
-    assert build is not None
+    build = present(stage.variant().build)
     build = replace(build, tools=(BuildTool(("quarry",), "", packages=packages),))
     stage.environment.variants[Variant.VULKAN] = replace(stage.variant(), build=build)  # type: ignore[index]
     await stage.install(Variant.VULKAN)
@@ -298,7 +298,6 @@ async def test_missing_tool_is_replaced_by_its_packages(stage: Stage) -> None:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder, and the URL at which its files are served."""
 
     class Files(SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:

@@ -30,9 +30,7 @@ STORY = chat_pb2.ChatPayload(
 )
 
 
-async def test_real_server_reports_requests_prompt_tokens_and_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_real_server_reports_requests_prompt_tokens_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.2)
     command = (sys.executable, "-m", xllamacpp_launcher.__name__)
     model = engine_settings(

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
+from kit.presence import present
 from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.instance.settings import ServedModel
@@ -128,8 +129,7 @@ async def test_endless_schema_stops_at_the_memory_limit_and_an_engine_that_dies_
     monkeypatch.setattr(host_memory, "MARGIN_BYTES", LITTLE_MARGIN_BYTES)
     model = _configured()
     expected = await model.forecast.expect(LoadPlan(parameters={"gpu_layers": -1}))
-    limit_bytes = host_memory.host_memory_limit(expected, None, os.cpu_count() or 1)
-    assert limit_bytes is not None
+    limit_bytes = present(host_memory.host_memory_limit(expected, None, os.cpu_count() or 1))
     schema = chat_pb2.JsonSchemaFormat(name="x", schema=to_json_object(ENDLESS_SCHEMA, "schema"))
     async with ready_runner(tmp_path, [model]) as runner:
         process = psutil.Process((await _described(runner)).process_id)

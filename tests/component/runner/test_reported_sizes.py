@@ -20,8 +20,6 @@ REPORT_INTERVAL_SECONDS = 5.0
 
 
 class _LateForecast(MemoryForecast):
-    """A forecast that is known once `known` is set."""
-
     def __init__(self, known: asyncio.Event) -> None:
         self._known = known
 

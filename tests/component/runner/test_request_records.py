@@ -62,9 +62,7 @@ async def test_request_record_is_readable_while_it_runs_and_after_its_backend_di
 
 
 @pytest.mark.slow("fills the buffers of a connection")
-async def test_slow_reader_receives_the_error_and_its_slot_is_freed_immediately(
-    tmp_path: Path,
-) -> None:
+async def test_slow_reader_receives_the_error_and_its_slot_is_freed_immediately(tmp_path: Path) -> None:
     """The runner waits for the caller to read a frame when the backend dies."""
     async with ready_runner(tmp_path, [_model(500_000, answer_tokens=0)]) as runner:
         call = runner.generate(max_tokens=499_000)

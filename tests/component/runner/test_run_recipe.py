@@ -5,14 +5,14 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 from aiohttp import web
 from kit.failures import fails
+from kit.http_server import http_server
 from kit.recipes import command_recipe, http_recipe, packet_recipe
 
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
@@ -21,21 +21,6 @@ from weft.wake.recipes import magic_packet
 from weft.wake.run import run_recipe
 
 SECRET = "very-secret-token"
-
-
-@asynccontextmanager
-async def controller(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
-    """A wake controller on a free port; yields the URL of its only route."""
-    app = web.Application()
-    app.router.add_route("*", "/wake-the-box", answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/wake-the-box"
-    finally:
-        await runner.cleanup()
 
 
 async def _run(recipe: WakeRecipe, timeout_seconds: float = 10.0, environment: Mapping[str, str] | None = None) -> None:
@@ -61,7 +46,7 @@ async def test_http_recipe_sends_its_method_and_headers_with_variables_expanded(
         seen.append((request.method, request.headers.get("Authorization")))
         return web.Response(status=202)
 
-    async with controller(answer) as url:
+    async with http_server(answer) as url:
         recipe = http_recipe(url=url, method="PUT", headers={"Authorization": "Bearer ${WEFT_WAKE_TOKEN}"})
         await _run(recipe, environment={"WEFT_WAKE_TOKEN": SECRET})
     assert seen == [("PUT", f"Bearer {SECRET}")]
@@ -76,7 +61,7 @@ async def test_non_2xx_response_is_a_failure_with_its_status(status: int) -> Non
         hits += 1
         return web.Response(status=status, headers={"Location": str(request.url)})
 
-    async with controller(answer) as url:
+    async with http_server(answer) as url:
         message = await _failure(http_recipe(url=url, headers={"X-Token": SECRET}))
     assert message == f"the recipe's request was answered with status {status}"
     assert hits == 1, "a redirect was followed"
@@ -87,7 +72,7 @@ async def test_unreachable_controller_is_reported_without_its_address() -> None:
         await asyncio.sleep(30.0)
         return web.Response()
 
-    async with controller(answer) as url:
+    async with http_server(answer) as url:
         assert await _failure(http_recipe(url=url), 0.2) == "the recipe's request got no answer within 0.2 s"
     assert await _failure(http_recipe(url=url)) == "the recipe's request could not connect"
 
@@ -101,7 +86,7 @@ async def test_malformed_recipe_is_reported_without_quoting_it() -> None:
     async def answer(request: web.Request) -> web.Response:
         raise AssertionError(f"{request.path} was sent")
 
-    async with controller(answer) as url:
+    async with http_server(answer) as url:
         for recipe in (
             http_recipe(url="not a url"),
             http_recipe(url=url, headers={"X-Token": f"{SECRET}\r\nX-Other: 1"}),
@@ -111,9 +96,7 @@ async def test_malformed_recipe_is_reported_without_quoting_it() -> None:
             assert SECRET not in message
 
 
-async def test_program_with_exit_code_zero_succeeds_and_sees_only_the_given_environment(
-    tmp_path: Path,
-) -> None:
+async def test_program_with_exit_code_zero_succeeds_and_sees_only_the_given_environment(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     code = f"import os; open({str(seen)!r}, 'w').write(os.environ.get('MARK', '') + os.environ.get('HOME', ''))"
     await _run(_python(code), environment={"MARK": "x"})

@@ -21,8 +21,6 @@ from weft_testing.fake_clock import FakeClock
 
 
 class Stage:
-    """A session on a fake clock, and the registry it talks to."""
-
     def __init__(
         self, session: RunnerSession, report: RunnerReport, registry: NotingRegistry, clock: FakeClock
     ) -> None:

@@ -29,7 +29,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _holder() -> tuple["subprocess.Popen[str]", Path]:
-    """Another runner, and its folder."""
     process = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as output:

@@ -74,7 +74,6 @@ class Workshop:
 
     @property
     def settings(self) -> ModelSettings:
-        """The settings of the model that was built last."""
         return self.built[-1][1]
 
 

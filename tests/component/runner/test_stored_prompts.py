@@ -12,6 +12,7 @@ import pytest
 from kit.engines import fake_engine
 from kit.failures import fails
 from kit.one_model import OneModel
+from kit.presence import present
 
 from runner_svc.backend.port import CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
@@ -323,8 +324,7 @@ async def test_stored_files_are_private_and_do_not_show_the_prompt(folder: Path)
 
 def _saved(runner: _Runner) -> list[Path]:
     """What the engine's folder in main memory has."""
-    saved = runner.backend._saved
-    assert saved is not None
+    saved = present(runner.backend._saved)
     assert saved.folder is not None
     return list(saved.folder.iterdir())
 

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 from kit.failures import fails
 from kit.own_children import own_children
+from kit.presence import present
 from structlog.testing import capture_logs
 from supervisor_process import (
     FAMILY,
@@ -105,8 +106,7 @@ async def test_pid_is_the_engines_and_leads_its_session_and_process_group(how: s
 async def test_members_include_all_descendants_and_containment_is_described(how: str) -> None:
     async with supervised(how) as (process, _, mark):
         assert until(lambda: len(process.member_pids()) == FAMILY_SIZE, 2.0)
-        guardian = psutil.Process(process.pid).parent()
-        assert guardian is not None
+        guardian = present(psutil.Process(process.pid).parent())
         # A member that has not replaced its program yet shows no command line for a moment.
         assert until(lambda: {member.pid for member in marked(mark)} - {guardian.pid} == process.member_pids(), 2.0)
         if how == "cgroup":
@@ -146,8 +146,7 @@ async def test_exit_status_is_known_even_if_a_stop_arrives_before_it_was_read() 
     hears, says = os.pipe()
     start = EngineStart(argv=("/bin/sh", "-c", "sleep 0.1; exit 3"), env=ENVIRONMENT, tag="t", leaf=None, output=says)
     engine = await start_guarded(SYSTEMS["guardian"](), start)
-    guardian = psutil.Process(engine.pid).parent()
-    assert guardian is not None
+    guardian = present(psutil.Process(engine.pid).parent())
     # The loop hears nothing meanwhile.
     assert until(lambda: not guardian.is_running() or guardian.status() == psutil.STATUS_ZOMBIE, 5.0)
     engine.kill_all()
@@ -179,8 +178,7 @@ async def test_frozen_process_is_killed(how: str) -> None:
 async def test_guardian_killed_by_its_runner_is_not_reported_as_died(number: signal.Signals, said: str) -> None:
     """At a stop under load a guardian that answered too late was logged as one that had died."""
     async with supervised("guardian") as (process, _, mark):
-        guardian = psutil.Process(process.pid).parent()
-        assert guardian is not None
+        guardian = present(psutil.Process(process.pid).parent())
         with capture_logs() as logs:
             guardian.send_signal(number)
             async with asyncio.timeout(QUICK_STOP_SECONDS + SWEEP_SECONDS):
@@ -351,9 +349,7 @@ def test_start_cancelled_while_the_guardian_connects_ends_on_uvloop_too() -> Non
     assert not own_children()
 
 
-async def test_start_cancelled_at_the_moment_it_succeeds_is_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_start_cancelled_at_the_moment_it_succeeds_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio.wait_for of Python 3.11 drops such a cancellation, and whoever stops a load would wait for its end."""
     process = _supervisor()
     heard = GuardedEngine._start_is

@@ -101,9 +101,7 @@ async def test_process_is_reused_for_the_next_rendering_and_replaced_after_a_kil
     assert await sandbox.render("{{ a }}", {"a": "4"}) == "4", "that was no fault of the template"
 
 
-async def test_worker_killed_for_memory_is_not_blamed_on_the_template(
-    sandbox: TemplateSandbox,
-) -> None:
+async def test_worker_killed_for_memory_is_not_blamed_on_the_template(sandbox: TemplateSandbox) -> None:
     await sandbox.render("warm", {})
     rendering = asyncio.create_task(sandbox.render(HOSTILE["loops in loops"], {}))
     killed: set[int] = set()
@@ -204,9 +202,7 @@ async def test_check_before_load_detects_a_template_over_its_limits(sandbox: Tem
         await sandbox.check(HOSTILE[kind], {"messages": MESSAGES})
 
 
-async def test_template_that_rejects_the_sample_passes_the_check_and_fails_rendering(
-    sandbox: TemplateSandbox,
-) -> None:
+async def test_template_that_rejects_the_sample_passes_the_check_and_fails_rendering(sandbox: TemplateSandbox) -> None:
     template = "{{ raise_exception('Roles must alternate\n') }}"
     await sandbox.check(template, {})
     assert "Roles must alternate" in (await _failure(sandbox, template)).message
@@ -247,9 +243,7 @@ async def test_conversation_over_the_limit_is_rejected(
     assert "1000 bytes" in (await _failure(sandbox, "{{ a }}", {"a": "x" * 1000})).message
 
 
-async def test_too_deeply_nested_conversation_is_a_client_error(
-    sandbox: TemplateSandbox,
-) -> None:
+async def test_too_deeply_nested_conversation_is_a_client_error(sandbox: TemplateSandbox) -> None:
     """Such as the arguments of an earlier call."""
     deep: Any = 1
     for _ in range(100_000):

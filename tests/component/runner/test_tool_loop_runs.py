@@ -31,8 +31,6 @@ def _tool(name: str, **limits: Any) -> ToolSettings:
 
 
 class Stage:
-    """A runner and the engine behind it."""
-
     def __init__(self, runner: RunningRunner, backend: LlamaServerBackend) -> None:
         self.runner = runner
         self._backend = backend

@@ -15,6 +15,7 @@ from kit.engine_settings import engine_settings
 from kit.engines import GRACES, chat, started
 from kit.failures import fails
 from kit.own_children import own_children
+from kit.presence import present
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
 from runner_svc.instance.instance import Instance
@@ -180,8 +181,7 @@ async def test_metrics_are_sampled_and_forwarded_while_it_runs(monkeypatch: pyte
             return backend.engine_load is not None and backend.engine_load.running_count == 1
 
         await _until(is_seen)
-        found = backend.engine_load
-        assert found is not None
+        found = present(backend.engine_load)
         assert found.kv_cache_tokens == 4 * 2048
         assert found.prefix_query_tokens > 0
         assert found.HasField("sample_time"), "it has a request"

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
 from kit.failures import fails
+from kit.http_server import http_server
 from kit.recipes import command_recipe, http_recipe
 from runner_harness import OtherServer, RunningRunner, events_of, ready_runner, refusal, running_runner
-from test_run_recipe import controller
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
@@ -84,8 +84,8 @@ async def _http_recipe(
             await server.begin("--api-key", KEY)
         return web.Response(status=status)
 
-    async with controller(answer) as url:
-        yield http_recipe(url=url, headers={"Authorization": "Bearer ${WEFT_WAKE_SECRET}"})
+    async with http_server(answer) as url:
+        yield http_recipe(url=f"{url}/wake-the-box", headers={"Authorization": "Bearer ${WEFT_WAKE_SECRET}"})
 
 
 async def _state_of(server: OtherServer) -> FakeState:
@@ -94,7 +94,6 @@ async def _state_of(server: OtherServer) -> FakeState:
 
 
 def _told(runner: RunningRunner, *more: object) -> str:
-    """Returns everything that the mesh has received."""
     return "\n".join(map(str, (*runner.registry.opened, *runner.registry.beats, *more)))
 
 

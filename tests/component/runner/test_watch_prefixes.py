@@ -55,7 +55,6 @@ def _digests(text: str, tenant: str, tag: str = "") -> list[int]:
 async def _served(
     runner: RunningRunner, text: str, tenant: str, options: serve_options_pb2.ServeOptions | None = None
 ) -> str:
-    """Serves a request and returns its id."""
     request_id = f"request-{next(_numbers)}"
     claims = ticket_pb2.TicketClaims(
         request_id=request_id,

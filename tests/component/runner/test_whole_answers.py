@@ -25,8 +25,6 @@ def _model(context_tokens: int = 2048, **switches: Any) -> ServedModel:
 
 @dataclass
 class _Whole:
-    """Asks for whole answers."""
-
     stub: Any
 
     def Generate(self, request: Any, timeout: float | None) -> Any:  # noqa: N802 - the stub's names
@@ -64,8 +62,6 @@ async def _described(runner: RunningRunner) -> runner_service_pb2.InstanceDescri
 
 @dataclass
 class _Joined:
-    """Asks for joined texts."""
-
     stub: Any
 
     def Generate(self, request: Any, timeout: float | None) -> Any:  # noqa: N802 - the stub's names

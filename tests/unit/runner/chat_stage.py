@@ -33,7 +33,6 @@ def thought(piece: str) -> Frame:
 
 
 def call(name: str, arguments: str = "{}", index: int = 0, call_id: str = "call_0") -> list[Frame]:
-    """Returns the chunks of one structured call."""
     first = event_pb2.ToolCallDelta(index=index, id=call_id, name=name)
     middle = len(arguments) // 2
     rest = [
@@ -144,7 +143,6 @@ def request(payload: GenerationPayload | None = None, agent: str = "", **behavio
 
 
 async def events_of(work: ScriptedWork, asked: ChatRequest, chat: ChatSetup | None = None) -> list[Event]:
-    """Returns every event of the answer."""
     frames = [frame async for frame in converse(work, asked, chat or setup())]
     assert all(frames), "an empty frame"
     return [event for frame in frames for event in frame]

@@ -197,7 +197,6 @@ async def living(
 
 
 async def outcome(work: "asyncio.Task[Any]") -> WeftError | None:
-    """Returns the outcome of a task."""
     try:
         await work
     except WeftError as error:
@@ -206,7 +205,6 @@ async def outcome(work: "asyncio.Task[Any]") -> WeftError | None:
 
 
 async def failure(work: Awaitable[Any]) -> WeftError:
-    """Returns the error of a task or coroutine."""
     with pytest.raises(WeftError) as failed:
         await work
     return failed.value

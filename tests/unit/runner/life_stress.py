@@ -109,7 +109,6 @@ class RandomBackend(Backend):
             raise WeftError(self._random.choice(LOAD_FAILURES), "it did not load")
 
     def die(self) -> None:
-        """End the process, if there is one."""
         if self._death is not None and not self._death.done():
             reason = self._random.choice((Reason.SERVER_DIED, Reason.OUT_OF_MEMORY))
             self._death.set_result(ExitReport(reason=reason, how="signal SIGKILL"))
@@ -177,15 +176,12 @@ class RandomLedger(MemoryLedger):
         self.held.pop(grant.lease_id, None)
 
     def lose(self) -> None:
-        """Revoke every lease."""
         held, self.held = self.held, {}
         for user in held.values():
             user.note_lease_lost("somebody else's")
 
 
 class SteadyForecast(MemoryForecast):
-    """A forecast of the same size for every load."""
-
     async def expect(self, plan: LoadPlan) -> MemoryEstimate | None:
         del plan
         return MemoryEstimate(bytes=1, source=EstimateSource.NAME)
@@ -259,7 +255,6 @@ class Stress:
                 await asyncio.sleep(0)
 
     def check(self) -> None:
-        """Check the invariants."""
         if self.instance.phase in (Phase.READY, Phase.DRAINING) and not self.backend.ready:
             self._note(f"{self.instance.phase.name} without a backend")
         if self.backend.most_processes > 1:
@@ -342,7 +337,6 @@ class Stress:
 
 
 async def broken_seeds(seeds: range, run: Callable[[Stress], Awaitable[None]] = Stress.run) -> dict[int, list[str]]:
-    """Returns the violations by seed."""
     found = {}
     for seed in seeds:
         stress = Stress(seed)

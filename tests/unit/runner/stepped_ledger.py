@@ -61,7 +61,6 @@ class SteppedLedger(MemoryLedger):
         self.released.append(grant.lease_id)
 
     def lose(self) -> None:
-        """Revoke every lease."""
         held, self.held = self.held, {}
         for user in held.values():
             user.note_lease_lost("the test says so")

@@ -24,8 +24,6 @@ PRIVATE = Handling(cache_mode=CacheMode.NONE)
 
 
 class Engine:
-    """A backend reduced to its cache."""
-
     def __init__(self, isolation: CacheIsolation, slots: int = 0, *, fails: WeftError | None = None) -> None:
         self.cache_isolation = isolation
         self.process_id: int | None = 100
@@ -212,8 +210,6 @@ async def test_cancelled_turn_returns_its_slot() -> None:
 
 
 class SlowEraser(Engine):
-    """An engine that erases when it is let."""
-
     def __init__(self) -> None:
         super().__init__(CacheIsolation.SLOTS, 1)
         self.let = asyncio.Event()

@@ -335,9 +335,7 @@ async def test_logprobs_of_a_text_call_are_not_part_of_the_answer() -> None:
 
 
 @pytest.mark.parametrize("behaviour", [{"tools": ["weather"]}, {"signals": ["NO_SUCH"]}])
-async def test_missing_tools_are_detected_before_generation(
-    behaviour: dict[str, Any],
-) -> None:
+async def test_missing_tools_are_detected_before_generation(behaviour: dict[str, Any]) -> None:
     work = ScriptedWork()
     with fails(Reason.TOOL_UNAVAILABLE):
         await events_of(work, request(**behaviour))
@@ -377,8 +375,6 @@ async def test_required_call_is_required_only_once() -> None:
 
 
 class HangingTool:
-    """A tool that runs until it is cancelled."""
-
     def __init__(self) -> None:
         self.started, self.cancelled = asyncio.Event(), asyncio.Event()
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from kit.presence import present
 
 from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS, provider_refusal, refusal, stated_answer
 from runner_svc.openai_upstream.stream import StreamReader
@@ -129,8 +130,7 @@ def test_message_beside_a_traceback_lost_its_text_and_its_reason(where: str) -> 
 def test_traceback_without_its_exception_left_an_empty_error() -> None:
     """With status 200, it even counted as an answer."""
     body = _body({"error": {"message": TRACEBACK}})
-    stated = stated_answer(body)
-    assert stated is not None
+    stated = present(stated_answer(body))
     assert stated.reason is Reason.BACKEND_ERROR
     assert stated.message == "the engine reported: a Python exception without a message"
     assert refusal(500, body, {}).message == "the engine answered 500: a Python exception without a message"

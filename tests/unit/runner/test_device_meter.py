@@ -37,8 +37,6 @@ def host(*holders: ProcessSnapshot, source: Source = Source.NVML, **figures: Any
 
 
 class ScriptedObserver:
-    """Answers with the snapshot that the test has set."""
-
     def __init__(self, snapshot: HostSnapshot) -> None:
         self.snapshot = snapshot
         self.looks = 0

@@ -161,11 +161,3 @@ def test_shares_never_exceed_the_device_total(scene: tuple[list[DeviceSample], l
         until = samples[-1].at if each.ended is None else each.ended
         assert -1e-9 <= share.seconds <= share.sampled_seconds + 1e-6
         assert share.sampled_seconds <= max(0.0, until - each.began) + 1e-6
-
-
-def test_property_detects_a_rule_that_charges_each_call_in_full() -> None:
-    """The negative control: what engines report of themselves exceeds what the device did."""
-    calls = [call(key, 0.0) for key in "ab"]
-    alone = [shares_of_interval(sample(0.0), sample(1.0), [each])[each.key].seconds for each in calls]
-    assert sum(alone) > 1.0
-    assert sum(share.seconds for share in shares_of_interval(sample(0.0), sample(1.0), calls).values()) == 1.0

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from kit.presence import present
 
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.engine_figures import MAX_FAILED_SAMPLES, FigureSampler, MetricsPage
@@ -158,8 +159,7 @@ def test_cached_tokens_of_llama_cpp_are_derived_from_the_queried_ones() -> None:
     ],
 )
 def test_metrics_of_a_preset_are_read_by_name(preset: Any, text: str, load: EngineLoad) -> None:
-    found = metrics_page_of(PRESETS[preset])
-    assert found is not None
+    found = present(metrics_page_of(PRESETS[preset]))
     assert found.read(text) == load
 
 

@@ -22,7 +22,6 @@ def _listen(port: int = 0) -> socket.socket:
 
 
 def _free_neighbours(count: int) -> int:
-    """Returns the first of several adjacent free ports."""
     for first in range(42_000, 60_000, count):
         try:
             for port in range(first, first + count):

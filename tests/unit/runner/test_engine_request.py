@@ -19,8 +19,6 @@ PROFILE = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS)
 
 
 class Renderer:
-    """A renderer that only records its calls."""
-
     def __init__(self) -> None:
         self.template = ""
         self.variables: Mapping[str, Any] = {}

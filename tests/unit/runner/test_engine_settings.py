@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kit.engine_settings import engine_settings
 from kit.failures import fails
+from kit.presence import present
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.load_plan import AS_CONFIGURED
@@ -71,6 +72,5 @@ async def test_ctranslate2_model_is_a_text_only_folder_without_a_device_on_cpu(t
     assert on_device.bytes >= 1_000_000
     with pytest.raises(FieldError, match="CTranslate2 has no embeddings"):
         _served("ctranslate2", path=str(tmp_path), embeddings=True)
-    lack = _served("ctranslate2", path=str(tmp_path), quantizations={"float16": str(tmp_path / "other")}).lack
-    assert lack is not None
+    lack = present(_served("ctranslate2", path=str(tmp_path), quantizations={"float16": str(tmp_path / "other")}).lack)
     assert f"there is no file {tmp_path}/other/model.bin" in lack.message

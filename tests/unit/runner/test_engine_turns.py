@@ -11,8 +11,6 @@ SECONDS = 10.0
 
 
 class _Caller:
-    """A caller who is there until told otherwise."""
-
     def __init__(self) -> None:
         self.left = False
 

@@ -80,9 +80,7 @@ def test_context_without_a_home_has_no_environments(gravel: EngineEnvironment) -
         ModelContext(where="runners.box").environments.environment_python(gravel)
 
 
-def test_environment_of_another_package_is_listed_with_the_runtimes_that_use_it(
-    gravel: EngineEnvironment,
-) -> None:
+def test_environment_of_another_package_is_listed_with_the_runtimes_that_use_it(gravel: EngineEnvironment) -> None:
     assert gravel in environments()
     assert [runtime.name for runtime in users_of(gravel)] == [NAME]
     with pytest.raises(WeftError, match=r"there is no environment 'gravle'; did you mean gravel\?"):

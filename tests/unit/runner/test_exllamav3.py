@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kit.engine_settings import engine_settings
 from kit.failures import fails
+from kit.presence import present
 
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
@@ -92,8 +93,7 @@ async def _context_bytes(folder: Path, plan: LoadPlan = AS_CONFIGURED, **setting
     forecast = ForecastModel(
         name="m", files=ModelFiles(path=folder), context_tokens=model.slot_context_tokens, slots=model.slots
     )
-    estimate = await ExllamaV3Forecast(forecast, MemoryEstimator(), model).expect(plan)
-    assert estimate is not None
+    estimate = present(await ExllamaV3Forecast(forecast, MemoryEstimator(), model).expect(plan))
     assert estimate.source is EstimateSource.HEADER
     return next(part.bytes for part in estimate.parts if part.name == "context")
 
@@ -111,8 +111,7 @@ async def test_the_forecast_has_the_batch_that_extra_arguments_name(tmp_path: Pa
     folder, sizes = _folder(tmp_path / "m"), []
     for arguments in ((), ("--chunk-tokens", "256")):
         model, context = engine_settings(ExllamaV3Model, path=folder, extra_arguments=arguments)
-        estimate = await RUNTIME.build(model, context).forecast.expect(AS_CONFIGURED)
-        assert estimate is not None
+        estimate = present(await RUNTIME.build(model, context).forecast.expect(AS_CONFIGURED))
         sizes.append(estimate.bytes)
     assert sizes[1] < sizes[0]
 

@@ -44,8 +44,3 @@ def test_every_fault_has_a_row_and_every_row_a_test() -> None:
     for kind, faults in (("F", FAULTS), ("M", OF_MEMORY_AND_OPERATIONS), ("T", OF_TASKS)):
         assert sorted(int(number) for ids, _ in rows for number in re.findall(rf"{kind}(\d+)", ids)) == list(faults)
     assert [ids for ids, tests in rows if not NAMED.search(tests)] == []
-
-
-@pytest.mark.parametrize("named", ["test_fault_page.py::test_nothing", "test_no_such_file.py::test_nothing"])
-def test_missing_test_is_detected(named: str) -> None:
-    assert _missing(f"| `{named}` |") == [named]

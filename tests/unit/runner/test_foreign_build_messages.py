@@ -1,6 +1,7 @@
 """Ends of an engine whose program was built for another processor, and the advice."""
 
 import pytest
+from kit.presence import present
 
 from runner_svc.policy.engine_failures import explain_foreign_build, program_name
 from runner_svc.runtimes.library_server import program_command
@@ -15,8 +16,7 @@ LIBRARY = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_cpp_python.serve
     ["signal SIGSEGV", "signal SIGSEGV (core dumped)", "signal SIGILL", "exit code 139", "exit code 132"],
 )
 def test_crash_before_the_first_answer_names_signal_program_cause_and_remedy(how: str) -> None:
-    why = explain_foreign_build(how, NATIVE, has_answered=False)
-    assert why is not None
+    why = present(explain_foreign_build(how, NATIVE, has_answered=False))
     assert why.startswith(f"{how} before its first answer: llama-server was probably built for another processor")
     assert "-DGGML_NATIVE=OFF" in why
     assert "xllamacpp" in why
@@ -24,8 +24,7 @@ def test_crash_before_the_first_answer_names_signal_program_cause_and_remedy(how
 
 def test_only_an_illegal_instruction_is_explained_after_an_answer() -> None:
     assert explain_foreign_build("signal SIGSEGV", NATIVE, has_answered=True) is None
-    why = explain_foreign_build("signal SIGILL", NATIVE, has_answered=True)
-    assert why is not None
+    why = present(explain_foreign_build("signal SIGILL", NATIVE, has_answered=True))
     assert "before its first answer" not in why
 
 
@@ -46,8 +45,7 @@ def test_remedy_is_possible_for_the_program() -> None:
 def test_remedy_for_another_library_does_not_suggest_building_llama_cpp() -> None:
     command = program_command("runner_svc.runtimes.ctranslate2.server", "/opt/engine/bin/python")
     assert program_name(command) == "runner_svc.runtimes.ctranslate2.server"
-    why = explain_foreign_build("signal SIGILL", command, has_answered=False)
-    assert why is not None
+    why = present(explain_foreign_build("signal SIGILL", command, has_answered=False))
     assert "GGML" not in why
     assert "install a version of the engine's library" in why
     library = program_command("runner_svc.runtimes.llama_cpp_python.server")

@@ -55,7 +55,6 @@ class StandIn:
 
 
 def _settled(gpu: GpuTime, *process_ids: int) -> float | None:
-    """Returns the figure after a new reading."""
     gpu.seconds(process_ids)
     _wait_for(lambda: gpu._reader is None or not gpu._reader.is_alive())
     return gpu._seconds

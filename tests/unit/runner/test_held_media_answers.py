@@ -21,8 +21,6 @@ END: Frame = [event_pb2.InferenceEvent(finished=event_pb2.Finished())]
 
 
 class Written:
-    """The frames that were written."""
-
     def __init__(self) -> None:
         self.frames: list[Frame] = []
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from instance_stage import failure, living, outcome
 from kit.failures import fails
+from kit.presence import present
 from kit.recipes import command_recipe, http_recipe
 
 from runner_svc.instance.settings import SleepSettings
@@ -273,8 +274,7 @@ async def test_unload_waits_for_running_requests_up_to_its_timeout() -> None:
         assert stage.backend.stops == 0
         await stage.clock.advance(1.1)
         assert await outcome(unload) is None
-        ended = await request
-        assert ended is not None
+        ended = present(await request)
         assert ended.reason is Reason.WORKER_RESTARTED
         assert stage.state == ASLEEP
 

@@ -113,8 +113,7 @@ async def test_pin_of_a_load_ends_with_its_unload() -> None:
 async def test_refused_request_does_not_change_the_keep_alive() -> None:
     async with living() as stage:
         running = [await stage.request(f"r{number}") for number in range(2)]
-        refused = await (await stage.request("one-too-many", keep_alive_seconds=0.0))
-        assert refused is not None
+        assert await (await stage.request("one-too-many", keep_alive_seconds=0.0)) is not None
         for request in running:
             request.cancel()
         assert await _phase_after(stage, 1000.0) is Phase.READY

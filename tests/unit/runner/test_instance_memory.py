@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from instance_stage import Stage, failure, living, outcome
 from kit.failures import fails
+from kit.presence import present
 from kit.recipes import http_recipe
 from stepped_ledger import GIB, WORDS, SteppedLedger
 
@@ -71,8 +72,7 @@ async def test_lost_lease_ends_the_backend_immediately_and_it_reloads_under_a_ne
         await stage.settle()
         await stage.clock.advance(1.0)
         await stage.settle()
-        error = await request
-        assert error is not None
+        error = present(await request)
         assert error.reason is Reason.WORKER_RESTARTED
         assert (stage.backend.stops, stage.backend.starts) == (1, 2)
         assert list(book.held) == ["lease-2"]
@@ -245,8 +245,7 @@ async def test_model_woken_during_a_load_with_options_is_loaded_with_those_optio
             await stage.settle()
             await stage.settle()
             await asyncio.gather(load, wake, return_exceptions=True)
-            told = stage.backend.orders[-1]
-            assert told is not None
+            told = present(stage.backend.orders[-1])
             assert (stage.instance.phase, stage.instance.plan.parameters) == (Phase.READY, told.parameters), turns
             assert stage.instance.plan == other.plan, turns
 
@@ -289,8 +288,7 @@ async def test_load_during_an_unload_of_the_same_options_is_loaded_with_its_own_
         await stage.settle()
         assert [await outcome(unload), await outcome(load)] == [None, None]
         assert stage.instance.plan == longer.plan
-        last = stage.backend.orders[-1]
-        assert last is not None
+        last = present(stage.backend.orders[-1])
         assert last.parameters == {"context_tokens": 4096}, "the caller was told that it is loaded so"
 
 

@@ -6,6 +6,7 @@ from datetime import UTC
 import pytest
 from instance_stage import failure, living
 from kit.failures import fails
+from kit.presence import present
 
 from runner_svc.instance.instance import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
 from runner_svc.instance.loader import MAX_CRASH_BYTES
@@ -105,8 +106,7 @@ async def test_verdict_takes_precedence_at_any_stage_of_the_request() -> None:
     records.fail_all(WeftError(Reason.SERVER_DIED, "signal SIGKILL"))
     with fails(Reason.SERVER_DIED):
         await request
-    found = records.find("r")
-    assert found is not None
+    found = present(records.find("r"))
     assert found.reason is Reason.SERVER_DIED
 
 

@@ -116,16 +116,6 @@ def test_frame_observers_see_the_same_with_joined_texts(name: str) -> None:
     assert seen[0] == seen[1]
 
 
-def test_counter_that_ignores_text_lengths_is_detected() -> None:
-    """The negative control."""
-    _, joined = _frames("text alone", joins=True)
-    counters = [TokenCounter(chat_pb2.ChatPayload(), whole=False) for _ in range(2)]
-    counters[0].note(joined)
-    del joined[0].delta.piece_lengths[:]
-    counters[1].note(joined)
-    assert [counter.usage.completion_tokens for counter in counters] == [3, 1]
-
-
 @pytest.mark.parametrize("joined_texts", [False, True])
 @pytest.mark.parametrize("name", READS)
 def test_joined_texts_are_sent_only_to_a_dispatcher_that_reads_them(name: str, joined_texts: bool) -> None:

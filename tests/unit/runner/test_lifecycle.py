@@ -205,6 +205,7 @@ def test_attached_server_is_never_restarted() -> None:
         (Reason.HEADERS_TIMEOUT, True, False),
         (Reason.SERVER_DIED, False, False),
         (Reason.BACKEND_ERROR, False, False),
+        (Reason.BACKEND_PROTOCOL_ERROR, False, False),
         (Reason.CONTEXT_LENGTH_EXCEEDED, False, False),
     ],
 )

@@ -1,6 +1,7 @@
 """The line with which a server announces its port."""
 
 import pytest
+from kit.presence import present
 
 from runner_svc.runtimes.started_server import LISTENING
 
@@ -16,8 +17,7 @@ from runner_svc.runtimes.started_server import LISTENING
     ],
 )
 def test_port_is_found_in_the_output_of_every_server(line: str, port: str) -> None:
-    found = LISTENING.search(line)
-    assert found is not None
+    found = present(LISTENING.search(line))
     assert port in found.groups()
 
 

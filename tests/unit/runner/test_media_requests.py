@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from kit.presence import present
 
 from runner_svc.engine_host.http_server import INVALID_FIELD, RefusedError, _body
 from runner_svc.engine_host.media_routes import image_size, images_of, transcription_of
@@ -128,6 +129,5 @@ def test_invalid_field_is_reported_by_name(message: str, field: str) -> None:
 
 def test_errors_of_other_servers_are_not_mistaken_for_weft_errors() -> None:
     assert own_error("invalid_request_error", "file: is no recording") is None
-    memory = own_error("out_of_memory", "use less")
-    assert memory is not None
+    memory = present(own_error("out_of_memory", "use less"))
     assert (memory.reason, memory.message) == (Reason.OUT_OF_MEMORY, "use less")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.presence import present
 
 from runner_svc.memory.estimate import (
     MemoryEstimator,
@@ -63,8 +64,7 @@ def test_most_reliable_estimate_source_is_used() -> None:
     without: dict[str, Any]
     for without in ({}, {"learned_bytes": ()}, {"manifest_bytes": None}, {"shape": None}, {"file_bytes": 0}):
         model = replace(model, **without)
-        estimate = estimate_memory(model, ONE_SLOT)
-        assert estimate is not None
+        estimate = present(estimate_memory(model, ONE_SLOT))
         assert estimate.bytes == sum(part.bytes for part in estimate.parts)
         sources.append(estimate.source)
     assert sources == list(EstimateSource)
@@ -72,16 +72,14 @@ def test_most_reliable_estimate_source_is_used() -> None:
 
 
 def test_learned_estimate_is_the_largest_load_plus_a_margin() -> None:
-    estimate = estimate_memory(EVERYTHING, ONE_SLOT)
-    assert estimate is not None
+    estimate = present(estimate_memory(EVERYTHING, ONE_SLOT))
     assert estimate.bytes == 525 * MEBIBYTE
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(FileKind.GGUF, 1100), (FileKind.SAFETENSORS, 1300), (None, 1300)])
 def test_file_size_is_weighted_by_its_type(kind: FileKind | None, expected: int) -> None:
     model = KnownModel(name="x", file_bytes=1000 * MEBIBYTE, file_kind=kind)
-    estimate = estimate_memory(model, ONE_SLOT)
-    assert estimate is not None
+    estimate = present(estimate_memory(model, ONE_SLOT))
     assert (estimate.bytes, estimate.source) == (expected * MEBIBYTE, EstimateSource.FILE_SIZE)
 
 
@@ -173,8 +171,7 @@ def test_larger_settings_never_need_less_memory(settings: MemorySettings) -> Non
     ],
 )
 def test_size_is_derived_from_names(name: str, billion_bytes: float) -> None:
-    weights = weights_from_name(name)
-    assert weights is not None
+    weights = present(weights_from_name(name))
     assert weights == pytest.approx(billion_bytes * 1e9)
 
 
@@ -231,8 +228,7 @@ def test_sliding_window_does_not_reduce_the_estimate() -> None:
     gemma = GgufHeader(
         weight_bytes=1, layers=18, kv_heads=(1,) * 18, key_length=256, value_length=256, sliding_window=512
     )
-    shape = gemma.shape
-    assert shape is not None
+    shape = present(gemma.shape)
     assert context_bytes(shape, MemorySettings(context_tokens=1024)) == 18_432 * 1024
 
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from kit.presence import present
 
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles, manifest_bytes_of
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
@@ -37,8 +38,7 @@ def _forecast(
 
 
 async def _expected(forecast: MemoryForecast, plan: LoadPlan) -> tuple[str, int]:
-    found = await forecast.expect(plan)
-    assert found is not None
+    found = present(await forecast.expect(plan))
     return found.source, found.bytes // MEBIBYTE
 
 
@@ -120,8 +120,7 @@ async def test_fitting_context_leaves_room_for_a_draft_model_cache() -> None:
     assert alone == 8192
     assert drafting is not None
     assert drafting < alone
-    expected = await _with_draft().expect(LoadPlan(parameters={"context_tokens": drafting}))
-    assert expected is not None
+    expected = present(await _with_draft().expect(LoadPlan(parameters={"context_tokens": drafting})))
     assert expected.bytes <= budget
 
 

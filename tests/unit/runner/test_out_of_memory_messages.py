@@ -1,6 +1,7 @@
 """Last output lines of an engine that ran out of memory."""
 
 import pytest
+from kit.presence import present
 
 from runner_svc.policy.engine_failures import LAST_LINES, explain_out_of_memory, last_words
 
@@ -21,10 +22,11 @@ from runner_svc.policy.engine_failures import LAST_LINES, explain_out_of_memory,
     ],
 )
 def test_engine_specific_out_of_memory_messages_are_recognized(line: str) -> None:
-    why = explain_out_of_memory(
-        "exit code 1", ["loading", line, "main: exiting due to model loading error"], killed_for_memory=False
+    why = present(
+        explain_out_of_memory(
+            "exit code 1", ["loading", line, "main: exiting due to model loading error"], killed_for_memory=False
+        )
     )
-    assert why is not None
     assert line in why
     assert "fewer slots" in why
 
@@ -45,8 +47,7 @@ def test_other_messages_are_not_out_of_memory(lines: list[str]) -> None:
 
 
 def test_kernel_kill_is_explained_without_engine_output() -> None:
-    why = explain_out_of_memory("signal SIGKILL", [], killed_for_memory=True)
-    assert why is not None
+    why = present(explain_out_of_memory("signal SIGKILL", [], killed_for_memory=True))
     assert "memory limit" in why
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from kit.failures import fails
+from kit.presence import present
 
 from runner_svc.model_files.pipeline_folder import PipelineFolderError, read_pipeline_folder
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
@@ -124,8 +125,7 @@ async def test_load_memory_is_derived_from_weights_and_offloading(
     tmp_path: Path, settings: dict[str, Any], plan: LoadPlan, mebibytes: float
 ) -> None:
     engine = _engine(_folder(tmp_path / "m"), **settings)
-    estimate = await engine.forecast.expect(plan)
-    assert estimate is not None
+    estimate = present(await engine.forecast.expect(plan))
     assert estimate.bytes == pytest.approx(mebibytes * MEBIBYTE, rel=0.01)
     if plan is AS_CONFIGURED and not settings:
         assert estimate.source is EstimateSource.FILE_SIZE

@@ -14,8 +14,6 @@ SEA, HILLS = (b"sea1", b"sea2", b"sea3"), (b"hills1", b"hills2", b"hills3")
 
 
 class Engine:
-    """A backend that saves slots when it is let go on."""
-
     def __init__(self) -> None:
         self.saved: list[str] = []
         self.deleted: list[str] = []

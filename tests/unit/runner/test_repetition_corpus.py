@@ -19,8 +19,6 @@ MAX_MISS_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the detector said about one document."""
-
     name: str
     characters: int
     found: Repetition | None
@@ -60,7 +58,6 @@ def corpus(folder: str) -> list[Outcome]:
 
 
 def judge_folder(folder: Path) -> list[Outcome]:
-    """Every text file below a folder."""
     outcomes = []
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.is_symlink() or not 100 <= path.stat().st_size <= MAX_FILE_BYTES:

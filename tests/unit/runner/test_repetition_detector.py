@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from kit.presence import present
 
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits, TextureLimits
 
@@ -35,8 +36,7 @@ def _prose(characters: int, seed: int = 1) -> str:
 def test_line_is_a_loop_at_its_sixteenth_repetition_and_not_before() -> None:
     ending = "\n" + _prose(600)
     assert _feed(LINE * 15 + ending) is None
-    found = _feed(LINE * 16 + ending)
-    assert found is not None
+    found = present(_feed(LINE * 16 + ending))
     assert found[1] == Repetition(kind="line", sample=LINE.strip(), count=16)
 
 
@@ -47,8 +47,7 @@ def test_blank_lines_whitespace_and_list_numbers_do_not_hide_a_repeated_line() -
         "".join(f"{n}. {LINE}" for n in range(30)),
         ("- " + LINE + "* " + LINE) * 15,
     ):
-        found = _feed(text)
-        assert found is not None
+        found = present(_feed(text))
         assert found[1].kind == "line"
 
 
@@ -60,8 +59,7 @@ def test_different_line_resets_the_count() -> None:
 @pytest.mark.parametrize("line", ["Hi!", "yes", "Say hi.", "ja ja", "- Hello", "好的"])
 def test_short_lines_are_a_loop_after_many_repetitions(line: str) -> None:
     """Observed: `weft chat -m "Say hi"` ran to the end of the context."""
-    found = _feed(_prose(600) + "\n" + f"{line}\n" * 200)
-    assert found is not None
+    found = present(_feed(_prose(600) + "\n" + f"{line}\n" * 200))
     assert (found[1].kind, found[1].count) == ("line", RepetitionLimits().short_lines)
 
 
@@ -85,8 +83,7 @@ def test_short_lines_of_votes_code_figures_and_marks_are_not_a_loop(text: str) -
 
 
 def test_sentence_loop_without_line_breaks_is_detected() -> None:
-    found = _feed(_prose(900) + " I went to the market and bought bread." * 60)
-    assert found is not None
+    found = present(_feed(_prose(900) + " I went to the market and bought bread." * 60))
     place, loop = found
     assert loop.kind == "text"
     assert loop.count >= 5
@@ -95,16 +92,14 @@ def test_sentence_loop_without_line_breaks_is_detected() -> None:
 
 def test_cycle_of_many_lines_is_detected() -> None:
     cycle = "".join(f"{_prose(70, seed)}.\n" for seed in range(25))
-    found = _feed(cycle * 6)
-    assert found is not None
+    found = present(_feed(cycle * 6))
     assert found[1].kind == "text"
 
 
 def test_phrases_in_changing_order_are_detected_by_their_ngrams() -> None:
     rng = random.Random(1)
     phrases = [f"{_prose(60, seed)}. " for seed in range(4)]
-    found = _feed("".join(rng.choice(phrases) for _ in range(400)))
-    assert found is not None
+    found = present(_feed("".join(rng.choice(phrases) for _ in range(400))))
     assert found[1].kind == "text"
     assert len(found[1].sample.split()) == 5
 
@@ -137,8 +132,7 @@ def test_endless_code_table_and_figure_loops_are_still_detected() -> None:
 def test_only_text_inside_a_fence_is_code() -> None:
     assert _feed("```\n" + LINE * 40) is None
     assert _feed("```\n" + LINE * 60) is not None
-    found = _feed("```\nx = 1\n```\n" + LINE * 40)
-    assert found is not None
+    found = present(_feed("```\nx = 1\n```\n" + LINE * 40))
     assert found[1].count == 16
 
 
@@ -181,8 +175,7 @@ def test_detector_state_is_bounded() -> None:
 def test_sample_starts_at_a_line_sentence_or_word() -> None:
     samples = []
     for piece in ("no way " * 3 + "out. ", "red and blue ", f"{_prose(40, 1)}\n{_prose(50, 2)}\n"):
-        found = _feed(_prose(333) + piece * 300)
-        assert found is not None
+        found = present(_feed(_prose(333) + piece * 300))
         samples.append(found[1].sample)
     first, second = _prose(40, 1), _prose(50, 2)
     assert samples[0] == "no way no way no way out."
@@ -197,6 +190,5 @@ def test_limits_are_configurable() -> None:
 
 
 def test_sample_is_short() -> None:
-    found = _feed((_prose(600) + "\n") * 20)
-    assert found is not None
+    found = present(_feed((_prose(600) + "\n") * 20))
     assert len(found[1].sample) == 200

@@ -32,7 +32,6 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "engines.md"
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for installed packages."""
     monkeypatch.syspath_prepend(str(tmp_path))
     table.installed.cache_clear()
     yield tmp_path

@@ -14,8 +14,6 @@ MAX_AGE = INTERVAL_SECONDS * SHARED_AGE
 
 
 class Server:
-    """Counts its probes."""
-
     def __init__(self) -> None:
         self.probes = 0
         self.is_slow = False

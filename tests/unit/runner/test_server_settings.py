@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.presence import present
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import DeclaredForecast
@@ -143,8 +144,7 @@ def test_program_without_a_preset_has_default_health_and_operations_and_no_key()
 
 async def test_declared_memory_is_the_expected_load_memory() -> None:
     section = _section(**ANY_PROGRAM, memory_mb=100)
-    expected = await served_model(section, section.models[0], 5.0).forecast.expect(LoadPlan())
-    assert expected is not None
+    expected = present(await served_model(section, section.models[0], 5.0).forecast.expect(LoadPlan()))
     assert (expected.bytes, expected.source) == (100 * MEBIBYTE, EstimateSource.MANIFEST)
     assert await DeclaredForecast(None).expect(LoadPlan()) is None
 

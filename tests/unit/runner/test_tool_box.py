@@ -14,8 +14,6 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
 class Scripted(ToolRunner):
-    """A scripted tool source."""
-
     def __init__(
         self, *names: str, source: str = "files", work: Callable[[], Awaitable[str]] | None = None, **limits: Any
     ) -> None:
@@ -141,9 +139,7 @@ async def test_hanging_tool_times_out_and_the_model_is_informed() -> None:
     assert ended.is_set()
 
 
-async def test_tools_that_ignore_cancellation_are_abandoned_up_to_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_tools_that_ignore_cancellation_are_abandoned_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box_module, "CANCEL_GRACE_SECONDS", 0.01)
     monkeypatch.setattr(box_module, "MAX_ABANDONED_CALLS", 2)
     release = asyncio.Event()

@@ -119,9 +119,7 @@ def test_circular_schema_is_an_error_and_not_a_crash() -> None:
 
 
 @pytest.mark.parametrize("frames_below", range(12))
-def test_deep_arguments_for_a_recursive_schema_end_in_an_error_and_not_a_panic(
-    frames_below: int,
-) -> None:
+def test_deep_arguments_for_a_recursive_schema_end_in_an_error_and_not_a_panic(frames_below: int) -> None:
     # Where Python's limit on depth is met inside the library's Rust parts, they raise what no `except Exception` holds.
     # Which part it is depends on how deep the stack was before.
     nested = {"type": "array", "items": {"$ref": "#/$defs/nested"}}

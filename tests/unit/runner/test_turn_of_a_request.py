@@ -30,8 +30,6 @@ UNTAKEN = warning_pb2.Warning(
 
 
 class ScriptedEngine:
-    """A backend that plays these frames."""
-
     def __init__(self, *frames: Frame, fails: bool = False) -> None:
         self._frames = frames
         self._fails = fails

@@ -12,6 +12,7 @@ import pytest
 from kit.engine_settings import engine_settings
 from kit.failures import fails
 from kit.peft_folder import write_peft_adapter
+from kit.presence import present
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles, read_model_facts
@@ -472,8 +473,7 @@ def _forecast(folder: Path, **settings: Any) -> VllmForecast:
 
 
 async def _context_bytes(forecast: VllmForecast, plan: LoadPlan = AS_CONFIGURED) -> int:
-    estimate = await forecast.expect(plan)
-    assert estimate is not None
+    estimate = present(await forecast.expect(plan))
     assert estimate.source is EstimateSource.HEADER
     return next(part.bytes for part in estimate.parts if part.name == "context")
 

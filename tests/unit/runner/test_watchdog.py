@@ -29,8 +29,6 @@ PROFILE = TimeoutProfile(prefill_liveness_seconds=10.0, idle_stream_seconds=6.0,
 
 
 class SilentBackend(Backend):
-    """An engine that only has signs of life."""
-
     process_id: int | None = 7
 
     def __init__(self) -> None:
