@@ -1,9 +1,9 @@
 """An instance with a stepped backend and a fake clock."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from stepped_ledger import StepForecast, SteppedLedger
@@ -30,6 +30,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock, let_all_run
 
+T = TypeVar("T")
 CALL = CallInfo(request_id="r", traceparent="")
 
 
@@ -168,6 +169,25 @@ class Stage:
 
     async def settle(self) -> None:
         await let_all_run()
+
+    async def advance(self, seconds: float) -> None:
+        await self.clock.advance(seconds)
+        await self.settle()
+
+    async def begin(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Starts a call, and returns its task when it waits or has ended."""
+        task = asyncio.create_task(work)
+        await self.settle()
+        return task
+
+    async def die(self, how: str = "signal SIGKILL") -> None:
+        self.backend.deaths.put_nowait(how)
+        await self.settle()
+
+    async def leave(self, task: "asyncio.Task[Any]") -> None:
+        """Cancels a call, as when its caller leaves."""
+        task.cancel()
+        await self.settle()
 
 
 @asynccontextmanager

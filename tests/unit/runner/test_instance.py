@@ -15,8 +15,7 @@ async def test_every_lifecycle_phase_is_reported_immediately() -> None:
         stage.backend.loaded.set()
         await stage.settle()
         assert stage.instance.loader.context_tokens == 512
-        stage.backend.deaths.put_nowait("signal SIGKILL")
-        await stage.settle()
+        await stage.die()
     told = [Phase.LOADING, Phase.READY, Phase.STOPPING, Phase.LOADING, Phase.READY, Phase.STOPPING, Phase.IDLE]
     assert stage.told == told
     assert stage.instance.restart_log.last_detail == "signal SIGKILL"

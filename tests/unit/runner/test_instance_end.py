@@ -8,7 +8,6 @@ from runner_svc.instance.lifecycle_loop import BEFORE_END_SECONDS
 from runner_svc.policy.lifecycle import Phase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.fake_clock import let_all_run
 
 
 class _Work:
@@ -53,8 +52,7 @@ async def test_end_of_the_runner_puts_nothing_away_for_an_unloaded_model() -> No
 async def test_nothing_is_put_away_from_an_engine_that_died() -> None:
     async with living() as stage:
         work = _Work(stage)
-        stage.backend.deaths.put_nowait("killed")
-        await let_all_run()
+        await stage.die("killed")
         assert stage.instance.phase is not Phase.HIBERNATING
         assert work.at_stops == []
 
@@ -69,8 +67,7 @@ async def test_failed_storing_does_not_prevent_an_unload() -> None:
 async def test_slow_storing_delays_an_unload_by_its_limit_only() -> None:
     async with living() as stage:
         stage.instance.set_before_end(_never_done)
-        unloading = asyncio.create_task(stage.instance.unload())
-        await stage.settle()
+        unloading = await stage.begin(stage.instance.unload())
         await stage.clock.advance(BEFORE_END_SECONDS - 0.1)
         assert not unloading.done()
         await stage.clock.advance(0.2)

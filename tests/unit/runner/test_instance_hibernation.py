@@ -99,8 +99,7 @@ async def test_cancelled_waiter_leaves_the_wake_to_the_others() -> None:
         stage.recipes.go.clear()
         first, second = (asyncio.create_task(stage.instance.wake()) for _ in range(2))
         await stage.settle()
-        first.cancel()
-        await stage.settle()
+        await stage.leave(first)
         assert first.cancelled()
         stage.recipes.go.set()
         assert await outcome(second) is None
@@ -137,8 +136,7 @@ async def test_backend_that_dies_during_a_wake_leaves_the_model_hibernating() ->
 async def test_wake_timeout_reports_what_it_waited_for() -> None:
     async with living(start_asleep=True, recipe=WAKE, max_wait_seconds=60.0) as stage:
         stage.recipes.go.clear()
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
         await stage.clock.advance(59.9)
         assert not wake.done()
         await stage.clock.advance(0.1)
@@ -150,8 +148,7 @@ async def test_wake_timeout_reports_what_it_waited_for() -> None:
 
 async def test_wake_of_a_ready_model_is_a_no_op_and_a_loading_one_is_waited_for() -> None:
     async with living(recipe=WAKE, loads=False) as stage:
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
         assert not wake.done()
         stage.backend.loaded.set()
         assert await outcome(wake) is None
@@ -164,8 +161,7 @@ async def test_load_waiters_are_notified_of_a_crash_loop() -> None:
     async with living(
         loads=False, load_error=WeftError(Reason.SERVER_DIED, "bad model"), limits={"max_deaths": 2}
     ) as stage:
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
         stage.backend.loaded.set()
         for error in (await failure(wake), await failure(stage.instance.wake())):
             assert error.reason is Reason.WAKE_FAILED
@@ -176,8 +172,7 @@ async def test_idle_model_hibernates_after_its_timeout_and_its_process_ends() ->
     async with living(sleep=SleepSettings(after_seconds=300.0)) as stage:
         await stage.clock.advance(299.9)
         assert stage.instance.phase is Phase.READY
-        await stage.clock.advance(0.1)
-        await stage.settle()
+        await stage.advance(0.1)
         assert stage.state == ASLEEP
         assert stage.backend.stops == 1
         await stage.instance.wake()
@@ -192,21 +187,18 @@ async def test_request_keeps_a_model_awake_and_its_end_starts_the_idle_timer() -
             assert stage.instance.phase is Phase.READY
         await stage.clock.advance(299.0)
         assert stage.instance.phase is Phase.READY
-        await stage.clock.advance(1.0)
-        await stage.settle()
+        await stage.advance(1.0)
         assert stage.state == ASLEEP
 
 
 async def test_request_during_hibernation_start_is_refused_as_not_ready_and_a_wake_succeeds() -> None:
     async with living(sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.go.clear()
-        await stage.clock.advance(10.0)
-        await stage.settle()
+        await stage.advance(10.0)
         assert stage.state == (Phase.STOPPING, "going to sleep")
         with fails(Reason.BACKEND_NOT_READY), stage.instance.admit("r"):
             pass
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
         stage.recipes.go.set()
         assert await outcome(wake) is None
         assert Phase.HIBERNATING in stage.told
@@ -216,15 +208,13 @@ async def test_request_during_hibernation_start_is_refused_as_not_ready_and_a_wa
 async def test_failed_sleep_action_keeps_the_model_serving_and_is_retried() -> None:
     async with living(sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "status 500")
-        await stage.clock.advance(10.0)
-        await stage.settle()
+        await stage.advance(10.0)
         assert stage.instance.phase is Phase.READY
         assert stage.backend.stops == 0
         await stage.clock.advance(9.0)
         assert len(stage.recipes.done) == 1
         stage.recipes.error = None
-        await stage.clock.advance(1.0)
-        await stage.settle()
+        await stage.advance(1.0)
         assert stage.state == ASLEEP
         assert stage.recipes.done == [SLEEP] * 2
 
@@ -237,8 +227,7 @@ async def test_explicitly_loaded_model_does_not_hibernate_until_unloaded() -> No
         await stage.instance.unload()
         assert stage.state == ASLEEP
         await stage.instance.wake()
-        await stage.clock.advance(10.0)
-        await stage.settle()
+        await stage.advance(10.0)
         assert stage.state == ASLEEP
 
 
@@ -249,14 +238,12 @@ async def test_failed_or_cancelled_concurrent_load_does_not_affect_the_others() 
         assert [await outcome(load) is None for load in failed] == [False, False]
         stage.recipes.error = None
         await stage.instance.wake()
-        await stage.clock.advance(10.0)
-        await stage.settle()
+        await stage.advance(10.0)
         assert stage.state == ASLEEP, "two loads that failed pinned it"
         stage.recipes.go.clear()
         leaves, stays = (asyncio.create_task(stage.instance.load()) for _ in range(2))
         await stage.settle()
-        leaves.cancel()
-        await stage.settle()
+        await stage.leave(leaves)
         stage.recipes.go.set()
         assert await outcome(stays) is None
         await stage.clock.advance(100.0)
@@ -266,8 +253,7 @@ async def test_failed_or_cancelled_concurrent_load_does_not_affect_the_others() 
 async def test_unload_waits_for_running_requests_up_to_its_timeout() -> None:
     async with living(drain_seconds=30.0) as stage:
         request = await stage.request()
-        unload = asyncio.create_task(stage.instance.unload())
-        await stage.settle()
+        unload = await stage.begin(stage.instance.unload())
         await stage.clock.advance(29.0)
         assert not unload.done()
         assert not request.done()
@@ -285,8 +271,7 @@ async def test_unload_ends_a_load_and_a_crash_loop_too() -> None:
         assert stage.state == ASLEEP
         stage.backend.loaded.set()
         await stage.instance.wake()
-        stage.backend.deaths.put_nowait("signal SIGKILL")
-        await stage.settle()
+        await stage.die()
         assert stage.instance.phase is Phase.CRASH_LOOP
         await stage.instance.unload()
         assert stage.state == ASLEEP
@@ -312,8 +297,7 @@ async def test_attached_server_without_a_sleep_action_cannot_be_unloaded(sleep: 
 async def test_wakeable_attached_server_missing_at_startup_hibernates() -> None:
     async with living(attached=True, recipe=WAKE, max_wait_seconds=10.0, load_error=AWAY) as stage:
         assert stage.state == (Phase.HIBERNATING, "the server does not answer")
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
         await stage.clock.advance(3.0)
         stage.backend.load_error = None
         await stage.clock.advance(0.5)
@@ -323,8 +307,7 @@ async def test_wakeable_attached_server_missing_at_startup_hibernates() -> None:
 
 async def test_attached_server_that_comes_up_too_late_is_a_failed_wake() -> None:
     async with living(attached=True, recipe=WAKE, max_wait_seconds=10.0, load_error=AWAY) as stage:
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
         await stage.clock.advance(10.0)
         error = await failure(wake)
         assert error.message == "it was not ready within 10 s: the server does not answer"
@@ -338,8 +321,7 @@ async def test_non_wakeable_attached_server_is_polled_until_online(by_mesh: bool
         await stage.clock.advance(5.0)
         stage.backend.load_error = None
         told = len(stage.told)
-        await stage.clock.advance(5.0)
-        await stage.settle()
+        await stage.advance(5.0)
         assert stage.told[told:] == [Phase.READY], "probing in vain is no news"
         assert stage.instance.restart_count == 0
 
@@ -370,8 +352,7 @@ async def test_unexpected_error_during_a_load_counts_as_a_crash() -> None:
 async def test_stop_cancels_a_wake_and_notifies_the_waiters() -> None:
     async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.go.clear()
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
         await stage.instance.stop()
         error = await failure(wake)
         assert error.reason is Reason.SHUTTING_DOWN

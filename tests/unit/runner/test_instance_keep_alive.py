@@ -15,14 +15,12 @@ LONG_SECONDS = 1_000.0
 
 async def _served(stage: Stage, keep_alive_seconds: float | None = None) -> None:
     request = await stage.request(keep_alive_seconds=keep_alive_seconds)
-    request.cancel()
-    await stage.settle()
+    await stage.leave(request)
 
 
 async def _phase_after(stage: Stage, seconds: float) -> Phase:
     await stage.settle()
-    await stage.clock.advance(seconds)
-    await stage.settle()
+    await stage.advance(seconds)
     return stage.instance.phase
 
 
@@ -56,8 +54,7 @@ async def test_busy_model_has_the_keep_alive_of_the_last_started_request() -> No
         request = await stage.request(keep_alive_seconds=2.0)
         assert before is None
         assert (stage.instance.keep_alive_seconds, stage.instance.unload_at) == (2.0, None)
-        request.cancel()
-        await stage.settle()
+        await stage.leave(request)
         assert stage.instance.keep_alive_seconds == 2.0
         assert stage.instance.unload_at == stage.clock.utc_now() + timedelta(seconds=2)
 

@@ -17,11 +17,9 @@ async def test_wake_waiting_for_memory_is_cancelled_when_its_last_caller_leaves(
         book.go.clear()
         first, last = [asyncio.create_task(stage.instance.wake()) for _ in range(2)]
         await stage.settle()
-        first.cancel()
-        await stage.settle()
+        await stage.leave(first)
         assert stage.instance.phase is Phase.LOADING
-        last.cancel()
-        await stage.settle()
+        await stage.leave(last)
         assert stage.state == (Phase.HIBERNATING, "")
         book.go.set()
         await stage.settle()
@@ -34,10 +32,8 @@ async def test_wake_with_granted_memory_continues_without_callers() -> None:
     book = SteppedLedger()
     async with living(book, start_asleep=True) as stage:
         stage.backend.loaded.clear()
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
-        wake.cancel()
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
+        await stage.leave(wake)
         stage.backend.loaded.set()
         await stage.settle()
         assert stage.instance.phase is Phase.READY
@@ -50,10 +46,8 @@ async def test_memory_request_of_a_load_or_startup_survives_an_abandoned_wake(st
     async with living(book, start_asleep=start_asleep) as stage:
         load = asyncio.create_task(stage.instance.load()) if start_asleep else None
         await stage.settle()
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
-        wake.cancel()
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
+        await stage.leave(wake)
         assert stage.state[0] is Phase.LOADING
         book.go.set()
         await stage.settle()

@@ -37,8 +37,7 @@ async def test_memory_is_leased_before_the_engine_starts_and_the_wait_is_reporte
 async def test_lease_is_kept_after_a_crash_and_released_on_hibernation() -> None:
     book = SteppedLedger()
     async with living(book) as stage:
-        stage.backend.deaths.put_nowait("signal SIGKILL")
-        await stage.settle()
+        await stage.die()
         assert (stage.instance.phase, stage.backend.starts) == (Phase.READY, 2)
         assert (len(book.wishes), book.released) == (1, [])
         await stage.instance.unload()
@@ -58,8 +57,7 @@ async def test_crash_loop_releases_its_lease_and_requests_a_new_one_after_the_ba
         assert stage.instance.phase is Phase.CRASH_LOOP
         assert (list(book.held), book.released) == ([], ["lease-1"])
         stage.backend.load_error = None
-        await stage.clock.advance(10.0)
-        await stage.settle()
+        await stage.advance(10.0)
         assert (stage.instance.phase, list(book.held)) == (Phase.READY, ["lease-2"])
     assert book.held == {}
 
@@ -70,8 +68,7 @@ async def test_lost_lease_ends_the_backend_immediately_and_it_reloads_under_a_ne
         request = await stage.request()
         book.lose()
         await stage.settle()
-        await stage.clock.advance(1.0)
-        await stage.settle()
+        await stage.advance(1.0)
         error = present(await request)
         assert error.reason is Reason.WORKER_RESTARTED
         assert (stage.backend.stops, stage.backend.starts) == (1, 2)
@@ -103,11 +100,9 @@ async def test_load_abandoned_by_its_only_caller_is_cancelled_and_its_memory_rel
     book = SteppedLedger()
     async with living(book, start_asleep=True) as stage:
         (book.go if waits else stage.backend.loaded).clear()
-        load = asyncio.create_task(stage.instance.load())
-        await stage.settle()
+        load = await stage.begin(stage.instance.load())
         assert stage.instance.phase is Phase.LOADING
-        load.cancel()
-        await stage.settle()
+        await stage.leave(load)
         assert stage.state == (Phase.HIBERNATING, "")
         assert book.held == {}
 
@@ -115,12 +110,9 @@ async def test_load_abandoned_by_its_only_caller_is_cancelled_and_its_memory_rel
 async def test_load_with_another_waiter_continues_when_its_caller_leaves() -> None:
     async with living(SteppedLedger(), start_asleep=True) as stage:
         stage.backend.loaded.clear()
-        leaves = asyncio.create_task(stage.instance.load())
-        await stage.settle()
-        stays = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
-        leaves.cancel()
-        await stage.settle()
+        leaves = await stage.begin(stage.instance.load())
+        stays = await stage.begin(stage.instance.wake())
+        await stage.leave(leaves)
         stage.backend.loaded.set()
         assert await outcome(stays) is None
         assert stage.backend.starts == 1
@@ -147,8 +139,7 @@ async def test_other_options_reload_the_model_and_the_next_plain_load_uses_the_c
         assert await stage.instance.load(longer) is True
         assert [wish.bytes for wish in book.wishes] == [2 * GIB, 4 * GIB]
         assert [order.parameters for order in stage.backend.orders if order] == [{}, {"context_tokens": 4096}]
-        stage.backend.deaths.put_nowait("signal SIGKILL")
-        await stage.settle()
+        await stage.die()
         assert stage.instance.plan == longer.plan, "a restart after a crash keeps it"
         await stage.instance.unload()
         await stage.instance.wake()
@@ -206,12 +197,10 @@ async def test_model_in_use_keeps_its_memory(why: str) -> None:
             await stage.instance.load(LoadSpec(pin=True))
         elif why == "higher":
             request = await stage.request(priority=Priority.HIGH)
-            request.cancel()
-            await stage.settle()
+            await stage.leave(request)
         else:
             stage.backend.loaded.clear()
-            stage.backend.deaths.put_nowait("signal SIGKILL")
-            await stage.settle()
+            await stage.die()
         assert (await failure(stage.instance.yield_memory("lease-1", asked, "llama"))).reason is Reason.RESOURCE_IN_USE
         assert stage.instance.memory.grant is not None
 
@@ -241,8 +230,7 @@ async def test_model_woken_during_a_load_with_options_is_loaded_with_those_optio
             load = asyncio.create_task(stage.instance.load(other))
             for _ in range(turns):
                 await asyncio.sleep(0)
-            wake = asyncio.create_task(stage.instance.wake())
-            await stage.settle()
+            wake = await stage.begin(stage.instance.wake())
             await stage.settle()
             await asyncio.gather(load, wake, return_exceptions=True)
             told = present(stage.backend.orders[-1])
@@ -263,8 +251,7 @@ async def test_lease_lost_during_an_unload_ends_the_backend_without_waiting_for_
     sleep = SleepSettings(after_seconds=1000.0, action=http_recipe(url="http://controller/sleep"))
     async with living(book, drain_seconds=60.0, sleep=sleep) as stage:
         request = await stage.request()
-        unload = asyncio.create_task(stage.instance.unload())
-        await stage.settle()
+        unload = await stage.begin(stage.instance.unload())
         assert (stage.instance.phase, stage.backend.stops) == (Phase.STOPPING, 0)
         book.lose()
         await stage.settle()
@@ -279,13 +266,10 @@ async def test_load_during_an_unload_of_the_same_options_is_loaded_with_its_own_
     async with living(SteppedLedger(), drain_seconds=60.0) as stage:
         await stage.instance.load(longer)
         request = await stage.request()
-        unload = asyncio.create_task(stage.instance.unload())
-        await stage.settle()
+        unload = await stage.begin(stage.instance.unload())
         assert (stage.instance.phase, stage.instance.plan) == (Phase.STOPPING, longer.plan)
-        load = asyncio.create_task(stage.instance.load(longer))
-        await stage.settle()
-        request.cancel()
-        await stage.settle()
+        load = await stage.begin(stage.instance.load(longer))
+        await stage.leave(request)
         assert [await outcome(unload), await outcome(load)] == [None, None]
         assert stage.instance.plan == longer.plan
         last = present(stage.backend.orders[-1])
@@ -313,8 +297,7 @@ async def test_failing_load_options_do_not_block_the_configured_model(dies: bool
         if dies:
             await stage.instance.load(other)
             stage.backend.load_error = cannot_be
-            stage.backend.deaths.put_nowait("signal SIGKILL")
-            await stage.settle()
+            await stage.die()
         else:
             stage.backend.load_error = cannot_be
             await failure(stage.instance.load(other))

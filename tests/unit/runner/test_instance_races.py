@@ -18,15 +18,12 @@ ASLEEP = (Phase.HIBERNATING, "")
 async def test_unload_takes_precedence_over_a_running_load() -> None:
     async with living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
         stage.recipes.go.clear()
-        load = asyncio.create_task(stage.instance.load())
-        await stage.settle()
-        unload = asyncio.create_task(stage.instance.unload())
-        await stage.settle()
+        load = await stage.begin(stage.instance.load())
+        unload = await stage.begin(stage.instance.unload())
         stage.recipes.go.set()
         assert [await outcome(load), await outcome(unload)] == [None, None]
         await stage.instance.wake()
-        await stage.clock.advance(10.0)
-        await stage.settle()
+        await stage.advance(10.0)
         assert stage.state == ASLEEP
 
 
@@ -34,16 +31,14 @@ async def test_unload_takes_precedence_at_the_moment_a_load_ends() -> None:
     for turns in range(15):
         async with living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
             stage.backend.loaded.clear()
-            load = asyncio.create_task(stage.instance.load())
-            await stage.settle()
+            load = await stage.begin(stage.instance.load())
             stage.backend.loaded.set()
             for _ in range(turns):
                 await asyncio.sleep(0)
             await asyncio.gather(load, stage.instance.unload())
             assert stage.state == ASLEEP
             await stage.instance.wake()
-            await stage.clock.advance(10.0)
-            await stage.settle()
+            await stage.advance(10.0)
             assert stage.state == ASLEEP, f"it stayed awake, unloaded {turns} turns after it was ready"
 
 
@@ -58,8 +53,7 @@ async def test_cancelled_stop_still_ends_the_backend() -> None:
         for _ in range(turns):
             await asyncio.sleep(0)
         stopping.cancel()
-        again = asyncio.create_task(stage.instance.stop())
-        await stage.settle()
+        again = await stage.begin(stage.instance.stop())
         await stage.clock.advance(1.0)
         await asyncio.gather(stopping, again, return_exceptions=True)
         assert stage.backend.stops == 1, f"cancelled after {turns} turns"
@@ -87,8 +81,7 @@ async def test_wake_without_a_process_is_not_a_crash_of_the_previous_one() -> No
 async def test_awaited_load_may_take_longer_than_its_waiters_timeout() -> None:
     async with living(start_asleep=True, max_wait_seconds=60.0) as stage:
         stage.backend.loaded.clear()
-        wake = asyncio.create_task(stage.instance.wake())
-        await stage.settle()
+        wake = await stage.begin(stage.instance.wake())
         await stage.clock.advance(600.0)
         error = await failure(wake)
         assert "still loading" in error.message
@@ -103,8 +96,7 @@ async def test_unload_ends_an_awaited_load_and_it_does_not_restart() -> None:
         async with living(start_asleep=start_asleep) as stage:
             stage.backend.loaded.clear()
             if not start_asleep:
-                stage.backend.deaths.put_nowait("exit code 1")
-                await stage.settle()
+                await stage.die("exit code 1")
             waits, left = (asyncio.create_task(stage.instance.load()) for _ in range(2))
             await stage.settle()
             left.cancel()
@@ -120,8 +112,7 @@ async def test_waiter_arriving_at_the_moment_of_the_outcome_receives_it() -> Non
     for turns in range(25):
         async with living(start_asleep=True) as stage:
             stage.backend.loaded.clear()
-            first = asyncio.create_task(stage.instance.wake())
-            await stage.settle()
+            first = await stage.begin(stage.instance.wake())
             stage.backend.loaded.set()
             waiters = [first]
             for _ in range(turns):

@@ -96,8 +96,7 @@ async def test_unload_time_is_reported_and_does_not_drift() -> None:
         assert _state(stage).unload_time.ToDatetime(UTC) == before, "else every look at it would be news to the mesh"
         request = await stage.request()
         assert not _state(stage).HasField("unload_time"), "it works"
-        request.cancel()
-        await stage.settle()
+        await stage.leave(request)
         assert _state(stage).unload_time.ToDatetime(UTC) > before
 
 
@@ -106,16 +105,14 @@ async def test_repeated_load_reports_an_eta() -> None:
         for seconds in (8.0, 10.0, 12.0):
             await stage.instance.unload()
             stage.backend.loaded.clear()
-            task = asyncio.create_task(stage.instance.load())
-            await stage.settle()
+            task = await stage.begin(stage.instance.load())
             await stage.clock.advance(seconds)
             stage.backend.loaded.set()
             await task
         await stage.instance.unload()
         assert _state(stage).usual_load.ToMilliseconds() == 9_000, "as the four loads were in the middle"
         stage.backend.loaded.clear()
-        task = asyncio.create_task(stage.instance.load())
-        await stage.settle()
+        task = await stage.begin(stage.instance.load())
         first = _state(stage).load_eta.ToMilliseconds()
         await stage.clock.advance(3.0)
         assert first - _state(stage).load_eta.ToMilliseconds() == 3000

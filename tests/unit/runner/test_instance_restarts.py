@@ -113,11 +113,9 @@ async def test_verdict_takes_precedence_at_any_stage_of_the_request() -> None:
 async def test_stalled_backend_is_restarted_and_only_the_stalled_request_reports_it() -> None:
     async with living() as stage:
         stalled = await stage.request("r1")
-        await stage.clock.advance(121.0)
-        await stage.settle()
+        await stage.advance(121.0)
         assert _reason(await stalled) is Reason.STALL_TIMEOUT
-        await stage.clock.advance(2.0)
-        await stage.settle()
+        await stage.advance(2.0)
         assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 1)
         assert Reason(stage.instance.restart_log.all[0].reason) is Reason.STALL_TIMEOUT
 
@@ -133,8 +131,7 @@ async def test_unreachable_attached_server_is_absent_immediately_and_polled() ->
         with fails(Reason.BACKEND_NOT_READY), stage.instance.admit("r3"):
             pass
         stage.backend.load_error = None
-        await stage.clock.advance(5.0)
-        await stage.settle()
+        await stage.advance(5.0)
         assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 0)
         assert not stage.instance.restart_log.all
 
@@ -146,8 +143,7 @@ async def test_insufficient_load_memory_fails_with_advice_and_is_retried_once_pe
         for _ in range(3):
             assert ADVICE in (await failure(stage.instance.wake())).message
         assert stage.backend.starts == 1
-        await stage.clock.advance(10.0)
-        await stage.settle()
+        await stage.advance(10.0)
         assert stage.instance.phase is Phase.HIBERNATING
         assert stage.backend.starts == 1, "nobody asked for it"
         assert ADVICE in (await failure(stage.instance.wake())).message
@@ -162,8 +158,7 @@ async def test_crash_loop_shows_and_keeps_its_reason_and_last_lines() -> None:
     async with living(load_error=WeftError(Reason.SERVER_DIED, "exit code 1"), limits={"max_deaths": 2}) as stage:
         assert stage.state == (Phase.CRASH_LOOP, "exit code 1; next start in 10 s; last output: start 2 | last words")
         stage.backend.load_error = None
-        await stage.clock.advance(10.0)
-        await stage.settle()
+        await stage.advance(10.0)
         assert stage.instance.phase is Phase.READY
         assert stage.instance.restart_log.crash_lines == ("start 2", "last words"), "not those of the life before"
 
@@ -172,8 +167,7 @@ async def test_stored_crash_output_is_bounded_to_its_end() -> None:
     async with living() as stage:
         lines = [f"{number} " + "x" * 1000 for number in range(200)]
         stage.backend.log.feed("\n".join([*lines, ""]).encode())
-        stage.backend.deaths.put_nowait("signal SIGKILL")
-        await stage.settle()
+        await stage.die()
         kept = stage.instance.restart_log.crash_lines
         assert kept[-1] == lines[-1]
         assert 60_000 < sum(map(len, kept)) <= MAX_CRASH_BYTES
@@ -184,8 +178,7 @@ async def test_each_restart_is_recorded_with_its_time_and_duration() -> None:
         stage.backend.loaded.clear()
         await stage.clock.advance(60.0)
         at = stage.clock.utc_now()
-        stage.backend.deaths.put_nowait("exit code 3")
-        await stage.settle()
+        await stage.die("exit code 3")
         await stage.clock.advance(4.0)
         (restart,) = stage.instance.restart_log.all
         assert (restart.time.ToDatetime(UTC), Reason(restart.reason), restart.detail) == (
@@ -203,8 +196,7 @@ async def test_each_restart_is_recorded_with_its_time_and_duration() -> None:
 async def test_model_unloaded_before_recovery_does_not_count_as_recovered_on_reload() -> None:
     async with living() as stage:
         stage.backend.loaded.clear()
-        stage.backend.deaths.put_nowait("exit code 3")
-        await stage.settle()
+        await stage.die("exit code 3")
         await stage.instance.unload()
         stage.backend.loaded.set()
         await stage.instance.load()

@@ -203,8 +203,7 @@ async def test_prompt_does_not_replace_the_text_of_a_request() -> None:
         caches.add(stage.instance)
         async with caches.of_request("m", "team", Handling()).generating(_chat("Be brief.").payload) as turn:
             turn.worked = True
-        await stage.clock.advance(1.0)
-        await stage.settle()
+        await stage.advance(1.0)
         assert engine.calls == []
         async with caches.of_request("m", "team", Handling()).generating(_chat("Be brief.").payload) as turn:
             assert not turn.use.fresh
@@ -216,8 +215,7 @@ async def test_work_goes_on_only_when_no_request_has_begun_meanwhile() -> None:
         caches.add(stage.instance)
         records = stage.instance.records
         with records.keep("first"):
-            await stage.clock.advance(1.0)
-            await stage.settle()
+            await stage.advance(1.0)
         with records.keep("second"):
             await stage.settle()
             assert engine.calls == []
@@ -281,8 +279,7 @@ async def test_replacing_instance_does_not_use_the_cache_of_the_replaced_one() -
         await stage.clock.advance(1.0)
         assert engine.calls == []
         caches.add(stage.instance)
-        await stage.clock.advance(1.0)
-        await stage.settle()
+        await stage.advance(1.0)
         assert engine.calls == ["tokens: 64"]
 
 
