@@ -156,6 +156,11 @@ class RunningRunner:
     async def wake(self, model: str = "m") -> None:
         await self.control.Wake(runner_service_pb2.WakeRequest(model=model))
 
+    async def described(self, line_count: int = 0) -> runner_service_pb2.InstanceDescription:
+        """Returns the description of the first model."""
+        request = runner_service_pb2.DescribeRequest(log_line_count=line_count)
+        return (await self.control.Describe(request)).instances[0]
+
     async def permit(self, action: Action, model: str = "m") -> permit_pb2.OperationPermit:
         """Returns a permit as the registry signs it, once the runner has the session's key."""
         await self._until(lambda: bool(self.registry.beats))

@@ -112,7 +112,7 @@ async def test_tenant_flush_keeps_other_tenants_warm_and_reports_what_was_remove
 async def test_description_has_cache_statistics_and_tenant_isolation(tmp_path: Path) -> None:
     async with ready_runner(tmp_path, [_model()]) as runner:
         cached = [await _cached(runner, tenant) for tenant in ("a", "a", "b")]
-        (described,) = (await runner.control.Describe(pb.DescribeRequest())).instances
+        described = await runner.described()
     assert described.cache_isolation == pb.CACHE_ISOLATION_SLOTS
     assert (described.cache.hit_count, described.cache.miss_count) == (1, 2)
     assert described.cache.cached_token_count == sum(cached)

@@ -61,7 +61,7 @@ async def test_engine_failure_messages_hide_addresses_too(tmp_path: Path) -> Non
     async with running_runner(tmp_path, [model], conceals_local_addresses=True) as runner:
         state = await runner.until_state(lambda state: "lost" in state.detail)
         assert "lost <local>" in state.detail
-        described = (await runner.control.Describe(pb.DescribeRequest())).instances[0]
+        described = await runner.described()
         assert "127.0.0.1" not in described.last_restart_reason
 
 

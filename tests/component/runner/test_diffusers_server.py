@@ -31,6 +31,8 @@ from weft_testing.conformance.backend import Engine, LoadOrderChecks, ProcessChe
 
 SERVER_PROGRAM = "runner_svc.runtimes.diffusers.server"
 
+pytestmark = pytest.mark.slow("starts engine processes")
+
 INDEX = {
     "_class_name": "StableDiffusionPipeline",
     "unet": ["diffusers", "UNet2DConditionModel"],
@@ -131,7 +133,6 @@ async def _refusal(backend: DiffusersBackend, payload: image_pb2.ImagePayload) -
     return refused.value.reason, refused.value.message
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_images_are_sent_one_by_one_with_incremented_seeds_and_a_receipt(model: Path) -> None:
     async with _running(model) as (backend, _):
         frames = await _frames(backend, _payload(count=3, guidance=2.5, negative_prompt="fog"))
@@ -149,7 +150,6 @@ async def test_images_are_sent_one_by_one_with_incremented_seeds_and_a_receipt(m
         assert [one.done for one in progress] == sorted(one.done for one in progress)
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_omitted_fields_default_to_the_configuration_or_the_model_family(model: Path) -> None:
     bare = image_pb2.ImagePayload(prompt="x")
     async with _running(model) as (backend, _):
@@ -165,7 +165,6 @@ async def test_omitted_fields_default_to_the_configuration_or_the_model_family(m
         assert changed["steps"] == 2
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_previews_are_evenly_spaced_before_their_image(model: Path) -> None:
     async with _running(model, extra_arguments=("--preview-side-pixels", "32")) as (backend, _):
         frames = await _frames(backend, _payload(steps=9, count=2, partial_images=2))
@@ -185,7 +184,6 @@ async def test_previews_are_evenly_spaced_before_their_image(model: Path) -> Non
         assert len(collected_images(frames)) == 1, "a preview that cannot be made costs the image nothing"
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_source_images_and_masks_use_the_matching_pipeline(model: Path) -> None:
     async with _running(model) as (backend, _):
         [changed] = await _made(backend, _payload(size="", strength=0.5, images=[_picture(100, 50)]))
@@ -204,7 +202,6 @@ async def test_source_images_and_masks_use_the_matching_pipeline(model: Path) ->
         assert plain["pipeline"] == "StableDiffusionPipeline"
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_requested_formats_and_quality_are_used(model: Path) -> None:
     async with _running(model) as (backend, _):
         [made] = await _made(backend, _payload(output_format="webp", extra={"output_compression": 40, "eta": 0.5}))
@@ -214,7 +211,6 @@ async def test_requested_formats_and_quality_are_used(model: Path) -> None:
         assert [event.warning.field for event in frames[0] if event.HasField("warning")] == ["sharpness"]
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_unsupported_fields_are_rejected_by_name(model: Path) -> None:
     no_previews: dict[str, Any] = {"size": ""}
     limits = ("--max-steps", "20", "--max-pixels", str(64 * 64), "--max-source-pixels", "10000")
@@ -247,7 +243,6 @@ async def test_unsupported_fields_are_rejected_by_name(model: Path) -> None:
         assert message.startswith(f"images[0]: has {2**20 + 4} bytes, and at most {2**20} are accepted")
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_family_without_negative_prompts_rejects_them(model: Path) -> None:
     _folder(model, _class_name="FluxPipeline")
     async with _running(model) as (backend, _):
@@ -257,7 +252,6 @@ async def test_family_without_negative_prompts_rejects_them(model: Path) -> None
         )
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_inpainting_only_model_rejects_text_to_image(model: Path) -> None:
     _folder(model, _class_name="StableDiffusionInpaintPipeline")
     async with _running(model, {"denoiser_channels": 9}) as (backend, _):
@@ -270,7 +264,6 @@ async def test_inpainting_only_model_rejects_text_to_image(model: Path) -> None:
         assert await _made(backend, _payload()), "another denoiser is as good for all"
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_cancelled_request_frees_the_slot_within_one_step(model: Path) -> None:
     async with _running(model, {"seconds_per_step": 0.1}) as (backend, _):
         async with (
@@ -284,7 +277,6 @@ async def test_cancelled_request_frees_the_slot_within_one_step(model: Path) -> 
         assert len(steps) <= 2 + 2, "the step at which it was given up is the last one"
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_out_of_memory_fails_only_the_request_and_suggests_remedies(model: Path) -> None:
     async with _running(model, {"memory_pixels": 64 * 64, "with_device": True}, cpu_offload="model") as (backend, _):
         pid = backend.process_id
@@ -311,7 +303,6 @@ async def test_library_error_fails_only_the_request(model: Path) -> None:
         assert await _made(backend, _payload())
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_settings_and_load_order_reach_the_library(model: Path) -> None:
     saving = ("--vae-tiling", "--attention-slicing")
     async with _running(model, {"with_device": True}, extra_arguments=saving) as (backend, _):
@@ -340,7 +331,6 @@ async def test_settings_and_load_order_reach_the_library(model: Path) -> None:
         await _backend(model, device="cuda").start()
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_offloaded_components_follow_their_pipeline(model: Path) -> None:
     async with _running(model, {"with_device": True}, cpu_offload="model") as (backend, _):
         await _made(backend, _payload(images=[_picture()]))
@@ -349,7 +339,6 @@ async def test_offloaded_components_follow_their_pipeline(model: Path) -> None:
     assert offloaded == ["StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline", "StableDiffusionPipeline"]
 
 
-@pytest.mark.slow("starts engine processes")
 @pytest.mark.parametrize(
     ("index", "files", "message"),
     [
@@ -383,7 +372,6 @@ async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
             pass
 
 
-@pytest.mark.slow("starts engine processes")
 async def test_progress_does_not_count_as_a_first_answer(model: Path) -> None:
     async with (
         _running(model, {"seconds_per_step": 0.05}) as (backend, _),

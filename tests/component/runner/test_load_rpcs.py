@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from kit.engines import fake_model
-from runner_harness import RunningRunner, events_of, ready_runner, refusal, running_runner
+from runner_harness import events_of, ready_runner, refusal, running_runner
 
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -31,10 +31,6 @@ def _options(**parameters: int) -> load_pb2.LoadOptions:
     return load_pb2.LoadOptions(parameters=values)
 
 
-async def _described(runner: RunningRunner) -> pb.InstanceDescription:
-    return (await runner.control.Describe(pb.DescribeRequest())).instances[0]
-
-
 async def test_load_operations_require_a_registry_permit(tmp_path: Path) -> None:
     async with ready_runner(tmp_path, [_model()]) as runner:
         wrong = await runner.permit(Action.UNLOAD, "other")
@@ -48,7 +44,7 @@ async def test_load_operations_require_a_registry_permit(tmp_path: Path) -> None
             )
             for call in calls:
                 assert (await refusal(call)).reason is Reason.PERMIT_INVALID
-        assert (await _described(runner)).process_id
+        assert (await runner.described()).process_id
 
 
 @pytest.mark.slow("loads for seconds")
@@ -80,12 +76,12 @@ async def test_load_cancelled_by_its_caller_is_unloaded(tmp_path: Path) -> None:
         await runner.until(Phase.LOADING)
         call.cancel()
         await runner.until(Phase.HIBERNATING)
-        assert not (await _described(runner)).process_id
+        assert not (await runner.described()).process_id
 
 
 async def test_options_are_validated_reported_and_effective_until_the_next_load(tmp_path: Path) -> None:
     async with ready_runner(tmp_path, [_model()]) as runner:
-        described = await _described(runner)
+        described = await runner.described()
         assert "context_tokens" in {parameter.name for parameter in described.load_parameters}
         assert (list(described.quantizations), described.model_path) == (["q8_0"], __file__)
         first = described.process_id
@@ -96,13 +92,13 @@ async def test_options_are_validated_reported_and_effective_until_the_next_load(
             lambda state: state.context_tokens == 1024 and state.phase == Phase.READY.value
         )
         assert state.HasField("unload_time")
-        described = await _described(runner)
+        described = await runner.described()
         assert described.process_id not in (0, first)
         assert described.load_options.parameters["context_tokens"].integer == 1024
         assert described.load_options.keep_alive.seconds == 3600
         assert (await runner.load(options=_options(context_tokens=1024)))[-1].result.was_loaded
         await runner.load()
-        assert not (await _described(runner)).load_options.parameters
+        assert not (await runner.described()).load_options.parameters
 
 
 @pytest.mark.parametrize(
@@ -120,11 +116,11 @@ async def test_options_are_validated_reported_and_effective_until_the_next_load(
 )
 async def test_invalid_option_is_reported(options: load_pb2.LoadOptions, field: str, tmp_path: Path) -> None:
     async with ready_runner(tmp_path, [_model()]) as runner:
-        before = (await _described(runner)).process_id
+        before = (await runner.described()).process_id
         permit = await runner.permit(Action.LOAD)
         error = await refusal(runner.control.Load(pb.LoadRequest(model="m", permit=permit, options=options)).read())
         assert (error.reason, error.metadata["field"]) == (Reason.INVALID_ARGUMENT, field)
-        assert (await _described(runner)).process_id == before
+        assert (await runner.described()).process_id == before
 
 
 async def test_model_without_a_lease_does_not_yield_memory(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ async def test_one_failed_provider_connection_fails_no_other_request(tmp_path: P
         await provider.until_asked(1)
         assert (await refusal(events_of(runner.generate(allow_remote=True)))).reason is Reason.BACKEND_PROTOCOL_ERROR
         assert (await silent).reason is Reason.HEADERS_TIMEOUT
-        (described,) = (await runner.control.Describe(runner_service_pb2.DescribeRequest())).instances
+        described = await runner.described()
         assert (described.restart_count, described.last_restart_reason) == (0, "")
         assert (await events_of(runner.generate(allow_remote=True)))[-1].HasField("finished")
 

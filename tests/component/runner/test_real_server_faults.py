@@ -58,15 +58,11 @@ async def _real_runner(folder: Path) -> AsyncIterator[RunningRunner]:
         yield runner
 
 
-async def _described(runner: RunningRunner) -> pb.InstanceDescription:
-    return (await runner.control.Describe(pb.DescribeRequest())).instances[0]
-
-
 async def _recovered(runner: RunningRunner) -> pb.Restart:
     """The one restart, once the model takes requests again."""
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
-            restarts = (await _described(runner)).restarts
+            restarts = (await runner.described()).restarts
             if restarts and restarts[-1].HasField("recovery"):
                 (restart,) = restarts
                 return restart
@@ -85,7 +81,7 @@ async def test_llama_cpp_exit_mid_answer_is_reported_and_it_restarts_in_time(
     number: signal.Signals, request_reason: Reason, restart_reason: Reason, noticed_by: float, tmp_path: Path
 ) -> None:
     async with _real_runner(tmp_path) as runner:
-        before = await _described(runner)
+        before = await runner.described()
         call = runner.generate(sampling=sampling_without_end(max_tokens=4000))
         while not any(event.HasField("delta") for event in (await call.read()).events):
             pass
@@ -132,13 +128,13 @@ async def test_endless_schema_stops_at_the_memory_limit_and_an_engine_that_dies_
     limit_bytes = present(host_memory.host_memory_limit(expected, None, os.cpu_count() or 1))
     schema = chat_pb2.JsonSchemaFormat(name="x", schema=to_json_object(ENDLESS_SCHEMA, "schema"))
     async with ready_runner(tmp_path, [model]) as runner:
-        process = psutil.Process((await _described(runner)).process_id)
+        process = psutil.Process((await runner.described()).process_id)
         assert process.rlimit(psutil.RLIMIT_DATA) == (limit_bytes, limit_bytes)
         # Its parser fails to allocate memory, and the server continues.
         refused = await refusal(events_of(runner.generate(response_format=chat_pb2.ResponseFormat(json_schema=schema))))
         assert "failed to parse grammar" in refused.message
         assert (await events_of(runner.generate()))[-1].HasField("finished")
-        assert (await _described(runner)).process_id == process.pid
+        assert (await runner.described()).process_id == process.pid
         # From now on every allocation fails.
         resource.prlimit(process.pid, resource.RLIMIT_DATA, (process.memory_info().data // 2, limit_bytes))
         error = await refusal(events_of(runner.generate()))
@@ -147,4 +143,4 @@ async def test_endless_schema_stops_at_the_memory_limit_and_an_engine_that_dies_
         assert f"host_memory_mb: {limit_bytes // MEBIBYTE:,}" in error.message
         record = (await runner.control.GetRequest(pb.GetRequestRequest(request_id="req-3"))).record
         assert Reason(record.reason) is Reason.OUT_OF_MEMORY
-        assert Reason((await _described(runner)).restarts[-1].reason) is Reason.OUT_OF_MEMORY
+        assert Reason((await runner.described()).restarts[-1].reason) is Reason.OUT_OF_MEMORY

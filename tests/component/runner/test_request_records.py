@@ -30,11 +30,6 @@ def _model(context_tokens: int = 2048, **switches: Any) -> ServedModel:
     return fake_model("m", switches, engine, timeouts=TIMEOUTS)
 
 
-async def _described(runner: RunningRunner, line_count: int = 0) -> pb.InstanceDescription:
-    response = await runner.control.Describe(pb.DescribeRequest(log_line_count=line_count))
-    return response.instances[0]
-
-
 async def _record(runner: RunningRunner, request_id: str) -> pb.RequestRecord:
     return (await runner.control.GetRequest(pb.GetRequestRequest(request_id=request_id))).record
 
@@ -50,7 +45,7 @@ async def test_request_record_is_readable_while_it_runs_and_after_its_backend_di
         assert (running.model, running.state) == ("m", pb.RequestRecord.STATE_GENERATING)
         assert running.start_time.ToNanoseconds() <= running.first_content_time.ToNanoseconds()
         assert not running.HasField("end_time")
-        described = await _described(runner)
+        described = await runner.described()
         assert [request.request_id for request in described.requests] == ["req-1"]
         os.kill(described.process_id, signal.SIGKILL)
         assert (await refusal(events_of(call))).reason is Reason.SERVER_DIED
@@ -71,11 +66,11 @@ async def test_slow_reader_receives_the_error_and_its_slot_is_freed_immediately(
         while sent != (now := (await _record(runner, "req-1")).output_chars):
             sent = now
             await asyncio.sleep(0.15)
-        described = await _described(runner)
+        described = await runner.described()
         assert described.requests[0].state == pb.RequestRecord.STATE_GENERATING, "the caller was not slow enough"
         os.kill(described.process_id, signal.SIGKILL)
         async with asyncio.timeout(1.0):
-            while (await _described(runner)).active_request_ids:
+            while (await runner.described()).active_request_ids:
                 pass
         assert (await refusal(events_of(call))).reason is Reason.SERVER_DIED
 
@@ -98,7 +93,7 @@ async def test_disconnect_after_a_complete_answer_is_not_a_cancellation(
             pass
         call.cancel()
         async with asyncio.timeout(5):
-            while (await _described(runner)).active_request_ids:
+            while (await runner.described()).active_request_ids:
                 pass
         assert (await _record(runner, "req-1")).state == pb.RequestRecord.STATE_COMPLETED
 
@@ -111,7 +106,7 @@ async def test_unknown_request_record_is_not_found(tmp_path: Path) -> None:
 
 async def test_description_includes_restarts_last_crash_and_timeouts(tmp_path: Path) -> None:
     async with ready_runner(tmp_path, [_model()]) as runner:
-        fresh = await _described(runner)
+        fresh = await runner.described()
         assert (list(fresh.restarts), list(fresh.last_crash_lines)) == ([], [])
         assert fresh.HasField("last_ready_time")
         assert fresh.containment
@@ -121,7 +116,7 @@ async def test_description_includes_restarts_last_crash_and_timeouts(tmp_path: P
         os.kill(fresh.process_id, signal.SIGKILL)
         async with asyncio.timeout(10.0):
             while True:
-                after = await _described(runner, line_count=1000)
+                after = await runner.described(line_count=1000)
                 if after.restarts and after.restarts[0].HasField("recovery"):
                     break
                 await asyncio.sleep(0.02)

@@ -50,9 +50,12 @@ class Stage:
 
 
 @asynccontextmanager
-async def _session(folder: Path) -> AsyncIterator[Stage]:
+async def _session(folder: Path, *, answers: bool = True) -> AsyncIterator[Stage]:
+    """A session that has reported once, if its registry answers."""
     clock = FakeClock()
     async with noting_registry(folder, clock) as (registry, address):
+        if not answers:
+            registry.answers.clear()
         config = RunnerConfig(
             name="r1",
             host="h",
@@ -76,6 +79,9 @@ async def _session(folder: Path) -> AsyncIterator[Stage]:
         stage = Stage(session, report, registry, clock)
         await session.start()
         try:
+            if answers:
+                await stage.until_beats(1)
+                await clock.wait_for_sleepers(1)
             yield stage
         finally:
             await session.stop()
@@ -84,7 +90,6 @@ async def _session(folder: Path) -> AsyncIterator[Stage]:
 
 async def test_idle_runner_reports_only_at_heartbeat_intervals(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
         await stage.pass_time(65)
         assert stage.beat_seconds == [0.0, 30.0, 60.0]
         assert [beat.sequence for beat in stage.registry.beats] == [1, 2, 3]
@@ -93,7 +98,6 @@ async def test_idle_runner_reports_only_at_heartbeat_intervals(tmp_path: Path) -
 
 async def test_changed_capability_is_reported_at_the_next_report_interval(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
         await stage.pass_time(7)
         stage.report.draining = True
         await stage.pass_time(2)
@@ -109,8 +113,6 @@ async def test_changed_capability_is_reported_at_the_next_report_interval(tmp_pa
 
 async def test_noted_change_is_reported_immediately_and_an_unchanged_state_is_not(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
-        await stage.clock.wait_for_sleepers(1)
         stage.report.draining = True
         stage.session.note_change()
         await stage.until_beats(2)
@@ -121,8 +123,6 @@ async def test_noted_change_is_reported_immediately_and_an_unchanged_state_is_no
 
 async def test_new_registry_gets_a_report_immediately_and_a_retry_after_its_rejection(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
-        await stage.clock.wait_for_sleepers(1)
         stage.registry.failures = [WeftError(Reason.REGISTRY_STANDBY, "not yet")]
         stage.session.note_other_registry()
         await stage.until_beats(2)
@@ -135,8 +135,6 @@ async def test_new_registry_gets_a_report_immediately_and_a_retry_after_its_reje
 
 async def test_unacknowledged_report_is_retried_after_a_backoff(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
-        await stage.clock.wait_for_sleepers(1)
         stage.registry.failures = [WeftError(Reason.INTERNAL, "oops")] * 2
         stage.report.draining = True
         stage.session.note_change()
@@ -153,7 +151,6 @@ async def test_unacknowledged_report_is_retried_after_a_backoff(tmp_path: Path) 
 
 async def test_unknown_session_is_reopened_with_its_id(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
         stage.registry.failures = [WeftError(Reason.SESSION_UNKNOWN, "who?")]
         await stage.session.report_now()
         stage.registry.failures = [WeftError(Reason.SESSION_UNKNOWN, "who?")]
@@ -168,7 +165,6 @@ async def test_unknown_session_is_reopened_with_its_id(tmp_path: Path) -> None:
 
 async def test_restarted_registry_gets_a_report_at_the_next_report_interval(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
         await stage.pass_time(6)
         await stage.registry.end()
         # Real time, not the clock's: that the connection is lost must have arrived before the runner looks.
@@ -181,7 +177,6 @@ async def test_restarted_registry_gets_a_report_at_the_next_report_interval(tmp_
 
 async def test_reopen_aborts_a_hanging_report_and_opens_the_same_session_immediately(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
         stage.registry.answers.clear()
         stage.report.draining = True
         stage.session.note_change()
@@ -196,7 +191,6 @@ async def test_reopen_aborts_a_hanging_report_and_opens_the_same_session_immedia
 
 async def test_reopen_does_not_wait_for_a_retry(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
         stage.registry.failures = [WeftError(Reason.SERVICE_UNAVAILABLE, "away")]
         stage.report.draining = True
         stage.session.note_change()
@@ -208,8 +202,7 @@ async def test_reopen_does_not_wait_for_a_retry(tmp_path: Path) -> None:
 
 
 async def test_lost_open_response_is_retried_under_the_same_request_id(tmp_path: Path) -> None:
-    async with _session(tmp_path) as stage:
-        stage.registry.answers.clear()
+    async with _session(tmp_path, answers=False) as stage:
         await stage.until(lambda: len(stage.registry.opened) == 1)
         stage.session.reopen()
         await stage.until(lambda: len(stage.registry.opened) == 2)
@@ -224,7 +217,6 @@ async def test_lost_open_response_is_retried_under_the_same_request_id(tmp_path:
 
 async def test_stop_closes_the_session_once(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
-        await stage.until_beats(1)
         stage.session.reopen()
         await stage.until_beats(2)
         await stage.session.stop()

@@ -83,6 +83,20 @@ class _Runner:
         return receipt
 
 
+async def _started(folder: Path) -> _Runner:
+    runner = _Runner(folder)
+    await runner.start()
+    return runner
+
+
+async def _ended(folder: Path) -> _Runner:
+    """A runner that has served SEA to tenant a, and has put it away."""
+    runner = await _started(folder)
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    return runner
+
+
 def _stored(folder: Path) -> list[Path]:
     """The files of the store, except the key."""
     return [file for file in folder.iterdir() if file.name != "key"]
@@ -94,8 +108,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_receipt_says_where_a_prompt_was_restored_from_and_what_that_saved(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     cold = await runner.receipt(SEA, prefill_seconds=1000.0)
     assert not cold.HasField("restored_prompt")
     for topic in TOPICS[1:]:
@@ -147,8 +160,7 @@ async def test_speed_of_the_store_is_measured_when_it_writes_too_but_not_with_sm
 
 
 async def test_prompts_in_slots_and_in_memory_survive_a_restart_of_their_engine(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     texts = [SEA.replace("sea", topic) for topic in TOPICS]
     for text in texts:
         await runner.ask.cached("a", text)
@@ -164,8 +176,7 @@ async def test_prompts_in_slots_and_in_memory_survive_a_restart_of_their_engine(
 
 
 async def test_routers_learn_what_is_stored_and_how_long_its_restore_takes(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     prefixes = PromptPrefixes((11, 12), 2_000, Partition("a"))
     async with aclosing(runner.desk.stored(MODEL)) as following:
         assert list((await anext(following)).prompts) == []
@@ -186,8 +197,7 @@ async def test_routers_learn_what_is_stored_and_how_long_its_restore_takes(folde
 
 
 async def test_routers_do_not_learn_what_an_engine_with_other_settings_cannot_restore(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     await runner.request(SEA, PromptPrefixes((11,), 2_000, Partition("a")))
     await runner.restart(LoadOrder(parameters={"context_tokens": 2048}))
     assert list((await anext(runner.desk.stored(MODEL))).prompts) == []
@@ -205,8 +215,7 @@ async def test_prompt_is_found_by_the_next_runner(folder: Path) -> None:
 
 
 async def test_stored_prompt_is_restored_only_for_its_tenant_and_tag(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     await runner.ask.cached("a", SEA, tag="x")
     await runner.restart()
     found = [await runner.ask.cached("b", SEA, tag="x"), await runner.ask.cached("a", SEA, tag="y")]
@@ -215,8 +224,7 @@ async def test_stored_prompt_is_restored_only_for_its_tenant_and_tag(folder: Pat
 
 
 async def test_prompt_is_not_restored_into_an_engine_with_other_settings(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     await runner.ask.cached("a", SEA)
     await runner.restart(LoadOrder(parameters={"context_tokens": 2048}))
     assert await runner.ask.cached("a", SEA) == 0
@@ -225,19 +233,13 @@ async def test_prompt_is_not_restored_into_an_engine_with_other_settings(folder:
 
 @pytest.mark.parametrize("scope", [("all", {}), ("tenant", {"tenant": "a"}), ("model", {"model": MODEL})])
 async def test_flush_deletes_the_prompts_of_an_unloaded_model(folder: Path, scope: tuple[str, dict[str, str]]) -> None:
-    runner = _Runner(folder)
-    await runner.start()
-    await runner.ask.cached("a", SEA)
-    await runner.end()
+    runner = await _ended(folder)
     await runner.ask.flush(scope[0], **scope[1])
     assert _stored(folder) == []
 
 
 async def test_flush_of_everything_deletes_the_prompts_of_models_that_are_not_served_any_more(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
-    await runner.ask.cached("a", SEA)
-    await runner.end()
+    await _ended(folder)
     others = CacheManager([], store=PromptStore(folder, BUDGET))
     await others.open()
     await others.flush(pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_ALL))
@@ -246,10 +248,7 @@ async def test_flush_of_everything_deletes_the_prompts_of_models_that_are_not_se
 
 async def test_flush_fails_until_the_disk_deletes_the_stored_prompts(folder: Path) -> None:
     """The flush ended without a word, and the next process used what was flushed."""
-    runner = _Runner(folder)
-    await runner.start()
-    await runner.ask.cached("a", SEA)
-    await runner.end()
+    runner = await _ended(folder)
     (file,) = _stored(folder)
     file.unlink()
     (file / "in the way").mkdir(parents=True)
@@ -265,8 +264,7 @@ async def test_flush_fails_until_the_disk_deletes_the_stored_prompts(folder: Pat
 
 async def test_prompts_put_away_while_a_flush_begins_are_not_stored(folder: Path) -> None:
     """The store forgot them before the engine's memory did, and was given them again in between."""
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     for topic in TOPICS:
         await runner.ask.cached("a", SEA.replace("sea", topic))
     flushing = asyncio.create_task(runner.ask.flush("all"))
@@ -292,8 +290,7 @@ async def test_failed_write_leaves_no_part_of_a_file(folder: Path) -> None:
 
 
 async def test_two_turns_restore_one_prompt_simultaneously(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     await runner.ask.cached("a", SEA)
     await runner.restart()
     found = await asyncio.gather(*(runner.ask.cached("a", f"{SEA}{end}") for end in ("And then?", "Why?")))
@@ -303,16 +300,14 @@ async def test_two_turns_restore_one_prompt_simultaneously(folder: Path) -> None
 
 
 async def test_request_without_the_cache_leaves_nothing_on_disk(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     await runner.ask.cached("a", SEA, mode=CacheMode.NONE)
     await runner.end()
     assert _stored(folder) == []
 
 
 async def test_stored_files_are_private_and_do_not_show_the_prompt(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     await runner.ask.cached("tenant-7", SEA)
     await runner.end()
     stored = b"".join(file.read_bytes() for file in _stored(folder))
@@ -365,10 +360,7 @@ def _delete(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_cut, _cut_before_its_state, _change, _delete])
 async def test_prompt_of_a_damaged_file_is_processed_again(folder: Path, damage: Callable[[Path], None]) -> None:
-    runner = _Runner(folder)
-    await runner.start()
-    await runner.ask.cached("a", SEA)
-    await runner.end()
+    runner = await _ended(folder)
     (file,) = _stored(folder)
     damage(file)
     await runner.backend.start()
@@ -391,8 +383,7 @@ async def test_file_without_its_state_is_not_given_to_an_engine(folder: Path, tm
 
 
 async def test_exchanged_files_are_not_used(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     await runner.ask.cached("a", SEA)
     await runner.ask.cached("b", SEA.replace("sea", "hills"))
     await runner.end()
@@ -404,20 +395,14 @@ async def test_exchanged_files_are_not_used(folder: Path) -> None:
 
 
 async def test_lost_key_starts_an_empty_store(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
-    await runner.ask.cached("a", SEA)
-    await runner.end()
+    await _ended(folder)
     _delete(folder / "key")
     await _Runner(folder).desk.open()
     assert _stored(folder) == []
 
 
 async def test_prompt_unused_for_a_week_is_deleted(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
-    await runner.ask.cached("a", SEA)
-    await runner.end()
+    await _ended(folder)
     (file,) = _stored(folder)
     os.utime(file, (0, 0))
     await _Runner(folder).desk.open()
@@ -435,16 +420,12 @@ async def test_unwritable_folder_stores_nothing_and_fails_no_request(tmp_path: P
 
 async def test_nearly_full_disk_stores_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner_svc.cache.prompt_store.MIN_FREE_BYTES", 1 << 62)
-    runner = _Runner(folder)
-    await runner.start()
-    await runner.ask.cached("a", SEA)
-    await runner.end()
+    await _ended(folder)
     assert _stored(folder) == []
 
 
 async def test_flush_during_the_writing_deletes_the_prompt(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
+    runner = await _started(folder)
     await runner.ask.cached("a", SEA)
     await runner.desk.put_away(runner.model)
     await asyncio.gather(runner.ask.flush("all"), runner.desk.settle())
@@ -453,10 +434,7 @@ async def test_flush_during_the_writing_deletes_the_prompt(folder: Path) -> None
 
 
 async def test_least_recently_used_prompt_gives_way_to_another(folder: Path) -> None:
-    runner = _Runner(folder)
-    await runner.start()
-    await runner.ask.cached("a", SEA)
-    await runner.end()
+    await _ended(folder)
     (file,) = _stored(folder)
     size = len(file.read_bytes())
     next_runner: Any = _Runner(folder)

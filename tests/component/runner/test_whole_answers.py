@@ -55,11 +55,6 @@ async def test_whole_answer_has_the_same_text_in_at_most_two_messages(tmp_path: 
     assert costs == [16, 16]
 
 
-async def _described(runner: RunningRunner) -> runner_service_pb2.InstanceDescription:
-    (described,) = (await runner.control.Describe(runner_service_pb2.DescribeRequest())).instances
-    return described
-
-
 @dataclass
 class _Joined:
     stub: Any
@@ -89,6 +84,6 @@ async def test_disconnect_during_joined_texts_frees_the_engine(tmp_path: Path) -
             pass
         call.cancel()
         async with asyncio.timeout(10):
-            while (await _described(runner)).active_request_ids:
+            while (await runner.described()).active_request_ids:
                 pass
-        assert (await _described(runner)).requests[0].state == runner_service_pb2.RequestRecord.STATE_CANCELLED
+        assert (await runner.described()).requests[0].state == runner_service_pb2.RequestRecord.STATE_CANCELLED
