@@ -11,10 +11,18 @@ from weft.kernel.reasons import Reason
 
 @contextmanager
 def fails(
-    reason: Reason | None = None, *, match: str | None = None, field: str = ""
+    reason: Reason | None = None, *says: str, match: str | None = None, field: str = ""
 ) -> Iterator[pytest.ExceptionInfo[WeftError]]:
-    """Expects the block to raise a WeftError with this reason and text; with `field`, a FieldError of that field."""
+    """Expects the block to raise a WeftError with this reason and texts; with `field`, a FieldError of that field."""
     with pytest.raises(FieldError if field else WeftError, match=match) as caught:
         yield caught
-    assert reason is None or caught.value.reason is reason, caught.value
+    expect_failure(caught.value, reason, *says)
     assert not field or caught.value.metadata["field"] == field, caught.value
+
+
+def expect_failure(error: WeftError | None, reason: Reason | None, *says: str) -> None:
+    """Checks that there is an error with this reason, whose message has these texts."""
+    assert error is not None
+    assert reason is None or error.reason is reason, error
+    for text in says:
+        assert text in error.message

@@ -24,7 +24,7 @@ from kit.comfyui import (
     workflow,
 )
 from kit.engine_settings import engine_settings
-from kit.failures import fails
+from kit.failures import expect_failure, fails
 from kit.fake_comfyui.nodes import picture
 from kit.fake_comfyui.server import FakeComfyUi
 from kit.presence import present
@@ -218,26 +218,26 @@ async def test_cancelled_task_removes_its_prompt_before_it_ends(tmp_path: Path) 
 async def test_failing_node_is_reported(tmp_path: Path) -> None:
     async with serving(tmp_path) as (fake, backend):
         error = await refusal(backend, with_fault("error"))
-        assert error.reason is Reason.BACKEND_ERROR
-        assert "node 7 (FakeFault)" in error.message
+        expect_failure(error, Reason.BACKEND_ERROR, "node 7 (FakeFault)")
         assert error.metadata["node"] == "7"
         assert fake.worker.history == {}
 
 
 async def test_node_without_memory_is_an_out_of_memory_error_with_advice(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, backend):
-        error = await refusal(backend, with_fault("out_of_memory"))
-        assert error.reason is Reason.OUT_OF_MEMORY
-        assert "node 7" in error.message
-        assert "smaller image" in error.message
+        expect_failure(
+            await refusal(backend, with_fault("out_of_memory")), Reason.OUT_OF_MEMORY, "node 7", "smaller image"
+        )
 
 
 async def test_rejected_prompt_error_names_the_node_and_the_input(tmp_path: Path) -> None:
     async with serving(tmp_path) as (fake, backend):
-        error = await refusal(backend, image_pb2.ImagePayload(prompt="a hill", size="8x64"))
-        assert error.reason is Reason.BACKEND_REJECTED
-        assert "node 5 (EmptyLatentImage)" in error.message
-        assert "width" in error.message
+        expect_failure(
+            await refusal(backend, image_pb2.ImagePayload(prompt="a hill", size="8x64")),
+            Reason.BACKEND_REJECTED,
+            "node 5 (EmptyLatentImage)",
+            "width",
+        )
         assert fake.worker.executed_count == 0
 
 
@@ -248,9 +248,7 @@ async def test_prompt_interrupted_by_another_client_is_an_error(tmp_path: Path) 
         await until(lambda: fake.worker.running is not None)
         fake.worker.interrupt(None)
         fake.worker.pace.go()
-        error = await task
-        assert error.reason is Reason.BACKEND_ERROR
-        assert "interrupted" in error.message
+        expect_failure(await task, Reason.BACKEND_ERROR, "interrupted")
 
 
 async def test_lost_websocket_is_reopened_and_the_prompt_runs_once(tmp_path: Path) -> None:
@@ -333,9 +331,7 @@ async def test_model_without_a_workflow_accepts_only_workflow_requests(tmp_path:
         backend = ComfyUiBackend(model, context, (), None)
         await backend.start()
         try:
-            error = await refusal(backend, HILL)
-            assert error.reason is Reason.UNSUPPORTED_OPERATION
-            assert "workflow/NAME" in error.message
+            expect_failure(await refusal(backend, HILL), Reason.UNSUPPORTED_OPERATION, "workflow/NAME")
         finally:
             await backend.stop()
 

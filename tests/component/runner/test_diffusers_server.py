@@ -288,9 +288,8 @@ async def test_out_of_memory_fails_only_the_request_and_suggests_remedies(model:
         assert await _made(backend, _payload())
         assert backend.process_id == pid
         assert "freed" in backend.log_lines(100), "nothing of the failed request stays on the device"
-    with fails(Reason.OUT_OF_MEMORY) as failed:
+    with fails(Reason.OUT_OF_MEMORY, "cpu_offload"):
         await _backend(model, {"load_needs_too_much": True}).start()
-    assert "cpu_offload" in failed.value.message
 
 
 @pytest.mark.nightly("same checks as test_ctranslate2_server")
@@ -361,9 +360,8 @@ async def test_folder_with_code_or_pickles_is_rejected_before_any_import(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     backend = _backend(folder, {"import_fails": True})
-    with fails(Reason.INVALID_ARGUMENT) as refused:
+    with fails(Reason.INVALID_ARGUMENT, message):
         await backend.start()
-    assert message in refused.value.message
 
 
 async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:

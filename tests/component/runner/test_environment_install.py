@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kit.copied_python import write_copied_python
-from kit.failures import fails
+from kit.failures import expect_failure, fails
 from kit.gravel_runtime import lock_of, write_wheel
 from kit.package_index import Behaviour, PackageIndex, package_index
 
@@ -205,9 +205,7 @@ async def test_insufficient_disk_space_is_rejected_before_any_download(stage: St
 
 async def test_missing_index_is_reported(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port()}/simple")
-    refused = await stage.refusal()
-    assert refused.reason is Reason.SERVICE_UNAVAILABLE
-    assert "a package index could not be reached" in refused.message
+    expect_failure(await stage.refusal(), Reason.SERVICE_UNAVAILABLE, "a package index could not be reached")
     assert stage.versions() == []
 
 

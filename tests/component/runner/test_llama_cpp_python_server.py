@@ -10,7 +10,7 @@ import pytest
 from hosted_stage import SWITCHES, scripted
 from kit.engine_settings import engine_settings
 from kit.engines import CALL, chat, events_of, frames_of, reply, started
-from kit.failures import fails
+from kit.failures import expect_failure, fails
 from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
 
@@ -133,11 +133,8 @@ async def test_hostile_template_fails_the_load_before_the_engine_starts(tmp_path
 
 async def test_unimportable_library_error_suggests_a_fix(model: Path) -> None:
     backend = _backend(model, {"import_fails": True})
-    with fails(Reason.CONNECT_FAILED) as failed:
+    with fails(Reason.CONNECT_FAILED, "pip install llama-cpp-python", "compiles", "libllama.so"):
         await backend.start()
-    assert "pip install llama-cpp-python" in failed.value.message
-    assert "compiles" in failed.value.message
-    assert "libllama.so" in failed.value.message
 
 
 async def test_load_reports_progress_and_is_not_stalled_while_it_grows(model: Path) -> None:
@@ -287,9 +284,7 @@ async def test_passed_through_parameter_of_a_wrong_type_does_not_crash_the_engin
 async def test_library_failure_is_reported_and_the_engine_continues(model: Path) -> None:
     async with _running(model, {"decode_fails": True}) as (backend, _):
         for _ in range(2):
-            error = await _failure(backend, chat())
-            assert error.reason is Reason.BACKEND_ERROR
-            assert "llama_decode returned -3" in error.message
+            expect_failure(await _failure(backend, chat()), Reason.BACKEND_ERROR, "llama_decode returned -3")
         assert await backend.embed(_texts("a"), CALL)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.failures import fails
+from kit.failures import expect_failure, fails
 from kit.presence import present
 
 from runner_svc.model_store import store as store_module
@@ -160,9 +160,7 @@ def test_interrupted_pull_resumes_with_a_correct_digest(pulls: Pulls, tenth: int
 def test_abandoned_pull_is_resumed_by_the_next_one(pulls: Pulls, tenth: int) -> None:
     cut = max(1, len(WEIGHTS) * tenth // 10)
     pulls.hub.faults.cut_after_bytes = [cut, *([0] * MAX_ATTEMPTS)]
-    error = pulls.refusal()
-    assert error.reason is Reason.SERVICE_UNAVAILABLE
-    assert "are kept for the next pull" in error.message
+    expect_failure(pulls.refusal(), Reason.SERVICE_UNAVAILABLE, "are kept for the next pull")
     assert pulls.store.find(parse_source(SOURCE, "source")) is None
     assert [path.stat().st_size for path in pulls.partials()] == [cut]
     pulls.hub.faults.cut_after_bytes = []
@@ -186,10 +184,9 @@ def test_server_that_ignores_ranges_is_read_from_the_start(pulls: Pulls) -> None
 
 def test_digest_mismatch_is_rejected_and_its_content_removed(pulls: Pulls) -> None:
     pulls.hub.repositories["acme/tiny-GGUF"].lies["tiny-Q4_K_M.gguf"] = WEIGHTS[::-1]
-    error = pulls.refusal()
-    assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
-    assert hashlib.sha256(WEIGHTS).hexdigest() in error.message
-    assert "it was removed" in error.message
+    expect_failure(
+        pulls.refusal(), Reason.BACKEND_PROTOCOL_ERROR, hashlib.sha256(WEIGHTS).hexdigest(), "it was removed"
+    )
     assert pulls.partials() == []
     assert pulls.store.models() == ([], [])
     assert pulls.store.used_bytes() == 0
@@ -199,9 +196,11 @@ def test_small_file_that_differs_from_the_repository_is_rejected(pulls: Pulls) -
     repository = HubRepository(files={"config.json": b"{}", "model.safetensors": WEIGHTS})
     repository.lies["config.json"] = b"[]"
     pulls.hub.repositories["acme/folder"] = repository
-    error = pulls.refusal("hf:acme/folder", ModelForm.FOLDER)
-    assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
-    assert "config.json is not the file that its repository lists" in error.message
+    expect_failure(
+        pulls.refusal("hf:acme/folder", ModelForm.FOLDER),
+        Reason.BACKEND_PROTOCOL_ERROR,
+        "config.json is not the file that its repository lists",
+    )
 
 
 def test_content_of_unexpected_length_is_rejected(pulls: Pulls) -> None:
@@ -275,9 +274,7 @@ def test_unpullable_source_is_rejected_with_the_next_step(
 ) -> None:
     pulls.hub.repositories["acme/gated"] = HubRepository(files={"x.gguf": b"x"}, gated=True)
     pulls.hub.repositories["acme/private"] = HubRepository(files={"x.gguf": b"x"}, private=True)
-    error = pulls.refusal(source)
-    assert error.reason is reason
-    assert words in error.message
+    expect_failure(pulls.refusal(source), reason, words)
 
 
 def test_model_of_another_program_is_used_in_place(pulls: Pulls, tmp_path: Path) -> None:
@@ -292,9 +289,9 @@ def test_model_of_another_program_is_used_in_place(pulls: Pulls, tmp_path: Path)
         file.parent.mkdir(parents=True)
         file.write_bytes(content)
     pulls.environment["OLLAMA_MODELS"] = str(folder)
-    error = pulls.refusal("ollama:llama3.2")
-    assert error.reason is Reason.INVALID_ARGUMENT
-    assert "is used in place; there is nothing to pull" in error.message
+    expect_failure(
+        pulls.refusal("ollama:llama3.2"), Reason.INVALID_ARGUMENT, "is used in place; there is nothing to pull"
+    )
 
 
 def test_gated_model_is_pulled_with_a_token_and_an_invalid_token_is_reported(
@@ -303,8 +300,7 @@ def test_gated_model_is_pulled_with_a_token_and_an_invalid_token_is_reported(
     pulls.hub.repositories["acme/gated"] = HubRepository(files={"x.gguf": WEIGHTS}, gated=True)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     error = pulls.refusal("hf:acme/gated")
-    assert error.reason is Reason.PERMISSION_DENIED
-    assert "rejects the token (401)" in error.message
+    expect_failure(error, Reason.PERMISSION_DENIED, "rejects the token (401)")
     assert "hf_wrong" not in error.message
     pulls.hub.tokens.add("hf_right")
     monkeypatch.setenv("HF_TOKEN", "hf_right")
@@ -313,15 +309,13 @@ def test_gated_model_is_pulled_with_a_token_and_an_invalid_token_is_reported(
 
 def test_hub_outage_is_reported(pulls: Pulls) -> None:
     settings = PullSettings(environment={"HF_ENDPOINT": "http://127.0.0.1:9"})
-    with fails(Reason.SERVICE_UNAVAILABLE) as raised:
+    with fails(Reason.SERVICE_UNAVAILABLE, "http://127.0.0.1:9 cannot be reached"):
         Puller(pulls.store, settings).pull(parse_source(SOURCE, "source"))
-    assert "http://127.0.0.1:9 cannot be reached" in raised.value.message
 
 
 def test_plain_http_is_allowed_only_on_loopback_unless_configured(pulls: Pulls) -> None:
     error = pulls.refusal("http://192.0.2.1/x.gguf?token=secret")
-    assert error.reason is Reason.INVALID_ARGUMENT
-    assert "model_store.allow_http" in error.message
+    expect_failure(error, Reason.INVALID_ARGUMENT, "model_store.allow_http")
     assert "secret" not in error.message
 
 
@@ -400,8 +394,7 @@ def test_url_is_pulled_with_its_digest_and_revalidated_later(pulls: Pulls) -> No
     assert pulls.hub.sent_bytes == sent
     with_digest = f"{source}#sha256={hashlib.sha256(WEIGHTS).hexdigest()}"
     assert _content(pulls.pull(with_digest).path) == WEIGHTS
-    error = pulls.refusal(f"{source}#sha256={'0' * 64}")
-    assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
+    expect_failure(pulls.refusal(f"{source}#sha256={'0' * 64}"), Reason.BACKEND_PROTOCOL_ERROR)
 
 
 def test_url_changed_between_connections_is_downloaded_again(pulls: Pulls) -> None:
@@ -465,9 +458,9 @@ def test_wheel_without_one_complete_model_is_rejected_and_leaves_nothing(
     pulls: Pulls, content: bytes, why: str
 ) -> None:
     pulls.hub.repositories["acme/tiny-GGUF"].files["bad.whl"] = content
-    refusal = pulls.refusal(f"{pulls.hub.url}/acme/tiny-GGUF/resolve/main/bad.whl")
-    assert refusal.reason is Reason.BACKEND_PROTOCOL_ERROR
-    assert why in refusal.message
+    expect_failure(
+        pulls.refusal(f"{pulls.hub.url}/acme/tiny-GGUF/resolve/main/bad.whl"), Reason.BACKEND_PROTOCOL_ERROR, why
+    )
     assert pulls.partials() == []
 
 
@@ -619,6 +612,4 @@ def test_model_with_a_truncated_file_is_pulled_again(pulls: Pulls) -> None:
 
 def test_unwritable_store_is_reported(pulls: Pulls) -> None:
     pulls.store.root.write_text("a file in its place")
-    error = pulls.refusal()
-    assert error.reason is Reason.INVALID_ARGUMENT
-    assert "the model store" in error.message
+    expect_failure(pulls.refusal(), Reason.INVALID_ARGUMENT, "the model store")

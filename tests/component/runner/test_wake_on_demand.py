@@ -12,7 +12,7 @@ import psutil
 import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
-from kit.failures import fails
+from kit.failures import expect_failure, fails
 from kit.http_server import http_server
 from kit.recipes import command_recipe, http_recipe
 from runner_harness import OtherServer, RunningRunner, events_of, ready_runner, refusal, running_runner
@@ -137,9 +137,7 @@ async def test_each_wake_failure_has_its_reason(
 ) -> None:
     async with running_runner(tmp_path, [_attached(server, recipe, max_wait_seconds=max_wait_seconds)]) as runner:
         await runner.until(Phase.HIBERNATING)
-        error = await refusal(runner.wake())
-        assert error.reason is Reason.WAKE_FAILED
-        assert message in error.message
+        expect_failure(await refusal(runner.wake()), Reason.WAKE_FAILED, message)
         await runner.until_state(lambda state: state.phase == Phase.HIBERNATING.value and message in state.detail)
 
 

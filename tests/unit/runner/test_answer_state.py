@@ -1,7 +1,7 @@
 """The order of chunks in an engine's answer."""
 
 import pytest
-from kit.failures import fails
+from kit.failures import expect_failure, fails
 
 from runner_svc.policy.answer_state import (
     FAILURES,
@@ -45,9 +45,7 @@ def test_choice_with_calls_that_ends_with_stop_ends_with_tool_calls() -> None:
 
 @pytest.mark.parametrize("word", [*sorted(FAILURES), "ABORT"])
 def test_failure_finish_reason_is_a_backend_error_with_that_word(word: str) -> None:
-    error = _fault((0, "a", None), (0, "", word))
-    assert error.reason is Reason.BACKEND_ERROR
-    assert repr(word) in error.message
+    expect_failure(_fault((0, "a", None), (0, "", word)), Reason.BACKEND_ERROR, repr(word))
 
 
 @pytest.mark.parametrize("word", ["done", "STOP!", "\ud800", "x" * 10_000])

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from instance_stage import failure, living, outcome
-from kit.failures import fails
+from kit.failures import expect_failure, fails
 from kit.presence import present
 from kit.recipes import command_recipe, http_recipe
 
@@ -260,8 +260,7 @@ async def test_unload_waits_for_running_requests_up_to_its_timeout() -> None:
         assert stage.backend.stops == 0
         await stage.clock.advance(1.1)
         assert await outcome(unload) is None
-        ended = present(await request)
-        assert ended.reason is Reason.WORKER_RESTARTED
+        expect_failure(present(await request), Reason.WORKER_RESTARTED)
         assert stage.state == ASLEEP
 
 
@@ -280,9 +279,7 @@ async def test_unload_ends_a_load_and_a_crash_loop_too() -> None:
 async def test_unload_with_a_failed_sleep_action_reports_it() -> None:
     async with living(attached=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "status 500")
-        error = await failure(stage.instance.unload())
-        assert error.reason is Reason.BACKEND_ERROR
-        assert "status 500" in error.message
+        expect_failure(await failure(stage.instance.unload()), Reason.BACKEND_ERROR, "status 500")
         assert stage.instance.phase is Phase.READY
 
 
@@ -354,8 +351,7 @@ async def test_stop_cancels_a_wake_and_notifies_the_waiters() -> None:
         stage.recipes.go.clear()
         wake = await stage.begin(stage.instance.wake())
         await stage.instance.stop()
-        error = await failure(wake)
-        assert error.reason is Reason.SHUTTING_DOWN
+        expect_failure(await failure(wake), Reason.SHUTTING_DOWN)
 
 
 async def test_draining_runner_neither_wakes_nor_hibernates_models() -> None:
