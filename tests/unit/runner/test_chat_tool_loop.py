@@ -170,12 +170,6 @@ async def test_caller_tools_remain_when_the_budget_is_exhausted() -> None:
     assert not work.payloads[1].HasField("tool_choice")
 
 
-async def test_call_beyond_the_budget_is_an_error() -> None:
-    work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [*call("search", ASK), *end(TOOL_CALLS)])
-    with fails(Reason.TOOL_CALL_INVALID):
-        await events_of(work, request(tools=["search"], max_tool_iterations=1))
-
-
 async def test_zero_budget_offers_no_tools() -> None:
     work = ScriptedWork([text("Hi."), *end()])
     await events_of(work, request(tools=["search"], max_tool_iterations=0))
@@ -196,6 +190,28 @@ async def test_malformed_call_ends_the_request_before_any_tool_runs(arguments: s
     assert not ran
 
 
+@pytest.mark.parametrize(
+    ("turns", "says"),
+    [
+        pytest.param(2 * [call("search", ASK)], "search", id="a call beyond the budget"),
+        pytest.param(
+            [call("search", ASK) + call("search", ASK, 1) + call("search", ASK, 2)],
+            "more than 2 calls",
+            id="too many calls in one turn",
+        ),
+        pytest.param(
+            [call("search", '{"q": "x", "more": ' + "[" * 60 + "]" * 60 + "}")],
+            "nested too deeply",
+            id="deeply nested arguments",
+        ),
+    ],
+)
+async def test_call_outside_the_limits_is_an_error(turns: list[list[Any]], says: str) -> None:
+    work = ScriptedWork(*([*turn, *end(TOOL_CALLS)] for turn in turns))
+    with fails(Reason.TOOL_CALL_INVALID, match=says):
+        await events_of(work, request(tools=["search"], max_tool_iterations=1), setup(max_tool_calls_per_turn=2))
+
+
 async def test_call_of_an_unknown_function_is_an_error_without_caller_tools() -> None:
     work = ScriptedWork([*call("nothing"), *end(TOOL_CALLS)])
     with fails(Reason.TOOL_CALL_INVALID):
@@ -210,13 +226,6 @@ async def test_unnamed_call_chunk_after_the_finish_reason_is_a_call_error() -> N
     work = ScriptedWork([*call("search", '{"q": "x"}'), finish, late, last])
     with fails(Reason.TOOL_CALL_INVALID, match="without naming it"):
         await events_of(work, request(tools=["search"]))
-
-
-async def test_too_many_calls_in_one_turn_are_an_error_immediately() -> None:
-    calls = [piece for index in range(3) for piece in call("search", ASK, index, f"call_{index}")]
-    work = ScriptedWork([*calls, *end(TOOL_CALLS)])
-    with fails(Reason.TOOL_CALL_INVALID, match="more than 2 calls"):
-        await events_of(work, request(tools=["search"]), setup(max_tool_calls_per_turn=2))
 
 
 async def test_failing_tool_is_reported_to_the_model_and_the_chat_continues() -> None:
@@ -424,12 +433,6 @@ async def test_first_content_is_sent_separately_even_if_text_was_held_back() -> 
     work = ScriptedWork([text("<tool"), late, *end()])
     frames = [frame async for frame in converse(work, request(tools=["search"]), setup())]
     assert [[event.delta.text for event in frame] for frame in frames[:2]] == [["<toolox"], [" and", " on"]]
-
-
-async def test_unserializable_arguments_are_an_error() -> None:
-    deep = '{"q": "x", "more": ' + "[" * 60 + "]" * 60 + "}"
-    with fails(Reason.TOOL_CALL_INVALID, match="nested too deeply"):
-        await events_of(ScriptedWork([*call("search", deep), *end(TOOL_CALLS)]), request(tools=["search"]))
 
 
 async def test_closing_the_answer_mid_turn_closes_the_engine_stream() -> None:

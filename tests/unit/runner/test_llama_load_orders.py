@@ -40,9 +40,15 @@ from weft.kernel.load_parameters import check_parameters
 from weft.kernel.request import Skill
 
 GIBIBYTE = 2**30
-SERVER, _ = engine_settings(LlamaServerModel, command=("llama-server",), path=Path("m.gguf"), name="m")
 IN_PROCESS = LlamaCppPythonBackend(*engine_settings(LlamaCppPythonModel, path=Path("m.gguf")))
 EIGHT = tuple(DeviceBytes(device_index=index, bytes=(10 + index) * GIBIBYTE) for index in range(8))
+
+
+def _server(**settings: Any) -> LlamaServerModel:
+    return engine_settings(LlamaServerModel, command=("llama-server",), path=Path("m.gguf"), name="m", **settings)[0]
+
+
+SERVER = _server()
 
 
 def _value(arguments: Sequence[str], flag: str) -> str:
@@ -104,13 +110,7 @@ def test_server_context_is_context_times_slots() -> None:
 
 
 def test_load_options_take_precedence_over_configured_flags() -> None:
-    config, _ = engine_settings(
-        LlamaServerModel,
-        command=("s",),
-        path=Path("m"),
-        name="m",
-        extra_arguments=("--ctx-size", "99", "--n-gpu-layers", "5"),
-    )
+    config = _server(extra_arguments=("--ctx-size", "99", "--n-gpu-layers", "5"))
     assert _value(server_arguments(config), "--ctx-size") == "99"
     arguments = server_arguments(config, LoadOrder(parameters={"context_tokens": 512, "gpu_layers": 7}))
     assert _value(arguments, "--ctx-size") == "2048"
@@ -122,12 +122,11 @@ def test_load_options_take_precedence_over_configured_flags() -> None:
 def test_embedding_batch_size_is_a_multiple_of_the_slots(slots: int, ubatch: int, written: str) -> None:
     parameters: dict[str, Any] = {"slots": slots, "ubatch_tokens": ubatch}
     assert _value(server_arguments(SERVER, LoadOrder(parameters=parameters)), "--ubatch-size") == written
-    plain, _ = engine_settings(LlamaServerModel, command=("s",), path=Path("m"), name="m", embeddings=False)
+    plain = _server(embeddings=False)
     assert _value(server_arguments(plain, LoadOrder(parameters=parameters)), "--ubatch-size") == str(ubatch)
     small = server_arguments(SERVER, LoadOrder(parameters={"slots": 4, "batch_tokens": 2}))
     assert (_value(small, "--batch-size"), _value(small, "--ubatch-size")) == ("4", "4")
-    as_configured, _ = engine_settings(LlamaServerModel, command=("s",), path=Path("m"), name="m", slots=3)
-    assert _value(server_arguments(as_configured), "--ubatch-size") == "2049"
+    assert _value(server_arguments(_server(slots=3)), "--ubatch-size") == "2049"
 
 
 LARGE = ModelShape(weight_bytes=1, keys_per_token=1, values_per_token=1, layers=1, vocabulary=150_000)
@@ -165,9 +164,7 @@ def test_partially_offloaded_model_keeps_its_small_batch(layers: int, written: s
 
 
 def test_reranking_model_accepts_texts_as_long_as_its_context() -> None:
-    ranks, _ = engine_settings(
-        LlamaServerModel, command=("s",), path=Path("m"), name="m", extra_arguments=("--reranking",), embeddings=False
-    )
+    ranks = _server(extra_arguments=("--reranking",), embeddings=False)
     assert _value(server_arguments(ranks), "--ubatch-size") == "2048"
 
 
@@ -228,20 +225,15 @@ def test_device_flags_are_omitted_without_a_ledger() -> None:
 
 
 def test_load_context_may_be_at_most_the_trained_context() -> None:
-    config, context = engine_settings(
-        LlamaServerModel, command=("s",), path=Path("m"), name="m", trained_context_tokens=8192
-    )
-    check_parameters({"context_tokens": 8192}, load_parameters(config, context.trained_context_tokens))
+    accepted = load_parameters(SERVER, 8192)
+    check_parameters({"context_tokens": 8192}, accepted)
     with fails(field="parameters.context_tokens"):
-        check_parameters({"context_tokens": 8193}, load_parameters(config, context.trained_context_tokens))
+        check_parameters({"context_tokens": 8193}, accepted)
     check_parameters({"context_tokens": 1_000_000}, load_parameters(SERVER))
 
 
 def test_load_context_may_reach_an_extended_configured_context() -> None:
-    config, context = engine_settings(
-        LlamaServerModel, command=("s",), path=Path("m"), name="m", context_tokens=32_768, trained_context_tokens=8192
-    )
-    check_parameters({"context_tokens": 32_768}, load_parameters(config, context.trained_context_tokens))
+    check_parameters({"context_tokens": 32_768}, load_parameters(_server(context_tokens=32_768), 8192))
 
 
 @pytest.mark.parametrize(
