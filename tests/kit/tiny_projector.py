@@ -3,12 +3,12 @@
 The output is meaningless, but shows that a file gets from its caller into the prompt.
 """
 
-import struct
 from array import array
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from random import Random
+
+from kit.gguf_bytes import Value, entry, gguf, padded, tensor
 
 SMOLLM2_WIDTH = 576
 IMAGE_TOKENS = 4
@@ -16,15 +16,12 @@ IMAGE_TOKENS = 4
 _SIZE, _PATCH = 28, 14
 _HIDDEN, _HEADS, _LAYERS, _FORWARD = 64, 2, 2, 128
 _MEL_BINS, _FRAMES, _STACKED = 80, 1_500, 10
-_ALIGNMENT = 32
-_UINT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 6, 7, 8, 9
 Shape = tuple[int, ...]
-Entry = str | int | float | bool | Sequence[float]
 
 
 def write_vision_projector(path: Path) -> Path:
     """Writes a projector like LLaVA's: an image encoder of two layers, and two layers to the demo model's width."""
-    entries: dict[str, Entry] = {
+    entries: dict[str, Value] = {
         "clip.has_vision_encoder": True,
         "clip.projector_type": "mlp",
         "clip.vision.image_size": _SIZE,
@@ -47,7 +44,7 @@ def write_vision_projector(path: Path) -> Path:
 
 def write_audio_projector(path: Path) -> Path:
     """Writes a projector like Ultravox's: an audio encoder like Whisper's, and two layers to the model's width."""
-    entries: dict[str, Entry] = {
+    entries: dict[str, Value] = {
         "clip.has_audio_encoder": True,
         "clip.projector_type": "ultravox",
         "clip.audio.num_mel_bins": _MEL_BINS,
@@ -71,7 +68,7 @@ def write_audio_projector(path: Path) -> Path:
     return _write(path, entries, shapes)
 
 
-def _encoder(kind: str) -> dict[str, Entry]:
+def _encoder(kind: str) -> dict[str, Value]:
     return {
         "clip.use_gelu": True,
         f"clip.{kind}.embedding_length": _HIDDEN,
@@ -99,36 +96,11 @@ def _linear(name: str, out: int, *inputs: int) -> dict[str, Shape]:
     return {f"{name}.weight": (*inputs, out), f"{name}.bias": (out,)}
 
 
-def _write(path: Path, entries: dict[str, Entry], shapes: dict[str, Shape]) -> Path:
-    random, tensors, data = Random(7), [], bytearray()
+def _write(path: Path, entries: dict[str, Value], shapes: dict[str, Shape]) -> Path:
+    random, tensors, data = Random(7), [], b""
     for name, shape in shapes.items():
-        tensors.append(_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, len(data)))
-        data += _padded(array("f", (random.gauss(0.0, 0.05) for _ in range(prod(shape)))).tobytes())
+        tensors.append(tensor(name, shape, offset=len(data)))
+        data += padded(array("f", (random.gauss(0.0, 0.05) for _ in range(prod(shape)))).tobytes())
     known = {"general.architecture": "clip", "general.type": "mmproj", **entries}
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(known))
-    written = [_text(name) + _value(value) for name, value in known.items()]
-    path.write_bytes(_padded(head + b"".join([*written, *tensors])) + data)
+    path.write_bytes(gguf([entry(name, value) for name, value in known.items()], tensors, data=data))
     return path
-
-
-def _value(value: Entry) -> bytes:
-    match value:
-        case bool():
-            return struct.pack("<I?", _BOOL, value)
-        case int():
-            return struct.pack("<II", _UINT32, value)
-        case float():
-            return struct.pack("<If", _FLOAT32, value)
-        case str():
-            return struct.pack("<I", _STRING) + _text(value)
-        case _:
-            return struct.pack(f"<IIQ{len(value)}f", _ARRAY, _FLOAT32, len(value), *value)
-
-
-def _text(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _padded(raw: bytes) -> bytes:
-    return raw.ljust(-(-len(raw) // _ALIGNMENT) * _ALIGNMENT, b"\0")

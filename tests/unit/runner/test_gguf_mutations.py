@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from kit.gguf_bytes import UINT64, entry, gguf, raw_entry, tensor
 
 from runner_svc.model_files.gguf import read_gguf_header
 from weft.kernel.errors import WeftError
@@ -27,30 +28,23 @@ HUGE = (0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63
 Read = Callable[[Path], object]
 
 
-def _text(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
 def _small_model(random_numbers: random.Random) -> bytes:
     """A file as converters write it, with every kind of entry and a few tensors."""
     entries = [
-        _text("general.architecture") + struct.pack("<I", 8) + _text("llama"),
-        _text("general.alignment") + struct.pack("<II", 4, 32),
-        _text("llama.block_count") + struct.pack("<II", 4, 3),
-        _text("llama.attention.head_count") + struct.pack("<II", 4, 2),
-        _text("llama.attention.head_count_kv") + struct.pack("<IIQ3I", 9, 4, 3, 1, 1, 1),
-        _text("llama.embedding_length") + struct.pack("<II", 4, 64),
-        _text("tokenizer.ggml.scores") + struct.pack("<IIQ3f", 9, 6, 3, 0.0, 1.0, 2.0),
-        _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 3) + _text("<unk>") + _text("<s>") + _text("</s>"),
-        _text("tokenizer.ggml.eos_token_id") + struct.pack("<IQ", 10, 2),
-        _text("tokenizer.chat_template") + struct.pack("<I", 8) + _text("{{ bos_token }}" * 4),
-        _text("tokenizer.chat_template.tool_use") + struct.pack("<I", 8) + _text("{{ tools }}"),
+        entry("general.architecture", "llama"),
+        entry("general.alignment", 32),
+        entry("llama.block_count", 3),
+        entry("llama.attention.head_count", 2),
+        entry("llama.attention.head_count_kv", [1, 1, 1]),
+        entry("llama.embedding_length", 64),
+        entry("tokenizer.ggml.scores", [0.0, 1.0, 2.0]),
+        entry("tokenizer.ggml.tokens", ["<unk>", "<s>", "</s>"]),
+        raw_entry("tokenizer.ggml.eos_token_id", UINT64, struct.pack("<Q", 2)),
+        entry("tokenizer.chat_template", "{{ bos_token }}" * 4),
+        entry("tokenizer.chat_template.tool_use", "{{ tools }}"),
     ]
     random_numbers.shuffle(entries)
-    tensors = [_text(f"t{n}") + struct.pack("<IQQIQ", 2, 64, 2, 0, 512 * n) for n in range(4)]
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries)) + b"".join(entries) + b"".join(tensors)
-    return head + bytes(-len(head) % 32) + bytes(4 * 512)
+    return gguf(entries, [tensor(f"t{n}", (64, 2), offset=512 * n) for n in range(4)], data=bytes(4 * 512))
 
 
 def _mutated(content: bytes, random_numbers: random.Random, head_bytes: int) -> bytes:
