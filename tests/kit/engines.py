@@ -15,6 +15,7 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
+from weft.kernel.errors import WeftError
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
@@ -65,6 +66,14 @@ def chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
 async def frames_of(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> list[Frame]:
     async with asyncio.timeout(ANSWER_SECONDS):
         return [frame async for frame in backend.generate(payload or chat(), call)]
+
+
+async def failure_of(backend: Backend, payload: Any = None) -> WeftError:
+    try:
+        await frames_of(backend, payload)
+    except WeftError as error:
+        return error
+    raise AssertionError("a failure was expected")
 
 
 async def events_of(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> Frame:

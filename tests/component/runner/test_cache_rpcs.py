@@ -5,13 +5,13 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from kit.engines import fake_model
+from kit.engines import chat, fake_model
 from runner_harness import TICKET_KEY, RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from weft.api.common.v1 import chat_pb2, sampling_pb2, usage_pb2
+from weft.api.common.v1 import sampling_pb2, usage_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action, sign
@@ -43,8 +43,7 @@ def _request(
     )
     claims.expire_time.FromSeconds(int(time.time()) + 30)
     raw = claims.SerializeToString()
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=WORDS)])
-    payload = chat_pb2.ChatPayload(messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=2))
+    payload = chat(WORDS, sampling=sampling_pb2.SamplingParams(max_tokens=2))
     return generation_service_pb2.GenerateRequest(
         ticket=ticket_pb2.Ticket(claims=raw, mac=sign(raw, TICKET_KEY)), chat=payload, options=options
     )

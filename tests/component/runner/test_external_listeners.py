@@ -10,17 +10,15 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from kit.engines import events_of
 from server_dialects import TOLD, fake_command, server_settings
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
-from runner_svc.backend.port import CallInfo
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.started_server import MAX_FOREIGN_LISTENERS
-from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_traceparent
 from weft_testing.free_port import free_ports
 
 pytestmark = pytest.mark.slow("starts engine processes")
@@ -79,10 +77,7 @@ async def test_container_listens_on_its_port_and_stops_with_its_client(tmp_path:
         try:
             async with asyncio.timeout(30.0):
                 await backend.start()
-            message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
-            call = CallInfo(request_id="r1", traceparent=new_traceparent())
-            payload = chat_pb2.ChatPayload(messages=[message])
-            events = [event async for frame in backend.generate(payload, call) for event in frame]
+            events = await events_of(backend)
             assert daemon.running_count == 1
             assert backend.signs() is None, "the processor time of the client is not that of the engine"
         finally:

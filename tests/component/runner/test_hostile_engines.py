@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.engines import chat
 from kit.hostile_engine.catalogue import MALFORMED, ROWS, Ask, Row
 from kit.hostile_engine.server import (
     DONE,
@@ -88,11 +89,6 @@ class Outcome:
     unforeseen: BaseException | None = None
 
 
-def _chat(words: str, choices: int = 1) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=words)])
-    return chat_pb2.ChatPayload(messages=[message], choice_count=choices)
-
-
 async def _generate(work: AdmittedRequest, payload: Any, call: CallInfo, outcome: Outcome) -> None:
     async for frame in work.generate(payload, call):
         for event in frame:
@@ -111,8 +107,8 @@ async def _stream(work: AdmittedRequest, operation: Operation, payload: Any, cal
 async def _work(work: AdmittedRequest, ask: Ask, words: str, call: CallInfo, outcome: Outcome) -> None:
     prompts = [completion_pb2.PromptInput(text=text) for text in (words, "b")]
     generations = {
-        Ask.CHAT: _chat(words),
-        Ask.TWO_CHOICES: _chat(words, 2),
+        Ask.CHAT: chat(words),
+        Ask.TWO_CHOICES: chat(words, choice_count=2),
         Ask.COMPLETION: completion_pb2.CompletionPayload(prompts=prompts[:1]),
     }
     if ask in generations:

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 from kit.engine_settings import engine_settings
-from kit.engines import fake_engine, frames_of
+from kit.engines import failure_of, fake_engine
 from kit.failures import fails
 from kit.fake_backend import run_fake_backend
 from kit.own_children import own_children
@@ -59,18 +59,12 @@ async def _upstream(**switches: Any) -> AsyncIterator[AttachedServer]:
             await server.stop()
 
 
-async def _failure(server: AttachedServer) -> WeftError:
-    with pytest.raises(WeftError) as failed:
-        await frames_of(server)
-    return failed.value
-
-
 @pytest.mark.parametrize("status", [429, 503])
 async def test_busy_upstream_retry_after_is_honored(status: int) -> None:
     async with _upstream(status=status, retry_after_seconds=17) as server:
-        error = await _failure(server)
+        error = await failure_of(server)
         assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 17.0)
-        again = await _failure(server)
+        again = await failure_of(server)
         assert again.reason is Reason.NO_SLOT_AVAILABLE
         assert again.retry_after_seconds is not None
         assert 15.0 < again.retry_after_seconds <= 17.0

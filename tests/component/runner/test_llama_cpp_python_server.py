@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hosted_stage import SWITCHES, scripted
 from kit.engine_settings import engine_settings
-from kit.engines import CALL, chat, events_of, frames_of, reply, started
+from kit.engines import CALL, chat, events_of, failure_of, frames_of, reply, started
 from kit.failures import expect_failure, fails
 from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
@@ -18,7 +18,7 @@ from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
@@ -53,12 +53,6 @@ def _running(
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return write_gguf(tmp_path / "tiny.gguf")
-
-
-async def _failure(backend: LlamaCppPythonBackend, payload: Any) -> WeftError:
-    with pytest.raises(WeftError) as failed:
-        await frames_of(backend, payload)
-    return failed.value
 
 
 def _schema(text: str, count: int = 0) -> chat_pb2.ResponseFormat:
@@ -115,7 +109,7 @@ async def test_model_without_a_template_supports_completions_but_no_chats(tmp_pa
     model = write_gguf(tmp_path / "m.gguf", None)
     async with _running(model, embeddings=False) as (backend, facts):
         assert facts.operations == {Operation.COMPLETION, Operation.TOKENIZE}
-        assert (await _failure(backend, chat())).reason is Reason.UNSUPPORTED_OPERATION
+        assert (await failure_of(backend, chat())).reason is Reason.UNSUPPORTED_OPERATION
         with fails(Reason.UNSUPPORTED_OPERATION):
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
         prompts = [completion_pb2.PromptInput(text="a")]
@@ -255,11 +249,11 @@ async def test_unsupported_features_are_rejected_by_name(model: Path) -> None:
     ]
     async with _running(model, passthrough="all") as (backend, _):
         for payload, name in refused:
-            error = await _failure(backend, payload)
+            error = await failure_of(backend, payload)
             assert error.reason is Reason.INVALID_ARGUMENT
             assert error.message.startswith(name)
         for payload, name in by_the_engine:
-            error = await _failure(backend, payload)
+            error = await failure_of(backend, payload)
             assert error.reason is Reason.BACKEND_REJECTED
             assert error.message.startswith(f"the engine answered 400: {name}")
         with pytest.raises(FieldError):
@@ -276,7 +270,7 @@ async def test_passed_through_parameter_of_a_wrong_type_does_not_crash_the_engin
             payload = chat()
             value = payload.extra_parameters.fields.add(name=name).value
             value.array_value.values.add().object_value.fields.add(name="x").value.bool_value = True
-            assert (await _failure(backend, payload)).reason is Reason.INVALID_ARGUMENT
+            assert (await failure_of(backend, payload)).reason is Reason.INVALID_ARGUMENT
         assert await reply(backend, chat())
         assert backend.process_id == engine
 
@@ -284,7 +278,7 @@ async def test_passed_through_parameter_of_a_wrong_type_does_not_crash_the_engin
 async def test_library_failure_is_reported_and_the_engine_continues(model: Path) -> None:
     async with _running(model, {"decode_fails": True}) as (backend, _):
         for _ in range(2):
-            expect_failure(await _failure(backend, chat()), Reason.BACKEND_ERROR, "llama_decode returned -3")
+            expect_failure(await failure_of(backend, chat()), Reason.BACKEND_ERROR, "llama_decode returned -3")
         assert await backend.embed(_texts("a"), CALL)
 
 

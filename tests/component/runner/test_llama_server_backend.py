@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from kit.engines import control_of, fake_engine, frames_of, started
+from kit.engines import control_of, failure_of, fake_engine, frames_of, started
 from kit.failures import fails
 
 from runner_svc.policy.timeouts import TimeoutProfile
@@ -24,12 +24,6 @@ from weft.kernel.reasons import Reason
 async def _running(timeouts: TimeoutProfile | None = None, **switches: Any) -> AsyncGenerator[LlamaServerBackend]:
     async with started(fake_engine(switches, timeouts=timeouts or TimeoutProfile())) as (backend, _):
         yield backend
-
-
-async def _failure(backend: LlamaServerBackend, payload: Any = None) -> WeftError:
-    with pytest.raises(WeftError) as failed:
-        await frames_of(backend, payload)
-    return failed.value
 
 
 @pytest.mark.parametrize(
@@ -54,17 +48,17 @@ async def _failure(backend: LlamaServerBackend, payload: Any = None) -> WeftErro
 )
 async def test_every_fault_has_its_own_reason(switches: dict[str, Any], reason: Reason) -> None:
     async with _running(**switches) as backend:
-        assert (await _failure(backend)).reason is reason
+        assert (await failure_of(backend)).reason is reason
 
 
 async def test_missing_response_headers_time_out_if_configured() -> None:
     async with _running(TimeoutProfile(headers_seconds=0.3), slow_headers_seconds=5.0) as backend:
-        assert (await _failure(backend)).reason is Reason.HEADERS_TIMEOUT
+        assert (await failure_of(backend)).reason is Reason.HEADERS_TIMEOUT
 
 
 async def test_engine_out_of_memory_during_a_request_is_reported_with_advice() -> None:
     async with _running(out_of_memory_after_tokens=2) as backend:
-        assert "fewer slots" in (await _failure(backend)).message
+        assert "fewer slots" in (await failure_of(backend)).message
         report = await asyncio.wait_for(backend.wait_exit(), 5.0)
     assert report.reason is Reason.OUT_OF_MEMORY
     assert "SIGABRT" in report.how
@@ -80,7 +74,7 @@ async def test_model_that_does_not_fit_is_reported_as_such_instead_of_a_death() 
 @pytest.mark.parametrize("number", ["SIGSEGV", "SIGILL"])
 async def test_engine_built_for_another_cpu_is_reported_to_its_first_caller(number: str) -> None:
     async with _running(crash_after_tokens=0, crash_signal=number) as backend:
-        told = (await _failure(backend)).message
+        told = (await failure_of(backend)).message
         report = await asyncio.wait_for(backend.wait_exit(), 5.0)
     assert f"signal {number} before its first answer: weft_testing.fake_backend was probably built for" in told
     assert "-DGGML_NATIVE=OFF" in told
@@ -106,7 +100,7 @@ async def test_engine_that_answered_before_is_not_blamed_on_the_cpu() -> None:
 async def test_output_of_an_earlier_start_does_not_explain_a_later_death() -> None:
     backend = fake_engine({"out_of_memory_after_tokens": 0})
     await backend.start()
-    await _failure(backend)
+    await failure_of(backend)
     await backend.stop()
     await backend.start()
     try:
@@ -151,6 +145,6 @@ async def test_api_key_is_in_the_environment_and_not_in_the_arguments() -> None:
 async def test_fields_the_server_would_silently_ignore_are_rejected_by_name(field: str, value: Any) -> None:
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="x")], **{field: value})
     async with _running() as backend:
-        failure = await _failure(backend, payload)
+        failure = await failure_of(backend, payload)
     assert isinstance(failure, FieldError)
     assert failure.field == field

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from kit.block_publisher import BlockPublisher, publisher, removed, stored
 from kit.engine_settings import engine_settings
-from kit.engines import GRACES, fake_model
+from kit.engines import GRACES, chat, fake_model
 from runner_harness import TICKET_KEY, RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.instance.settings import ServedModel
@@ -35,8 +35,7 @@ NO_CACHE = serve_options_pb2.ServeOptions(cache_mode=3)  # type: ignore[arg-type
 
 
 def _payload(text: str) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
-    return chat_pb2.ChatPayload(messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=2))
+    return chat(text, sampling=sampling_pb2.SamplingParams(max_tokens=2))
 
 
 def _digests(text: str, tenant: str, tag: str = "") -> list[int]:
