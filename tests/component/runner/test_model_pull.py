@@ -45,7 +45,13 @@ TENTHS = [
     for tenth in range(10)
 ]
 
-
+PULL = (
+    "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
+    "from runner_svc.model_store.store import ModelStore; from weft.kernel.model_source import parse_source;"
+    "Puller(ModelStore(Path(sys.argv[1])), PullSettings(environment={'HF_ENDPOINT': sys.argv[2]}))"
+    f".pull(parse_source({SOURCE!r}, 'source'))"
+)
+"""A program that pulls into the store of its first argument from the hub of its second one."""
 MODEL_LAYER = "application/vnd.ollama.image.model"
 
 
@@ -73,6 +79,17 @@ class Pulls:
         with pytest.raises(WeftError) as raised:
             self.pull(source, form)
         return raised.value
+
+    def abandoned(self, cut: int, source: str = SOURCE) -> WeftError:
+        """Pulls the first bytes only."""
+        self.hub.faults.cut_after_bytes = [cut, *([0] * MAX_ATTEMPTS)]
+        error = self.refusal(source)
+        self.hub.faults.cut_after_bytes = []
+        return error
+
+    def url_of(self, content: bytes) -> str:
+        self.hub.files["m.gguf"] = content
+        return f"{self.hub.url}/files/m.gguf"
 
     def partials(self) -> list[Path]:
         return [path for path in self.store.partial.iterdir() if path.suffix != ".json"]
@@ -159,11 +176,9 @@ def test_interrupted_pull_resumes_with_a_correct_digest(pulls: Pulls, tenth: int
 @pytest.mark.parametrize("tenth", TENTHS)
 def test_abandoned_pull_is_resumed_by_the_next_one(pulls: Pulls, tenth: int) -> None:
     cut = max(1, len(WEIGHTS) * tenth // 10)
-    pulls.hub.faults.cut_after_bytes = [cut, *([0] * MAX_ATTEMPTS)]
-    expect_failure(pulls.refusal(), Reason.SERVICE_UNAVAILABLE, "are kept for the next pull")
+    expect_failure(pulls.abandoned(cut), Reason.SERVICE_UNAVAILABLE, "are kept for the next pull")
     assert pulls.store.find(parse_source(SOURCE, "source")) is None
     assert [path.stat().st_size for path in pulls.partials()] == [cut]
-    pulls.hub.faults.cut_after_bytes = []
     assert _content(pulls.pull().path) == WEIGHTS
     assert pulls.hub.sent_bytes == len(WEIGHTS) + len(PROJECTOR)
     assert pulls.partials() == []
@@ -211,11 +226,9 @@ def test_content_of_unexpected_length_is_rejected(pulls: Pulls) -> None:
 
 
 def test_partial_download_damaged_on_disk_is_downloaded_again(pulls: Pulls) -> None:
-    pulls.hub.faults.cut_after_bytes = [5000, *([0] * MAX_ATTEMPTS)]
-    pulls.refusal()
+    pulls.abandoned(5000)
     [partial] = pulls.partials()
     partial.write_bytes(b"x" * 5000)
-    pulls.hub.faults.cut_after_bytes = []
     assert _content(pulls.pull().path) == WEIGHTS
 
 
@@ -336,10 +349,8 @@ def test_unencrypted_redirect_to_another_machine_is_not_followed(pulls: Pulls) -
 
 def test_model_over_the_limit_is_rejected_before_its_first_byte(pulls: Pulls) -> None:
     pulls.limit = len(WEIGHTS)
-    error = pulls.refusal()
-    assert error.reason is Reason.INVALID_ARGUMENT
-    for part in ("needs 509 KiB more", "the limit of stored models is 500 KiB", "weft models rm"):
-        assert part in error.message
+    texts = ("needs 509 KiB more", "the limit of stored models is 500 KiB", "weft models rm")
+    expect_failure(pulls.refusal(), Reason.INVALID_ARGUMENT, *texts)
     assert pulls.hub.sent_bytes == 0
     pulls.limit = len(WEIGHTS) + len(PROJECTOR)
     pulls.pull()
@@ -369,17 +380,13 @@ def test_full_disk_is_reported_before_the_first_byte(pulls: Pulls, monkeypatch: 
     usage = shutil.disk_usage(pulls.store.root.parent)
     little = usage._replace(free=store_module.MIN_FREE_BYTES + 400_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
-    error = pulls.refusal()
-    assert "needs 509 KiB more" in error.message
-    assert "256 MiB are free" in error.message
-    assert "no limit is set" in error.message
+    texts = ("needs 509 KiB more", "256 MiB are free", "no limit is set")
+    expect_failure(pulls.refusal(), Reason.INVALID_ARGUMENT, *texts)
     assert pulls.hub.sent_bytes == 0
 
 
 def test_already_downloaded_bytes_do_not_count_against_the_limit(pulls: Pulls) -> None:
-    pulls.hub.faults.cut_after_bytes = [400_000, *([0] * MAX_ATTEMPTS)]
-    pulls.refusal()
-    pulls.hub.faults.cut_after_bytes = []
+    pulls.abandoned(400_000)
     pulls.limit = len(WEIGHTS) + len(PROJECTOR)
     assert _content(pulls.pull().path) == WEIGHTS
 
@@ -398,29 +405,22 @@ def test_url_is_pulled_with_its_digest_and_revalidated_later(pulls: Pulls) -> No
 
 
 def test_url_changed_between_connections_is_downloaded_again(pulls: Pulls) -> None:
-    pulls.hub.files["m.gguf"] = WEIGHTS
-    pulls.hub.faults.cut_after_bytes = [1000, *([0] * MAX_ATTEMPTS)]
-    pulls.refusal(f"{pulls.hub.url}/files/m.gguf")
-    pulls.hub.faults.cut_after_bytes = []
-    pulls.hub.files["m.gguf"] = WEIGHTS[::-1]
-    assert _content(pulls.pull(f"{pulls.hub.url}/files/m.gguf").path) == WEIGHTS[::-1]
+    pulls.abandoned(1000, pulls.url_of(WEIGHTS))
+    assert _content(pulls.pull(pulls.url_of(WEIGHTS[::-1])).path) == WEIGHTS[::-1]
 
 
 def test_url_without_validator_and_digest_is_never_resumed(pulls: Pulls) -> None:
-    pulls.hub.files["m.gguf"] = WEIGHTS
+    url = pulls.url_of(WEIGHTS)
     pulls.hub.faults.sends_no_etag = True
-    pulls.hub.faults.cut_after_bytes = [1000, *([0] * MAX_ATTEMPTS)]
-    pulls.refusal(f"{pulls.hub.url}/files/m.gguf")
-    pulls.hub.faults.cut_after_bytes = []
+    pulls.abandoned(1000, url)
     pulls.hub.requests.clear()
-    assert _content(pulls.pull(f"{pulls.hub.url}/files/m.gguf").path) == WEIGHTS
+    assert _content(pulls.pull(url).path) == WEIGHTS
     assert "range" not in pulls.hub.requested("GET", "m.gguf")[0].headers
 
 
 def test_url_of_unknown_length_is_pulled_within_the_limits(pulls: Pulls) -> None:
-    pulls.hub.files["m.gguf"] = WEIGHTS
     pulls.hub.faults.drops_lengths = True
-    assert _content(pulls.pull(f"{pulls.hub.url}/files/m.gguf").path) == WEIGHTS
+    assert _content(pulls.pull(pulls.url_of(WEIGHTS)).path) == WEIGHTS
 
 
 def _wheel(**files: bytes) -> bytes:
@@ -495,14 +495,8 @@ def test_local_file_and_folder_are_copied_into_the_store(pulls: Pulls, tmp_path:
 @pytest.mark.slow("starts processes that pull")
 def test_two_concurrent_pulls_of_one_model_download_it_once(pulls: Pulls) -> None:
     pulls.hub.faults.chunk_seconds = 0.01
-    program = (
-        "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
-        "from runner_svc.model_store.store import ModelStore; from weft.kernel.model_source import parse_source;"
-        "Puller(ModelStore(Path(sys.argv[1])), PullSettings(environment={'HF_ENDPOINT': sys.argv[2]}))"
-        f".pull(parse_source({SOURCE!r}, 'source'))"
-    )
     # Not multiprocessing: its resource tracker would stay a child of the test session.
-    command = [sys.executable, "-c", program, str(pulls.store.root), pulls.hub.url]
+    command = [sys.executable, "-c", PULL, str(pulls.store.root), pulls.hub.url]
     processes = [subprocess.Popen(command) for _ in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
     assert pulls.hub.sent_bytes == len(WEIGHTS) + len(PROJECTOR)
@@ -515,17 +509,13 @@ def test_kill_9_during_a_pull_leaves_nothing_partial_visible_and_the_next_pull_r
     pulls: Pulls, stage: str
 ) -> None:
     pulls.hub.faults.chunk_seconds = 0.05
-    program = (
-        "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
-        "from runner_svc.model_store.store import ModelStore; from weft.kernel.model_source import parse_source;"
-        "import runner_svc.model_store.store as s;"
-        "s.ModelStore.publish = (lambda *a: (print('publish', flush=True), __import__('time').sleep(60)))"
-        " if sys.argv[3] == 'checked' else s.ModelStore.publish;"
-        "Puller(ModelStore(Path(sys.argv[1])), PullSettings(environment={'HF_ENDPOINT': sys.argv[2]}))"
-        f".pull(parse_source({SOURCE!r}, 'source'))"
+    waits = (
+        "import time; from runner_svc.model_store.store import ModelStore;"
+        "ModelStore.publish = lambda *_: (print('publish', flush=True), time.sleep(60));"
     )
+    program = waits + PULL if stage == "checked" else PULL
     process = subprocess.Popen(
-        [sys.executable, "-c", program, str(pulls.store.root), pulls.hub.url, stage], stdout=subprocess.PIPE
+        [sys.executable, "-c", program, str(pulls.store.root), pulls.hub.url], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     if stage == "checked":
