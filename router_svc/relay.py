@@ -431,7 +431,7 @@ class Relay:
             async with self._calls.turn(runner):
                 standing = self._links.get(runner)
         if standing is None:
-            raise WeftError(Reason.WORKER_LOST, "no link to this runner", metadata={"runner": runner[:128]})
+            raise WeftError(Reason.RUNNER_UNREACHABLE, "no link to this runner", metadata={"runner": runner[:128]})
         return standing
 
 

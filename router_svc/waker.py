@@ -36,6 +36,7 @@ CONFIRM_SECONDS = 2.0
 """Time in which the view must confirm a runner's report that the model is awake, before the runner is called again. The
 model may have fallen asleep again, and would sleep until `max_wait`; or the registry is unreachable and did not get the
 report."""
+_LOST = frozenset({Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE})
 MAX_ERROR_CHARS = 500
 """Maximum length of error messages, as every waiting request gets a copy."""
 
@@ -190,7 +191,7 @@ class Waker(WakeStarter):
                     metadata=metadata_of(runner.address),
                 )
         except WeftError as failure:
-            if failure.reason is not Reason.WORKER_LOST or mesh_recipe(wake_plan(model)) is None:
+            if failure.reason not in _LOST or mesh_recipe(wake_plan(model)) is None:
                 raise
             # Its host fell asleep unnoticed by the registry, or is just coming back.
             attempt.runner_was_lost = True

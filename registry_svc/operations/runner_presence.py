@@ -125,7 +125,15 @@ class RunnerDirectory:
 LOOK_INTERVAL_SECONDS = 5.0
 RETRY_PAUSE_SECONDS = 2.0
 RETRY_AFTER_SECONDS = 5.0
-_NOT_REACHED = frozenset({Reason.NO_RUNNER_AVAILABLE, Reason.WORKER_LOST, Reason.CONNECT_FAILED, Reason.SHUTTING_DOWN})
+_NOT_REACHED = frozenset(
+    {
+        Reason.NO_RUNNER_AVAILABLE,
+        Reason.RUNNER_UNREACHABLE,
+        Reason.WORKER_LOST,
+        Reason.CONNECT_FAILED,
+        Reason.SHUTTING_DOWN,
+    }
+)
 
 T = TypeVar("T")
 

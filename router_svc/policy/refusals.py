@@ -53,13 +53,29 @@ def of_queue(
     return Rejects(key=request.key, reason=reason, message=message, retry_after_seconds=seconds, metadata=metadata)
 
 
-def deadline_passed(request: Request) -> Rejects:
+def deadline_passed(request: Request, *, is_out_of_reach: bool = False) -> Rejects:
     """Return the refusal of a request whose deadline passed while it waited."""
+    message = "the request's deadline passed while it waited"
     return Rejects(
         key=request.key,
         reason=Reason.DEADLINE_EXCEEDED,
-        message="the request's deadline passed while it waited",
+        message=f"{message}: {_no_runner(request)}" if is_out_of_reach else message,
+        retry_after_seconds=FULL_RETRY_SECONDS if is_out_of_reach else None,
     )
+
+
+def out_of_reach(request: Request, waited_seconds: float) -> Rejects:
+    """Return the refusal of a request that waited in vain for the return of a lost runner."""
+    return Rejects(
+        key=request.key,
+        reason=Reason.NO_RUNNER_AVAILABLE,
+        message=f"{_no_runner(request)} now; the request waited {round(waited_seconds, 1):g} s for one",
+        retry_after_seconds=FULL_RETRY_SECONDS,
+    )
+
+
+def _no_runner(request: Request) -> str:
+    return f"no runner that serves {request.spec.model} can be reached"
 
 
 def deadline_unreachable(request: Request, parts: tuple[tuple[str, float], ...], left_seconds: float) -> Rejects:

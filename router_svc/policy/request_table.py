@@ -6,6 +6,7 @@ from math import inf
 
 from router_svc.policy import refusals
 from router_svc.policy.decisions import Decision, Rejects
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.limits import TELL_INTERVAL_SECONDS, SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
@@ -60,8 +61,10 @@ class RequestTable:
         loads: LoadCoordinator,
         estimator: WaitEstimator,
         notifier: StatusNotifier,
+        index: CandidateIndex,
     ) -> None:
         self._limits = limits
+        self._index = index
         self._queues = queues
         self._loads = loads
         self._estimator = estimator
@@ -179,7 +182,7 @@ class RequestTable:
     def _expiry(self, request: Request, now: float) -> Rejects | None:
         request_class = self._class_of(request)
         if request.deadline_at is not None and now >= request.deadline_at:
-            return refusals.deadline_passed(request)
+            return refusals.deadline_passed(request, is_out_of_reach=self._is_out_of_reach(request))
         if request.kind.durable:
             return None
         since = self._counted_from(request, request_class, now)
@@ -192,11 +195,16 @@ class RequestTable:
             return None
         if is_due:
             since = request.in_queue_since - request.in_queue_seconds
+        if self._is_out_of_reach(request):
+            return refusals.out_of_reach(request, now - since)
         capacity, gate = self.capacity(request), self._loads.gate_of(request_class)
         refusal = self.admission.timed_out(request, self.queue(request), capacity, now - since, now)
         if gate is None or not capacity.is_cold:
             return refusal
         return refusals.not_loaded(refusal, request, now - since, gate.reason)
+
+    def _is_out_of_reach(self, request: Request) -> bool:
+        return self._index.is_out_of_reach(request.queue, request.kind.needs)
 
     def _counted_from(self, request: Request, request_class: RequestClass, now: float) -> float:
         if request_class.stands_still(now, self._limits.max_load_pause_seconds):

@@ -73,7 +73,7 @@ class Scheduler:
         loads = self._loads = LoadCoordinator(limits, cluster, queues, wakes, estimates)
         estimator = self._estimator = WaitEstimator(limits, cluster, wakes, estimates)
         notifier = StatusNotifier(settings, cluster, queues, loads, estimator)
-        self._requests = RequestTable(limits, queues, loads, estimator, notifier)
+        self._requests = RequestTable(limits, queues, loads, estimator, notifier, cluster.index)
         self.quotes = Quotes(cluster.index, queues.caps, estimator)
         self._placements = Placements(limits, cluster, queues, loads, estimates, estimator.running, self.quotes)
         self._reconciler = Reconciler(
@@ -200,11 +200,16 @@ class Scheduler:
             request.bounces += 1
             if reason is Reason.BACKEND_NOT_READY:
                 decisions += self._reconciler.doubt(request, candidate, now)
+        elif kind is FailureKind.UNREACHED:
+            rejection = self._reconciler.no_candidate(request)
         elif kind in (FailureKind.BROKE, FailureKind.LACKS):
             request.failures += kind is FailureKind.BROKE
-            request.is_retry |= kind is FailureKind.BROKE
-            request.kind = request.kind.without(candidate.key)
             request.last_failure = rejection
+            if reason is Reason.WORKER_LOST and self._reconciler.is_last(request, candidate):
+                self._index.health.note_lost(candidate, now)
+            else:
+                request.is_retry |= kind is FailureKind.BROKE
+                request.kind = request.kind.without(candidate.key)
         if kind is FailureKind.FINAL or self._reconciler.is_exhausted(request):
             if kind is FailureKind.BOUNCED:
                 self._placements.note_refused(request, candidate, now)

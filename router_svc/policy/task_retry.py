@@ -72,6 +72,7 @@ _NOT_ITS_FAULT = frozenset(
     {
         Reason.WORKER_RESTARTED,
         Reason.NO_SLOT_AVAILABLE,
+        Reason.RUNNER_UNREACHABLE,
         Reason.BACKEND_NOT_READY,
         Reason.SHUTTING_DOWN,
         Reason.CLOCK_OFF,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CandidateKey = tuple[str, str, str]
 LATE_SECONDS = 0.5
 """Tolerance of due times: two ticks."""
-_BROKE = frozenset({Reason.SERVER_DIED, Reason.WORKER_LOST, Reason.CONNECT_FAILED})
+_BROKE = frozenset({Reason.SERVER_DIED, Reason.WORKER_LOST})
 
 
 _IN_MOTION = frozenset({Phase.CLAIMING, Phase.LOADING, Phase.STOPPING})
@@ -52,6 +52,8 @@ class TrackedRequest:
     awaited_until: float = 0.0
     """End of a wake that began within its maximum wait."""
     attempts: int = 0
+    unreached: int = 0
+    """Attempts without a connection; the queue timeout bounds them."""
     broken_on: set[CandidateKey] = field(default_factory=set)
 
     @property
@@ -102,7 +104,11 @@ class InvariantChecker:
         """Tracks an attempt that failed before any content."""
         tracked = self._tracked[key]
         if tracked.on is not None and reason in _BROKE:
-            tracked.broken_on.add(tracked.on.key)
+            others = tracked.broken_on | {tracked.on.key}
+            # A request that was lost with its last runner waits there for its return.
+            if reason is not Reason.WORKER_LOST or self._has_candidate(tracked, others):
+                tracked.broken_on = others
+        tracked.unreached += reason is Reason.RUNNER_UNREACHABLE
         _require(tracked.attempts == attempt.number, f"request {key} gets a failure of an attempt that it did not make")
         self._release(tracked, now)
 
@@ -203,7 +209,8 @@ class InvariantChecker:
         _require(candidate.key not in tracked.broken_on, f"request {key} goes again where it broke: {candidate.model}")
         _require(placed.attempt == tracked.attempts + 1, f"request {key}: attempt {placed.attempt} is out of turn")
         limits = self._scenario.limits
-        _require(placed.attempt <= limits.max_attempts + limits.max_bounces + 1, f"request {key} is tried without end")
+        most = limits.max_attempts + limits.max_bounces + tracked.unreached
+        _require(placed.attempt <= most + 1, f"request {key} is tried without end")
         deadline_at = arrival.own_deadline_at
         late = deadline_at is not None and now > deadline_at + LATE_SECONDS
         _require(not late, f"request {key} is placed after its deadline")
@@ -315,15 +322,18 @@ class InvariantChecker:
         """Checks that some candidate can still serve it."""
         if target.woken_at < inf or now - tracked.waits_since < LATE_SECONDS:
             return
-        for member in target.members:
-            reported = self._reported[member.name]
-            if (
-                reported.readiness is not Readiness.DOWN
-                and reported.key not in tracked.broken_on
-                and not lacks(reported, tracked.arrival.needs)
-            ):
-                return
-        raise InvariantError(f"request {tracked.arrival.key} waits, and no candidate can ever serve it")
+        if not self._has_candidate(tracked, tracked.broken_on):
+            raise InvariantError(f"request {tracked.arrival.key} waits, and no candidate can ever serve it")
+
+    def _has_candidate(self, tracked: TrackedRequest, broken_on: Collection[CandidateKey]) -> bool:
+        """Whether a candidate that is not down can serve it, other than these."""
+        return any(
+            reported.readiness is not Readiness.DOWN
+            and reported.key not in broken_on
+            and not lacks(reported, tracked.arrival.needs)
+            for member in self._targets.members(tracked.arrival.spec.model)
+            if (reported := self._reported.get(member.name)) is not None
+        )
 
     def _require_wait_bound(self, tracked: TrackedRequest, target: TargetState, now: float) -> None:
         """Checks that no caller waits beyond the bounds, nor beyond the queue timeout without any progress."""

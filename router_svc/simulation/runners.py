@@ -185,7 +185,7 @@ class Runners:
         """Returns why the runner refuses the attempt; None: it accepts it."""
         instance, host = attempt.instance, attempt.instance.host
         if not host.is_up:
-            return Reason.CONNECT_FAILED
+            return Reason.RUNNER_UNREACHABLE
         if str(host.incarnation) != incarnation:
             return Reason.TICKET_INVALID
         if instance.phase is not Phase.READY:

@@ -394,7 +394,9 @@ class _Attempt:
                 # Not `async for`: iterating a call creates a reference cycle, which only the garbage collector frees.
                 response = await (rpc.read() if self._spec.streamed else rpc)
             except grpc.aio.AioRpcError as error:
-                raise run.cancelled or runner_error(error_from_call(error, Reason.WORKER_LOST)) from error
+                raise run.cancelled or runner_error(
+                    error_from_call(error, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE)
+                ) from error
             except WeftError as error:
                 raise run.cancelled or runner_error(error) from error
             except asyncio.CancelledError:

@@ -90,6 +90,7 @@ _NOTHING_SENT = frozenset(
         Reason.CLOCK_OFF,
         Reason.NO_SLOT_AVAILABLE,
         Reason.PERMISSION_DENIED,
+        Reason.RUNNER_UNREACHABLE,
         Reason.SHUTTING_DOWN,
         Reason.TICKET_EXPIRED,
         Reason.TICKET_INVALID,

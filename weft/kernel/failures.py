@@ -12,6 +12,9 @@ class FailureKind(Enum):
     """The runner is full with work unknown to this router (which restarted, or is not the only one)."""
     BOUNCED = "bounced"
     """The runner did not accept the request. Nothing was executed; the request returns to its queue."""
+    UNREACHED = "unreached"
+    """The runner could not be connected to, so nothing was sent. The request returns to its queue; the runner gets no
+    requests until it can be connected to, or returns as a new incarnation."""
     BROKE = "broke"
     """The runner or its backend failed: another runner may succeed."""
     LACKS = "lacks"
@@ -81,6 +84,8 @@ def classify(reason: Reason) -> FailureKind:
     """Returns the kind of a failure. A refusal of the request itself is final: replicas would refuse it too."""
     if reason is Reason.NO_SLOT_AVAILABLE:
         return FailureKind.BUSY
+    if reason is Reason.RUNNER_UNREACHABLE:
+        return FailureKind.UNREACHED
     if reason in _BOUNCES:
         return FailureKind.BOUNCED
     if reason in _LACKS:

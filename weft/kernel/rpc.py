@@ -205,11 +205,12 @@ _BARE_CODES: dict[grpc.StatusCode, Reason] = {
 }
 
 
-def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
+def error_from_call(error: grpc.RpcError, peer_lost: Reason, unreached: Reason | None = None) -> WeftError:
     """Returns the WeftError of a failed call.
 
     `peer_lost` is the reason for a transport failure: WORKER_LOST for a runner, SERVICE_UNAVAILABLE for a service. A
-    reset stream arrives as INTERNAL and is also a transport failure.
+    reset stream arrives as INTERNAL and is also a transport failure. `unreached` is the reason if there was no
+    connection, so that nothing was sent; None: the same.
     """
     # Errors of calls are both RpcError and Call, but the stubs only declare the former.
     call = cast("grpc.Call", error)
@@ -227,8 +228,10 @@ def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
     # A message could not be written; the status of the broken connection had not arrived yet.
     was_unwritten = code == grpc.StatusCode.INTERNAL and details == _UNWRITTEN
     if code == grpc.StatusCode.UNAVAILABLE or was_reset or was_closed or was_removed or was_unwritten:
-        words = next((words for said, words in _HANDSHAKE_WORDS if said in details), CONNECTION_LOST)
-        return WeftError(peer_lost, words)
+        words = next((words for said, words in _HANDSHAKE_WORDS if said in details), None)
+        if words is None and unreached is not None and details.startswith(_UNCONNECTED):
+            return WeftError(unreached, "no connection could be established")
+        return WeftError(peer_lost, words or CONNECTION_LOST)
     return WeftError(_BARE_CODES.get(code, Reason.INTERNAL), details or code.name.lower())
 
 
@@ -238,6 +241,8 @@ _REMOVED = "Stream removed"
 """gRPC's details of a call after its connection was lost."""
 _UNWRITTEN = "Internal error from Core"
 """gRPC's details (grpcio 1.85) of a streaming call that could not write a message."""
+_UNCONNECTED = "failed to connect to all addresses"
+"""Beginning of gRPC's details (grpcio 1.85) of a call without a connection; no byte of it was sent."""
 _CLOSED_AT_ONCE = "the peer closed the connection immediately; it may ask for TLS, or for another certificate"
 _HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
     ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "the peer's certificate has expired"),

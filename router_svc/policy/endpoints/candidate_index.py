@@ -74,6 +74,11 @@ class CandidateIndex:
         members = {endpoint.key: endpoint.candidate for step in steps for endpoint in step.endpoints()}
         return summarize(name or queue, members.values(), stripped, needs)
 
+    def is_out_of_reach(self, queue: str, needs: Needs) -> bool:
+        """Whether no member that such requests may use can be reached."""
+        members = [endpoint for step in self.table.steps(queue) for endpoint in step.permitted(needs, ())]
+        return bool(members) and all(endpoint.health.is_lost and not endpoint.in_flight for endpoint in members)
+
     def has_free(self, queue: str) -> bool:
         """Whether a member may be free, at least for some requests, as of the latest `now`."""
         pool = self.table.pools.get(queue)
@@ -328,6 +333,13 @@ class HealthMonitor:
         if is_outlier and self._is_replaceable(endpoint, by_paused=True, by_better=may_follow_prompt):
             endpoint.health.eject(now)
         self._health_changed(endpoint)
+
+    def note_lost(self, candidate: Candidate, now: float) -> None:
+        """Pause an endpoint whose runner was lost, even the last one of a queue: its requests wait for its return."""
+        endpoint = self._table.by_key.get(candidate.key)
+        if endpoint is not None:
+            endpoint.health.pause_lost(now)
+            self._health_changed(endpoint)
 
     def note_shared_failure(self, candidate: Candidate, now: float, *, is_the_prompts: bool) -> None:
         """Record a failure that other endpoints share: the candidate stays available.

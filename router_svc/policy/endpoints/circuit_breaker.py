@@ -29,7 +29,7 @@ MUCH_WORSE = 2.0
 MAX_DOUBLINGS = 16
 """Larger exponents change nothing and would eventually overflow."""
 NEVER = float("-inf")
-_BROKE = "failed"
+_BROKE, _LOST = "failed", "its runner cannot be reached"
 
 
 class HealthState(Enum):
@@ -103,6 +103,7 @@ class EndpointHealth:
         "_succeeded_at",
         "_window",
         "_worked_since",
+        "is_lost",
         "paused",
         "state",
     )
@@ -110,6 +111,8 @@ class EndpointHealth:
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
         self.paused = False
+        self.is_lost = False
+        """Whether the connection to its runner was lost or refused, and no request has succeeded since."""
         self.state = HealthState.WORKS
         self._paused_until = self._ejected_until = self._broke_at = NEVER
         self._paused_for = self._cause = ""
@@ -126,7 +129,7 @@ class EndpointHealth:
         """Record a success. An ejected endpoint stays ejected, as the request was granted before."""
         self._breaks_before_success = self._breaks_in_a_row
         self._busy_in_a_row = self._breaks_in_a_row = self._shared_in_a_row = 0
-        self._has_succeeded, self._succeeded_at = True, now
+        self._has_succeeded, self._succeeded_at, self.is_lost = True, now, False
         self._note(good=True, now=now)
         if self.state is HealthState.ON_TRIAL:
             self.state = HealthState.WORKS
@@ -147,6 +150,8 @@ class EndpointHealth:
                 self._pause(now, self._busy_pause(), "full with requests that this router did not place")
             case FailureKind.BOUNCED:
                 self._pause(now, limits.bounce_pause_seconds, "bounced a request")
+            case FailureKind.UNREACHED:
+                self.pause_lost(now)
             case FailureKind.BROKE:
                 self._broke_at = now
                 self._breaks_in_a_row += 1
@@ -159,6 +164,13 @@ class EndpointHealth:
     def pause_after_break(self, now: float) -> None:
         """Pause the endpoint because of the break that was just recorded."""
         self._pause(now, self._limits.break_pause_seconds, _BROKE)
+
+    def pause_lost(self, now: float) -> None:
+        """Pause the endpoint because its runner was lost or cannot be reached, for longer each time in a row."""
+        # The requests that it had fail together.
+        if not (self.is_lost and self.paused):
+            self.is_lost = True
+            self._pause(now, self._busy_pause(), _LOST)
 
     def is_much_worse_than(self, other: Self) -> bool:
         """Whether its failure share is far above that of another endpoint, which had no shared failure either."""

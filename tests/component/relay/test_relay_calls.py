@@ -181,9 +181,9 @@ async def test_caller_key_does_not_reach_a_laptop(mesh: Mesh, laptop: Laptop) ->
     assert [name for name, value in seen.items() if "weft_of_a_gateway" in str(value)] == []
 
 
-async def test_runner_without_a_link_is_lost(mesh: Mesh) -> None:
+async def test_runner_without_a_link_is_unreachable(mesh: Mesh) -> None:
     error = await _refused(mesh.stream().read())
-    assert error.reason is Reason.WORKER_LOST
+    assert error.reason is Reason.RUNNER_UNREACHABLE
 
 
 async def test_runner_gets_no_more_work_than_its_advertised_capacity(mesh: Mesh) -> None:

@@ -61,7 +61,7 @@ async def test_cut_link_ends_its_calls_immediately_and_closes_the_session(mesh: 
         for call in calls:
             assert (await end_of(call)).reason is Reason.WORKER_LOST
         assert await soon(mesh.registry.closed.get()) == session
-        assert (await end_of(mesh.stream())).reason is Reason.WORKER_LOST
+        assert (await end_of(mesh.stream())).reason is Reason.RUNNER_UNREACHABLE
         for _ in calls:
             await soon(laptop.script.cancelled.get())
 

@@ -456,11 +456,13 @@ async def test_caller_cancelled_during_generation_is_only_cancelled(tmp_path: Pa
     assert call.receipt.outcome == receipt_pb2.OUTCOME_CANCELLED
 
 
-async def test_unreachable_runner_address_is_a_lost_worker_without_content(tmp_path: Path) -> None:
+async def test_runner_that_cannot_be_connected_to_is_unreachable_and_not_lost(tmp_path: Path) -> None:
     scheduler = ScriptedScheduler(f"unix:{tmp_path}/nobody.sock")
-    _, failure, _ = await _generate(_giving_up(scheduler))
+    _, failure, receipt = await _generate(_giving_up(scheduler))
     assert isinstance(failure, WeftError)
-    assert scheduler.failed == [(1, Reason.WORKER_LOST)]
+    assert scheduler.failed == [(1, Reason.RUNNER_UNREACHABLE)]
+    assert receipt is not None
+    assert not receipt.left_premises
 
 
 def _giving_up(scheduler: ScriptedScheduler, instead: Reason | None = None) -> ScriptedScheduler:

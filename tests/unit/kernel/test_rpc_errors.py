@@ -68,6 +68,20 @@ def test_grpc_status_without_details_is_mapped_to_a_reason(
     assert error_from_call(_call_error(code, details), Reason.WORKER_LOST).reason is expected
 
 
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN: Connection refused", Reason.RUNNER_UNREACHABLE),
+        ("failed to connect to all addresses; last error: UNAVAILABLE: reset by peer", Reason.WORKER_LOST),
+        ("failed to connect to all addresses; last error: CERTIFICATE_VERIFY_FAILED", Reason.WORKER_LOST),
+        ("Socket closed", Reason.WORKER_LOST),
+    ],
+)
+def test_call_without_a_connection_differs_from_one_that_lost_it(details: str, expected: Reason) -> None:
+    failed = _call_error(grpc.StatusCode.UNAVAILABLE, details)
+    assert error_from_call(failed, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE).reason is expected
+
+
 def _fails_with(error: BaseException) -> None:
     with calling(Reason.WORKER_LOST):
         raise error

@@ -136,6 +136,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The accelerator memory that the model needs does not exist or was not released in time; the message says what holds
     it.
     """
+    ERROR_REASON_RUNNER_UNREACHABLE: _ErrorReason.ValueType  # 78
+    """The runner could not be connected to, so it has received nothing of the request. The request waits for it in the
+    queue and ends with NO_RUNNER_AVAILABLE if it does not return in time.
+    """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 90
     """An internal error of weft."""
     ERROR_REASON_SERVICE_UNAVAILABLE: _ErrorReason.ValueType  # 91
@@ -279,6 +283,10 @@ ERROR_REASON_TEMPLATE_FAILED: ErrorReason.ValueType  # 76
 ERROR_REASON_INSUFFICIENT_MEMORY: ErrorReason.ValueType  # 77
 """The accelerator memory that the model needs does not exist or was not released in time; the message says what holds
 it.
+"""
+ERROR_REASON_RUNNER_UNREACHABLE: ErrorReason.ValueType  # 78
+"""The runner could not be connected to, so it has received nothing of the request. The request waits for it in the
+queue and ends with NO_RUNNER_AVAILABLE if it does not return in time.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 90
 """An internal error of weft."""

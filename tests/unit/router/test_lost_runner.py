@@ -1,0 +1,118 @@
+"""A pool's only runner dies and returns: requests of which nothing reached a caller wait for it in the queue."""
+
+from scheduler_harness import Mesh, arrival, candidate, placed, refusals, rejected, scheduler
+
+from router_svc.policy.endpoints.candidates import Readiness
+from weft.kernel.reasons import Reason
+
+LOST, UNREACHABLE = Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE
+
+
+def refuse_all(mesh: Mesh, until: float, attempts: dict[int, int]) -> dict[int, Reason]:
+    """Refuses every connection, four times a second, until this time; returns which requests were refused, and why."""
+    ended = {}
+    for quarter in range(1, round(until * 4) + 1):
+        decisions = mesh.tick(quarter / 4)
+        ended |= rejected(decisions)
+        for key in placed(decisions):
+            attempts[key] += 1
+            ended |= rejected(mesh.report_failed(key, attempts[key], UNREACHABLE, quarter / 4))
+    return ended
+
+
+def test_fault_n7_requests_wait_for_the_only_runner_while_it_restarts() -> None:
+    mesh = scheduler(candidate(slots=2))
+    attempts = {1: 1, 2: 1}
+    for key in attempts:
+        mesh.submit(arrival(key), 0.0)
+    assert not rejected(mesh.report_failed(1, 1, LOST, 0.0)), "its connection broke"
+    assert not rejected(mesh.report_failed(2, 1, UNREACHABLE, 0.0)), "its connection was refused"
+    attempts[3] = 0
+    assert not rejected(mesh.submit(arrival(3), 0.1))
+    assert not refuse_all(mesh, 10.0, attempts)
+    back = mesh.show([candidate(slots=4, incarnation="2")], 10.0)
+    assert placed(back) == {1: "a", 2: "a", 3: "a"}
+
+
+def test_dead_runner_is_tried_less_and_less_often() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=60.0)
+    attempts = {1: 1}
+    mesh.submit(arrival(1), 0.0)
+    mesh.report_failed(1, 1, UNREACHABLE, 0.0)
+    refuse_all(mesh, 20.0, attempts)
+    assert 10 <= attempts[1] <= 13, "after 0.25 s, 0.5 s, 1 s, and then every 2 s"
+
+
+def test_requests_that_a_dying_runner_drops_together_pause_it_once() -> None:
+    mesh = scheduler(candidate(slots=8))
+    for key in range(8):
+        mesh.submit(arrival(key), 0.0)
+    for key in range(8):
+        mesh.report_failed(key, 1, UNREACHABLE, 0.0)
+    assert len(placed(mesh.tick(0.25))) == 8
+
+
+def test_request_that_was_lost_with_its_only_runner_three_times_fails() -> None:
+    """It may be the cause."""
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    for attempt in (1, 2):
+        assert not rejected(mesh.report_failed(1, attempt, LOST, float(attempt)))
+        assert placed(mesh.show([candidate(incarnation=str(attempt + 1))], attempt + 0.5)) == {1: "a"}
+    assert rejected(mesh.report_failed(1, 3, LOST, 3.0)) == {1: LOST}
+
+
+def test_more_lost_requests_than_the_retry_budget_has_survive_a_restart() -> None:
+    mesh = scheduler(candidate(slots=20))
+    for key in range(20):
+        mesh.submit(arrival(key), 0.0)
+    for key in range(20):
+        assert not rejected(mesh.report_failed(key, 1, LOST, 0.0))
+    assert len(placed(mesh.show([candidate(slots=20, incarnation="2")], 2.0))) == 20
+
+
+def test_request_that_waited_in_vain_for_a_lost_runner_learns_that_there_is_none() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=5.0)
+    mesh.submit(arrival(1), 0.0)
+    mesh.report_failed(1, 1, UNREACHABLE, 0.0)
+    assert placed(mesh.tick(4.9)) == {1: "a"}
+    assert not rejected(mesh.report_failed(1, 2, UNREACHABLE, 4.9))
+    refusal = refusals(mesh.tick(5.0))
+    assert refusal[1].reason is Reason.NO_RUNNER_AVAILABLE
+    assert refusal[1].retry_after_seconds == 5.0
+    assert refusal[1].message == "no runner that serves m can be reached now; the request waited 5 s for one"
+
+
+def test_deadline_of_a_request_that_waits_for_a_lost_runner_names_the_cause() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1, deadline_at=3.0), 0.0)
+    mesh.report_failed(1, 1, UNREACHABLE, 0.0)
+    refusal = refusals(mesh.tick(3.0))[1]
+    assert (refusal.reason, refusal.retry_after_seconds) == (Reason.DEADLINE_EXCEEDED, 5.0)
+    assert "no runner that serves m can be reached" in refusal.message
+
+
+def test_request_at_a_runner_that_is_down_is_refused_immediately() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    mesh.show([candidate(readiness=Readiness.DOWN)], 0.5)
+    assert rejected(mesh.report_failed(1, 1, UNREACHABLE, 1.0)) == {1: Reason.NO_RUNNER_AVAILABLE}
+
+
+def test_unreachable_runner_is_left_for_another_one_and_not_excluded() -> None:
+    mesh = scheduler(candidate("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
+    first = placed(mesh.submit(arrival(1, "p"), 0.0))[1]
+    second = placed(mesh.report_failed(1, 1, UNREACHABLE, 0.0))[1]
+    assert second != first
+    assert not rejected(mesh.report_failed(1, 2, UNREACHABLE, 0.0))
+    assert placed(mesh.tick(0.25)), "both are tried again"
+
+
+def test_reached_runner_counts_as_there_again() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=5.0)
+    mesh.submit(arrival(1), 0.0)
+    mesh.report_failed(1, 1, UNREACHABLE, 0.0)
+    assert placed(mesh.tick(0.25)) == {1: "a"}
+    mesh.report_first_content(1, 0.5)
+    mesh.submit(arrival(2), 1.0)
+    assert rejected(mesh.tick(6.0)) == {2: Reason.QUEUE_TIMEOUT}
