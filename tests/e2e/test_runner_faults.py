@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from weft.api.registry.v1 import runner_pb2
 from weft.client import connect_async
 
 LONG: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 20}
+KILLS = 3
 VANISHING_CLIENTS = int(os.environ.get("WEFT_TEST_CLIENTS", "300"))
 """Many more that come in one moment over one connection are partly refused by gRPC, before weft hears of them."""
 
@@ -127,6 +129,61 @@ async def test_runner_killed_before_the_first_token_is_invisible_to_the_client(p
     _runner_processes(pair)[victim].kill()
     status, answer = await asking
     assert (status, answer["choices"][0]["finish_reason"]) == (200, "stop")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a stream ended for its client."""
+
+    status: int
+    text: str = ""
+    error: str = ""
+
+
+async def _outcome(http: aiohttp.ClientSession, mesh: MeshProcess) -> Outcome:
+    async with http.post(f"{mesh.url}/v1/chat/completions", json=_body(stream=True)) as response:
+        if response.status != 200:
+            return Outcome(response.status, error=await response.text())
+        outcome = Outcome(response.status)
+        async for line in response.content:
+            data = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data != b"[DONE]":
+                event = json.loads(data)
+                outcome.error += event.get("error", {}).get("code", "")
+                choices = event.get("choices", ())
+                outcome.text += "".join(choice["delta"].get("content") or "" for choice in choices)
+        return outcome
+
+
+async def test_fault_n7_streams_wait_for_the_only_runner_while_it_restarts(tmp_path: Path) -> None:
+    """Requests that came after its death, and before its restart, failed although nothing of them was sent."""
+    runner = fake_runner("a", answer_tokens=20, tokens_per_second=100, prefill_seconds=0.1)
+    with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, runner))) as mesh:
+        ended: list[Outcome] = []
+        enough = asyncio.Event()
+
+        async def ask_on() -> None:
+            async with aiohttp.ClientSession() as http:
+                while not enough.is_set():
+                    ended.append(await _outcome(http, mesh))
+
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(8):
+                clients.create_task(ask_on())
+            for _ in range(KILLS):
+                served = _served(ended)
+                await eventually(lambda least=served + 8: _served(ended) >= least, 30.0, "no stream is served")
+                _runner_processes(mesh)["a"].kill()
+            served = _served(ended)
+            await eventually(lambda: _served(ended) >= served + 16, 30.0, "no stream is served after the kills")
+            enough.set()
+    failed = [outcome for outcome in ended if outcome.error]
+    assert failed, "no kill hit a stream"
+    assert [outcome for outcome in failed if not outcome.text] == []
+
+
+def _served(ended: list[Outcome]) -> int:
+    return sum(not outcome.error for outcome in ended)
 
 
 async def test_draining_runner_finishes_its_request_and_accepts_no_other(pair: MeshProcess) -> None:
