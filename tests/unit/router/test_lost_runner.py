@@ -10,7 +10,7 @@ LOST, UNREACHABLE = Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE
 
 def refuse_all(mesh: Mesh, until: float, attempts: dict[int, int]) -> dict[int, Reason]:
     """Refuses every connection, four times a second, until this time; returns which requests were refused, and why."""
-    ended = {}
+    ended: dict[int, Reason] = {}
     for quarter in range(1, round(until * 4) + 1):
         decisions = mesh.tick(quarter / 4)
         ended |= rejected(decisions)
