@@ -380,6 +380,13 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._linger()
+        self._forget_head()
+
+    def _forget_head(self) -> None:
+        """Drops a refused head while the connection lingers: it may be as long as one read, 256 KiB."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.headers, self.url = [], b""
+        self.scope = cast("Any", None)  # As before the first head.
 
 
 def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:

@@ -29,12 +29,10 @@ STREAM_PREFIX = "stream-"
 """Prefix of request ids that are streams instead of tasks."""
 DEATH_SECONDS = 1.0
 """How long a process may still accept a request after its kill was recorded."""
-RETURN_SECONDS = 15.0
-"""How long after its kill a pool's only runner may be away."""
-RUNNER_PREFIXES = (BACKEND_PREFIX, "runner-")
-"""Prefixes of the names of processes without which a model is not served."""
 NOTICE_SECONDS = 15.0
 """How long after a partition a stream may still fail with a connection that it broke."""
+SERVER_DIED = '"server_died"'
+"""The error of a request whose engine died."""
 UNKNOWN, INTERNAL = "UNKNOWN", "INTERNAL"
 UNHANDLED = "Unexpected <class"
 """Prefix of gRPC's message for an unhandled exception of a service; a dead service returns UNKNOWN too."""
@@ -289,18 +287,14 @@ def _streams(history: History) -> Iterator[Violation]:
         if not is_hit(event, [event.key]):
             yield Violation("broken stream", event.task, f"over {event.key}: {event.note}")
     engines, cuts = _by_task(history.of_kind(Kind.BEGUN)), _partitions(history)
-    lost = [at for process, moments in kills.items() if process.startswith(RUNNER_PREFIXES) for at in moments]
     for event in history.of_kind(Kind.STREAM_FAILED):
         was_cut = any(begun <= event.at and event.asked_at <= ended for begun, ended in cuts)
         begun_by = {begun.source for begun in engines.get(event.task, ())}
-        # Without another runner there is nobody to take what the killed one had not begun.
-        was_alone = not begun_by and not history.has_spares and _is_any(lost, event.asked_at - RETURN_SECONDS, event.at)
-        if not (was_cut or was_alone or is_hit(event, begun_by)):
+        # An engine that dies may have died of a prompt it was sent, which only another one is then given.
+        died = [process for process in kills if process.startswith(BACKEND_PREFIX)]
+        was_sent = not history.has_spares and SERVER_DIED in event.note and not event.text and is_hit(event, died)
+        if not (was_cut or was_sent or is_hit(event, begun_by)):
             yield Violation("failed stream", event.task, f"over {event.key}: {event.note}")
-
-
-def _is_any(moments: Iterable[float], since: float, until: float) -> bool:
-    return any(since <= at <= until for at in moments)
 
 
 def _partitions(history: History) -> list[tuple[float, float]]:

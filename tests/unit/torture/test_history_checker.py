@@ -335,18 +335,21 @@ def test_stream_may_fail_only_with_an_engine_that_had_begun_it(events: tuple[Eve
 
 
 @pytest.mark.parametrize(
-    ("has_spares", "killed", "is_wrong"),
+    ("has_spares", "killed", "reason", "is_wrong"),
     [
-        (True, "runner-steady", True),
-        (False, "runner-steady", False),
-        (False, "backend 7", False),
-        (False, "gateway-2", True),
+        (False, "backend 7", "server_died", False),
+        (True, "backend 7", "server_died", True),
+        (False, "backend 7", "worker_lost", True),
+        (False, "runner-steady", "worker_lost", True),
+        (False, "gateway-2", "server_died", True),
     ],
 )
-def test_stream_that_no_engine_has_begun_may_fail_only_with_the_only_runner(
-    has_spares: bool, killed: str, is_wrong: bool
+def test_stream_that_no_engine_has_begun_may_fail_only_with_the_only_engine(
+    has_spares: bool, killed: str, reason: str, is_wrong: bool
 ) -> None:
-    history = _history(_event(Kind.KILLED, 90.0, task="", key=killed), _stream(Kind.STREAM_FAILED, ""))
+    why = f'HTTP 502: {{"error":{{"code":"{reason}"}}}}'
+    failed = _event(Kind.STREAM_FAILED, 110.0, task="stream-1", key="gateway-1", asked_at=100.0, text="", note=why)
+    history = _history(_event(Kind.KILLED, 101.0, task="", key=killed), failed)
     assert bool(check(replace(history, has_spares=has_spares))) == is_wrong
 
 
