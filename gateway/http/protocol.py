@@ -118,6 +118,10 @@ class EdgeServerConfig(Config):
         """Set when the listeners close: each connection then finishes its requests, and answers at most one more."""
 
 
+class _StoppedError(Exception):
+    """Ends parsing from within a callback."""
+
+
 class EdgeProtocol(HttpToolsProtocol):
     """The protocol of one connection."""
 
@@ -317,7 +321,8 @@ class EdgeProtocol(HttpToolsProtocol):
     def _stop_parsing(self, refusal: WeftError) -> NoReturn:
         """Ends parsing from within a callback; `send_400_response` then sends the refusal."""
         self._refusal = refusal
-        raise refusal
+        # Raised itself, it would be in a reference cycle with its traceback, which holds all that was just read.
+        raise _StoppedError
 
     def _look_at_chunk(self, data: bytes) -> None:
         """Publishes the body's minimum length to its reader: the rest of a chunk that is too large may never arrive."""

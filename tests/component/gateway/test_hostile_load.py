@@ -23,12 +23,15 @@ from time import perf_counter
 import pytest
 from bad_inputs_stage import ENDPOINTS, HERE, Victim, good_body, victim
 
-pytestmark = [pytest.mark.nightly("floods a gateway"), pytest.mark.timeout(300)]
+from gateway.config import ConnectionLimits
+
+pytestmark = pytest.mark.timeout(300)
 
 MEBIBYTE = 1024 * 1024
 CALLERS = 4
 CALLS = 250
 """Of each caller, one after the other on its connection."""
+FEW_CALLS = 50
 IDLE = min(9_900, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 - 100)
 AT_ONCE = 64
 MAX_GROWTH_BYTES = 160 * MEBIBYTE
@@ -54,11 +57,11 @@ async def _opened(port: int) -> AsyncIterator[Connection]:
         writer.transport.abort()
 
 
-async def _called(port: int) -> list[float]:
+async def _called(port: int, calls: int = CALLS) -> list[float]:
     """The seconds of the calls of one caller, all of which succeed."""
     times = []
     async with _opened(port) as (reader, writer):
-        for _ in range(CALLS):
+        for _ in range(calls):
             began = perf_counter()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY))
             head = await reader.readuntil(b"\r\n\r\n")
@@ -164,6 +167,7 @@ ATTACKS: Mapping[str, Attack] = {
 }
 
 
+@pytest.mark.nightly("floods a gateway")
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_memory_is_bounded_and_normal_callers_are_answered_under_an_attack(name: str, gateway: Victim) -> None:
     alone, before = await _p99_ms(gateway.port), gateway.resident_bytes()
@@ -178,6 +182,60 @@ async def test_memory_is_bounded_and_normal_callers_are_answered_under_an_attack
     )
     assert held[0] - before < MAX_GROWTH_BYTES
     assert held[1] - held[0] < MAX_REPEATED_BYTES
+
+
+FLOODERS = 1_000
+"""Connections of a header flood, which stay open."""
+CONNECTION_BYTES = 24 * 1024
+"""Maximum memory of a connection itself, and of its refusal."""
+SLACK_BYTES = 8 * MEBIBYTE
+"""Memory that the allocator keeps for the heads that were just read."""
+_LINE = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
+_LIMIT = ConnectionLimits().max_header_bytes
+FLOODS: Mapping[str, tuple[bytes, bytes, int]] = {
+    "one header that goes on": (_LINE + b"X-A: " + b"a" * (_LIMIT - 100), b"", 2 * _LIMIT),
+    "many headers that go on": (
+        _LINE + b"".join(b"X-%d: %b\r\n" % (n, b"a" * 300) for n in range(98)),
+        b"",
+        2 * _LIMIT,
+    ),
+    "one header that is too large": (_LINE + b"X-A: " + b"a" * 250_000, b"HTTP/1.1 431", 0),
+    "headers that are too many": (
+        _LINE + b"".join(b"X-%d: %b\r\n" % (n, b"a" * 1000) for n in range(200)),
+        b"HTTP/1.1 431",
+        0,
+    ),
+}
+"""What each connection sends, how it is answered (empty: not yet), and the most that is held of it."""
+
+
+@asynccontextmanager
+async def _flood(port: int, head: bytes, answer: bytes) -> AsyncIterator[None]:
+    async with AsyncExitStack() as held:
+
+        async def send() -> None:
+            reader, writer = await held.enter_async_context(_opened(port))
+            writer.write(head)
+            with suppress(ConnectionError):
+                await writer.drain()
+                assert await reader.read(len(answer)) == answer
+
+        for _ in range(FLOODERS // AT_ONCE):
+            await asyncio.gather(*(send() for _ in range(AT_ONCE)))
+        yield
+
+
+@pytest.mark.slow("opens a thousand connections to a process")
+@pytest.mark.parametrize("name", FLOODS)
+async def test_header_flood_holds_at_most_the_head_limit_of_each_connection(name: str, gateway: Victim) -> None:
+    head, answer, most_bytes = FLOODS[name]
+    await _called(gateway.port, FEW_CALLS)
+    before = gateway.resident_bytes()
+    async with _flood(gateway.port, head, answer):
+        held = gateway.resident_bytes() - before
+        await _called(gateway.port, FEW_CALLS)
+    sys.stdout.write(f"{name}: holds {held // FLOODERS} bytes of each\n")
+    assert held < FLOODERS * (most_bytes + CONNECTION_BYTES) + SLACK_BYTES
 
 
 if __name__ == "__main__":
