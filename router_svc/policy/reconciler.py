@@ -74,9 +74,10 @@ class Reconciler:
             return True
         return not self._requests.capacity(request).count
 
-    def is_last(self, request: Request, candidate: Candidate) -> bool:
-        """Whether no other candidate can serve the request, so that it waits for the return of this one."""
-        return not self._estimator.capacity(self._queues.open(request.queue), request.kind.without(candidate.key)).count
+    def is_alone(self, request: Request, candidate: Candidate) -> bool:
+        """Whether no other runner can serve the request, so that it waits for the return of this candidate's."""
+        members = self._index.permitted(request.queue, request.kind.needs, request.kind.excluded)
+        return all((each.model, each.runner) == (candidate.model, candidate.runner) for each in members)
 
     def _look(self, queue: Queue, now: float) -> list[Decision]:
         decisions: list[Decision] = []

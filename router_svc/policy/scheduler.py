@@ -205,7 +205,7 @@ class Scheduler:
         elif kind in (FailureKind.BROKE, FailureKind.LACKS):
             request.failures += kind is FailureKind.BROKE
             request.last_failure = rejection
-            if reason is Reason.WORKER_LOST and self._reconciler.is_last(request, candidate):
+            if reason is Reason.WORKER_LOST and self._reconciler.is_alone(request, candidate):
                 self._index.health.note_lost(candidate, now)
             else:
                 request.is_retry |= kind is FailureKind.BROKE

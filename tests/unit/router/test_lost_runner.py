@@ -71,6 +71,15 @@ def test_more_lost_requests_than_the_retry_budget_has_survive_a_restart() -> Non
     assert len(placed(mesh.show([candidate(slots=20, incarnation="2")], 2.0))) == 20
 
 
+def test_requests_whose_loss_is_noticed_after_the_restart_are_placed_again() -> None:
+    mesh = scheduler(candidate(slots=20))
+    for key in range(20):
+        mesh.submit(arrival(key), 0.0)
+    mesh.show([candidate(slots=20, incarnation="2")], 2.0)
+    for key in range(20):
+        assert placed(mesh.report_failed(key, 1, LOST, 3.0)) == {key: "a"}
+
+
 def test_request_that_waited_in_vain_for_a_lost_runner_learns_that_there_is_none() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=5.0)
     mesh.submit(arrival(1), 0.0)
