@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from native_builds import BUILD_SECONDS, ROOT, WEFT
+from native_builds import BUILD_SECONDS, ROOT, WEFT, llama_cpp_variables
 
 from runner_svc.environments.cuda_toolkit import architecture_options
 from runner_svc.environments.environment import Interpreter, Variant
@@ -40,7 +40,9 @@ def _weft(*words: str, home: Path = HOME, **variables: str) -> str:
 @pytest.mark.runtimes
 @pytest.mark.timeout(BUILD_SECONDS)
 def test_server_for_processors_is_built_and_used() -> None:
-    assert "llama_server (cpu) is installed" in _weft("install", "llama_server", "--variant", "cpu")
+    assert "llama_server (cpu) is installed" in _weft(
+        "install", "llama_server", "--variant", "cpu", **llama_cpp_variables()
+    )
     items = json.loads(_weft("list", "-o", "json"))["items"]
     (status,) = [each for each in items if each["name"] == "llama_server"]
     assert (status["state"], status["installed"]["variant"]) == ("installed", "cpu")

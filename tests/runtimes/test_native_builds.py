@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 from kit.engine_settings import engine_settings
-from native_builds import LLAMA_CPP, RECIPE, built_llama_cpp_python, built_llama_server, is_built_by, recipe_of
+from native_builds import (
+    LLAMA_CPP,
+    RECIPE,
+    SERVER_SCRIPTS,
+    built_llama_cpp_python,
+    built_llama_server,
+    is_built_by,
+    recipe_of,
+)
 
+from runner_svc.environments.environment import Variant
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
+from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT, LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 
 BASELINE = {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}
@@ -27,6 +36,13 @@ def test_incomplete_build_or_one_with_other_flags_or_versions_is_not_used(tmp_pa
     assert is_built_by(folder, script)
     script.write_text("cmake -DGGML_NATIVE=OFF")
     assert not is_built_by(folder, script)
+
+
+def test_native_build_has_the_options_of_the_installation() -> None:
+    """With others, its compiler's cache finds nothing of what the installation has compiled."""
+    build, script = ENVIRONMENT.variants[Variant.CPU].build, SERVER_SCRIPTS[-1].read_text()
+    assert build is not None
+    assert [option for option in build.options if option not in script] == []
 
 
 @pytest.mark.runtimes
