@@ -18,7 +18,6 @@ from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.creation import BatchCreator
 from gateway.batches.endpoints import BATCHES, FILES, RESULTS
 from gateway.batches.finishing import BatchFinisher
-from gateway.batches.handlers import ConcurrencyLimit
 from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoints import DOCUMENT, GATEWAY_ROUTERS, WATCH, WORKBENCH
@@ -36,6 +35,7 @@ from gateway.errors import (
 from gateway.health import HEALTH, METRICS, PROBES
 from gateway.http.cors import CrossOrigin
 from gateway.http.event_watches import EventWatches
+from gateway.intake.concurrency_limit import ConcurrencyLimit
 from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
@@ -57,6 +57,7 @@ from gateway.visible_names import with_visible_names
 from gateway.watch.source import WatchSource
 from gateway.watch.sources import tasks_of_tenant
 from gateway.workbench.page_files import PageFiles
+from gateway.workbench.pdf_text import MAX_CONCURRENT as MAX_PDFS
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource
@@ -213,7 +214,8 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     if tasks is not None:
         app.serve(TASKS, {TaskClient: tasks, TaskApis: task_apis_of(deps)})
     _serve_files_and_batches(app, deps, ports)
-    app.serve(WORKBENCH, {PageFiles: PageFiles()})
+    pdf_texts = ConcurrencyLimit(MAX_PDFS, "PDFs are being read already")
+    app.serve(WORKBENCH, {PageFiles: PageFiles(), "pdf_texts": pdf_texts})
     app.serve(DOCUMENT)
     return app
 

@@ -6,15 +6,16 @@ from gateway.batches.endpoints import BATCHES, FILES, RESULTS
 from gateway.health import HEALTH, METRICS, PROBES
 from gateway.ollama.endpoints import OLLAMA
 from gateway.openai.endpoints import OPENAI, QUOTES
-from gateway.openapi import answers_events, shown_path
+from gateway.openapi import answers, answers_events, bytes_body, shown_path
 from gateway.resources.endpoints import RESOURCES, SETTINGS
 from gateway.responses.endpoints import RESPONSES
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
 from gateway.runner_api.endpoints import RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.tasks.endpoints import TASKS
 from gateway.watch import handlers as watching
+from gateway.workbench.pdf_text import PDF, PdfText, extract_pdf_text
 from gateway.workbench.serving import get_caller, get_page, redirect_to_page
-from weft.kernel.principal import VIEW_MODELS
+from weft.kernel.principal import USE_MODELS, VIEW_MODELS
 
 WATCH = ApiRouter("resources")
 # The kinds in the request determine the access that a key needs.
@@ -34,6 +35,7 @@ WORKBENCH = ApiRouter("workbench")
 WORKBENCH.add_get("/ui", None, redirect_to_page, with_head=True, in_schema=False)
 WORKBENCH.add_get("/ui/{path:path}", None, get_page, with_head=True, in_schema=False)
 WORKBENCH.add_get("/api/v1/caller", None, get_caller)
+WORKBENCH.add_post("/api/v1/pdf-text", USE_MODELS, extract_pdf_text, bytes_body(PDF) | answers(PdfText))
 
 GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     OPENAI,

@@ -115,6 +115,12 @@ def json_body(model: type[BaseModel], *, error: str = "Error", stream: str = EVE
     return OperationDoc({"requestBody": body, "responses": responses}, (model,))
 
 
+def bytes_body(media_type: str) -> OperationDoc:
+    """Returns the doc of an endpoint that accepts a file as its body."""
+    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
+    return OperationDoc({"requestBody": {"required": True, "content": content}})
+
+
 def form_body(
     model: type[BaseModel] | None,
     *,

@@ -1,7 +1,7 @@
 """/v1/files and /v1/batches: upload and read files; create, list, get and cancel batches of requests."""
 
-from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import quote
@@ -17,6 +17,7 @@ from gateway.batches.creation import BatchCreator
 from gateway.batches.documents import BatchRequest, batch_json, batch_status, file_json
 from gateway.deps import Inference, InferenceDeps
 from gateway.intake.body import body_chunks, multipart_boundary, read_model
+from gateway.intake.concurrency_limit import ConcurrencyLimit
 from gateway.intake.headers import tenant_of
 from gateway.intake.multipart import MultipartStream, Part
 from gateway.intake.query import Query, begin_owned, begin_read
@@ -31,29 +32,6 @@ from weft.kernel.reasons import Reason
 
 UPLOAD_TIMEOUT_SECONDS = 3600.0
 """Maximum duration of an upload; the minimum rate of `connections` applies as well."""
-
-
-class ConcurrencyLimit:
-    """A limit on how many blocks run concurrently."""
-
-    def __init__(self, size: int, what: str) -> None:
-        """`what` completes the error message, such as "files are being uploaded (max_uploads)"."""
-        self._size = size
-        self._what = what
-        self._taken = 0
-
-    @contextmanager
-    def slot(self) -> Generator[None]:
-        """Holds one of the slots. Raises RATE_LIMIT_EXCEEDED if all are taken."""
-        if self._taken >= self._size:
-            message = f"{self._taken} {self._what}; try again"
-            raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message, retry_after_seconds=1)
-        self._taken += 1
-        try:
-            yield
-        finally:
-            self._taken -= 1
-
 
 Files = Annotated[FileClient, collaborator(FileClient)]
 Uploads = Annotated[ConcurrencyLimit, collaborator("uploads")]

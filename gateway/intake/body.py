@@ -116,7 +116,7 @@ def body_of(schema: type[BaseModel]) -> Any:
 
 async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: GatewayConfig) -> tuple[bytes, bool]:
     """Returns the complete body, declared as JSON or YAML, and whether it is YAML. Raises as `read_json_body`."""
-    media_type = _media_type(headers_of(scope))
+    media_type = media_type_of(scope)
     if media_type in _YAML_TYPES:
         return await read_body(scope, receive, config, max_bytes=config.max_body_bytes), True
     if not _is_json(media_type):
@@ -137,9 +137,14 @@ async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayCon
         return await MultipartStream(chunks, boundary, config.limits).parts()
 
 
+def media_type_of(scope: Scope) -> bytes:
+    """Returns the media type of the body, in lower case and without parameters."""
+    return _media_type(headers_of(scope))
+
+
 def is_form(scope: Scope) -> bool:
     """Whether the body is declared as a form with files."""
-    return _media_type(headers_of(scope)) == _FORM_TYPE
+    return media_type_of(scope) == _FORM_TYPE
 
 
 def multipart_boundary(scope: Scope) -> bytes:

@@ -1,10 +1,11 @@
-"""Files in the chat: text, code, CSV and JSON by button, drop and paste, and what does not fit the context."""
+"""Files in the chat: text, code, CSV, JSON and PDF by button, drop and paste, and what does not fit the context."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_steps import asked, behave, until_idle
+from kit.pdf_files import pdf
 from mesh_process import MeshProcess
 from pages import accessibility_faults, expect, finished, opened, picture
 
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
 CODE = "print('''\n```\n''')"
 HOSTILE_NAME = """<img src=x onerror="document.title='owned'">.json"""
+HOSTILE_TEXT = "<script>document.title='owned'</script>"
 MESSAGE = f"""File "sum.py":
 ````
 {CODE}
@@ -110,11 +112,39 @@ def test_tokens_are_counted_and_what_does_not_fit_is_reported_before_sending(pag
     expect(fits).to_contain_text("The message does not fit pool")
 
 
-@pytest.mark.parametrize("content", [b"\x00\x01", b"%PDF-1.7 \xe2\xe3\xcf\xd3"])
-def test_file_that_is_no_text_is_refused(page: "Page", mesh: MeshProcess, content: bytes) -> None:
+def test_file_that_is_no_text_is_refused(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "chat?model=pool", "Chat")
-    given(page, "a.pdf", content, "application/pdf")
-    page.get_by_text("a.pdf is not a text file, an image or a recording.").wait_for()
+    given(page, "a.bin", b"\x00\x01", "application/octet-stream")
+    page.get_by_text("a.bin is not a text file, a PDF, an image or a recording.").wait_for()
+
+
+def test_pdf_is_sent_as_its_text_which_runs_no_code(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "chat?model=pool", "Chat")
+    given(page, HOSTILE_NAME.replace(".json", ".pdf"), pdf("Total: 42 EUR", HOSTILE_TEXT), "application/pdf")
+    expect(page.locator(".fits")).to_contain_text("of 2,048 tokens")
+    asked(page, "What is this?").get_by_text("I see.").wait_for()
+    sent = until_idle(mesh, "a").last_request_body["messages"][0]["content"]
+    assert f"```\nTotal: 42 EUR\n\n{HOSTILE_TEXT}\n```" in sent
+    file = page.locator(".text-file")
+    file.locator("summary").click()
+    expect(file.locator("pre")).to_contain_text(HOSTILE_TEXT)
+    assert page.title() == "Chat · weft"
+    picture(page, "chat-pdf")
+
+
+def test_large_pdf_is_reported_not_to_fit_before_it_is_sent(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "chat?model=pool", "Chat")
+    given(page, "long.pdf", pdf(*["word " * 100] * 30), "application/pdf")
+    expect(page.locator(".fits")).to_contain_text("The message does not fit pool")
+
+
+def test_pdf_without_usable_text_is_refused_with_the_next_step(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "chat?model=pool", "Chat")
+    given(page, "scan.pdf", pdf(""), "application/pdf")
+    page.get_by_text("scan.pdf: the PDF has no text, only images: recognize its text (OCR) first").wait_for()
+    given(page, "bad.pdf", b"%PDF-1.7", "application/pdf")
+    page.get_by_text("bad.pdf: the PDF is damaged: open it in a viewer").wait_for()
+    expect(page.get_by_role("list", name="Files")).to_have_count(0)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

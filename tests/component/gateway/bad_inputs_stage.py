@@ -189,6 +189,7 @@ ENDPOINTS = (
     Endpoint("GET", "/api/v1/events", "read"),
     Endpoint("GET", "/api/v1/routers", "read"),
     Endpoint("GET", "/api/v1/caller", "read"),
+    Endpoint("POST", "/api/v1/pdf-text", "pdf"),
     Endpoint("GET", "/api/v1/watch", "read"),
     Endpoint("GET", "/health", "read"),
     Endpoint("GET", "/livez", "read"),

@@ -234,6 +234,7 @@ def test_endpoints_accepting_a_name_limited_scope_are_listed() -> None:
             "/v1/batches",
             "/v1/files",
             "/api/v1/inference-tasks",
+            "/api/v1/pdf-text",
         )
     }
     entries = ("", "/{model}", "/agent/{agent}", "/route/{route}", "/workflow/{workflow}")

@@ -27,7 +27,7 @@ export class ApiError extends Error {
 /**
  * @typedef {{
  *   query?: Record<string, string | number | boolean | undefined | null>,
- *   body?: unknown, form?: FormData, headers?: Record<string, string>, signal?: AbortSignal,
+ *   body?: unknown, form?: FormData | Blob, headers?: Record<string, string>, signal?: AbortSignal,
  * }} CallOptions
  */
 

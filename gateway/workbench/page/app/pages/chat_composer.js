@@ -86,7 +86,7 @@ export function Composer({ conversation, isBusy }) {
     <${FileChips} files=${files} onChange=${setFiles} />
     <textarea ref=${field} aria-label="Message" placeholder="Message" rows="1" dir="auto" onKeyDown=${onKeyDown} onInput=${onInput}
       onPaste=${(/** @type {ClipboardEvent} */ event) => onFiles(event, event.clipboardData?.files)}></textarea>
-    <button class="quiet" title=${["text files", ...accepted.map((skill) => NAMES[skill])].join(", ")} onClick=${() => chooser.current?.click()}>Attach</button>
+    <button class="quiet" title=${["text files", "PDFs", ...accepted.map((skill) => NAMES[skill])].join(", ")} onClick=${() => chooser.current?.click()}>Attach</button>
     <input ref=${chooser} type="file" hidden multiple aria-label="Files to attach" accept=${[...accepted.map((skill) => `${skill}/*`), "*/*"].join(",")}
       onChange=${(/** @type {any} */ event) => (void add([...event.target.files]), (event.target.value = ""))} />
     ${isBusy
