@@ -33,9 +33,15 @@ TYPES = {
 _INLINE_SCRIPT = re.compile(r"<script type=\"importmap\">(.*?)</script>", re.DOTALL)
 _POLICY = (
     "default-src 'none'; script-src 'self' {hashes}; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-    "media-src 'self' data: blob:; font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+    "media-src 'self' data: blob:; font-src 'self'; manifest-src 'self'; frame-src 'self'; base-uri 'none'; "
+    "form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
+_FRAME_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+"""Of `diagram.html`: a frame without an origin, so inline styles and HTML from text there cannot reach the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class PageFile:
     compressed: bytes | None
     """With gzip; None: too small to benefit."""
     content_type: str
+    policy: str = ""
+    """The Content-Security-Policy of a frame."""
 
 
 class PageFiles:
@@ -93,4 +101,5 @@ class PageFiles:
 def _page_file(name: str, body: bytes) -> PageFile:
     # Without a timestamp, which would change the bytes.
     compressed = gzip.compress(body, mtime=0) if len(body) >= MIN_COMPRESSED_BYTES else None
-    return PageFile(body, compressed, TYPES[PurePosixPath(name).suffix])
+    suffix = PurePosixPath(name).suffix
+    return PageFile(body, compressed, TYPES[suffix], _FRAME_POLICY if suffix == ".html" else "")

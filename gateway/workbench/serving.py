@@ -91,6 +91,8 @@ def _index_response(files: PageFiles, request: Request) -> Response:
 
 def _response(file: PageFile, request: Request, headers: dict[str, str]) -> Response:
     body = file.body
+    if file.policy:
+        headers = {"content-security-policy": file.policy, **headers}
     headers = {**headers, "x-content-type-options": "nosniff", "vary": "accept-encoding"}
     if file.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
         body = file.compressed

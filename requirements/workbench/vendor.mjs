@@ -15,9 +15,18 @@ const FILES = [
   // The next two are loaded when an answer first needs them. KaTeX's module is not minified; this file names a global.
   ["katex", "dist/katex.min.js", "katex.mjs"],
   ["@highlightjs/cdn-assets", "es/highlight.min.js", "highlight.mjs"],
+  // Loaded by the frame of a diagram, as a script: the frame has no origin that could load a module.
+  ["@mermaid-js/tiny", "dist/mermaid.tiny.js", "mermaid.js"],
 ];
 /** Packages whose code is within a file of another one. */
-const BUNDLED = { "markdown-it": ["entities", "linkify-it", "mdurl", "punycode.js", "uc.micro"] };
+const BUNDLED = {
+  "markdown-it": ["entities", "linkify-it", "mdurl", "punycode.js", "uc.micro"],
+  "@mermaid-js/tiny": [
+    "@braintree/sanitize-url", "@iconify/utils", "@mermaid-js/parser", "@upsetjs/venn.js", "chevrotain", "d3", "d3-sankey",
+    "dagre-d3-es", "dayjs", "dompurify", "es-toolkit", "khroma", "lodash-es", "marked", "mermaid", "roughjs", "stylis",
+    "ts-dedent",
+  ],
+};
 
 /** Copies the licence of a package, and says what the package is. */
 function described(name) {

@@ -10,7 +10,7 @@ from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
 from pages import accessibility_faults, expect, opened, picture
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Locator, Page, Request
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
@@ -58,6 +58,22 @@ $\htmlData{a=b}{x}$ $\def\a{\a\a}\a$ $\rule{99999em}{99999em}$ \[<img src=x oner
 never closed
 """
 
+DIAGRAM = """```mermaid
+graph TD
+  A[Start] --> B{{Is it <b>ready</b>?}}
+  B -->|yes| C(Stop)
+```
+"""
+HOSTILE_DIAGRAM = """```mermaid
+%%{init: {"securityLevel": "loose", "themeCSS": "@import url(https://attacker.example/x.css); * {fill: url(https://attacker.example/f)}"}}%%
+graph TD
+  A["<img src=https://attacker.example/x.png onerror=parent.document.title='owned'>"] --> B
+  A["<script>parent.document.title='owned'</script>"]
+  B["<a href='javascript:parent.document.title=1'>x</a>"] --> C["<iframe src=https://attacker.example>"]
+  click A call alert("owned")
+  click B href "javascript:parent.document.title='owned'"
+```
+"""
 DRAW = """async texts => {
   const folder = document.querySelector("script[src$='main.js']").src.replace("app/main.js", "");
   const {h, render, Fragment} = await import("preact");
@@ -196,12 +212,59 @@ def test_formulas_and_collapsible_text_run_no_code_and_fetch_nothing(page: "Page
     assert all(url.startswith(mesh.url) for url in asked_for), asked_for
 
 
+def test_diagram_is_drawn_in_its_frame_and_its_code_is_one_click_away(page: "Page", mesh: MeshProcess) -> None:
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url.rpartition("/")[2]))
+    answered(page, mesh, TEXT)
+    assert "mermaid.js" not in loaded
+    answer = answered(page, mesh, DIAGRAM)
+    frame = answer.frame_locator("iframe[title=Diagram]")
+    expect(frame.locator("svg")).to_be_visible()
+    expect(frame.locator("svg")).to_contain_text("Stop")
+    expect(answer.locator("pre")).to_have_count(0)
+    assert answer.locator("iframe").evaluate("frame => frame.clientHeight") > 100
+    assert frame.locator(".node rect").first.evaluate("box => getComputedStyle(box).fill") != "rgb(0, 0, 0)"
+    picture(page, "chat-diagram")
+    answer.get_by_role("button", name="Show diagram code").press("Enter")
+    expect(answer.locator("pre")).to_contain_text("A[Start] -->")
+    assert not answer.locator("iframe").is_visible()
+    answer.get_by_role("button", name="Show diagram code").press("Enter")
+    expect(frame.locator("svg")).to_be_visible()
+
+
+def test_broken_and_unfinished_diagrams_are_shown_as_code(page: "Page", mesh: MeshProcess) -> None:
+    answer = answered(page, mesh, "```mermaid\ngraph TD\n  A --> [\n```\n\nAnd\n\n```mermaid\ngraph TD\n  A --> B")
+    answer.get_by_text("This diagram cannot be drawn.").wait_for()
+    expect(answer.locator("pre")).to_have_count(2)
+    expect(answer.locator("iframe")).to_have_count(0)
+
+
+def test_hostile_diagram_runs_no_code_and_fetches_nothing(browser: "Browser", mesh: MeshProcess) -> None:
+    # Not `page`: the console tells what the policy of the frame blocks.
+    page = browser.new_context().new_page()
+    elsewhere: list[Request] = []
+    page.on("request", lambda request: None if request.url.startswith(mesh.url) else elsewhere.append(request))
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    answer = answered(page, mesh, HOSTILE_DIAGRAM)
+    frame = answer.frame_locator("iframe[title=Diagram]")
+    frame.locator("svg").wait_for()
+    assert answer.locator("iframe").evaluate("frame => frame.contentDocument") is None
+    assert frame.locator("body").evaluate("() => self.origin") == "null"
+    assert frame.locator("script:not([src]), iframe, object, a[href^='javascript'], [onerror]").count() == 0
+    for node in frame.locator(".node").all():
+        node.click()
+    assert page.title() == "Chat · weft"
+    assert [request.failure for request in elsewhere] == ["csp"] * len(elsewhere)
+    page.context.close()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_rendered_answer_has_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, theme: str) -> None:
-    behave(mesh, "a", text=TEXT, tokens_per_second=0.0)
+    behave(mesh, "a", text=TEXT + DIAGRAM, tokens_per_second=0.0)
 
     def chatted(page: "Page") -> None:
         answer = asked(page, "Draw")
+        answer.get_by_role("button", name="Show diagram code").wait_for()
         answer.locator("math").first.wait_for()
         answer.locator(".hl-keyword").first.wait_for()
 

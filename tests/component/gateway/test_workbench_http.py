@@ -34,6 +34,16 @@ async def test_csp_allows_only_own_files_and_no_framing() -> None:
     assert page.headers["cache-control"] == "no-cache"
 
 
+async def test_frame_of_a_diagram_has_no_origin_and_a_policy_without_network() -> None:
+    async with serving() as gateway:
+        frame = await gateway.request("GET", f"/ui/{VERSION}/diagram.html")
+        page = await gateway.request("GET", "/ui/chat")
+    policy = frame.headers["content-security-policy"].split("; ")
+    assert {"sandbox allow-scripts", "default-src 'none'", "frame-ancestors 'self'"} <= {*policy}
+    assert not [rule for rule in policy if "http" in rule or "*" in rule or rule.startswith("connect-src")]
+    assert "frame-src 'self'" in page.headers["content-security-policy"]
+
+
 async def test_versioned_files_are_cached_immutably_and_the_page_is_revalidated() -> None:
     async with serving() as gateway:
         file = await gateway.request("GET", f"/ui/{VERSION}/app/main.js")

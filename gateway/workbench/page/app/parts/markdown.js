@@ -3,6 +3,7 @@ import MarkdownIt from "markdown-it";
 import { Fragment, h } from "preact";
 import { useRef } from "preact/hooks";
 import { CodeBlock } from "./code_block.js";
+import { Diagram } from "./diagram.js";
 import { Formula, formulas } from "./formula.js";
 
 const parser = new MarkdownIt({ html: false, linkify: true, breaks: true }).use(formulas);
@@ -200,8 +201,13 @@ function leaf(token) {
 function code(token) {
   const language = (token.info ?? "").trim().split(/\s+/)[0].slice(0, 40);
   const text = token.content.replace(/\n$/, "");
-  return h(CodeBlock, { text, shown: text.replace(CODE_DIRECTIONS, named), language });
+  const shown = text.replace(CODE_DIRECTIONS, named);
+  if (language === "mermaid" && isClosed(token)) return h(Diagram, { key: text, text, shown });
+  return h(CodeBlock, { text, shown, language });
 }
+
+/** Whether a fence has its last line: before that, its code still grows. @param {any} token */
+const isClosed = ({ map, content }) => map[1] - map[0] === content.replace(/\n$/, "").split("\n").length + 2;
 
 /** @param {string} href @param {any[]} children */
 function link(href, children) {
