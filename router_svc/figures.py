@@ -1,4 +1,4 @@
-"""The figures of a router's last hour: a ring of steps that counts requests as they end, and their messages.
+"""The figures of a router's last hour and day: rings of steps that count requests as they end, and their messages.
 
 A step can be read once it has ended. Without a reader only the counting costs anything.
 """
@@ -60,12 +60,17 @@ class FigureLimits:
     """Maximum sampled accelerators, the first ones by host and number."""
 
 
+DAY = FigureLimits(step_seconds=300.0, max_steps=288)
+"""Of the last day, in steps of five minutes."""
+
+
 @dataclass(slots=True)
 class DeviceStep:
     """An accelerator in a step."""
 
     last: lease_pb2.Device = field(default_factory=lease_pb2.Device)
-    utilizations: list[float] = field(default_factory=list)
+    utilization_sum: float = 0.0
+    utilization_count: int = 0
     """Known samples only."""
 
 
@@ -129,7 +134,8 @@ class FigureRing:
                 # Copied, as a part of a response would keep the whole response in memory.
                 known.last.CopyFrom(device)
                 if device.HasField("utilization"):
-                    known.utilizations.append(device.utilization)
+                    known.utilization_sum += device.utilization
+                    known.utilization_count += 1
 
     def note_speeds(self, speeds: Mapping[str, float], now: float) -> None:
         """Record the tokens per second of running answers from now on, by model."""
@@ -251,34 +257,50 @@ def end_of(receipt: receipt_pb2.Receipt) -> RequestEnd:
 class FiguresRecorder:
     """Records figures on a clock. Called only from the router's event loop."""
 
-    def __init__(self, clock: Clock, limits: FigureLimits | None = None) -> None:
+    def __init__(
+        self, clock: Clock, limits: FigureLimits | None = None, *, day: "FiguresRecorder | None" = None
+    ) -> None:
+        """`day`: records the same in longer steps."""
+        self.day = day
         self._clock = clock
         self.limits = limits or FigureLimits()
-        self._ring = FigureRing(self.limits, clock.monotonic())
+        self.ring = FigureRing(self.limits, clock.monotonic())
         self._closed = asyncio.Event()
         self._to_utc = clock.utc_now().timestamp() - clock.monotonic()
         """UTC minus the monotonic clock at the start, so that clock changes do not move a step."""
-        self._first_unwritten = self._ring.present(clock.monotonic()).index
+        self._first_unwritten = self.ring.present(clock.monotonic()).index
+
+    @property
+    def recorders(self) -> "tuple[FiguresRecorder, ...]":
+        """This one and that of the day."""
+        return (self,) if self.day is None else (self, self.day)
 
     def note_load(self, waiting: int, running: int, now: float) -> None:
         """Record the numbers of waiting and running requests from now on."""
-        self._ring.note_load(waiting, running, now)
+        for recorder in self.recorders:
+            recorder.ring.note_load(waiting, running, now)
 
     def note_end(self, ended: RequestEnded) -> None:
         """Count a finished request."""
         asked, receipt = ended.request.spec.model, ended.receipt
         if receipt is not None:
             model = ended.view.label(receipt.model if receipt.attempts else asked)
-            self._ring.note_end(model, end_of(receipt), ended.at)
+            self._count(model, end_of(receipt), ended.at)
             return
         outcome = "cancelled" if ended.reason is Reason.CANCELLED else "failed"
         if ended.refusal is not None:
             outcome = "rejected"
-        self._ring.note_end(ended.view.label(asked), {outcome: 1}, ended.at)
+        self._count(ended.view.label(asked), {outcome: 1}, ended.at)
+
+    def _count(self, model: str, end: RequestEnd, at: float) -> None:
+        for recorder in self.recorders:
+            recorder.ring.note_end(model, end, at)
 
     def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory]) -> None:
         """Count a sample of the accelerators of all hosts."""
-        self._ring.note_devices(hosts, self._clock.monotonic())
+        hosts = list(hosts)
+        for recorder in self.recorders:
+            recorder.ring.note_devices(hosts, self._clock.monotonic())
 
     def note_speeds(self, view: FleetView) -> None:
         """Record the tokens per second of running answers, as last reported by runners."""
@@ -287,21 +309,23 @@ class FiguresRecorder:
             for state in runner.instances.values() if runner.active else ():
                 if state.tokens_per_second > 0 and not state.base_model:
                     speeds[view.label(state.model)] += state.tokens_per_second  # type: ignore[assignment]  # any number
-        self._ring.note_speeds(dict(speeds.most_common(self.limits.max_models_per_step)), self._clock.monotonic())
+        most = dict(speeds.most_common(self.limits.max_models_per_step))
+        for recorder in self.recorders:
+            recorder.ring.note_speeds(most, self._clock.monotonic())
 
     def figures(self) -> pb.Figures:
         """Return the figures of all stored steps that have ended."""
-        return self._message(self._ring.steps(self._clock.monotonic()))
+        return self._message(self.ring.steps(self._clock.monotonic()))
 
     async def watch(self) -> AsyncGenerator[pb.Figures]:
         """Yield the figures of the stored steps, then of each step when it ends. Raises SHUTTING_DOWN."""
-        last = self._ring.present(self._clock.monotonic()).index - 1
+        last = self.ring.present(self._clock.monotonic()).index - 1
         yield self.figures()
         while not self._closed.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout((last + 2) * self.limits.step_seconds - self._clock.monotonic()):
                     await self._closed.wait()
-            steps = self._ring.steps(self._clock.monotonic(), after=last)
+            steps = self.ring.steps(self._clock.monotonic(), after=last)
             if steps:
                 last = steps[-1].index
                 yield self._message(steps)
@@ -317,8 +341,8 @@ class FiguresRecorder:
         Steps without requests are omitted.
         """
         now = self._clock.monotonic()
-        present = self._ring.present(now)
-        steps = [*self._ring.steps(now, after=self._first_unwritten - 1), present]
+        present = self.ring.present(now)
+        steps = [*self.ring.steps(now, after=self._first_unwritten - 1), present]
         seconds = self.limits.step_seconds
         begins = {step.index * seconds + self._to_utc: step.counted for step in steps if step.counted.ByteSize()}
         return begins, present.index
@@ -331,7 +355,7 @@ class FiguresRecorder:
         """Restore steps from before a restart by start time. Call it once, before anything is counted."""
         seconds = self.limits.step_seconds
         known = ((round((begin - self._to_utc) / seconds), step) for begin, step in steps.items())
-        self._ring.restore(known, self._clock.monotonic())
+        self.ring.restore(known, self._clock.monotonic())
 
     def _message(self, steps: Sequence[Step]) -> pb.Figures:
         message = pb.Figures(
@@ -357,7 +381,7 @@ class FiguresRecorder:
     def _start_of(self, steps: Sequence[Step]) -> datetime:
         """Return the time of day at which the first step began; without steps, the current one."""
         now = self._clock.monotonic()
-        index = steps[0].index if steps else self._ring.present(now).index
+        index = steps[0].index if steps else self.ring.present(now).index
         return self._clock.utc_now() - timedelta(seconds=now - index * self.limits.step_seconds)
 
 
@@ -378,10 +402,10 @@ def _fill_requests(message: pb.RequestFigures, steps: Sequence[StepCounts]) -> N
 def _fill_device(message: pb.DeviceFigures, steps: Sequence[Step]) -> None:
     for step in steps:
         found = step.devices.get((message.host, message.index), DeviceStep())
-        last, known = found.last, found.utilizations
+        last, samples = found.last, found.utilization_count
         message.name, message.total_bytes = last.name or message.name, last.total_bytes or message.total_bytes
         message.used_bytes.append(last.used_bytes if last.HasField("used_bytes") else UNKNOWN)
-        message.utilization.append(sum(known) / len(known) if known else UNKNOWN)
+        message.utilization.append(found.utilization_sum / samples if samples else UNKNOWN)
 
 
 def _seconds_of(duration: Duration) -> float:

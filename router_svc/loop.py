@@ -12,7 +12,7 @@ from typing import Protocol
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.declared_tenants import declared_in, limits_of, settings_of
-from router_svc.figures import FigureLimits, FiguresRecorder
+from router_svc.figures import DAY, FigureLimits, FiguresRecorder
 from router_svc.fleet_view import MeshDiff
 from router_svc.observer import RequestEnded, SchedulingObserver, Subscriber
 from router_svc.policy.decisions import (
@@ -270,7 +270,7 @@ class RouterRecords:
             requests=RequestLog(request_log),
             clients=registry,
             usage=UsageRecorder(clock),
-            figures=FiguresRecorder(clock, figures),
+            figures=FiguresRecorder(clock, figures, day=FiguresRecorder(clock, DAY)),
         )
 
 

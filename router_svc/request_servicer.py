@@ -251,7 +251,8 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
 
     @override
     async def GetFigures(self, request: pb.GetFiguresRequest, context: Context) -> pb.GetFiguresResponse:
-        return pb.GetFiguresResponse(figures=self._figures.figures())
+        recorder = (self._figures.day if request.day else None) or self._figures
+        return pb.GetFiguresResponse(figures=recorder.figures())
 
     @override
     async def WatchFigures(  # type: ignore[override]  # see WatchRequests

@@ -234,7 +234,13 @@ async def list_limit_uses(requests: Requests, request: Request) -> Response:
     return json_response(document_of(await requests.limit_uses(query.text("tenant"))))
 
 
+FIGURES_PARAMETERS = ("day",)
+
+
 async def get_figures(requests: Requests, request: Request) -> Response:
-    """Returns figures of the last hour in steps: requests, tokens, latencies, queues and devices of all tenants."""
-    begin_read(request, SURFACE)
-    return json_response(document_of(await requests.figures()))
+    """Returns figures in steps: requests, tokens, latencies, queues and devices of all tenants.
+
+    They are of the last hour; with `day`, of the last day.
+    """
+    query = begin_read(request, SURFACE, FIGURES_PARAMETERS)
+    return json_response(document_of(await requests.figures(day=query.flag("day"))))

@@ -9,7 +9,7 @@ from typing import Any
 from router_svc.client_registry import ClientRegistry, KeptClient
 from router_svc.durable.limits import RecordLimits
 from router_svc.durable.request_records import Writer
-from router_svc.figures import FiguresRecorder
+from router_svc.figures import FigureLimits, FiguresRecorder
 from router_svc.policy.queue.fair_share import FairShare, KeptAccount, aged
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1.figure_step_pb2 import FigureStep
@@ -26,6 +26,9 @@ _PUT_ACCOUNT = upsert(
 )
 _PUT_CLIENT = upsert("known_clients", ("router", "tenant", "client_id"), "last_seen_at", "cooldown_seconds", "record")
 _PUT_STEP = upsert("figure_steps", ("router", "begins_at"), "seconds", "step")
+_STEPS = "SELECT * FROM figure_steps WHERE seconds = :seconds"
+_SWEEP_STEPS = "DELETE FROM figure_steps WHERE begins_at < :first AND seconds = :seconds"
+_APART_SECONDS = 0.001
 
 
 class RouterState:
@@ -57,9 +60,10 @@ class RouterState:
         clients = await self._database.rows(
             "SELECT * FROM known_clients ORDER BY last_seen_at DESC LIMIT :limit", limit=self._clients.max_clients
         )
-        steps = await self._database.rows(
-            "SELECT * FROM figure_steps WHERE seconds = :seconds", seconds=self._figures.limits.step_seconds
-        )
+        steps = [
+            (recorder, await self._database.rows(_STEPS, seconds=recorder.limits.step_seconds))
+            for recorder in self._figures.recorders
+        ]
         self._restore_accounts(accounts)
         self._clients.restore(
             [
@@ -67,35 +71,40 @@ class RouterState:
                 for row in reversed(clients)
             ]
         )
-        self._figures.restore({row.begins_at: FigureStep.FromString(row.step) for row in steps})
+        for recorder, rows in steps:
+            recorder.restore({row.begins_at: FigureStep.FromString(row.step) for row in rows})
 
     async def save(self) -> None:
         """Writes the changes since the last call in one transaction. Raises SERVICE_UNAVAILABLE."""
         accounts, clients = self._shares.take_changed(), self._clients.take_changed()
-        steps, upto = self._figures.unwritten()
-        if not (accounts or clients or steps):
+        unwritten = [(recorder, *recorder.unwritten()) for recorder in self._figures.recorders]
+        if not (accounts or clients or any(steps for _, steps, _ in unwritten)):
             return
         try:
-            rows = self._account_rows(accounts), [*map(self._client_row, clients)], self._step_rows(steps)
+            steps = [
+                row for at, (each, steps, _) in enumerate(unwritten) for row in self._step_rows(at, each.limits, steps)
+            ]
+            rows = self._account_rows(accounts), [*map(self._client_row, clients)], steps
             await self._database.run(lambda tx: self._write(tx, *rows))
         except BaseException:
             self._shares.give_back(accounts)
             self._clients.give_back(clients)
             raise
-        self._figures.note_written(upto)
+        for recorder, _, upto in unwritten:
+            recorder.note_written(upto)
 
     async def sweep(self) -> None:
         """Deletes outdated state, and clients beyond the maximum."""
         now = self._clock.utc_now().timestamp()
-        limits = self._figures.limits
         values: dict[str, Any] = {
             "oldest": now - self._settings.keep_seconds,
-            "first_step": now - limits.max_steps * limits.step_seconds,
             "most": self._clients.max_clients,
         }
+        for limits in (recorder.limits for recorder in self._figures.recorders):
+            first = now - limits.max_steps * limits.step_seconds
+            await self._database.change(_SWEEP_STEPS, first=first, seconds=limits.step_seconds)
         for statement in (
             "DELETE FROM fair_accounts WHERE saved_at < :oldest",
-            "DELETE FROM figure_steps WHERE begins_at < :first_step",
             "DELETE FROM known_clients WHERE last_seen_at < :oldest",
             """DELETE FROM known_clients WHERE last_seen_at <=
             (SELECT last_seen_at FROM known_clients ORDER BY last_seen_at DESC LIMIT 1 OFFSET :most)""",
@@ -147,9 +156,14 @@ class RouterState:
             "record": kept.record.SerializeToString(),
         }
 
-    def _step_rows(self, steps: Mapping[float, FigureStep]) -> Sequence[Values]:
-        seconds = self._figures.limits.step_seconds
+    def _step_rows(self, at: int, limits: FigureLimits, steps: Mapping[float, FigureStep]) -> Sequence[Values]:
+        # Steps of both lengths may begin at the same time, which is their key.
         return [
-            {"router": self._writer.router, "begins_at": begin, "seconds": seconds, "step": step.SerializeToString()}
+            {
+                "router": self._writer.router,
+                "begins_at": begin + at * _APART_SECONDS,
+                "seconds": limits.step_seconds,
+                "step": step.SerializeToString(),
+            }
             for begin, step in steps.items()
         ]

@@ -208,11 +208,25 @@ class TestFigures:
         router = await KeptRouter(database_url).start()
         router.chat("r-1")
         await router.flush()
-        assert await rows(router, "figure_steps") == 1
-        again = await router.restarted(after=2 * 3_600.0)
-        assert sum(completed(again.records.figures.figures())) == 0
+        assert await rows(router, "figure_steps") == 2
+        later = await router.restarted(after=2 * 3_600.0)
+        assert sum(completed(later.records.figures.figures())) == 0
+        await later.service._state.sweep()
+        assert await rows(later, "figure_steps") == 1
+        again = await later.restarted(after=24 * 3_600.0)
         await again.service._state.sweep()
         assert await rows(again, "figure_steps") == 0
+        await again.kill()
+
+    async def test_metrics_of_the_last_day_survive_a_kill(self, database_url: str) -> None:
+        router = await KeptRouter(database_url).start()
+        router.chat("r-1")
+        await router.flush()
+        again = await router.restarted(after=3 * 3_600.0, monotonic=70.0)
+        day = again.records.figures.day
+        assert day is not None
+        figures = day.figures()
+        assert (figures.step.seconds, figures.step_count, sum(completed(figures))) == (300, 36, 1)
         await again.kill()
 
     async def test_idle_router_writes_no_steps(self, database_url: str) -> None:
@@ -232,8 +246,8 @@ async def test_failed_write_is_retried_with_the_next_write(database_url: str, mo
         with pytest.raises(WeftError):
             await router.service.flush_state()
     await router.flush()
-    for table in ("fair_accounts", "known_clients", "figure_steps"):
-        assert await rows(router, table) == 1
+    for table, count in (("fair_accounts", 1), ("known_clients", 1), ("figure_steps", 2)):
+        assert await rows(router, table) == count
     await router.kill()
 
 

@@ -1,10 +1,12 @@
 """The overview in a real browser: figures as charts, the models and the latest failures."""
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from mesh_process import MeshProcess, running_mesh, write_config
@@ -60,6 +62,25 @@ def test_charts_show_a_range_with_labeled_axes_and_percentile_lines(page: "Page"
     assert (last - first) % (12 * 60) in (59, 60)
     scale = figures.locator("figure").filter(has_text="Concurrent requests").locator(".scale span")
     assert all(number.isdecimal() for number in scale.all_inner_texts())
+
+
+def test_charts_show_the_last_day(page: "Page", mesh: MeshProcess) -> None:
+    chat(mesh, "quick")
+    opened(page, mesh, "", "Overview")
+    page.get_by_role("combobox", name="Range").select_option("24 h")
+    page.wait_for_url("**/ui/?range=24h")
+    # The first five minutes of a mesh have not ended.
+    page.get_by_text("The first figures appear within five minutes.").wait_for()
+    with urlopen(f"{mesh.url}/v1/admin/figures?day=true", timeout=10) as answer:
+        assert json.load(answer)["stepSeconds"] == 300
+    with urlopen(f"{mesh.url}/v1/admin/figures", timeout=10) as answer:
+        day = json.load(answer) | {"stepSeconds": 300}
+    page.route("**/v1/admin/figures?day=true", lambda route: route.fulfill(json=day))
+    page.reload()
+    figures = page.get_by_role("region", name="Last 24 hours")
+    figures.get_by_role("img", name="Time to first token: p50 ").wait_for()
+    figures.locator(".tile", has_text="First token").get_by_text("last 5 min").wait_for()
+    picture(page, "overview-day")
 
 
 def test_models_have_a_link_their_state_speed_and_memory(page: "Page", mesh: MeshProcess) -> None:

@@ -83,9 +83,9 @@ class RequestClient:
         uses: pb.ListLimitUsesResponse = await self._calls.ask("ListLimitUses", wanted)
         return uses
 
-    async def figures(self) -> figures_pb2.Figures:
-        """Returns the figures of the last hour over all tenants."""
-        figures: figures_pb2.Figures = (await self._calls.ask("GetFigures", pb.GetFiguresRequest())).figures
+    async def figures(self, *, day: bool = False) -> figures_pb2.Figures:
+        """Returns the figures of the last hour, or of the last day, over all tenants."""
+        figures: figures_pb2.Figures = (await self._calls.ask("GetFigures", pb.GetFiguresRequest(day=day))).figures
         return figures
 
     async def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:

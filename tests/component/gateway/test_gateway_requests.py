@@ -107,8 +107,8 @@ class ScriptedRequests(RequestClient):
             if record.tenant == tenant:
                 yield WatchRequestsResponse(requests=[record])
 
-    async def figures(self) -> Figures:
-        self._note()
+    async def figures(self, *, day: bool = False) -> Figures:
+        self._note(day)
         return figures_of(3, start="2026-11-20T12:00:00Z")
 
     async def watch_figures(self) -> AsyncGenerator[Figures]:

@@ -10,6 +10,7 @@ from kit.request_endings import ending
 from kit.scheduling import placement_request
 
 from router_svc.figures import (
+    DAY,
     MAX_CLASS,
     FigureLimits,
     FigureRing,
@@ -178,7 +179,8 @@ def test_device_shows_its_last_memory_and_its_mean_utilization() -> None:
     (step,) = ring.steps(10.0)
     device = step.devices["titan", 0]
     assert device.last.used_bytes == 8
-    assert device.utilizations == [0.2, 0.6]
+    assert device.utilization_sum == pytest.approx(0.8)
+    assert device.utilization_count == 2
     assert list(step.devices) == [("titan", 0), ("titan", 1)], "the third is beyond the bound"
 
 
@@ -230,6 +232,24 @@ async def test_document_has_one_entry_per_step_and_null_for_unknown_values() -> 
         [5.0, None],
         [None, None],
     )
+
+
+async def test_day_counts_the_same_requests_in_its_longer_steps() -> None:
+    clock = FakeClock()
+    recorder = FiguresRecorder(clock, LIMITS, day=FiguresRecorder(clock, DAY))
+    assert recorder.day is not None
+    await clock.advance(300 - clock.monotonic() % 300)
+    for _ in range(3):
+        recorder.note_load(2, 1, clock.monotonic())
+        recorder.note_end(ending(ASKED, clock.monotonic(), Reason.UNSPECIFIED, receipt(), view=FleetView()))
+        recorder.note_speeds(streaming(qwen=30.0))
+        recorder.note_devices(titan(sample()))
+        await clock.advance(100.0)
+    figures = recorder.day.figures()
+    assert (figures.all.completed[-1], figures.waiting[-1], figures.all.tokens_per_second[-1]) == (3, 2, 30.0)
+    assert list(figures.devices[0].utilization)[-1] == 0.5
+    await clock.advance(2 * 86_400.0)
+    assert recorder.day.figures().step_count == DAY.max_steps == 288
 
 
 async def test_figures_watch_gets_the_history_and_then_each_completed_step() -> None:

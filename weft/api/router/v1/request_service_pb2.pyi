@@ -404,13 +404,19 @@ global___WatchRequestsResponse = WatchRequestsResponse
 
 @typing.final
 class GetFiguresRequest(google.protobuf.message.Message):
-    """GetFiguresRequest asks for all of them."""
+    """GetFiguresRequest selects the time."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    DAY_FIELD_NUMBER: builtins.int
+    day: builtins.bool
+    """Whether to return the last day, in steps of five minutes, instead of the last hour, in steps of ten seconds."""
     def __init__(
         self,
+        *,
+        day: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["day", b"day"]) -> None: ...
 
 global___GetFiguresRequest = GetFiguresRequest
 
@@ -423,7 +429,7 @@ class GetFiguresResponse(google.protobuf.message.Message):
     FIGURES_FIELD_NUMBER: builtins.int
     @property
     def figures(self) -> weft.api.router.v1.figures_pb2.Figures:
-        """Figures of the last hour, without the current step."""
+        """Figures of that time, without the current step."""
 
     def __init__(
         self,

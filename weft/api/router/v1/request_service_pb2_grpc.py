@@ -143,7 +143,7 @@ class RequestServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetFigures(self, request, context):
-        """GetFigures returns the figures of the last hour over all tenants, in steps of some seconds.
+        """GetFigures returns the figures of the last hour, or of the last day, over all tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

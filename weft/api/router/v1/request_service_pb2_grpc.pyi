@@ -81,7 +81,7 @@ class RequestServiceStub:
         weft.api.router.v1.request_service_pb2.GetFiguresRequest,
         weft.api.router.v1.request_service_pb2.GetFiguresResponse,
     ]
-    """GetFigures returns the figures of the last hour over all tenants, in steps of some seconds."""
+    """GetFigures returns the figures of the last hour, or of the last day, over all tenants."""
 
     WatchFigures: grpc.UnaryStreamMultiCallable[
         weft.api.router.v1.request_service_pb2.WatchFiguresRequest,
@@ -152,7 +152,7 @@ class RequestServiceAsyncStub:
         weft.api.router.v1.request_service_pb2.GetFiguresRequest,
         weft.api.router.v1.request_service_pb2.GetFiguresResponse,
     ]
-    """GetFigures returns the figures of the last hour over all tenants, in steps of some seconds."""
+    """GetFigures returns the figures of the last hour, or of the last day, over all tenants."""
 
     WatchFigures: grpc.aio.UnaryStreamMultiCallable[
         weft.api.router.v1.request_service_pb2.WatchFiguresRequest,
@@ -237,7 +237,7 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.request_service_pb2.GetFiguresRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.request_service_pb2.GetFiguresResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.GetFiguresResponse]]:
-        """GetFigures returns the figures of the last hour over all tenants, in steps of some seconds."""
+        """GetFigures returns the figures of the last hour, or of the last day, over all tenants."""
 
     @abc.abstractmethod
     def WatchFigures(

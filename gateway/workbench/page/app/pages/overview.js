@@ -1,11 +1,12 @@
-// The overview: what the mesh does now, the last hour or a part of it as small charts, its models, hosts and latest failures.
-import { html, useMemo } from "../parts/html.js";
+// The overview: what the mesh does now, the last minutes, hour or day as small charts, its models, hosts and latest failures.
+import { html, useEffect, useMemo, useState } from "../parts/html.js";
+import { get } from "../api.js";
 import { collection, useLive } from "../live.js";
 import { address, go } from "../navigation.js";
 import { can } from "../session.js";
 import { bytes, count, figure, seconds } from "../parts/format.js";
 import { LineChart, newest } from "../parts/line_chart.js";
-import { LiveNote } from "../parts/widgets.js";
+import { ErrorNote, LiveNote } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
 import { lazy } from "../parts/lazy.js";
 import { Failures } from "./overview_failures.js";
@@ -17,8 +18,10 @@ import { memoryOf, memoryText, ModelState, stateOf } from "./models_view.js";
 const Catalog = lazy(async () => (await import("./models_catalog.js")).Catalog);
 /** Rates are means of this time: few long answers end unevenly. */
 const MEAN_SECONDS = 60;
-/** Seconds that may be shown: figures are kept for an hour. @type {Record<string, [string, string, number]>} */
-const RANGES = { "": ["Last 15 minutes", "15 min", 900], "1h": ["Last hour", "1 h", 3600] };
+const HOUR_SECONDS = 3600;
+/** Seconds that may be shown. @type {Record<string, [string, string, number]>} */
+const RANGES = { "": ["Last 15 minutes", "15 min", 900], "1h": ["Last hour", "1 h", HOUR_SECONDS], "24h": ["Last 24 hours", "24 h", 86_400] };
+const DAY_MILLISECONDS_BETWEEN_READS = 60_000;
 
 /** @param {{query: URLSearchParams}} props */
 export function Page({ query }) {
@@ -44,19 +47,25 @@ export function Page({ query }) {
 function Figures({ chosen, range }) {
   const live = collection("figures").value;
   const [title, , length] = RANGES[range] ?? RANGES[""];
-  const series = useMemo(() => seriesOf(live.items.values(), length), [live, length]);
+  const isDay = length > HOUR_SECONDS;
+  const day = useDay(isDay);
+  const recent = useMemo(() => seriesOf(live.items.values(), Math.min(length, HOUR_SECONDS)), [live, length]);
+  const ofDay = useMemo(() => day.figures && seriesOf([day.figures], length), [day.figures, length]);
+  const series = isDay ? ofDay : recent;
   const set = (/** @type {Record<string, string>} */ change) => go("", { model: chosen, range, ...change }, { replace: true });
-  if (!series) {
-    const first = live.isComplete && !live.problem;
-    return html`<div class="hour"><${LiveNote} live=${live} />${first && html`<p class="faint" role="status">The first figures appear within ten seconds.</p>`}</div>`;
+  const choice = html`<label class="inline">Range <select value=${range} onChange=${(/** @type {any} */ event) => set({ range: event.target.value })}>
+    ${Object.entries(RANGES).map(([value, [, name]]) => html`<option key=${value} value=${value}>${name}</option>`)}</select></label>`;
+  if (!series || !recent) {
+    const first = live.isComplete && !live.problem && (!isDay || day.figures);
+    return html`<div class="hour"><${LiveNote} live=${live} /><${ErrorNote} error=${day.error} />
+      ${first && html`<p class="faint" role="status">The first figures appear within ${recent ? "five minutes" : "ten seconds"}.</p>`}${isDay && choice}</div>`;
   }
   const of = (chosen && series.models.get(chosen)) || series.all;
   return html`<section aria-label=${title} class="hour">
-    ${live.problem && html`<${LiveNote} live=${live} />`}
-    <${Tiles} series=${series} of=${of} />
+    ${live.problem && html`<${LiveNote} live=${live} />`}<${ErrorNote} error=${day.error} />
+    <${Tiles} series=${series} recent=${recent} of=${of} />
     <div class="row tools"><h2>${title}</h2><span class="fill"></span>
-      <label class="inline">Range <select value=${range} onChange=${(/** @type {any} */ event) => set({ range: event.target.value })}>
-        ${Object.entries(RANGES).map(([value, [, name]]) => html`<option key=${value} value=${value}>${name}</option>`)}</select></label>
+      ${choice}
       ${series.models.size > 0 &&
       html`<label class="inline">Model <select value=${series.models.has(chosen) ? chosen : ""} onChange=${(/** @type {any} */ event) => set({ model: event.target.value })}>
         <option value="">all models</option>${[...series.models.keys()].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`}</div>
@@ -64,18 +73,39 @@ function Figures({ chosen, range }) {
   </section>`;
 }
 
-/** @param {{series: import("./overview_figures.js").Series, of: import("./overview_figures.js").RequestSeries}} props */
-function Tiles({ series, of }) {
+/** The figures of the last day, which are not live. @param {boolean} isShown */
+function useDay(isShown) {
+  const [found, setFound] = useState(/** @type {{figures: any, error: unknown}} */ ({ figures: null, error: null }));
+  useEffect(() => {
+    if (!isShown) return setFound({ figures: null, error: null });
+    const stop = new AbortController();
+    const read = () =>
+      get("/v1/admin/figures", { day: true }, stop.signal).then(
+        (figures) => setFound({ figures, error: null }),
+        (error) => stop.signal.aborted || setFound((before) => ({ ...before, error })),
+      );
+    void read();
+    const timer = setInterval(read, DAY_MILLISECONDS_BETWEEN_READS);
+    return () => {
+      clearInterval(timer);
+      stop.abort();
+    };
+  }, [isShown]);
+  return found;
+}
+
+/** `recent`: what the present is told of. @param {{series: import("./overview_figures.js").Series, recent: import("./overview_figures.js").Series, of: import("./overview_figures.js").RequestSeries}} props */
+function Tiles({ series, recent, of }) {
   const { completed, failed, rejected, cancelled, promptTokens, completionTokens } = of.counts;
   const ended = sumOf(completed) + sumOf(failed) + sumOf(rejected) + sumOf(cancelled);
   const wrong = sumOf(failed) + sumOf(rejected);
   const first = of.times.timeToFirstTokenSeconds;
   return html`<dl class="tiles">
-    <${Tile} name="Running" value=${series.running[series.running.length - 1]} note=${`peak ${peakOf(series.running)}`} />
-    <${Tile} name="Waiting" value=${series.waiting[series.waiting.length - 1]} note=${`peak ${peakOf(series.waiting)}`} href=${can("inference:view") ? address("requests", { state: "waiting" }) : ""} />
+    <${Tile} name="Running" value=${recent.running.at(-1)} note=${`peak ${peakOf(series.running)}`} />
+    <${Tile} name="Waiting" value=${recent.waiting.at(-1)} note=${`peak ${peakOf(series.waiting)}`} href=${can("inference:view") ? address("requests", { state: "waiting" }) : ""} />
     <${Tile} name="Requests" value=${count(ended)} note=${wrong ? `${count(wrong)} failed or refused` : "none failed"} isBad=${wrong > 0} href=${can("inference:view") ? address("requests", wrong ? { state: "failed" } : {}) : ""} />
     <${Tile} name="Tokens out" value=${count(sumOf(completionTokens))} note=${`${count(sumOf(promptTokens))} in`} />
-    <${Tile} name="First token" value=${newest(first.p50) === null ? "-" : seconds(newest(first.p50))} note=${newest(first.p95) === null ? "none yet" : `p95 ${seconds(newest(first.p95))}, last 10 s`} />
+    <${Tile} name="First token" value=${newest(first.p50) === null ? "-" : seconds(newest(first.p50))} note=${newest(first.p95) === null ? "none yet" : `p95 ${seconds(newest(first.p95))}, last ${series.stepSeconds > 60 ? `${series.stepSeconds / 60} min` : `${series.stepSeconds} s`}`} />
   </dl>`;
 }
 
@@ -140,7 +170,7 @@ const speedOf = (row) => row.status?.instance?.tokensPerSecond;
 
 /** Tokens per second of one answer, by the latest of the last hour. @param {Iterable<any>} figures @returns {(row: any) => number | undefined} */
 function latestSpeeds(figures) {
-  const models = seriesOf(figures, 3600)?.models;
+  const models = seriesOf(figures, HOUR_SECONDS)?.models;
   return (row) => {
     const of = models?.get(row.name) ?? models?.get(row.status?.pool);
     const seconds = newest(of?.times.timePerOutputTokenSeconds.p50 ?? []);
