@@ -75,6 +75,16 @@ def _field_name(text: str) -> str:
     return name
 
 
+TRACE_ID = "{trace_id}"
+
+
+def _trace_url(text: str) -> str:
+    if not text.startswith(WEB_SCHEMES) or TRACE_ID not in text:
+        raise ValueError(f"must be a URL with {TRACE_ID} in it, such as https://jaeger.example.org/trace/{TRACE_ID}")
+    return text
+
+
+TraceUrl = Annotated[str, MaxLen(1024), Checked(_trace_url)]
 Origin = Annotated[str, MinLen(1), MaxLen(320), Checked(_origin)]
 HeaderName = Annotated[str, MinLen(1), MaxLen(64), Checked(_field_name)]
 
@@ -355,6 +365,9 @@ class WorkbenchConfig:
 
     enabled: Annotated[bool, PUBLIC] = True
     """Whether the workbench is served. If callers need no keys, it is served to this machine only."""
+    trace_url: Annotated[TraceUrl | None, PUBLIC] = None
+    """URL of a trace, such as `https://jaeger.example.org/trace/{trace_id}`. Requests whose trace is recorded link to
+    it. Default: no link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,8 @@ async def get_caller(deps: Gateway, request: Request) -> Response:
     }
     if principal is not None:
         fields |= {"name": principal.name, "tenant": principal.tenant, "scopes": sorted(map(str, principal.access))}
+        if (url := deps.config.workbench.trace_url) is not None:
+            fields["traceUrl"] = url
     return Response(encode_json(fields), media_type="application/json", headers={"cache-control": "no-store"})
 
 

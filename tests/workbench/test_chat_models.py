@@ -86,6 +86,9 @@ def test_agent_tools_and_signals_appear_in_order_in_its_answer(page: "Page", mes
     answer.locator(".receipt").get_by_role("link").click()
     tokens = page.get_by_role("list", name="Timeline").get_by_role("listitem").filter(has_text="Tokens")
     tokens.get_by_text("1 tool call", exact=False).wait_for()
+    tool = page.get_by_role("list", name="Timeline").get_by_role("listitem").filter(has_text="Tool desk.echo")
+    expect(tool.locator(".value")).to_have_text(re.compile(r"[\d.]+ m?s"))
+    picture(page, "request-tools")
 
 
 def test_chat_models_are_searchable_by_name_and_selectable_by_keyboard(page: "Page", mesh: MeshProcess) -> None:

@@ -14,7 +14,7 @@ from pages import accessibility_faults, expect, opened, picture
 from requests_kit import busy, call, chat, served_mesh
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
@@ -71,6 +71,23 @@ def test_requests_of_several_tenants_are_listed_and_filtered(page: "Page", mesh:
     expect(page.get_by_role("table", name="Requests").locator("tbody tr")).to_have_count(1)
     page.get_by_role("link", name="of-another").click()
     page.locator("dl.facts").get_by_text("another", exact=True).wait_for()
+
+
+def test_request_links_to_its_trace(page: "Page", mesh: MeshProcess) -> None:
+    chat(mesh, "quick", "traced")
+
+    def with_trace(route: "Route") -> None:
+        record = route.fetch().json()
+        route.fulfill(json=record | {"receipt": record["receipt"] | {"traceId": "ab" * 16}})
+
+    def with_url(route: "Route") -> None:
+        route.fulfill(json=route.fetch().json() | {"traceUrl": "https://traces.example/trace/{trace_id}"})
+
+    page.route("**/v1/requests/traced?*", with_trace)
+    page.route("**/api/v1/caller", with_url)
+    opened(page, mesh, "requests/traced", "traced")
+    link = page.get_by_role("link", name="ab" * 16)
+    expect(link).to_have_attribute("href", f"https://traces.example/trace/{'ab' * 16}")
 
 
 def test_bars_of_the_list_have_the_parts_of_each_request_and_sort(page: "Page", mesh: MeshProcess) -> None:

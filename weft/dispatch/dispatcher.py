@@ -29,6 +29,7 @@ from weft.dispatch.agents import (
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
+from weft.dispatch.frames import Frame
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, TokenCounter, affinity_key, cache_scope, describe
@@ -114,12 +115,13 @@ class Dispatcher(RequestDispatcher):
         return known.remote
 
     def record(self, trace: RequestTrace, receipt: receipt_pb2.Receipt, ended: float) -> None:
-        """Records the spans of a request that has ended, if its trace is recorded."""
+        """Records the spans of a request that has ended, and the id in its receipt, if its trace is recorded."""
         if self.tracing.sampling is None:
             return
         context = TraceContext.parse(trace.context.traceparent)
         has_failed = receipt.outcome in _FAILURES
         if self.tracing.records(context, has_failed=has_failed, seconds=ended - trace.arrived):
+            receipt.trace_id = f"{context.trace_id:032x}"
             epoch = int((self.clock.utc_now().timestamp() - self.clock.monotonic()) * 1e9)
             self.tracing.record(request_spans(trace, receipt, self.service, ended=ended, epoch=epoch))
 
@@ -467,6 +469,9 @@ class _Attempt:
     def note_content(self) -> None:
         self.has_content = True
         self._run.trace.note_first_content(self._run.deps.clock.monotonic())
+
+    def note_tools(self, frame: Frame) -> None:
+        self._run.trace.note_tools(frame, self._run.deps.clock.monotonic())
 
     def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         self._is_complete = True

@@ -48,6 +48,10 @@ class Attempt(Protocol):
         """Records the first content, which rules out failover."""
         ...
 
+    def note_tools(self, frame: Frame) -> None:
+        """Records the tool calls and tool results of a frame."""
+        ...
+
     def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         """Returns the receipt of the completed request, given the runner's part."""
         ...
@@ -101,6 +105,10 @@ class OperationSpec(Generic[PayloadT, ChunkT]):
         return {self.field: chunk} if self.field else {name: getattr(chunk, name) for name in type(chunk).__slots__}  # type: ignore[attr-defined]  # a slotted dataclass
 
 
+_OF_TOOLS = frozenset({"tool_call", "tool_result", "warning"})
+"""The last events of frames with tool calls or their results."""
+
+
 def _frame(attempt: Attempt, response: generation_service_pb2.GenerateResponse) -> Frame:
     frame = list(response.events)
     trace = attempt.trace
@@ -110,8 +118,8 @@ def _frame(attempt: Attempt, response: generation_service_pb2.GenerateResponse) 
     if not attempt.has_content and has_content(frame):
         attempt.note_content()
     last = frame[-1].WhichOneof("event") if frame else None
-    if last == "tool_call":
-        trace.note_tool_calls(frame)
+    if last in _OF_TOOLS:
+        attempt.note_tools(frame)
     elif last == "usage":
         trace.usage = frame[-1].usage
     elif last == "finished":

@@ -149,6 +149,19 @@ class WaitPeriod:
     ended: float | None = None
 
 
+@dataclass(slots=True)
+class ToolPeriod:
+    """A tool call that the runner ran."""
+
+    call_id: str
+    tool: str
+    began: float
+    ended: float | None = None
+    failed: bool = False
+
+
+MAX_TOOL_RUNS = 64
+"""Maximum number of recorded tool calls, the first ones."""
 MAX_WAIT_PERIODS = 32
 """Maximum number of recorded periods; further waiting extends the last one."""
 
@@ -171,6 +184,7 @@ class RequestTrace:
     """Whether a tool is known to have sent data to a remote provider."""
     waits: list[WaitPeriod] = field(default_factory=list)
     """Periods of waiting in order, at most `MAX_WAIT_PERIODS`."""
+    tool_runs: list[ToolPeriod] = field(default_factory=list)
     asked_model: str = ""
     """The requested name, even after its agent is resolved."""
     prompt_change: receipt_pb2.PromptChange | None = None
@@ -218,10 +232,18 @@ class RequestTrace:
         self.first_content = now
         self.attempts[-1].answered = True
 
-    def note_tool_calls(self, frame: Frame) -> None:
-        """Records tool calls, which are always in a frame without other events."""
-        if any(event.tool_call.remote for event in frame):
-            self.left_premises = True
+    def note_tools(self, frame: Frame, now: float) -> None:
+        """Records the tool calls and tool results of a frame."""
+        for event in frame:
+            match event.WhichOneof("event"):
+                case "tool_call":
+                    self.left_premises = self.left_premises or event.tool_call.remote
+                    if len(self.tool_runs) < MAX_TOOL_RUNS:
+                        self.tool_runs.append(ToolPeriod(event.tool_call.id, event.tool_call.name, now))
+                case "tool_result":
+                    for run in self.tool_runs:
+                        if run.call_id == event.tool_result.id and run.ended is None:
+                            run.ended, run.failed = now, event.tool_result.failed
 
     def _end_load_wait(self, now: float) -> None:
         if self._loading_since is not None:
@@ -258,6 +280,7 @@ class RequestTrace:
                 message=attempt.message,
                 engine_exit=attempt.engine_exit,
             )
+        self._note_tool_runs(receipt)
         if self.granted is not None:
             waited = self.granted - self.arrived - self._load_wait_at_grant
         else:
@@ -274,6 +297,13 @@ class RequestTrace:
             set_seconds(receipt.time_to_first_token, self.first_content - self.arrived)
         self._note_promise(receipt, now)
         return receipt
+
+    def _note_tool_runs(self, receipt: receipt_pb2.Receipt) -> None:
+        for run in self.tool_runs:
+            shown = receipt.tool_runs.add(tool=run.tool, failed=run.failed)
+            set_seconds(shown.start, run.began - self.arrived)
+            if run.ended is not None:
+                set_seconds(shown.duration, run.ended - run.began)
 
     def _note_promise(self, receipt: receipt_pb2.Receipt, now: float) -> None:
         """Sets whether the first content came within the caller's limit, if the request was accepted with one."""

@@ -107,6 +107,13 @@ async def test_caller_endpoint_reports_whether_a_key_is_needed_and_its_scopes() 
     assert wrong.status == 401
 
 
+async def test_caller_gets_the_url_of_traces() -> None:
+    workbench = WorkbenchConfig(trace_url="https://traces.example/{trace_id}")
+    async with serving(config=GatewayConfig(port=0, workbench=workbench)) as gateway:
+        found = json.loads((await gateway.request("GET", "/api/v1/caller")).body)
+    assert found["traceUrl"] == "https://traces.example/{trace_id}"
+
+
 async def test_local_caller_without_auth_has_full_access() -> None:
     async with serving() as gateway:
         found = (await gateway.request("GET", "/api/v1/caller")).json

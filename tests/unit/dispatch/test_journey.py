@@ -7,7 +7,7 @@ import pytest
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.placement import for_load, in_queue
-from weft.dispatch.request_trace import RequestContext, RequestTrace
+from weft.dispatch.request_trace import MAX_TOOL_RUNS, RequestContext, RequestTrace
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -128,7 +128,20 @@ def test_attempt_with_content_went_to_a_remote_provider_regardless_of_its_outcom
 def test_remote_tool_call_is_recorded_regardless_of_the_request_outcome() -> None:
     journey = RequestTrace(CONTEXT, arrived=0.0)
     journey.note_grant(GRANT, 1.0)
-    journey.note_tool_calls([event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(name="clock"))])
+    journey.note_tools([event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(name="clock"))], 1.0)
     assert not journey.receipt(Reason.CANCELLED, None, 2.0).left_premises
-    journey.note_tool_calls([event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(name="web", remote=True))])
+    journey.note_tools([event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(name="web", remote=True))], 1.0)
     assert journey.receipt(Reason.CANCELLED, None, 2.0).left_premises
+
+
+def test_receipt_has_the_times_of_the_first_tool_calls() -> None:
+    journey = RequestTrace(CONTEXT, arrived=1.0)
+    journey.note_grant(GRANT, 1.0)
+    calls = [event_pb2.ToolCall(id=name, name=name) for name in ("clock", "web")]
+    journey.note_tools([event_pb2.InferenceEvent(tool_call=call) for call in calls], 2.0)
+    journey.note_tools([event_pb2.InferenceEvent(tool_result=event_pb2.ToolResult(id="web", failed=True))], 5.0)
+    clock, web = journey.receipt(Reason.CANCELLED, None, 9.0).tool_runs
+    assert (web.tool, web.start.seconds, web.duration.seconds, web.failed) == ("web", 1, 3, True)
+    assert (clock.start.seconds, clock.HasField("duration"), clock.failed) == (1, False, False)
+    journey.note_tools([event_pb2.InferenceEvent(tool_call=calls[0])] * MAX_TOOL_RUNS, 9.0)
+    assert len(journey.receipt(Reason.CANCELLED, None, 9.0).tool_runs) == MAX_TOOL_RUNS

@@ -1,16 +1,18 @@
 """The spans of a request, from its trace and its receipt."""
 
 from dataclasses import replace
+from typing import Any
 
 from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
+from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.placement import for_load, in_queue
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import MAX_WAIT_PERIODS, RequestContext, RequestTrace
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.kernel.tracing import Attribute, ServiceName, Span
+from weft.kernel.tracing import Attribute, Sampling, ServiceName, Span, Tracing
 
 CONTEXT = RequestContext(
     request_id="r1",
@@ -59,6 +61,17 @@ def test_waits_loads_and_attempts_keep_their_times() -> None:
     assert _of(spans, "weft.load") == [(102.0, 105.0, "")]
     assert _of(spans, "weft.attempt") == [(105.0, 106.0, "server_died"), (107.0, 108.0, "")]
     assert _of(spans, "weft.generate") == [(107.1, 108.0, "")]
+
+
+def test_receipt_names_the_trace_only_if_it_is_recorded() -> None:
+    found = []
+    nothing: Any = (None, None)
+    for tracing in (Tracing(), Tracing(Sampling(ratio=0.0, records_failures=False)), Tracing(Sampling())):
+        trace = RequestTrace(replace(CONTEXT, traceparent=CONTEXT.traceparent[:-1] + "0"), arrived=100.0)
+        receipt = trace.receipt(Reason.SERVER_DIED, None, 101.0)
+        Dispatcher(*nothing, tracing=tracing).record(trace, receipt, 101.0)
+        found.append(receipt.trace_id)
+    assert found == ["", "", "0af7651916cd43dd8448eb211c80319c"], "failures are recorded by default"
 
 
 def test_spans_are_one_tree_below_the_gateway_span() -> None:

@@ -93,6 +93,8 @@ class Receipt(google.protobuf.message.Message):
     REPAIRED_CALL_COUNT_FIELD_NUMBER: builtins.int
     RETRIED_CALL_COUNT_FIELD_NUMBER: builtins.int
     PROMISED_WAIT_FIELD_NUMBER: builtins.int
+    TOOL_RUNS_FIELD_NUMBER: builtins.int
+    TRACE_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Id of the request, the same in all services."""
     outcome: global___Outcome.ValueType
@@ -131,6 +133,8 @@ class Receipt(google.protobuf.message.Message):
     """Number of tool calls whose arguments were no JSON object and were repaired."""
     retried_call_count: builtins.int
     """Number of tool calls that the model was asked to make again, because their arguments could not be repaired."""
+    trace_id: builtins.str
+    """Id of the request's trace, as 32 hexadecimal digits. Empty: its spans were not recorded."""
     @property
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Attempt]:
         """All attempts in order; the last one decided the outcome."""
@@ -196,6 +200,10 @@ class Receipt(google.protobuf.message.Message):
         refused.
         """
 
+    @property
+    def tool_runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolRun]:
+        """When each tool call ran that the runner ran, in order; at most 64."""
+
     def __init__(
         self,
         *,
@@ -229,12 +237,49 @@ class Receipt(google.protobuf.message.Message):
         repaired_call_count: builtins.int = ...,
         retried_call_count: builtins.int = ...,
         promised_wait: global___PromisedWait | None = ...,
+        tool_runs: collections.abc.Iterable[global___ToolRun] | None = ...,
+        trace_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "restored_prompt", b"restored_prompt", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "repaired_call_count", b"repaired_call_count", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "retried_call_count", b"retried_call_count", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "repaired_call_count", b"repaired_call_count", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "retried_call_count", b"retried_call_count", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "tool_runs", b"tool_runs", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
+
+@typing.final
+class ToolRun(google.protobuf.message.Message):
+    """ToolRun is the time of one tool call."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOOL_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    DURATION_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
+    tool: builtins.str
+    """The tool's name."""
+    failed: builtins.bool
+    """Whether the tool failed."""
+    @property
+    def start(self) -> google.protobuf.duration_pb2.Duration:
+        """Time from the arrival of the request to the call."""
+
+    @property
+    def duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Time from the call to its result. Not set: the request ended first."""
+
+    def __init__(
+        self,
+        *,
+        tool: builtins.str = ...,
+        start: google.protobuf.duration_pb2.Duration | None = ...,
+        duration: google.protobuf.duration_pb2.Duration | None = ...,
+        failed: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["duration", b"duration", "start", b"start"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["duration", b"duration", "failed", b"failed", "start", b"start", "tool", b"tool"]) -> None: ...
+
+global___ToolRun = ToolRun
 
 @typing.final
 class PromisedWait(google.protobuf.message.Message):

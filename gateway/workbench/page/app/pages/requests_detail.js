@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "../parts/html.js";
 import { get } from "../api.js";
 import { address } from "../navigation.js";
-import { can } from "../session.js";
+import { caller, can } from "../session.js";
 import { actor, clock, count, figure, seconds, words } from "../parts/format.js";
 import { attempt } from "../parts/notices.js";
 import { Code, ErrorNote, Facts } from "../parts/widgets.js";
@@ -82,9 +82,16 @@ function Summary({ record }) {
       ["Prompt processing", seconds(timings.prefillSeconds)],
       ["Sent to a remote provider", record.receipt ? (receipt.leftPremises ? "yes, or possibly" : "no") : ""],
       ["Cancelled by", actor(record.cancelledBy)],
+      ["Trace", receipt.traceId && traceOf(receipt.traceId)],
       ["Task", receipt.taskId && html`<a href=${address(`tasks/${receipt.taskId}`)}>${receipt.taskId}</a>`],
     ]} />
     ${record.state === "ended" && !record.receipt && html`<p class="faint">No summary: the caller disconnected before it arrived. See the gateway's log.</p>`}`;
+}
+
+/** @param {string} id of a trace */
+function traceOf(id) {
+  const url = caller.value?.traceUrl;
+  return url ? html`<a href=${url.replaceAll("{trace_id}", encodeURIComponent(id))} target="_blank" rel="noreferrer noopener">${id}</a>` : id;
 }
 
 /** @param {{record: any}} props */

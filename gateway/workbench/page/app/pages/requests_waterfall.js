@@ -6,7 +6,7 @@ import { count, figure, seconds, words } from "../parts/format.js";
 import { useNow } from "../parts/use_now.js";
 import { Code } from "../parts/widgets.js";
 
-/** @typedef {"queue" | "load" | "attempt" | "prompt" | "answer" | "failed"} Kind */
+/** @typedef {"queue" | "load" | "attempt" | "prompt" | "answer" | "tool" | "failed"} Kind */
 /** @typedef {{kind: Kind, title: string, text: string, from: number, to: number, isPart?: boolean, attempt?: any}} Piece
  * `from`, `to`: seconds after the arrival. `isPart`: of the attempt above it. `attempt`: what the receipt says of it. */
 
@@ -65,11 +65,15 @@ function addReceipt(pieces, receipt) {
   if (at < 0) return;
   const { from, to } = pieces[at];
   const prefill = receipt.engineTimings?.prefillSeconds;
+  const tools = (receipt.toolRuns ?? []).map((/** @type {any} */ run) => ({
+    kind: run.failed ? "failed" : "tool", title: `Tool ${run.tool}`, text: "", from: run.startSeconds, to: run.startSeconds + (run.durationSeconds ?? to - run.startSeconds), isPart: true,
+  }));
   const tokens = [`${count(receipt.completionTokens ?? 0)} tokens`, receipt.tokensPerSecond && `${figure(receipt.tokensPerSecond)} tokens/s`,
     receipt.toolRunCount && (receipt.toolRunCount === 1 ? "1 tool call" : `${count(receipt.toolRunCount)} tool calls`)];
   pieces.splice(at + 1, 0,
     { kind: "prompt", title: prefill ? "Prompt processing" : "Until first token", text: "", from: prefill ? Math.max(from, first - prefill) : from, to: first, isPart: true },
     { kind: "answer", title: "Tokens", text: tokens.filter(Boolean).join(", "), from: first, to, isPart: true },
+    ...tools,
   );
 }
 
