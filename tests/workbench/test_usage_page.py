@@ -3,13 +3,14 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
 import pytest
 from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
-from pages import accessibility_faults, finished, opened, picture
+from pages import accessibility_faults, expect, finished, opened, picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -70,6 +71,31 @@ def test_rows_group_by_the_selected_fields_and_the_url_stores_the_choice(page: "
     assert page.get_by_label("hour", exact=True).is_checked()
 
 
+def test_day_is_typed_or_chosen_and_a_wrong_one_is_reported(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "usage", "Usage")
+    until = page.get_by_role("textbox", name="Until")
+    until.fill("25.11.2026")
+    until.press("Enter")
+    page.get_by_text("Not a day: write it as YYYY-MM-DD.").wait_for()
+    until.fill("2026-11-25")
+    until.press("Enter")
+    page.wait_for_url("**until=2026-11-25**")
+    expect(page.get_by_text("Not a day")).to_have_count(0)
+    page.get_by_role("button", name="Until: calendar").press("Enter")
+    page.locator(".date .picker").fill("2026-11-26")
+    expect(until).to_have_value("2026-11-26")
+
+
+def test_list_of_a_select_is_used_by_keyboard(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "usage", "Usage")
+    page.get_by_role("combobox", name="Show").focus()
+    page.keyboard.press("Space")
+    page.keyboard.press("End")
+    picture(page, "select-open")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("measure="))
+
+
 def test_usage_filters_by_tenant_and_model(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "usage", "Usage")
     page.get_by_label("Tenant", exact=True).fill("ann")
@@ -123,5 +149,15 @@ def test_mesh_without_usage_is_reported(page: "Page", mesh: MeshProcess) -> None
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_usage_page_has_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, theme: str) -> None:
-    assert not accessibility_faults(browser, f"{mesh.url}/ui/usage", theme=theme)
+@pytest.mark.parametrize("width", [1440, 390])
+def test_usage_page_has_no_accessibility_violations(
+    browser: "Browser", mesh: MeshProcess, theme: str, width: int
+) -> None:
+    def with_open_list(page: "Page") -> None:
+        page.get_by_role("textbox", name="Until").fill("soon")
+        page.get_by_role("combobox", name="Show").focus()
+        page.keyboard.press("Space")
+        picture(page, f"usage-{theme}-{width}")
+
+    found = accessibility_faults(browser, f"{mesh.url}/ui/usage", theme=theme, width=width, after=with_open_list)
+    assert not found

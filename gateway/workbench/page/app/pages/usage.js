@@ -4,7 +4,7 @@ import { ApiError, get } from "../api.js";
 import { go } from "../navigation.js";
 import { caller, can } from "../session.js";
 import { count, figure } from "../parts/format.js";
-import { CommittedText } from "../parts/fields.js";
+import { CommittedText, DateField } from "../parts/fields.js";
 import { attempt } from "../parts/notices.js";
 import { Table } from "../parts/table.js";
 import { Code, ErrorNote } from "../parts/widgets.js";
@@ -74,7 +74,7 @@ function Choices({ chosen, set, seesAll, isAll }) {
       html`<label class="inline">Tenant <select value=${chosen.whose} onChange=${on("whose")}><option value="all">all tenants</option>
         <option value="own">${caller.value?.tenant || "my tenant"}</option></select></label>`}
       <label class="inline">Last <select value=${chosen.since} onChange=${on("since")}>${spans.map(([value, words]) => html`<option key=${value} value=${value}>${words}</option>`)}</select></label>
-      <label class="inline">Until <input type="date" value=${chosen.until} onChange=${on("until")} /></label>
+      <${DateField} label="Until" value=${chosen.until} onCommit=${(/** @type {string} */ until) => set({ until })} />
       ${isAll && html`<${CommittedText} label="Tenant" value=${chosen.tenant} onCommit=${(/** @type {string} */ tenant) => set({ tenant })} />`}
       <${CommittedText} label="Model" value=${chosen.model} onCommit=${(/** @type {string} */ model) => set({ model })} />
     </div>
