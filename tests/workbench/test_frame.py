@@ -359,6 +359,7 @@ def test_every_page_fits_a_narrow_screen_obeys_the_csp_and_contacts_no_other_ori
     page.goto(f"{mesh.url}/ui/{path}")
     page.get_by_role("heading", level=1).first.wait_for()
     page.locator(".skeleton").first.wait_for(state="detached")
+    page.locator(".connection.live").wait_for()
     picture(page, f"narrow-{path or 'overview'}")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.evaluate("violations") == []

@@ -18,6 +18,23 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
+TEN_THOUSAND_ROWS = """async () => {
+  const folder = document.querySelector("script[src$='main.js']").src.replace("app/main.js", "");
+  const {h, render} = await import("preact");
+  const {Table} = await import(folder + "app/parts/table.js");
+  const box = document.querySelector("main").appendChild(document.createElement("div"));
+  const rows = Array.from({length: 10_000}, (_, at) => ({name: `r-${at}`}));
+  const columns = [{title: "Request", cell: (row) => row.name}];
+  const frame = () => new Promise(requestAnimationFrame);
+  const began = performance.now();
+  render(h(Table, {label: "Many", rows, columns, rowKey: (row) => row.name, height: "20rem"}), box);
+  await frame();
+  const first = box.querySelector("tbody tr:not(.spacer)").innerText;
+  box.firstElementChild.scrollTop = 1e7;
+  for (let at = 0; at < 60 && !box.innerText.includes("r-9999"); at += 1) await frame();
+  return [[first, [...box.querySelectorAll("tbody tr:not(.spacer)")].at(-1).innerText], performance.now() - began];
+}"""
+
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
@@ -104,6 +121,14 @@ def test_bars_of_the_list_have_the_parts_of_each_request_and_sort(page: "Page", 
         first = page.get_by_role("table", name="Requests").locator("tbody tr").first
         expect(first).to_contain_text("slow-0")
         expect(first.locator(".parts > span")).to_have_attribute("style", re.compile("width: ?100%"))
+
+
+def test_ten_thousand_requests_scroll_with_few_rows_drawn(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "requests", "Requests")
+    drawn, milliseconds = page.evaluate(TEN_THOUSAND_ROWS)
+    assert drawn == ["r-0", "r-9999"]
+    assert milliseconds < 2_000, "some frames, on a busy machine"
+    assert page.get_by_role("table", name="Many").get_by_role("row").count() < 100
 
 
 def test_generated_ids_are_short_and_copied_whole(page: "Page", mesh: MeshProcess) -> None:

@@ -1,6 +1,6 @@
 // The frame of the page: navigation, the key, the connection, and the page of the address.
 import { html, useEffect, useErrorBoundary, useState, useRef } from "./parts/html.js";
-import { awayBecause, comebacks, connection, restart } from "./live.js";
+import { awayBecause, comebacks, connection, restart, useLive } from "./live.js";
 import { address, applyTheme, followLink, go, place, theme } from "./navigation.js";
 import { Overlays, show } from "./overlays.js";
 import { Icon, Logo } from "./parts/icons.js";
@@ -151,7 +151,9 @@ function Header({ current }) {
 
 const CONNECTIONS = { live: "live", connecting: "connecting", away: "away" };
 
+/** Whether the mesh answers, on every page: also on one that watches nothing. */
 function Connection() {
+  useLive(...(can("models:view") ? ["model"] : []));
   const state = /** @type {keyof typeof CONNECTIONS} */ (connection.value);
   if (!caller.value?.authenticated || !state) return null;
   return html`<span class="connection ${state}" role="status" title=${state === "away" ? awayBecause.value : ""}>${CONNECTIONS[state]}</span>`;
