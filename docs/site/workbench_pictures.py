@@ -32,6 +32,7 @@ BESIDE = 6
 PAUSE_SECONDS = 4.0
 WIDTH, HEIGHT = 1280, 800
 ACTION_MILLISECONDS = 60_000.0
+OTHER_PAGES = ("requests", "tasks", "usage", "models", "memory", "runners", "operations", "settings")
 
 
 def call(url: str, body: dict[str, Any] | None = None) -> Any:
@@ -74,6 +75,12 @@ def take(page: Page, url: str, folder: Path) -> None:
     page.get_by_role("heading", name="Timeline").wait_for()
     time.sleep(1.0)
     page.screenshot(path=folder / "workbench-request.png")
+    for name in OTHER_PAGES:
+        page.goto(f"{url}/ui/{name}")
+        page.get_by_role("heading", level=1).first.wait_for()
+        page.locator(".skeleton").first.wait_for(state="detached")
+        time.sleep(1.0)
+        page.screenshot(path=folder / f"workbench-{name}.png")
 
 
 def main(folder: Path) -> None:

@@ -382,6 +382,9 @@ def test_csp_violations_are_detected(browser: "Browser", mesh: MeshProcess) -> N
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("path", PAGES)
-def test_pages_have_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, path: str, theme: str) -> None:
-    assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme)
+def test_pages_have_no_accessibility_violations(
+    browser: "Browser", mesh: MeshProcess, path: str, width: int, theme: str
+) -> None:
+    assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme, width=width)
