@@ -118,8 +118,8 @@ def test_watched_load_prints_each_stage_once(registry: ScriptedRegistry) -> None
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        (an_operation("FAILED", detail="needs 9 GiB on titan, held by llama (busy)"), "needs 9 GiB on titan, held by "),
-        (an_operation("CANCELLED"), "operations/op-1 was cancelled"),
+        (an_operation("FAILED", detail="needs 9 GiB, held by llama (busy)"), "weft: needs 9 GiB, held by llama (busy)"),
+        (an_operation("CANCELLED"), "weft: operations/op-1 was cancelled"),
         (an_operation("RUNNING"), "operations/op-1 continues"),
     ],
     ids=["failed", "cancelled", "interrupted"],
@@ -249,6 +249,14 @@ def test_operation_is_shown_and_an_unknown_one_returns_not_found(registry: Scrip
         json.loads(registry.run("mesh", "operation", "get", "op-1", "-o", "json").stdout)["name"] == "operations/op-1"
     )
     assert registry.run("mesh", "operation", "get", "op-2").exit_code == 3
+
+
+def test_operations_are_listed_as_table_and_documents(registry: ScriptedRegistry) -> None:
+    registry.told = [an_operation("RUNNING", stage="loading", progress=0.5, requested_by="cli:alice")]
+    table = registry.run("mesh", "operation", "list")
+    document = json.loads(registry.run("mesh", "operation", "list", "-o", "json").stdout)
+    assert table.stdout.splitlines()[1].split()[:6] == ["op-1", "load", "qwen", "running", "loading", "50%"]
+    assert (document["kind"], document["items"][0]["requestedBy"]) == ("OperationList", "cli:alice")
 
 
 @pytest.mark.parametrize(
