@@ -357,7 +357,7 @@ def test_images_and_recordings_are_sent_with_a_message(page: "Page", chat_mesh: 
     page.locator("input[type=file][accept*='image']").set_input_files(
         {"name": "a.bin", "mimeType": "application/octet-stream", "buffer": b"\x00"}
     )
-    page.get_by_text("a.bin is not a text file, an image or a recording.").wait_for()
+    page.get_by_text("a.bin is not a text file, a PDF, an image or a recording.").wait_for()
     picture(page, "chat-files")
 
 
