@@ -1,6 +1,7 @@
 """The workbench over HTTP: who gets the page, with which headers, and what the page learns about its caller."""
 
 import gzip
+import json
 
 from gateway_script import serving
 from kit.keys import Keys, bearer
