@@ -356,6 +356,8 @@ def test_no_turn_sees_a_foreign_cached_prompt(steps: list[tuple[object, ...]], s
 
 def test_text_of_a_turn_flushed_while_running_is_not_shown_to_the_next_one() -> None:
     _run([("begin", C, True, 0), ("forget", None, None), ("begin", C, True, 0)], 1, _keeping)
+    loose: list[tuple[object, ...]] = [("begin", C, True, 1), ("write", 0, 0), ("forget", None, None), ("end", 0, True)]
+    _run([*loose, ("begin", C, True, 0)], 1)
 
 
 def test_alternating_conversations_find_their_cached_prompts() -> None:
