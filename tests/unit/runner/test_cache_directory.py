@@ -360,6 +360,14 @@ def test_text_of_a_turn_flushed_while_running_is_not_shown_to_the_next_one() -> 
     _run([*loose, ("begin", C, True, 0)], 1)
 
 
+def test_turn_is_not_alone_beside_a_loose_one_whose_text_was_flushed() -> None:
+    book = CacheDirectory(1)
+    book.begin_loose(C)
+    assert book.is_alone(C)
+    book.forget()
+    assert not book.is_alone(C)
+
+
 def test_alternating_conversations_find_their_cached_prompts() -> None:
     steps: list[tuple[object, ...]] = []
     for partition in (A, A, A, B) * 8:
