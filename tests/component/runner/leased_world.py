@@ -50,6 +50,7 @@ class RunningRegistry:
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
+        """Start it, or start it again."""
         account = LedgerConfig(
             lease_time_to_live_seconds=3.0,
             renew_interval_seconds=0.5,
@@ -73,6 +74,7 @@ class RunningRegistry:
         self._stack.push_async_callback(server.stop, None)
 
     async def stop(self) -> None:
+        """End it. Idempotent."""
         await self._stack.aclose()
 
 
@@ -84,6 +86,8 @@ class LeasedWorld:
     cards: FakeCards
     registry: RunningRegistry
     environment: dict[str, str]
+    greed: float = 1.0
+    """Share of its lease that an engine uses; more than 1: its configuration is wrong."""
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Changed settings by runner."""
     broken: list[str] = field(default_factory=list)
@@ -93,9 +97,11 @@ class LeasedWorld:
 
     @property
     def core(self) -> RegistryCore:
+        """The present registry's ledger."""
         return self.registry.core
 
     async def start_runner(self, name: str) -> None:
+        """Start it, or start it again."""
         config = self.folder / f"{name}.yaml"
         config.write_text(yaml.safe_dump(self._config(name)), "utf-8")
         arguments = ["serve", "runner", "--runner", name, "--home", str(self.folder / name), "--config", str(config)]
@@ -109,12 +115,14 @@ class LeasedWorld:
             )
 
     async def kill_runner(self, name: str) -> None:
+        """Send SIGKILL."""
         process = self.runners.pop(name)
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
     async def stop_runner(self, name: str) -> None:
+        """Send SIGTERM, and wait."""
         process = self.runners.pop(name, None)
         if process is not None:
             with suppress(ProcessLookupError):
@@ -162,6 +170,7 @@ class LeasedWorld:
                 self._note(f"card {card} is full beyond its brim: {amount} bytes")
 
     def host(self) -> HostMemory | None:
+        """The ledger of this host."""
         return next(iter(self.registry.ledger.hosts()), None)
 
     def memory_deaths(self) -> list[str]:
@@ -180,11 +189,13 @@ class LeasedWorld:
             await asyncio.sleep(POLL_SECONDS)
 
     async def watch_for_ever(self) -> None:
+        """Check until cancelled."""
         while True:
             self.check()
             await asyncio.sleep(POLL_SECONDS)
 
     async def kill_engine(self, dice: random.Random) -> None:
+        """Send SIGKILL to one engine."""
         engines = self.engines()
         if engines:
             with suppress(psutil.Error):
@@ -211,7 +222,7 @@ class LeasedWorld:
                 "start_asleep": True,
                 "threads": 1,
                 "embeddings": False,
-                "extra_arguments": ["--take-device-memory", str((size - SPARE_MIB) * MIB)],
+                "extra_arguments": ["--take-device-memory", str(int((size - SPARE_MIB) * MIB * self.greed))],
             }
             for model, size in MODELS[name].items()
         ]
@@ -227,6 +238,7 @@ class LeasedWorld:
         return {"runners": [runner], "drain_seconds": 0.1}
 
     async def close(self) -> None:
+        """End the remaining processes."""
         for channel in self._channels.values():
             await channel.close(grace=None)
         for name in list(self.runners):
@@ -237,13 +249,13 @@ class LeasedWorld:
 
 
 @asynccontextmanager
-async def leased_world(folder: Path, *, cards: int = 2) -> AsyncIterator[LeasedWorld]:
+async def leased_world(folder: Path, *, greed: float = 1.0, cards: int = 2) -> AsyncIterator[LeasedWorld]:
     """Yields the world, without runners."""
     library, fake = fake_nvml_library(), FakeCards(folder / "cards")
     for _ in range(cards):
         fake.add(total_bytes=CARD_BYTES)
     registry = RunningRegistry(folder)
-    world = LeasedWorld(folder, fake, registry, fake.environment(library))
+    world = LeasedWorld(folder, fake, registry, fake.environment(library), greed)
     await registry.start()
     try:
         yield world

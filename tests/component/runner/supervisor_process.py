@@ -22,6 +22,7 @@ import psutil
 import structlog
 
 from runner_svc.policy.timeouts import StopGraces
+from runner_svc.supervise import parent_death
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SupervisedProcess
@@ -70,6 +71,7 @@ class Family:
         return {*self.members, *marked(self.mark)}
 
     def said(self) -> str:
+        """Returns the supervisor's next line."""
         assert self.supervisor.stdout is not None
         return self.supervisor.stdout.readline().strip()
 
@@ -85,6 +87,7 @@ def marked(mark: str) -> set[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
+    """Whether the process is alive; a zombie is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -161,6 +164,9 @@ QUICK = StopGraces(first_term_seconds=0.2, second_term_seconds=0.2, kill_seconds
 
 async def _supervise(plan: dict[str, Any]) -> None:
     env = {**os.environ, MARK: plan["mark"]}
+    if plan["how"] == "parent death signal alone":
+        await _bypass(plan, env)
+        return
     ring, ready = LogRing(), asyncio.Event()
     leftovers = Leftovers(Path(plan["state_file"])) if "state_file" in plan else None
     process = SupervisedProcess(ring, QUICK, leftovers=leftovers, system=SYSTEMS[plan["how"]]())
@@ -181,6 +187,20 @@ async def _supervise(plan: dict[str, Any]) -> None:
     await process.stop()
     _say("nothing is left")
     await asyncio.Event().wait()
+
+
+async def _bypass(plan: dict[str, Any], env: dict[str, str]) -> None:
+    """The start of an engine without a guardian."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", str(Path(parent_death.__file__)), str(os.getpid()), *plan["argv"]),
+        env=env,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    await child.stdout.readline()
+    _say(json.dumps({"engine": child.pid}))
+    await child.wait()
 
 
 def _say(line: str) -> None:

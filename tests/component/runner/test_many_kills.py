@@ -6,12 +6,12 @@ WEFT_TEST_KILLS=200 runs the long version.
 import asyncio
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import astuple
 
 import pytest
-from kit.presence import present
 from restart_stage import LONG, Leftovers, Repaving, count_leftovers, repaving
 
 from runner_svc.openai_upstream.client import IDLE_CONNECTION_SECONDS
@@ -54,7 +54,8 @@ async def _kill_in_mid_stream(stage: Repaving, times: int) -> None:
         await stage.until_phase(Phase.READY)
         stream = await stage.stream(f"r{number}")
         stage.kill()
-        error = present(await stream)
+        error = await stream
+        assert error is not None
         assert error.reason is Reason.SERVER_DIED
         assert not stage.instance.slots.holders
         assert not stage.instance.records.running
@@ -85,3 +86,21 @@ async def test_repeated_kills_leave_nothing_behind() -> None:
         )
     held = count_leftovers()
     assert held.processes == 0
+
+
+@pytest.mark.nightly("takes seconds to count what is left")
+async def test_leftover_count_detects_a_leaked_process_and_file_descriptor() -> None:
+    before = await _least()
+    leak = os.open("/dev/null", os.O_RDONLY)
+    assert count_leftovers().file_descriptors == before.file_descriptors + 1
+    os.close(leak)
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-S", "-c", "input()"), stdin=asyncio.subprocess.PIPE
+    )
+    assert count_leftovers().processes == before.processes + 1
+    child.kill()
+    await child.wait()
+    task = asyncio.create_task(asyncio.sleep(60))
+    assert count_leftovers().tasks == before.tasks + 1
+    task.cancel()
+    assert await _least() == before

@@ -72,6 +72,13 @@ def test_untagged_descendant_is_killed_too(how: str) -> None:
         assert until(lambda: not any(map(is_alive, members)), GONE_SECONDS)
 
 
+def test_orphan_finder_finds_orphans_without_a_guardian() -> None:
+    with running_family("parent death signal alone") as family:
+        family.supervisor.kill()
+        assert until(lambda: not is_alive(family.engine), GONE_SECONDS)
+        assert len(marked(family.mark)) >= FAMILY_SIZE - 1, "the control found no orphans"
+
+
 def test_without_a_subreaper_group_and_tree_end_and_only_double_forks_survive() -> None:
     """The code for other systems, tested on Linux."""
     script = "sleep 100 & setsid sleep 101 & (setsid sleep 102 &) ; echo the family is there; wait"

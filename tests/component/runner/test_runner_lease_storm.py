@@ -78,9 +78,21 @@ async def test_random_kills_never_double_book_memory_or_leave_leases_or_engines(
         await world.until(lambda: not _leases(world), f"leases are left: {host}")
 
 
+@pytest.mark.nightly("the control of the storm")
+@pytest.mark.timeout(300)
+async def test_check_detects_engines_that_use_unbooked_memory(tmp_path: Path) -> None:
+    async with leased_world(tmp_path, greed=2.5, cards=1) as world:
+        await _begin(world)
+        for runner, model in (("r1", "small"), ("r2", "little"), ("r2", "medium")):
+            await world.wake(runner, model)
+        assert world.memory_deaths() != []
+
+
 @pytest.mark.slow("starts runners and engines under leases")
 @pytest.mark.timeout(300)
-async def test_idle_model_yields_to_a_requested_one_under_separate_leases(tmp_path: Path) -> None:
+async def test_idle_model_yields_to_a_requested_one_under_separate_leases(
+    tmp_path: Path,
+) -> None:
     async with leased_world(tmp_path, cards=1) as world:
         await _begin(world)
         await world.wake("r1", "middle")
@@ -98,7 +110,9 @@ async def test_idle_model_yields_to_a_requested_one_under_separate_leases(tmp_pa
 
 @pytest.mark.slow("starts runners and engines under leases")
 @pytest.mark.timeout(300)
-async def test_long_registry_outage_keeps_every_lease_and_ends_no_engine(tmp_path: Path) -> None:
+async def test_long_registry_outage_keeps_every_lease_and_ends_no_engine(
+    tmp_path: Path,
+) -> None:
     async with leased_world(tmp_path, cards=1) as world:
         # Longer than a registry takes to start again on a busy machine.
         world.changes["r2"] = {"memory_wait_seconds": WAIT_SECONDS}
@@ -119,5 +133,6 @@ async def test_long_registry_outage_keeps_every_lease_and_ends_no_engine(tmp_pat
 
 
 def _leases(world: LeasedWorld) -> dict[str, int]:
+    """Fencing numbers by purpose."""
     host = world.host()
     return {each.purpose: each.fencing_number for each in host.leases} if host else {}

@@ -387,6 +387,54 @@ def test_turns_of_one_tenant_share_their_cache() -> None:
     assert _run(steps, 2).reused >= 4
 
 
+class _NeverFresh(CacheDirectory):
+    def begin(self, *args: object, **options: object) -> CacheTurn:
+        return replace(super().begin(*args, **options), fresh=False)  # type: ignore[arg-type]  # handed on as it is
+
+
+class _TrustsEveryEnd(CacheDirectory):
+    def end(self, turn: CacheTurn, *, worked: bool, touched: object = None) -> tuple[SlotState, ...]:
+        del worked, touched
+        return super().end(turn, worked=True)
+
+
+class _IgnoresLooseTurns(CacheDirectory):
+    def end(self, turn: CacheTurn, *, worked: bool, touched: object = None) -> tuple[SlotState, ...]:
+        del touched
+        return super().end(turn, worked=worked, touched=())
+
+
+class _ForgetsNothing(CacheDirectory):
+    def forget(self, tenant: str | None = None, tag: str | None = None) -> tuple[SlotState, ...]:
+        del tenant, tag
+        return ()
+
+
+class _TakesEverythingForEmpty(CacheDirectory):
+    def emptied(self, states: object) -> None:
+        del states
+        super().emptied(self.states())
+
+
+_A_ONCE: list[tuple[object, ...]] = [("begin", A, True, 0), ("write", 0, 0), ("end", 0, True)]
+_B_ONCE: list[tuple[object, ...]] = [("begin", B, True, 0), ("end", 0, True)]
+_WRONG_BOOKS: list[tuple[type[CacheDirectory], list[tuple[object, ...]]]] = [
+    (_NeverFresh, [*_A_ONCE, *_B_ONCE]),
+    (_TrustsEveryEnd, [*_A_ONCE, ("begin", B, False, 0), ("end", 0, False), *_B_ONCE]),
+    (_IgnoresLooseTurns, [*_A_ONCE, *_B_ONCE, ("begin", A, True, 1), ("write", 0, 0), ("end", 0, True), *_B_ONCE]),
+    (_ForgetsNothing, [*_A_ONCE, ("forget", "a", None), ("begin", A, True, 0)]),
+    (_TakesEverythingForEmpty, [*_A_ONCE, ("forget", "a", None), ("erase",), ("begin", A, True, 0)]),
+]
+
+
+@pytest.mark.parametrize(("wrong", "steps"), _WRONG_BOOKS)
+def test_model_detects_faulty_cache_directories(wrong: type[CacheDirectory], steps: list[tuple[object, ...]]) -> None:
+    """The control: each directory lacks one precaution."""
+    _run(steps, 1)
+    with pytest.raises(AssertionError):
+        _run(steps, 1, wrong)
+
+
 def test_turn_in_an_empty_slot_reads_no_cache_once_there_are_several_tenants() -> None:
     # A loose turn that began later reached the engine first on a busy machine: another tenant's prompt was found.
     book = CacheDirectory(2)
