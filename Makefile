@@ -27,7 +27,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-slow test-nightly fuzz baseline baseline-record torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint words types imports protos-lint protos verify docs envoy dashboards site recording pictures dist sbom single-file bench lock clean
+.PHONY: help up demo test test-slow test-nightly fuzz baseline baseline-record torture test-install containers test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint words types imports protos-lint protos verify docs envoy dashboards site recording pictures dist sbom single-file bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -65,6 +65,10 @@ test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in a separa
 
 test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by pipx and uvx on a bare account, chat, uninstall
 	@$(PYTEST) -m install tests/install $(ARGS)
+
+# The tests make what is missing; CI makes it before them, beside tests that wait.
+containers: $(VENV)/.dev
+	@$(BIN)/python tests/containers/prepare.py
 
 test-containers: $(VENV)/.dev ## build the images of deploy/ and run them with podman, and Compose with Docker, both unpacked from Debian
 	@$(PYTEST) -m containers tests/containers $(ARGS)
