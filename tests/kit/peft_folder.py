@@ -2,20 +2,25 @@
 
 import json
 import struct
+from array import array
 from pathlib import Path
+from random import Random
 
-LAYERS, WIDTH, RANK = 30, 576, 8
+LAYERS, WIDTH = 30, 576
 
 
-def write_peft_adapter(folder: Path) -> Path:
-    """Writes an adapter without effect for the query projections (`q_proj`) of SmolLM2-135M; returns its folder."""
+def write_peft_adapter(folder: Path, *, rank: int = 8, strength: float = 0.5) -> Path:
+    """Writes an adapter for the query projections (`q_proj`) of SmolLM2-135M; returns its folder.
+
+    With a `strength` of 0.5 the model's answers are nonsense; with 0 the adapter has no effect.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["q_proj"], "bias": "none"}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps({**config, "task_type": "CAUSAL_LM"}))
-    header, data = {}, b""
+    random, header, data = Random(7), {}, b""
     for layer in range(LAYERS):
-        for half, shape in (("A", (RANK, WIDTH)), ("B", (WIDTH, RANK))):
-            raw = bytes(4 * RANK * WIDTH)
+        for half, shape in (("A", (rank, WIDTH)), ("B", (WIDTH, rank))):
+            raw = array("f", (random.gauss(0.0, strength) for _ in range(rank * WIDTH))).tobytes()
             name = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{half}.weight"
             header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
             data += raw

@@ -41,7 +41,7 @@ def _weft(*words: str, home: Path = HOME, **variables: str) -> str:
 @pytest.mark.timeout(BUILD_SECONDS)
 def test_server_for_processors_is_built_and_used() -> None:
     assert "llama_server (cpu) is installed" in _weft(
-        "install", "llama_server", "--variant", "cpu", **llama_cpp_variables()
+        "install", "llama_server", "--variant", "cpu", home=HOME, **llama_cpp_variables()
     )
     items = json.loads(_weft("list", "-o", "json"))["items"]
     (status,) = [each for each in items if each["name"] == "llama_server"]
