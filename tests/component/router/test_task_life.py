@@ -196,6 +196,14 @@ async def test_cancelling_between_claim_and_call_reaches_no_runner() -> None:
         assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_CANCELLED
 
 
+async def test_cancelling_an_ended_task_changes_nothing() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.finish()
+        done = await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
+        assert await bench.service.tasks.cancel(TENANT, task.id) == done
+
+
 async def test_task_over_its_pending_limit_fails_at_the_next_sweep() -> None:
     spec = chat_spec()
     spec.pending_limit.seconds = 100
