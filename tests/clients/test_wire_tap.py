@@ -14,7 +14,7 @@ from wire_tap import WireTap, wire_tap
 async def _tapped(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncGenerator[WireTap]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -73,17 +73,11 @@ async def test_client_disconnect_is_forwarded_to_the_gateway() -> None:
             gone.set()
         return response
 
-    app = web.Application()
-    app.router.add_get("/", wait)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with wire_tap(f"http://127.0.0.1:{runner.addresses[0][1]}") as tap, aiohttp.ClientSession() as http:
+    async with _tapped(wait) as tap, aiohttp.ClientSession() as http:
         async with http.get(f"{tap.url}/") as answer:
             assert await answer.content.readline() == b"first\n"
         async with asyncio.timeout(5.0):
             await gone.wait()
-    await runner.cleanup()
 
 
 async def test_missing_gateway_closes_the_connection() -> None:

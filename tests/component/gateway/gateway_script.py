@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from kit.keys import bearer
+from kit.steps import done
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from registry_script import ScriptedRegistry
 
@@ -147,13 +148,8 @@ class ScriptedDispatcher(RequestDispatcher):
     async def _run(self, call: Call[Any], /) -> AsyncGenerator[Any]:
         self.note(call)
         try:
-            for step in self.script_of(call):
-                if isinstance(step, asyncio.Event):
-                    await step.wait()
-                elif isinstance(step, Exception):
-                    raise step
-                else:
-                    yield step
+            async for step in done(self.script_of(call)):
+                yield step
             call.receipt = self.receipt()
         finally:
             self.was_closed.set()

@@ -6,6 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from kit.steps import done
+
 from gateway.registry_client import NO_AUTHOR, Author, Names, RegistryClient, ResourcePage
 from weft.api.registry.v1 import journal_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
@@ -121,13 +123,8 @@ class ScriptedRegistry(RegistryClient):
         self._note("watch resources")
         self.watches += 1
         try:
-            for step in self.resources if self.watches == 1 else self.resources_again:
-                if isinstance(step, asyncio.Event):
-                    await step.wait()
-                elif isinstance(step, Exception):
-                    raise step
-                else:
-                    yield step
+            async for step in done(self.resources if self.watches == 1 else self.resources_again):
+                yield step
         finally:
             self.watches_closed += 1
 
@@ -142,13 +139,8 @@ class ScriptedRegistry(RegistryClient):
     async def watch_events(self, wanted: WatchEventsRequest) -> AsyncGenerator[Event]:
         self._note("watch", wanted)
         try:
-            for step in self.watch_steps:
-                if isinstance(step, asyncio.Event):
-                    await step.wait()
-                elif isinstance(step, Exception):
-                    raise step
-                else:
-                    yield step
+            async for step in done(self.watch_steps):
+                yield step
         finally:
             self.was_closed.set()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from kit.grpc_server import served
+from kit.steps import done
 
 from gateway.operations import OperationsClient, ended_operation
 from gateway.runner_api.operations import callers_field
@@ -43,13 +44,8 @@ class ScriptedService(operation_service_pb2_grpc.OperationServiceServicer):
     async def WatchOperation(self, request: Any, context: Any) -> AsyncIterator[pb.WatchOperationResponse]:  # noqa: N802
         try:
             async with answering(context):
-                for step in self.states:
-                    if isinstance(step, asyncio.Event):
-                        await step.wait()
-                    elif isinstance(step, WeftError):
-                        raise step
-                    else:
-                        yield pb.WatchOperationResponse(operation=step)
+                async for step in done(self.states):
+                    yield pb.WatchOperationResponse(operation=step)
         finally:
             self.watch_ended.set()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway_script import RunningGateway, head
+from kit.steps import done
 
 from gateway.config import GatewayConfig
 from gateway.watch.source import Change, WatchCaller, WatchSource, put
@@ -36,13 +37,8 @@ class ScriptedSource(WatchSource):
     async def _changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
         self.callers.append(caller)
         try:
-            for step in self.scripts[min(len(self.callers), len(self.scripts)) - 1]:
-                if isinstance(step, asyncio.Event):
-                    await step.wait()
-                elif isinstance(step, Exception):
-                    raise step
-                else:
-                    yield step
+            async for step in done(self.scripts[min(len(self.callers), len(self.scripts)) - 1]):
+                yield step
             await asyncio.Event().wait()
         finally:
             self.was_closed.set()
