@@ -99,8 +99,13 @@ class PromptKeeper:
         fast GPUs.
         An agent's next turn arrives while the prompt of its last one is being saved, which deletes the earlier version.
         """
+
+        def may_be_best(prompt: KeptPrompt) -> bool:
+            known = (prompt.partition, prompt.identity)
+            return known == (partition, self._identity) and common_marks(prompt.marks, marks) > 0
+
         if self._store is not None:
-            await self._store.settle(self._identity)
+            await self._store.settle(may_be_best)
         while True:
             found, most = self.kept.best(partition, marks)
             better = [

@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from errno import ENOSPC
 from functools import partial
@@ -76,7 +76,7 @@ class PromptStore:
         """Speed of restores."""
         self._folder = folder
         self._key = b""
-        self._writing: dict[asyncio.Task[None], str] = {}
+        self._writing: dict[asyncio.Task[None], KeptPrompt] = {}
         self._undeleted: list[KeptPrompt] = []
         """Prompts that are not used any more, whose files are still there."""
 
@@ -91,15 +91,15 @@ class PromptStore:
             self._delete(self.prompts.add(prompt))
         self.followers.note_change()
 
-    async def settle(self, identity: str = "") -> None:
-        """Waits until the prompts for an identity are written; empty: all prompts."""
-        if writing := [task for task, written in self._writing.items() if identity in ("", written)]:
+    async def settle(self, is_awaited: Callable[[KeptPrompt], bool] = lambda _: True) -> None:
+        """Waits until these prompts are written. Default: all."""
+        if writing := [task for task, prompt in self._writing.items() if is_awaited(prompt)]:
             await asyncio.wait(writing)
 
     def put(self, prompt: KeptPrompt, state: BinaryIO) -> None:
         """Stores an engine's state in the background, unless its prompt is flushed meanwhile; closes the file."""
         task = start_task(self._put(prompt, state, self.prompts.flush_count), name="store-prompt")
-        self._writing[task] = prompt.identity
+        self._writing[task] = prompt
         task.add_done_callback(self._writing.pop)
 
     async def read(self, prompt: KeptPrompt, target: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from io import BytesIO
@@ -220,6 +221,30 @@ async def test_stored_prompt_is_restored_only_for_its_tenant_and_tag(folder: Pat
     await runner.restart()
     found = [await runner.ask.cached("b", SEA, tag="x"), await runner.ask.cached("a", SEA, tag="y")]
     assert (found, await runner.ask.cached("a", SEA, tag="x") > 200) == ([0, 0], True)
+    await runner.end()
+
+
+async def test_only_the_turn_that_may_restore_a_prompt_waits_until_it_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an unload and a load, the first tokens of all callers waited for the disk."""
+    runner, seal, is_disk_free = await _started(folder), PromptStore._seal, threading.Event()
+
+    def slow_seal(store: PromptStore, *args: Any) -> None:
+        assert is_disk_free.wait(30.0)
+        seal(store, *args)
+
+    monkeypatch.setattr(PromptStore, "_seal", slow_seal)
+    await runner.ask.cached("a", SEA)
+    await runner.desk.put_away(runner.model)
+    await runner.backend.stop()
+    await runner.backend.start(None)
+    assert await runner.ask.cached("b", SEA) == 0
+    waiting = asyncio.create_task(runner.ask.cached("a", SEA))
+    done, _ = await asyncio.wait([waiting], timeout=0.2)
+    assert not done
+    is_disk_free.set()
+    assert await waiting > 0
     await runner.end()
 
 
