@@ -40,6 +40,7 @@ def _shell(home: Path, columns: int = 100) -> Iterator[Tmux]:
 
 def _is_restored(terminal: Tmux) -> bool:
     """Whether the shell has its lines and a terminal that shows what is typed."""
+    terminal.until_prompt()
     terminal.run("stty -a | tr ' ' '\\n' | grep -x -e icanon -e echo | paste -sd,; echo d'one'")
     screen = terminal.until("done")
     return "before" in screen and "icanon,echo" in screen and not terminal.is_page()

@@ -55,6 +55,13 @@ class Tmux:
             time.sleep(POLL_SECONDS)
         return screen
 
+    def until_prompt(self) -> None:
+        """Waits until the shell reads a line. A program that ends discards what was typed before."""
+        deadline = time.monotonic() + SHOWN_SECONDS
+        while not (screen := self.screen()).rstrip().endswith("\n$"):
+            assert time.monotonic() < deadline, f"the shell does not read a line:\n{screen}"
+            time.sleep(POLL_SECONDS)
+
 
 @contextmanager
 def shell_in_tmux(environment: Mapping[str, str], columns: int = 100) -> Iterator[Tmux]:

@@ -71,6 +71,9 @@ def app() -> Any:
     return app_of(GatewayConfig(port=0, allowed_hosts=frozenset({"testserver"})), ports)
 
 
+schemathesis.serializer.alias("application/pdf", "application/octet-stream")
+
+
 @pytest.fixture(scope="module")
 def document() -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", app(), headers=SENT)
