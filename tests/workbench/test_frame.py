@@ -280,7 +280,8 @@ def test_forbidden_kind_does_not_stop_watching_the_others(page: "Page", mesh: Me
         route.fulfill(status=403, json={"error": {"message": message, "param": param, "code": "permission_denied"}})
 
     page.route("**/api/v1/watch?**", answer)
-    page.goto(f"{mesh.url}/ui/{WITH_MODELS}")
+    with page.expect_response(lambda response: response.status == 403):
+        page.goto(f"{mesh.url}/ui/{WITH_MODELS}")
     page.get_by_role("main").get_by_text("m-a").first.wait_for()
     until_live(page)
     assert refused

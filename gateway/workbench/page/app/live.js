@@ -68,7 +68,9 @@ function schedule() {
     openKinds = names;
     stream?.abort();
     stream = null;
-    connection.value = names ? "connecting" : "";
+    // Who goes to another page while the mesh is away still has to learn what changed meanwhile.
+    if (!names) connection.value = "";
+    else if (connection.value !== "away") connection.value = "connecting";
     if (names) void follow(kinds, (stream = new AbortController()).signal);
   }, 20);
 }
@@ -100,6 +102,8 @@ async function follow(kinds, signal) {
       }
     } finally {
       updates.stop();
+      // What came just before the end is shown too.
+      if (!signal.aborted) updates.show();
     }
     connection.value = "away";
     asked = kinds;
