@@ -49,9 +49,11 @@ def browser_program() -> tuple[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def browser(browser_program: tuple[str, dict[str, str]]) -> Iterator["Browser"]:
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+    from playwright.sync_api import expect, sync_playwright  # noqa: PLC0415
 
     program, environment = browser_program
+    # Its own limit, 5 s, is the time between two reports of a runner, which bring some of what is expected.
+    expect.set_options(timeout=ACTION_MILLISECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS), env={**environment})
         yield browser
