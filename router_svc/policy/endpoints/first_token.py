@@ -78,8 +78,7 @@ class Speed:
         # Prompts that overlap may have been delayed by one disturbance.
         if seconds < first_seconds and self.surprised_at <= now - first_seconds:
             seconds = first_seconds
-            self.seconds *= first_seconds / expected
-            self.products *= first_seconds / expected
+            self._believe(first_seconds - expected, tokens, is_overhead=overhead >= per_token * tokens)
         self.surprised_at = now if seconds < first_seconds else math.inf
         kept = 1.0 - 1.0 / MAX_COUNTED_PROMPTS
         self.count = self.count * kept + 1.0
@@ -88,6 +87,18 @@ class Speed:
         self.squares = self.squares * kept + tokens * tokens
         self.products = self.products * kept + tokens * seconds
         self.noted_at = now
+
+    def _believe(self, more_seconds: float, tokens: float, *, is_overhead: bool) -> None:
+        """Expect this much more for such a prompt, by the term that most of its time was expected for.
+
+        A short prompt to a distant runner says nothing about the speed of long ones.
+        """
+        if is_overhead:
+            self.seconds += more_seconds * self.count
+            self.products += more_seconds * self.tokens
+        else:
+            self.seconds += more_seconds / tokens * self.tokens
+            self.products += more_seconds / tokens * self.squares
 
     def note_answer(self, seconds: float, between_seconds: float | None) -> None:
         """Add the duration of an answer and the time between its tokens."""

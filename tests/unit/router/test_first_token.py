@@ -13,7 +13,14 @@ from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.choice import Choice, PickRequest
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.engine_load import EngineLoad
-from router_svc.policy.endpoints.first_token import SPEED_SECONDS, Busy, Speed, Speeds, first_token
+from router_svc.policy.endpoints.first_token import (
+    PRIOR_PREFILL_SECONDS,
+    SPEED_SECONDS,
+    Busy,
+    Speed,
+    Speeds,
+    first_token,
+)
 from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit, PrefixCaches
 from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
@@ -262,6 +269,24 @@ def test_second_slow_first_token_in_a_row_counts_in_full_unless_they_overlap(
     overhead, per_token = speed.prefill()
     expected = overhead + 622 * per_token
     assert expected == pytest.approx(14.0) if is_believed else expected < 1.0
+
+
+def test_slow_short_prompts_raise_the_overhead_and_leave_the_prefill_speed() -> None:
+    """A provider that is far away was taken for one that processes a token in 8 ms."""
+    speed = Speed()
+    for came_at in (1.0, 2.0):
+        speed.note(20, 0.8, came_at)
+    overhead, per_token = speed.prefill()
+    assert overhead + 20 * per_token == pytest.approx(0.8, rel=0.05)
+    assert per_token < 2 * PRIOR_PREFILL_SECONDS
+
+
+def test_cached_prompts_count_where_no_overhead_was_measured() -> None:
+    speed = Speed(count=2.0, tokens=100.0, seconds=0.005, squares=10_000.0, products=1.0)
+    assert speed.prefill()[0] == 0.0
+    for came_at in (1.0, 2.0):
+        speed.note(0, 0.5, came_at)
+    assert speed.prefill()[0] > 0.2
 
 
 def test_slow_first_token_after_a_usual_one_is_not_believed() -> None:
