@@ -1,4 +1,4 @@
-"""The workbench's files as they are sent: hashed, compressed, with a content security policy.
+"""Reads the files of the workbench page and prepares them for sending: hashed, compressed, with a security policy.
 
 The files in `page/` are served without a build step. All but `index.html` are under `/ui/<version>/`, where the version
 is the digest of all files, so that browsers may cache them indefinitely.

@@ -29,6 +29,7 @@ _PUT_STEP = upsert("figure_steps", ("router", "begins_at"), "seconds", "step")
 _STEPS = "SELECT * FROM figure_steps WHERE seconds = :seconds"
 _SWEEP_STEPS = "DELETE FROM figure_steps WHERE begins_at < :first AND seconds = :seconds"
 _APART_SECONDS = 0.001
+"""Steps of different lengths may begin simultaneously, but their begin is their key, also of the release before."""
 
 
 class RouterState:
@@ -157,7 +158,6 @@ class RouterState:
         }
 
     def _step_rows(self, at: int, limits: FigureLimits, steps: Mapping[float, FigureStep]) -> Sequence[Values]:
-        # Steps of both lengths may begin at the same time, which is their key.
         return [
             {
                 "router": self._writer.router,

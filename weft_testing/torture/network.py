@@ -1,4 +1,4 @@
-"""A network of its own for a run: each service in a network namespace, joined by links that can be cut.
+"""The network of a torture run: each service has a network namespace, joined to the others by links that can be cut.
 
 The run itself is the hub, in a namespace of its own (`python -m weft_testing.torture --apart` makes it): all links end
 there, and it forwards what goes from one service to another. PostgreSQL listens at the hub.
