@@ -133,18 +133,19 @@ async def test_runner_killed_before_the_first_token_is_invisible_to_the_client(p
 
 @dataclass(slots=True)
 class Outcome:
-    """How a stream ended for its client."""
+    """What a client has heard of its stream."""
 
-    status: int
+    status: int = 0
     text: str = ""
     error: str = ""
 
 
-async def _outcome(http: aiohttp.ClientSession, mesh: MeshProcess) -> Outcome:
+async def _read(http: aiohttp.ClientSession, mesh: MeshProcess, outcome: Outcome) -> None:
     async with http.post(f"{mesh.url}/v1/chat/completions", json=_body(stream=True)) as response:
+        outcome.status = response.status
         if response.status != 200:
-            return Outcome(response.status, error=await response.text())
-        outcome = Outcome(response.status)
+            outcome.error = await response.text()
+            return
         async for line in response.content:
             data = line.removeprefix(b"data:").strip()
             if line.startswith(b"data:") and data != b"[DONE]":
@@ -152,26 +153,32 @@ async def _outcome(http: aiohttp.ClientSession, mesh: MeshProcess) -> Outcome:
                 outcome.error += event.get("error", {}).get("code", "")
                 choices = event.get("choices", ())
                 outcome.text += "".join(choice["delta"].get("content") or "" for choice in choices)
-        return outcome
 
 
 async def test_fault_n7_streams_wait_for_the_only_runner_while_it_restarts(tmp_path: Path) -> None:
     """Requests that came after its death, and before its restart, failed although nothing of them was sent."""
-    runner = fake_runner("a", answer_tokens=20, tokens_per_second=100, prefill_seconds=0.1)
+    runner = fake_runner("a", answer_tokens=50, tokens_per_second=100, prefill_seconds=0.1)
     with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, runner))) as mesh:
         ended: list[Outcome] = []
+        heard = [Outcome()] * CLIENTS
         enough = asyncio.Event()
 
-        async def ask_on() -> None:
+        async def ask_on(client: int) -> None:
             async with aiohttp.ClientSession() as http:
                 while not enough.is_set():
-                    ended.append(await _outcome(http, mesh))
+                    heard[client] = Outcome()
+                    await _read(http, mesh, heard[client])
+                    ended.append(heard[client])
+
+        async def a_stream_has_just_begun() -> None:
+            await eventually(lambda: any(0 < len(stream.text) < 50 for stream in heard), 60.0, "no stream begins")
 
         async with asyncio.TaskGroup() as clients:
-            for _ in range(CLIENTS):
-                clients.create_task(ask_on())
+            for client in range(CLIENTS):
+                clients.create_task(ask_on(client))
             for _ in range(KILLS):
                 await _more_served(ended)
+                await a_stream_has_just_begun()
                 _runner_processes(mesh)["a"].kill()
             await _more_served(ended)
             enough.set()
