@@ -9,6 +9,7 @@ from runner_svc.added_models import ModelAdder
 from runner_svc.followed_servers import FollowedServer, ServerOf
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import Observer
+from runner_svc.model_store.peers import SharedModels
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
 from runner_svc.settings import DEFAULT_DEVICE_SAMPLE_SECONDS
 from runner_svc.supervise.leftovers import Leftovers
@@ -43,6 +44,8 @@ class RunnerConfig:
     """Servers whose listed models are all served."""
     adder: ModelAdder | None = None
     """Creates models from sources; None: only configured models are served."""
+    shared_models: SharedModels | None = None
+    """The pulled models that other runners may copy; None: none."""
     server_adder: ServerOf | None = None
     """Creates servers that are attached at runtime; None: none can be attached."""
     observer: Observer | None = None

@@ -146,6 +146,7 @@ class RunnerService(Service):
             added=self._added,
         )
         """Calls of dispatchers on its machine, and of those in its process."""
+        self._control.shared = config.shared_models
         self.admission = RequestAdmission(
             identity=RunnerIdentity(runner=config.name, incarnation=incarnation, host=config.host),
             gate=self._gate,

@@ -49,6 +49,15 @@ class ModelStoreSettings:
     begins. Default: the free disk space less 256 MiB."""
     allow_http: bool = False
     """Whether pulls may use plain HTTP to other machines."""
+    share: bool = True
+    """Whether other runners of the mesh may copy the pulled models of this machine instead of downloading them."""
+    share_rate: Annotated[SizeText, PUBLIC] | None = None
+    """Maximum bytes per second that this machine sends other runners, such as `20MiB`. Default: no limit."""
+
+    @property
+    def share_rate_bytes(self) -> int | None:
+        """The maximum in bytes per second; None: no limit."""
+        return None if self.share_rate is None else parse_size(self.share_rate, "model_store.share_rate")
 
     @property
     def disk_limit_bytes(self) -> int | None:

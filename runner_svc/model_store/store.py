@@ -114,9 +114,13 @@ class ModelStore:
 
         `form` None: any form that was pulled, GGUF preferred.
         """
+        return self.find_by_digest(source_digest(source), form)
+
+    def find_by_digest(self, digest: str, form: ModelForm | None) -> pb.StoredModel | None:
+        """As `find`, by the digest of a source."""
         for known in (ModelForm.GGUF, ModelForm.FOLDER) if form is None else (form,):
             with suppress(_UnreadableError):
-                found = self._read(self._manifest(source, known))
+                found = self._read(self._manifest(digest, known))
                 if found is not None and self.is_whole(found):
                     return found
         return None
@@ -165,13 +169,13 @@ class ModelStore:
     def publish(self, source: ModelSource, form: ModelForm, model: pb.StoredModel) -> pb.StoredModel:
         """Makes a model with complete contents visible, replacing the source's earlier one. Raises OSError."""
         model.schema_version = SCHEMA_VERSION
-        model.source, model.source_digest = shown_source(source), _digest_of(str(source))
+        model.source, model.source_digest = shown_source(source), source_digest(source)
         model.form = FORMS[form]
         model.size_bytes = sum(file.size_bytes for file in model.files)
         model.digest = _content_digest(model.files)
         model.folder = _names_digest(model.files)[:KEY_CHARS]
         self._link_files(model)
-        replace_file(self._manifest(source, form), MessageToJson(model).encode())
+        replace_file(self._manifest(model.source_digest, form), MessageToJson(model).encode())
         return self._shown(model)
 
     def remove(self, model: pb.StoredModel) -> int:
@@ -280,11 +284,11 @@ class ModelStore:
 
     def is_of(self, model: pb.StoredModel, source: ModelSource) -> bool:
         """Whether a stored model was pulled from a source."""
-        return model.source_digest == _digest_of(str(source))
+        return model.source_digest == source_digest(source)
 
     def source_key(self, source: ModelSource) -> str:
         """Returns the name of a source's lock."""
-        return f"source-{_digest_of(str(source))[:KEY_CHARS]}"
+        return f"source-{source_digest(source)[:KEY_CHARS]}"
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -293,8 +297,8 @@ class ModelStore:
         with (self.root / "locks" / _STORE_LOCK).open("a") as lock:
             yield any(_locks(lock.fileno()) for _ in range(LOCK_ATTEMPTS))
 
-    def _manifest(self, source: ModelSource, form: ModelForm) -> Path:
-        return self.root / "manifests" / f"{_digest_of(str(source))[:KEY_CHARS]}-{form}.json"
+    def _manifest(self, digest: str, form: ModelForm) -> Path:
+        return self.root / "manifests" / f"{digest[:KEY_CHARS]}-{form}.json"
 
     def _read(self, file: Path) -> pb.StoredModel | None:
         """Returns a manifest; None: it does not exist. Raises _UnreadableError."""
@@ -336,6 +340,11 @@ class ModelStore:
 
 class _UnreadableError(Exception):
     """A manifest cannot be read; the message says why."""
+
+
+def source_digest(source: ModelSource) -> str:
+    """Returns the SHA-256 of a complete source, in hex."""
+    return _digest_of(str(source))
 
 
 def _digest_of(text: str) -> str:

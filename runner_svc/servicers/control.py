@@ -12,6 +12,7 @@ from runner_svc.added_models import AddedModels, ShowPull, shown
 from runner_svc.cache.manager import CacheManager
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import load_spec_from, own_quantization
+from runner_svc.model_store.peers import SharedModels
 from runner_svc.model_store.store import FORMS
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
@@ -51,6 +52,8 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
         added: AddedModels | None = None,
     ) -> None:
         """`clock` is the mesh's time of day, by which permits expire. `added` None: models are not added by source."""
+        self.shared: SharedModels | None = None
+        """The pulled models that other runners may copy; None: none."""
         self._added = added
         self._report = report
         self._instances = instances
@@ -208,6 +211,25 @@ class RunnerServicer(AnsweringServicer, runner_service_pb2_grpc.RunnerServiceSer
             async with aclosing(lent) as messages:
                 async for message in messages:
                     yield message
+
+    @override
+    async def FindStoredModel(self, request: pb.FindStoredModelRequest, context: Context) -> pb.FindStoredModelResponse:
+        return pb.FindStoredModelResponse(
+            model=await self._sharing().find(request.source_digest, form_of(request.form))
+        )
+
+    @override
+    async def ReadModelFile(
+        self, request: pb.ReadModelFileRequest, context: Context
+    ) -> AsyncGenerator[pb.ReadModelFileResponse]:
+        async with answering(context), aclosing(self._sharing().read(request.sha256, request.offset)) as parts:
+            async for part in parts:
+                yield pb.ReadModelFileResponse(content=part)
+
+    def _sharing(self) -> SharedModels:
+        if self.shared is None:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this runner does not share its models (model_store.share)")
+        return self.shared
 
     def end_tails(self) -> None:
         """Ends every log stream and every stream of prefixes because the runner is stopping."""

@@ -109,7 +109,10 @@ def pull(
         typer.Option(help="gguf, or folder for engines such as vLLM. Default: gguf if available."),
     ] = None,
     runner: Annotated[
-        str, typer.Option(metavar="NAME", help="Pull to the home of this runner, on whatever machine it runs.")
+        str,
+        typer.Option(
+            "--runner", "--on", metavar="NAME", help="Pull to the home of this runner, on whatever machine it runs."
+        ),
     ] = "",
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,

@@ -11,8 +11,9 @@ from runner_svc.instance.settings import NoteFetch, ServedModel
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_store.background_pull import pull_in_background
 from runner_svc.model_store.found import FoundFiles, found_in_folder, locate, program_folders
+from runner_svc.model_store.peers import ModelPeers
 from runner_svc.model_store.pull import PullSettings
-from runner_svc.model_store.store import ModelStore
+from runner_svc.model_store.store import FORMS, ModelStore
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
 from runner_svc.settings import ModelStoreSettings
@@ -27,6 +28,7 @@ from weft.kernel.model_source import (
     OllamaSource,
     PathSource,
     SourceScheme,
+    UrlSource,
     parse_source,
 )
 from weft.kernel.reasons import PULLING, WAITING_FOR_PULL, Reason
@@ -42,6 +44,8 @@ class ModelSources:
 
     store: ModelStore
     settings: ModelStoreSettings
+    peers: ModelPeers | None = None
+    """The other runners of the mesh; None: there are none."""
 
     def served(self, model: ModelSettings, build: Build) -> ServedModel:
         """Returns a served model. If its source is not on this machine, the first load pulls it."""
@@ -65,7 +69,7 @@ class ModelSources:
 
     async def pull(self, source: ModelSource, form: ModelForm | None, show: ShowPull) -> pb.StoredModel:
         """Pulls a model into the store, even if it is there, as it may have changed. Raises as `Puller.pull`."""
-        return await pull_in_background(source, form, self.store, self._limits, show)
+        return await self._pulled(source, form, self._limits, show)
 
     async def files(self, source: ModelSource, show: ShowPull, memory_bytes: int | None) -> FoundFiles:
         """Returns the files of a source in any form, pulled if they are not on this machine.
@@ -76,7 +80,7 @@ class ModelSources:
         here = await asyncio.to_thread(self._files_here, source, None)
         if here is None:
             limits = replace(self._limits, memory_bytes=memory_bytes)
-            here = self._stored_files(await pull_in_background(source, None, self.store, limits, show))
+            here = self._stored_files(await self._pulled(source, None, limits, show))
         return here
 
     def found(self, source: ModelSource) -> FoundFiles | None:
@@ -97,6 +101,30 @@ class ModelSources:
     @property
     def _limits(self) -> PullSettings:
         return PullSettings(disk_limit_bytes=self.settings.disk_limit_bytes, allow_http=self.settings.allow_http)
+
+    async def _pulled(
+        self, source: ModelSource, form: ModelForm | None, limits: PullSettings, show: ShowPull
+    ) -> pb.StoredModel:
+        """Pulls a model. What another runner has of it is copied from there, and not downloaded.
+
+        While the source cannot be reached, the copy is used as the other runner has it.
+        """
+        copied = None
+        is_new = await asyncio.to_thread(self.store.find, source, form) is None
+        if self.peers is not None and is_new and isinstance(source, HubSource | UrlSource):
+            copied = await self.peers.copy(source, form, self.store, limits, show)
+        if copied is not None and isinstance(source, UrlSource) and source.sha256:
+            return await self._publish(source, copied)
+        try:
+            return await pull_in_background(source, form, self.store, limits, show)
+        except WeftError as error:
+            if copied is None or error.reason is not Reason.SERVICE_UNAVAILABLE:
+                raise
+            return await self._publish(source, copied)
+
+    async def _publish(self, source: ModelSource, model: pb.StoredModel) -> pb.StoredModel:
+        form = next(form for form, word in FORMS.items() if word == model.form)
+        return await asyncio.to_thread(self.store.publish, source, form, model)
 
     async def _fetch(
         self, model: SourcedModelSettings, source: ModelSource, build: Build, note: NoteFetch

@@ -14,6 +14,7 @@ from runner_svc.config import RunnerConfig
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
+from runner_svc.model_store.peers import ModelPeers, SharedModels
 from runner_svc.model_store.store import ModelStore
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.service import RunnerService
@@ -78,12 +79,13 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     drain_seconds: float = DEFAULT_DRAIN_SECONDS,
     accelerators: AcceleratorSettings | None = None,
     model_store: ModelStoreSettings | None = None,
+    peers: ModelPeers | None = None,
 ) -> RunnerConfig:
     """Returns the configuration of a runner at the gRPC target `address`.
 
     `published`: the models to serve; None: all without `publish: false`. `drain_seconds`: how long an unload waits for
     running requests. `accelerators`: this host's devices with leased memory; None: memory is not leased. `model_store`:
-    how models with a `source` are pulled.
+    how models with a `source` are pulled. `peers`: the runners that may have them; None: none.
     """
     models = section.published_models
     if published is not None:
@@ -104,7 +106,8 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         estimator=MemoryEstimator(LearnedMemory(learned_file(state, section.name))),
     )
     stores = model_store or ModelStoreSettings()
-    sources = ModelSources(ModelStore(home.models), stores)
+    store = ModelStore(home.models)
+    sources = ModelSources(store, stores, peers)
 
     def build(model: ModelSettings) -> ServedModel:
         return served_model(section, model, drain_seconds, context)
@@ -125,6 +128,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         leftovers=leftovers,
         models=tuple(sources.served(model, build) for model in with_replicas(section, models)),
         followed=configured_servers(section, build_added, probes=context.probes),
+        shared_models=SharedModels(store, stores.share_rate_bytes) if stores.share else None,
         server_adder=partial(attached_server, section, build_added, context.probes),
         adder=adder,
         observer=None if accelerators is None else host_observer(accelerators),
@@ -202,6 +206,8 @@ async def serve_runner(
     """
     section = pick_runner(configured_runners(config), name)
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
+    security = channel_security(config)
+    peers = ModelPeers(section.name, registry, security)
     host = new_host(config, "runner", keys)
     address = host.bind(listen or home.address(f"runner-{section.name}"))
 
@@ -214,8 +220,9 @@ async def serve_runner(
             drain_seconds=config.drain_seconds,
             accelerators=config.accelerators,
             model_store=config.model_store,
+            peers=peers,
         )
-        return replace(built, security=channel_security(config))
+        return replace(built, security=security)
 
     built = build(section)
     service = runner_svc.service.build(built)

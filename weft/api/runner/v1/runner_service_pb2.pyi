@@ -1422,3 +1422,86 @@ class MovedPrompt(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["byte_count", b"byte_count", "marks", b"marks", "prefill", b"prefill", "prefix_digests", b"prefix_digests", "token_count", b"token_count"]) -> None: ...
 
 global___MovedPrompt = MovedPrompt
+
+@typing.final
+class FindStoredModelRequest(google.protobuf.message.Message):
+    """FindStoredModelRequest names a source."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_DIGEST_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    source_digest: builtins.str
+    """SHA-256 of the complete source, in hex, as URLs may contain secrets."""
+    form: weft.api.runner.v1.model_store_pb2.StoredForm.ValueType
+    """Format of the files. Not set: GGUF if available."""
+    def __init__(
+        self,
+        *,
+        source_digest: builtins.str = ...,
+        form: weft.api.runner.v1.model_store_pb2.StoredForm.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["form", b"form", "source_digest", b"source_digest"]) -> None: ...
+
+global___FindStoredModelRequest = FindStoredModelRequest
+
+@typing.final
+class FindStoredModelResponse(google.protobuf.message.Message):
+    """FindStoredModelResponse is a stored model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    @property
+    def model(self) -> weft.api.runner.v1.model_store_pb2.StoredModel:
+        """The model, with its files."""
+
+    def __init__(
+        self,
+        *,
+        model: weft.api.runner.v1.model_store_pb2.StoredModel | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+
+global___FindStoredModelResponse = FindStoredModelResponse
+
+@typing.final
+class ReadModelFileRequest(google.protobuf.message.Message):
+    """ReadModelFileRequest names a file by its content."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    sha256: builtins.str
+    """SHA-256 in hex."""
+    offset: builtins.int
+    """Where to begin, in bytes."""
+    def __init__(
+        self,
+        *,
+        sha256: builtins.str = ...,
+        offset: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["offset", b"offset", "sha256", b"sha256"]) -> None: ...
+
+global___ReadModelFileRequest = ReadModelFileRequest
+
+@typing.final
+class ReadModelFileResponse(google.protobuf.message.Message):
+    """ReadModelFileResponse is a part of a file."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: builtins.int
+    content: builtins.bytes
+    """The next part; at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        content: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content"]) -> None: ...
+
+global___ReadModelFileResponse = ReadModelFileResponse

@@ -100,6 +100,16 @@ class RunnerServiceStub(object):
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptResponse.FromString,
                 _registered_method=True)
+        self.FindStoredModel = channel.unary_unary(
+                '/weft.api.runner.v1.RunnerService/FindStoredModel',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FindStoredModelRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FindStoredModelResponse.FromString,
+                _registered_method=True)
+        self.ReadModelFile = channel.unary_stream(
+                '/weft.api.runner.v1.RunnerService/ReadModelFile',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.ReadModelFileRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.ReadModelFileResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerServiceServicer(object):
@@ -235,6 +245,24 @@ class RunnerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindStoredModel(self, request, context):
+        """FindStoredModel returns the model of a source in the runner's model store, for a runner that is about to pull it.
+
+        NOT_FOUND / NOT_FOUND if it is not stored there; UNIMPLEMENTED / UNSUPPORTED_OPERATION if `model_store.share` is
+        off.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadModelFile(self, request, context):
+        """ReadModelFile streams the rest of a stored file to another runner, at most as fast as `model_store.share_rate`.
+        Errors are those of FindStoredModel.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -302,6 +330,16 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.FetchPrompt,
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptResponse.SerializeToString,
+            ),
+            'FindStoredModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindStoredModel,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FindStoredModelRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FindStoredModelResponse.SerializeToString,
+            ),
+            'ReadModelFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadModelFile,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.ReadModelFileRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.ReadModelFileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -656,6 +694,60 @@ class RunnerService(object):
             '/weft.api.runner.v1.RunnerService/FetchPrompt',
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptRequest.SerializeToString,
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FetchPromptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindStoredModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/FindStoredModel',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FindStoredModelRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FindStoredModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadModelFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/ReadModelFile',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.ReadModelFileRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.ReadModelFileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -148,6 +148,24 @@ class RunnerServiceStub:
     NOT_FOUND / NOT_FOUND if there is no such prompt of the ticket's tenant, or it was deleted meanwhile.
     """
 
+    FindStoredModel: grpc.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.FindStoredModelRequest,
+        weft.api.runner.v1.runner_service_pb2.FindStoredModelResponse,
+    ]
+    """FindStoredModel returns the model of a source in the runner's model store, for a runner that is about to pull it.
+
+    NOT_FOUND / NOT_FOUND if it is not stored there; UNIMPLEMENTED / UNSUPPORTED_OPERATION if `model_store.share` is
+    off.
+    """
+
+    ReadModelFile: grpc.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.ReadModelFileRequest,
+        weft.api.runner.v1.runner_service_pb2.ReadModelFileResponse,
+    ]
+    """ReadModelFile streams the rest of a stored file to another runner, at most as fast as `model_store.share_rate`.
+    Errors are those of FindStoredModel.
+    """
+
 class RunnerServiceAsyncStub:
     """RunnerService is the control plane of a runner."""
 
@@ -276,6 +294,24 @@ class RunnerServiceAsyncStub:
     parts, and at the end the digest of the state. Needs a ticket with `moved_prefix`, which names tenant and prompt.
 
     NOT_FOUND / NOT_FOUND if there is no such prompt of the ticket's tenant, or it was deleted meanwhile.
+    """
+
+    FindStoredModel: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.FindStoredModelRequest,
+        weft.api.runner.v1.runner_service_pb2.FindStoredModelResponse,
+    ]
+    """FindStoredModel returns the model of a source in the runner's model store, for a runner that is about to pull it.
+
+    NOT_FOUND / NOT_FOUND if it is not stored there; UNIMPLEMENTED / UNSUPPORTED_OPERATION if `model_store.share` is
+    off.
+    """
+
+    ReadModelFile: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.ReadModelFileRequest,
+        weft.api.runner.v1.runner_service_pb2.ReadModelFileResponse,
+    ]
+    """ReadModelFile streams the rest of a stored file to another runner, at most as fast as `model_store.share_rate`.
+    Errors are those of FindStoredModel.
     """
 
 class RunnerServiceServicer(metaclass=abc.ABCMeta):
@@ -432,6 +468,28 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         parts, and at the end the digest of the state. Needs a ticket with `moved_prefix`, which names tenant and prompt.
 
         NOT_FOUND / NOT_FOUND if there is no such prompt of the ticket's tenant, or it was deleted meanwhile.
+        """
+
+    @abc.abstractmethod
+    def FindStoredModel(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.FindStoredModelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.FindStoredModelResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.FindStoredModelResponse]]:
+        """FindStoredModel returns the model of a source in the runner's model store, for a runner that is about to pull it.
+
+        NOT_FOUND / NOT_FOUND if it is not stored there; UNIMPLEMENTED / UNSUPPORTED_OPERATION if `model_store.share` is
+        off.
+        """
+
+    @abc.abstractmethod
+    def ReadModelFile(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.ReadModelFileRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.ReadModelFileResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.ReadModelFileResponse]]:
+        """ReadModelFile streams the rest of a stored file to another runner, at most as fast as `model_store.share_rate`.
+        Errors are those of FindStoredModel.
         """
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,272 @@
+"""A runner copies the files of a model from another runner of the mesh, and downloads only what nobody has."""
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from runner_harness import RunningRunner, refusal, running_runner
+
+from runner_svc.model_store.peers import PART_BYTES, ModelPeers, SharedModels
+from runner_svc.model_store.pull import PullSettings
+from runner_svc.model_store.store import ModelStore, source_digest
+from runner_svc.policy.repository_files import ModelForm
+from runner_svc.settings import ModelStoreSettings
+from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, resource_pb2, runner_pb2
+from weft.api.runner.v1 import model_store_pb2 as pb
+from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.kernel.errors import WeftError
+from weft.kernel.model_source import parse_source
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import new_server
+from weft.kernel.tls_channel import ChannelSecurity
+from weft_app.compose.model_sources import ModelSources
+from weft_testing.model_hub import HubRepository, ModelHub
+
+WEIGHTS = bytes(range(256)) * 12_000
+PROJECTOR = b"projector" * 1_000
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+SOURCE = parse_source("hf:acme/tiny-GGUF:Q4_K_M", "source")
+FILES = {"tiny-Q4_K_M.gguf": WEIGHTS, "mmproj-F16.gguf": PROJECTOR}
+
+
+def _stored(root: Path) -> ModelStore:
+    """A store that has pulled the model."""
+    store = ModelStore(root)
+    store.create()
+    model = pb.StoredModel(main_path="tiny-Q4_K_M.gguf", quantization="Q4_K_M", revision="commit")
+    for path, content in FILES.items():
+        digest = hashlib.sha256(content).hexdigest()
+        (store.partial / path).write_bytes(content)
+        store.add_blob(store.partial / path, digest)
+        model.files.add(path=path, size_bytes=len(content), sha256=digest)
+    store.publish(SOURCE, ModelForm.GGUF, model)
+    return store
+
+
+class _Mesh(registry_service_pb2_grpc.RegistryServiceServicer):
+    """A registry that knows the runners of a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.address = f"unix:{folder}/mesh.sock"
+        self._runners: dict[str, str] = {}
+        self.shown: list[pb.PullProgress] = []
+        self.store = ModelStore(folder / "mine")
+
+    async def ListResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - the rpc's name
+        resources = []
+        for name, address in self._runners.items():
+            resource = resource_pb2.ResourceDocument(kind=request.kind, name=name)
+            active = runner_pb2.Runner.STATUS_ACTIVE
+            resource.content.Pack(runner_pb2.Runner(name=name, address=address, status=active))
+            resources.append(resource)
+        return registry_service_pb2.ListResourcesResponse(resources=resources)
+
+    def add(self, name: str, address: str) -> None:
+        self._runners[name] = address
+
+    @property
+    def peers(self) -> ModelPeers:
+        return ModelPeers("mine", self.address, ChannelSecurity())
+
+    async def copy(self) -> pb.StoredModel | None:
+        return await self.peers.copy(SOURCE, None, self.store, PullSettings(), self.shown.append)
+
+    async def pull(self) -> pb.StoredModel:
+        sources = ModelSources(self.store, ModelStoreSettings(allow_http=True), self.peers)
+        return await sources.pull(SOURCE, None, self.shown.append)
+
+
+@asynccontextmanager
+async def _served(address: str, *add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[None]:
+    server = new_server()
+    for each in add:
+        each(server)
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def _mesh(folder: Path, *, shares: bool = True) -> AsyncIterator[tuple[_Mesh, RunningRunner]]:
+    """A mesh in which runner `ann` has the model, and the model store of another runner is empty."""
+    mesh = _Mesh(folder)
+    (folder / "ann").mkdir()
+    shared = SharedModels(_stored(folder / "theirs"), None) if shares else None
+    async with AsyncExitStack() as stack:
+        add = registry_service_pb2_grpc.add_RegistryServiceServicer_to_server
+        await stack.enter_async_context(_served(mesh.address, lambda server: add(mesh, server)))
+        ann = await stack.enter_async_context(running_runner(folder / "ann", [], shared_models=shared))
+        mesh.add("ann", f"unix:{folder}/ann/runner.sock")
+        yield mesh, ann
+
+
+async def test_missing_files_are_copied_and_shown(tmp_path: Path) -> None:
+    async with _mesh(tmp_path) as (mesh, _):
+        copied = await mesh.copy()
+    assert copied is not None
+    assert {file.path for file in copied.files} == set(FILES)
+    assert copied.path == "", "where it is on the other machine concerns nobody"
+    for file in copied.files:
+        assert mesh.store.blob(file.sha256).read_bytes() == FILES[file.path]
+    assert list(mesh.store.partial.iterdir()) == []
+    assert mesh.shown[0].detail.endswith(" from runner ann")
+
+
+async def test_copy_goes_on_where_an_earlier_one_or_a_download_ended(tmp_path: Path) -> None:
+    async with _mesh(tmp_path) as (mesh, _):
+        mesh.store.create()
+        (mesh.store.partial / f"sha256-{SHA256}").write_bytes(WEIGHTS[: 2 * PART_BYTES])
+        asked = _Changed(tmp_path / "ann" / "runner.sock", "")
+        async with _served(f"unix:{tmp_path}/asked.sock", asked.add):
+            mesh.add("ann", f"unix:{tmp_path}/asked.sock")
+            assert await mesh.copy() is not None
+    assert (SHA256, 2 * PART_BYTES) in asked.offsets
+    assert mesh.store.blob(SHA256).read_bytes() == WEIGHTS
+
+
+class _Changed(runner_service_pb2_grpc.RunnerServiceServicer):
+    """Passes on what another runner sends, changed."""
+
+    def __init__(self, socket: Path, fault: str) -> None:
+        self._socket = socket
+        self._fault = fault
+        self.offsets: list[tuple[str, int]] = []
+
+    def add(self, server: grpc.aio.Server) -> None:
+        runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self, server)
+
+    async def FindStoredModel(self, request: Any, context: Any) -> Any:  # noqa: N802 - the rpc's name
+        async with grpc.aio.insecure_channel(f"unix:{self._socket}") as channel:
+            stub: Any = runner_service_pb2_grpc.RunnerServiceStub(channel)
+            found = await stub.FindStoredModel(request)
+        if self._fault == "path":
+            found.model.files[0].path = "../../outside.gguf"
+        return found
+
+    async def ReadModelFile(  # noqa: N802 - the rpc's name
+        self, request: Any, context: Any
+    ) -> AsyncGenerator[runner_service_pb2.ReadModelFileResponse]:
+        self.offsets.append((request.sha256, request.offset))
+        async with grpc.aio.insecure_channel(f"unix:{self._socket}") as channel:
+            stub: Any = runner_service_pb2_grpc.RunnerServiceStub(channel)
+            async for message in stub.ReadModelFile(request):
+                if self._fault == "cut":
+                    yield runner_service_pb2.ReadModelFileResponse(content=message.content[:100])
+                    return
+                if self._fault == "changed":
+                    message.content = bytes([message.content[0] ^ 1]) + message.content[1:]
+                yield message
+                if self._fault == "too long":
+                    yield message
+
+
+@pytest.mark.parametrize(
+    ("fault", "left"), [("changed", []), ("too long", []), ("cut", [f"sha256-{SHA256}"]), ("path", [])]
+)
+async def test_damaged_copy_is_discarded_and_the_next_runner_is_asked(
+    tmp_path: Path, fault: str, left: list[str]
+) -> None:
+    async with _mesh(tmp_path) as (mesh, _):
+        socket = f"unix:{tmp_path}/changed.sock"
+        async with _served(socket, _Changed(tmp_path / "ann" / "runner.sock", fault).add):
+            mesh.add("ann", socket)
+            mesh.store.create()
+            assert await mesh.copy() is None
+            assert [file.name for file in mesh.store.partial.iterdir()] == left
+            assert not mesh.store.blob(SHA256).exists()
+            mesh.add("bob", f"unix:{tmp_path}/ann/runner.sock")
+            assert await mesh.copy() is not None
+    assert mesh.store.blob(SHA256).read_bytes() == WEIGHTS
+
+
+async def test_runner_that_shares_nothing_is_passed_over(tmp_path: Path) -> None:
+    async with _mesh(tmp_path, shares=False) as (mesh, ann):
+        request = runner_service_pb2.FindStoredModelRequest(source_digest=source_digest(SOURCE))
+        assert (await refusal(ann.control.FindStoredModel(request))).reason is Reason.UNSUPPORTED_OPERATION
+        assert await mesh.copy() is None
+    assert mesh.shown == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        ({"sha256": "../theirs", "offset": 0}, Reason.INVALID_ARGUMENT),
+        ({"sha256": SHA256, "offset": -1}, Reason.INVALID_ARGUMENT),
+        ({"sha256": "0" * 64, "offset": 0}, Reason.NOT_FOUND),
+    ],
+)
+async def test_only_stored_files_are_read_by_their_digest(
+    tmp_path: Path, request_: dict[str, Any], reason: Reason
+) -> None:
+    async with _mesh(tmp_path) as (_, ann):
+        error = await refusal(ann.control.ReadModelFile(runner_service_pb2.ReadModelFileRequest(**request_)).read())
+        assert error.reason is reason
+
+
+async def test_files_are_sent_at_most_at_the_configured_rate(tmp_path: Path) -> None:
+    clock = _Steps()
+    shared = SharedModels(_stored(tmp_path), PART_BYTES, clock)  # type: ignore[arg-type]
+    async for _ in shared.read(SHA256, 0):
+        pass
+    assert clock.now == pytest.approx(len(WEIGHTS) // PART_BYTES)
+
+
+class _Steps:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def _no_internet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("HF_TOKEN", "")
+
+
+@pytest.mark.slow("pulls in another process")
+async def test_pull_downloads_only_what_no_runner_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = ModelHub()
+    hub.repositories["acme/tiny-GGUF"] = HubRepository(files=FILES | {"mmproj-F16.gguf": b"newer" * 1_000})
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_TOKEN", "")
+    with hub.running():
+        async with _mesh(tmp_path) as (mesh, _):
+            model = await mesh.pull()
+    assert model.revision == hub.repositories["acme/tiny-GGUF"].commit
+    content = [request for request in hub.requests if request.method == "GET" and "gguf" in request.path]
+    assert all("mmproj" in request.path for request in content)
+    assert mesh.store.is_whole(model)
+
+
+@pytest.mark.slow("pulls in another process")
+@pytest.mark.usefixtures("_no_internet")
+async def test_pull_works_without_internet_if_another_runner_has_the_model(tmp_path: Path) -> None:
+    async with _mesh(tmp_path) as (mesh, _):
+        model = await mesh.pull()
+        assert (model.revision, model.quantization) == ("commit", "Q4_K_M")
+        assert mesh.store.find(SOURCE) is not None
+        assert mesh.store.path_of(model).read_bytes() == WEIGHTS
+
+
+@pytest.mark.slow("pulls in another process")
+@pytest.mark.usefixtures("_no_internet")
+async def test_pull_without_internet_fails_as_before_if_no_runner_has_the_model(tmp_path: Path) -> None:
+    async with _mesh(tmp_path, shares=False) as (mesh, _):
+        with pytest.raises(WeftError) as raised:
+            await mesh.pull()
+    assert raised.value.reason is Reason.SERVICE_UNAVAILABLE
