@@ -9,7 +9,7 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.admin.endpoints import ADMIN, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
+from gateway.admin.endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
 from gateway.admin.join_tokens import JoinCommands
 from gateway.admin.operations import AdminPorts
 from gateway.anthropic.endpoints import ANTHROPIC
@@ -101,6 +101,8 @@ class GatewayPorts:
     """Returns the command with which a runner joins."""
     secrets: RegistryService | None = None
     """Stores secrets; None: no endpoints for it."""
+    captures: RegistryService | None = None
+    """Stores captured prompts and answers; None: no endpoint for it."""
     responses: ResponseClient | None = None
     """Stores responses; None: they are not stored."""
     usage: UsageClient | None = None
@@ -240,6 +242,7 @@ def _serve_management(app: EdgeApp, ports: GatewayPorts) -> None:
         (KEYS, {"keys": ports.api_keys}),
         (JOIN_TOKENS, {"join tokens": ports.join_tokens, "join commands": ports.join_command}),
         (SECRETS, {"secrets": ports.secrets}),
+        (CAPTURES, {"captures": ports.captures}),
         (REQUESTS, {RequestClient: ports.requests}),
         (USAGE, {UsageClient: ports.usage}),
         (QUOTES, {Quoter: ports.quotes}),

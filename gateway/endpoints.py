@@ -1,6 +1,6 @@
 """All HTTP endpoints of a gateway and of a runner. Each API declares its own, such as `gateway.openai.endpoints`."""
 
-from gateway.admin.endpoints import ADMIN, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
+from gateway.admin.endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
 from gateway.anthropic.endpoints import ANTHROPIC
 from gateway.batches.endpoints import BATCHES, FILES, RESULTS
 from gateway.health import HEALTH, METRICS, PROBES
@@ -52,6 +52,7 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     JOIN_TOKENS,
     KEYS,
     SECRETS,
+    CAPTURES,
     REQUESTS,
     QUOTES,
     USAGE,

@@ -59,6 +59,19 @@ class SecretsConfig:
     startup fails."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturesConfig:
+    """Captured prompts and answers, see docs/security.md. They are encrypted with the keys of secrets."""
+
+    keep_seconds: Annotated[Seconds, PUBLIC] = 86_400.0
+    """How long a prompt and its answer are kept."""
+    max_mb: Annotated[int, Ge(1), Le(65_536), PUBLIC] = 256
+    """Maximum size of all of them, in MiB; beyond it, the oldest are deleted."""
+
+    def __post_init__(self) -> None:
+        require_positive(self)
+
+
 class GovernanceMode(IntEnum):
     """What authorization an operation needs; numbers as in `operations.v1.GetGovernanceResponse.Mode`."""
 
@@ -258,6 +271,8 @@ class RegistrySettings:
     """API keys."""
     secrets: SecretsConfig = field(default_factory=SecretsConfig)
     """Secrets, such as the API keys of providers."""
+    captures: CapturesConfig = field(default_factory=CapturesConfig)
+    """Captured prompts and answers."""
 
     def max_of(self, kind: "ResourceKind") -> int:
         """Returns the maximum number of resources of a kind."""

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import grpc
 
+from registry_svc.captures.captures import Captures, CaptureServicer
 from registry_svc.config import RegistryConfig
 from registry_svc.keys.api_keys import ApiKeys, KeyServicer, SqlKeyStore
 from registry_svc.keys.join_tokens import JoinTokens, JoinTokenServicer
@@ -96,6 +97,7 @@ class RegistryService:
         self._retirements = Retirements(core, self.ledger.lease_count)
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationService(core, database, calls, gate, config.operations, tracing)
+        self._captures = Captures(core, database, self._secrets, self._operations.operations.record_request)
         self._unowned = UnownedModels(core, calls, self.ledger.unowned_models)
         sweeps = {
             "runners": self._expiry.sweep,
@@ -103,13 +105,17 @@ class RegistryService:
             "unowned models": self._unowned.sweep,
             "API keys": self._keys.sweep,
             "join tokens": self._tokens.sweep,
+            "captures": self._captures.sweep,
         }
         self._sweeper = Sweeper("registry-sweeper", sweeps, config.sweep_interval_seconds, core.clock)
         self.watching = WatchingProcesses()
         """The processes that watch this registry."""
         operations = self._operations.operations
-        declarations = Declarations(core, self._operations.unloader, self._secrets.has, self._bell)
+        declarations = Declarations(
+            core, self._operations.unloader, self._secrets.has, self._bell, self._captures.note_switch
+        )
         self._servicers = (
+            CaptureServicer(self._captures),
             RegistryServicer(core, self.watching),
             RouterSessionServicer(self._routers),
             RunnerSessionServicer(SessionManager(core, calls.incarnation_at), self._retirements, core),
@@ -198,6 +204,7 @@ class RegistryService:
             await self._secrets.start()
             await self.ledger.start()
             await self._operations.start()
+            await self._captures.start()
             await self._routers.start()
         except BaseException:
             await self._stop_books(grace_seconds=0.0)
@@ -232,6 +239,7 @@ class RegistryService:
         await self._routers.stop()
         self._keys.close()
         await self._unowned.stop()
+        await self._captures.stop(grace_seconds)
         await self._operations.stop(grace_seconds)
         await self.ledger.stop(grace_seconds)
 

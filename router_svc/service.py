@@ -32,6 +32,7 @@ from weft.api.router.v1 import (
 )
 from weft.dispatch.aliases import asked_name
 from weft.dispatch.call import LayeredDispatcher
+from weft.dispatch.captured import CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher, look_at_fleet
 from weft.durable.batches import FileClient
@@ -87,6 +88,8 @@ class RouterService(Service):
         self.channels = ChannelPool(security=config.security)
         """Channels to runners for dispatchers in this process; closed when the router stops."""
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
+        self.captures = CaptureSender(lambda: self._registry)
+        """For dispatchers in this process."""
         self._waker = Waker(run_wake_recipe, self.channels, clock, config.wake_recipes)
         records = self.records = RouterRecords.empty(
             clock,
@@ -213,11 +216,10 @@ class RouterService(Service):
         config, tasks = self._config, self._tasks
         journal = JournalPolicy(self, config.journal, is_possible=tasks is not None)
         layers = () if tasks is None else (durable_calls(tasks, self._clock, files=self._task_files),)
-        dispatcher = LayeredDispatcher(
-            Dispatcher(self.placement, self.channels, clock=self._clock, fleet=self, tracing=self.tracing), *layers
-        )
+        dispatcher = Dispatcher(self.placement, self.channels, clock=self._clock, fleet=self, tracing=self.tracing)
+        dispatcher.captures = self.captures
         InferenceServicer(
-            dispatcher,
+            LayeredDispatcher(dispatcher, *layers),
             config.default_timeout_seconds,
             config.schemas,
             journal,
@@ -259,6 +261,7 @@ class RouterService(Service):
         """
         self.close()
         await self._waker.stop()
+        await self.captures.stop()
         await self._prefixes.stop()
         if self._memory is not None:
             await self._memory.stop()

@@ -17,6 +17,7 @@ from weft.api.gateway.v1.new_join_token_pb2 import NewJoinToken
 from weft.api.gateway.v1.process_pb2 import ProcessHealth, ProcessLogLevel
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import ListAuditEntriesResponse, ListOperationsResponse
+from weft.api.registry.v1.capture_service_pb2 import Capture
 from weft.api.registry.v1.join_token_service_pb2 import ListJoinTokensResponse
 from weft.api.registry.v1.key_service_pb2 import ListKeysResponse, RotateKeyResponse
 from weft.api.registry.v1.lease_pb2 import Lease
@@ -109,6 +110,13 @@ _REQUEST = f"{_REQUESTS}/{{id:path}}"  # an id may contain slashes
 _REQUEST_LIST = answers(ListRequestsResponse, query=operations.REQUEST_LIST_PARAMETERS)
 _ONE_REQUEST = answers(RequestRecord, query=operations.REQUEST_PARAMETERS)
 _LIMIT_USES = answers(ListLimitUsesResponse, query=operations.LIMIT_PARAMETERS)
+CAPTURES = ApiRouter("requests")
+CAPTURES.add_get(
+    f"{_ADMIN}/captures/{{id:path}}",
+    _EDIT_SECRETS,
+    operations.get_capture,
+    answers(Capture, query=operations.REQUEST_PARAMETERS),
+)
 REQUESTS = ApiRouter("requests")
 REQUESTS.add_get(_REQUESTS, VIEW_REQUESTS, operations.list_requests, _REQUEST_LIST)
 REQUESTS.add_get(_REQUEST, VIEW_REQUESTS, operations.get_request, _ONE_REQUEST)

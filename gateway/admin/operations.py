@@ -16,12 +16,14 @@ from gateway.deps import Gateway
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_change, begin_read
 from gateway.operations import OPERATION_PREFIX, OperationsClient, create_operation, idempotency_key, requester
+from gateway.registry_client import RegistryService
 from gateway.request_facts import facts_of, headers_of
 from gateway.routing import collaborator
 from weft.api.gateway.v1.discovery_pb2 import Discovery
 from weft.api.gateway.v1.model_catalog_pb2 import ModelCatalog
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.api.registry.v1.capture_service_pb2 import GetCaptureRequest
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.api.router.v1.request_service_pb2 import (
     RequestSelection,
@@ -78,6 +80,7 @@ class AdminPorts:
 
 Admin = Annotated[AdminPorts, collaborator(AdminPorts)]
 Requests = Annotated[RequestClient, collaborator(RequestClient)]
+Captures = Annotated[RegistryService, collaborator("captures")]
 
 
 async def accept_operation(
@@ -194,6 +197,21 @@ async def cancel_request(requests: Requests, request: Request) -> Response:
     with renaming_fields(_request_field):
         record = await requests.cancel(request_id, _tenant_of(request, query), _requester(request))
     return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
+
+
+async def get_capture(captures: Captures, request: Request) -> Response:
+    """Returns the captured prompt and answer of a request of the caller's tenant; the audit log gets the reader."""
+    query = begin_change(request, REQUESTS_SURFACE, REQUEST_PARAMETERS)
+    wanted = GetCaptureRequest(
+        request_id=require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS),
+        tenant=_tenant_of(request, query),
+        requested_by=_requester(request),
+    )
+    with renaming_fields(_request_field):
+        found = await captures.GetCapture(wanted)
+    response = json_response(document_of(found.capture))
+    response.headers["cache-control"] = "no-store"
+    return response
 
 
 async def list_requests(requests: Requests, request: Request) -> Response:

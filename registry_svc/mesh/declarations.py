@@ -1,7 +1,7 @@
 """Declarations of operators: applied atomically, and deleted by name."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
@@ -87,6 +87,14 @@ class Plan:
     """Records to save: Models, Aliases and so on."""
 
 
+NoteSwitch = Callable[[str, bool, str], Awaitable[None]]
+"""Records a tenant, whether it will have `capture`, and who declares it. Raises if it cannot."""
+
+
+async def ignore_switch(_tenant: str, _will_be: bool, _actor: str) -> None:
+    """Records nothing."""
+
+
 class Unloader(Protocol):
     """Unloads deleted models."""
 
@@ -108,12 +116,17 @@ class Declarations:
         unloader: Unloader,
         has_secret: Callable[[str], bool] = lambda _: False,
         bell: Bell | None = None,
+        on_capture: NoteSwitch = ignore_switch,
     ) -> None:
-        """`has_secret` returns whether a secret exists; `bell` is rung at every change."""
+        """`has_secret` returns whether a secret exists; `bell` is rung at every change.
+
+        `on_capture` records each change of a tenant's `capture` before it is made.
+        """
         self._core = core
         self._unloader = unloader
         self._has_secret = has_secret
         self._bell = bell or Bell()
+        self._on_capture = on_capture
 
     async def apply(self, batch: Batch, author: Author = NO_AUTHOR) -> list[ApplyResult]:
         """Applies a batch for `author`. Returns a result per document; see DeclarationService.Apply."""
@@ -144,8 +157,16 @@ class Declarations:
     async def _apply(self, batch: Batch, author: Author) -> list[ApplyResult]:
         plan = self.planned(batch, author)
         if not batch.dry_run:
+            for record in plan.records:
+                if key_of(record)[0] is ResourceKind.TENANT:
+                    await self._note_capture(record.manifest.name, author.name, will_be=record.manifest.capture)
             await self.carry_out(plan)
         return plan.results
+
+    async def _note_capture(self, tenant: str, actor: str, *, will_be: bool) -> None:
+        declared = self._core.mesh.documents[ResourceKind.TENANT].declared(tenant)
+        if will_be != (declared is not None and declared.manifest.capture):
+            await self._on_capture(tenant, will_be, actor or caller().name)
 
     async def carry_out(self, plan: Plan, events: Iterable[event_pb2.Event] = ()) -> None:
         """Stores a plan's records, deletes what leaves, and publishes both with their events and `events`.
@@ -355,6 +376,8 @@ class Declarations:
         if kind is ResourceKind.RUNNER:
             await self._delete_runner(name)
         else:
+            if kind is ResourceKind.TENANT:
+                await self._note_capture(name, "", will_be=False)
             await self._core.store.delete_documents([(kind, name)])
             self._core.publish(self._core.mesh.drop([(kind, name)]), _deleted([(kind, name)]))
             self._bell.ring()

@@ -37,6 +37,10 @@ class SecretCipher:
         """Id of the key that encrypts; empty without keys."""
         return next(iter(self._keys), "")
 
+    def has_key(self, key_id: str) -> bool:
+        """Whether it decrypts what was encrypted with the key of this id."""
+        return key_id in self._keys
+
     def seal(self, name: str, version: int, value: str) -> bytes:
         """Returns a nonce with the value, encrypted and authenticated with the key `key_id`. There must be a key."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - most meshes have no secrets

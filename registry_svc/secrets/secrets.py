@@ -147,6 +147,21 @@ class Secrets:
         """Whether there are no secrets."""
         return not self._secrets
 
+    def cipher(self) -> SecretCipher:
+        """Returns what encrypts; creates the key file for the first value. Raises UNSUPPORTED_OPERATION without one."""
+        if not self._cipher.key_id:
+            path = self._config.key_file
+            if path is None:
+                raise WeftError(
+                    Reason.UNSUPPORTED_OPERATION, "this registry has no key file, so it cannot store secrets"
+                )
+            self._cipher = SecretCipher(read_keys(path) or make_keys(path))
+        return self._cipher
+
+    def has_key(self, key_id: str) -> bool:
+        """Whether a key in the file decrypts what was encrypted with this one."""
+        return self._cipher.has_key(key_id)
+
     def value(self, name: str) -> str:
         """Returns the value of a secret; empty if it does not exist."""
         found = self._secrets.get(name)
@@ -174,9 +189,8 @@ class Secrets:
                 metadata={"secret": name},
             )
         require_room("secrets", len(self._secrets), 1, MAX_SECRETS)
-        self._require_key()
-        now = self._core.clock.utc_now()
-        key_id, sealed = self._cipher.key_id, self._cipher.seal(name, 1, value)
+        now, cipher = self._core.clock.utc_now(), self.cipher()
+        key_id, sealed = cipher.key_id, cipher.seal(name, 1, value)
         secret = StoredSecret(name=name, version=1, key_id=key_id, sealed=sealed, created_at=now, updated_at=now)
         await self._keep([secret])
         log.info("secret created", name=name, by=by.name)
@@ -232,15 +246,6 @@ class Secrets:
         if found is None:
             raise unknown_name(SECRET, name)
         return found
-
-    def _require_key(self) -> None:
-        """Creates the key file for the first secret. Raises UNSUPPORTED_OPERATION if none is configured."""
-        if self._cipher.key_id:
-            return
-        path = self._config.key_file
-        if path is None:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this registry has no key file, so it cannot store secrets")
-        self._cipher = SecretCipher(read_keys(path) or make_keys(path))
 
     def _lost_keys(self, count: int) -> WeftError:
         return invalid_field(

@@ -6,9 +6,10 @@ operations are in `weft.dispatch.operations`.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import grpc
 
@@ -27,6 +28,7 @@ from weft.dispatch.agents import (
     usable_names,
 )
 from weft.dispatch.call import Call, RequestDispatcher
+from weft.dispatch.captured import CapturedRequest, CaptureSender, captured_request
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
@@ -88,6 +90,8 @@ class Dispatcher(RequestDispatcher):
         self.fleet = fleet
         self.tracing = tracing
         self.service = service
+        self.captures: CaptureSender | None = None
+        """Gets the prompts and answers of tenants with `capture`; None: nothing is captured."""
         self.ends: EndReporter | None = None
         """Reports how requests ended after their router was lost; None: those ends are dropped."""
         self.beginnings = PromptBeginnings()
@@ -126,7 +130,12 @@ class Dispatcher(RequestDispatcher):
             self.tracing.record(request_spans(trace, receipt, self.service, ended=ended, epoch=epoch))
 
     def _run(self, call: Call[T], /) -> AsyncGenerator[T]:
-        return _RequestRun(self, call).chunks()
+        run = _RequestRun(self, call)
+        if self.captures is not None:
+            run.captured = captured_request(self.view(), call.context, call.payload)
+            if run.captured is not None:
+                return _captured_chunks(run, run.captured, self.captures)
+        return run.chunks()
 
 
 def placement_request(
@@ -189,6 +198,7 @@ class _RequestRun(Generic[T]):
         self.behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
         self.workflow: workflow_pb2.Workflow | None = None
         self.trace = RequestTrace(call.context, deps.clock.monotonic())
+        self.captured: CapturedRequest | None = None
         self.cancelled: WeftError | None = None
         """Why the request was cancelled; None: it was not cancelled while it ran."""
         self._last_error: WeftError | None = None
@@ -349,6 +359,8 @@ class _RequestRun(Generic[T]):
         now = self.deps.clock.monotonic()
         receipt = self.call.receipt = self.trace.receipt(reason, runner_part, now)
         receipt.cancelled_by, receipt.lacked_router = cancelled_by, lacked_router
+        # A request that no runner got has no answer, and may be captured by the router that takes it.
+        receipt.captured = self.captured is not None and bool(self.trace.attempts)
         log_receipt(self.context, receipt, now - self.trace.arrived)
         self.deps.record(self.trace, receipt, now)
         return receipt
@@ -366,6 +378,18 @@ class _RequestRun(Generic[T]):
         """Returns the receipt, written now if missing, of a request whose caller left or whose deadline passed."""
         is_late = self._seconds_to_deadline() == 0
         return self.call.receipt or self.close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
+
+
+async def _captured_chunks(run: _RequestRun[T], captured: CapturedRequest, sender: CaptureSender) -> AsyncGenerator[T]:
+    """Yields the chunks of a run, and sends them to the captures when it has ended."""
+    try:
+        async with aclosing(run.chunks()) as chunks:
+            async for chunk in chunks:
+                captured.add(cast("Frame", chunk))
+                yield chunk
+    finally:
+        if run.call.receipt is not None and run.call.receipt.captured:
+            sender.send(captured)
 
 
 class _Attempt:

@@ -161,7 +161,8 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited First_token Engine GPU Tokens Restored Tool_calls Not_cached Work Remote:leftPremises Cancelled Router",
+    "Waited First_token Engine GPU Tokens Restored Tool_calls Not_cached Work Remote:leftPremises Captured Cancelled "
+    "Router",
     Waited=_waited,
     First_token=_first_token,
     Engine=_engine,
@@ -171,6 +172,7 @@ _COSTS = custom_columns(
     Tool_calls=_repaired,
     Not_cached=prompt_change,
     Work=lambda receipt: ", ".join(work_parts(receipt)) or None,
+    Captured=lambda receipt: "yes; weft explain --content shows it" if receipt.get("captured") else "no",
     Cancelled=_cancelled,
     Router=lambda receipt: "no router answered when it ended" if receipt.get("lackedRouter") else None,
 )
@@ -192,6 +194,9 @@ def explain(
             show_default=False,
         ),
     ] = "",
+    content: Annotated[
+        bool, typer.Option("--content", help="Show the captured prompt and answer; the audit log gets the reader.")
+    ] = False,
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -203,15 +208,24 @@ def explain(
 
     Example: weft explain req-5f0c1a
     """
-    show_request(request_id, output, home)
+    show_request(request_id, output, home, content=content)
 
 
-def show_request(request_id: str, output: OutputFormat, home: Path) -> None:
-    """Prints the details of a request; empty: of the one that ended last."""
+def show_request(request_id: str, output: OutputFormat, home: Path, *, content: bool = False) -> None:
+    """Prints the details of a request, or its captured content; empty: of the one that ended last."""
     with connect(home) as api:
         whole = full_id(api, REQUESTS, request_id) if request_id else _last(api)
-        found = api.get(f"/v1/requests/{whole}", allTenants=True)
-    print_page(output, lambda: explanation(found), lambda: found)
+        found = api.get(f"/v1/admin/captures/{whole}" if content else f"/v1/requests/{whole}", allTenants=True)
+    print_page(output, lambda: _content(found) if content else explanation(found), lambda: found)
+
+
+def _content(capture: Document) -> str:
+    """Returns a captured prompt and answer as text."""
+    lines: list[str] = []
+    for title in ("Prompt", "Answer"):
+        cut = ["(cut off here)"] if capture[f"{title.lower()}Cut"] else []
+        lines += _section(title, [*map(safe_text, capture[title.lower()].split("\n")), *cut])
+    return "\n".join(lines[1:]) + "\n"
 
 
 def explanation(request: Document) -> str:

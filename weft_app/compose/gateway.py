@@ -23,9 +23,11 @@ from gateway.watch.queues import queues_by_name
 from gateway.watch.resources import resource_sources
 from gateway.watch.sources import event_source, figures_of_mesh, memory_source, operation_source, requests_of_tenant
 from registry_svc.store.owner_file import read_owner_file, write_owner_file
+from weft.api.registry.v1.capture_service_pb2_grpc import CaptureServiceStub
 from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
 from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceStub
+from weft.dispatch.captured import CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetWatcher, fleet_check, router_check
@@ -141,6 +143,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
         join_tokens=RegistryService(JoinTokenServiceStub(registry), timeout_seconds=timeout),
         join_command=partial(join_command, home),
         secrets=RegistryService(SecretServiceStub(registry), timeout_seconds=timeout),
+        captures=RegistryService(CaptureServiceStub(registry), timeout_seconds=timeout),
         journal=JournalPolicy(names or fleet, journal_rules(config.router)),
     )
 
@@ -161,6 +164,7 @@ class RemoteMesh:
         self.fleet = FleetWatcher(self.registry, self.clock, service="gateway")
         self.routers = LeaderPlacement(self.router, router, self.clock, self.security)
         self.ends = EndReporter(self.routers, self.clock)
+        self.captures = CaptureSender(lambda: self.registry)
         self.tracing = tracing_of(os.environ)
 
     def ports(self, health: HealthSource) -> GatewayPorts:
@@ -175,6 +179,7 @@ class RemoteMesh:
             service=ServiceName.GATEWAY,
         )
         dispatcher.report_ends_to(self.ends)
+        dispatcher.captures = self.captures
         services = {"mesh": self.registry, "registry": self.registry, "router": routers.channel, "gateway": self.itself}
         ports = gateway_ports(
             self._config,
@@ -232,6 +237,7 @@ class RemoteMesh:
             if self.keys is not None:
                 ends.push_async_callback(self.keys.stop)
             ends.push_async_callback(self.fleet.stop)
+            ends.push_async_callback(self.captures.stop)
             ends.push_async_callback(self.routers.close)
 
 

@@ -20,6 +20,7 @@ from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.call import Call
+from weft.dispatch.captured import CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.operations import SpeechPiece, operation_of
@@ -133,6 +134,8 @@ class CallMaker:
     tracing: Tracing = NO_TRACING
     media: TaskMedia = field(default_factory=lambda: TaskMedia(None))
     """Reads tasks' input images and recordings."""
+    captures: CaptureSender | None = None
+    """Gets prompts and answers of tenants with `capture`."""
 
     def make(self, task: PendingTask, gate: Gate) -> "TaskCall":
         """Returns the call of a task; its first grant must pass the gate.
@@ -158,6 +161,7 @@ class CallMaker:
 
         gated = GatedPlacement(self.placement, claim_and_fill if has_media else gate)
         dispatcher = Dispatcher(gated, self.channels, clock=self.clock, fleet=self.fleet, tracing=self.tracing)
+        dispatcher.captures = self.captures
         operation = operation_of(payload)
         context = context_of(task, spec, operation.operation, traceparent_of_task(task.id, spec, self.tracing))
         return TaskCall(dispatcher.call(operation, context, payload))

@@ -3,10 +3,10 @@
 import asyncio
 import gc
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import grpc
@@ -14,8 +14,10 @@ import pytest
 import structlog
 
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
+from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
+from weft.dispatch.captured import CapturedRequest, CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.operations import CHAT
@@ -225,6 +227,55 @@ async def test_completed_stream_ends_with_the_full_receipt(tmp_path: Path) -> No
     assert (receipt.host, receipt.request_id, receipt.outcome) == ("titan", "r1", receipt_pb2.OUTCOME_COMPLETED)
     assert (scheduler.first_content, scheduler.finished) == ([1], [Reason.UNSPECIFIED])
     assert scheduler.receipts == [receipt], "the router is told what happened"
+
+
+class KeptCaptures(CaptureSender):
+    """Keeps what would be sent to the registry."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.sent: list[tuple[str, str]] = []
+
+    def send(self, captured: CapturedRequest) -> None:
+        self.sent.append((captured.message().prompt, captured.message().answer))
+
+
+@pytest.mark.parametrize(("left_after", "answer"), [(None, "ab"), (2, "a")], ids=["complete", "the caller leaves"])
+async def test_capture_has_what_the_caller_got_and_the_receipt_says_so(
+    tmp_path: Path, left_after: int | None, answer: str
+) -> None:
+    async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
+        channels, captures, frame_count = ChannelPool(), KeptCaptures(), 0
+        tenant = Tenant(manifest=TenantManifest(name="t", capture=True))
+        fleet = SimpleNamespace(view=FleetView(revision=1, tenants={"t": tenant}))
+        dispatcher = Dispatcher(ScriptedScheduler(address), channels, fleet=fleet)
+        dispatcher.captures = captures
+        message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Hi")])
+        call = dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload(messages=[message]))
+        async with aclosing(call.chunks()) as frames:
+            async for _ in frames:
+                frame_count += 1
+                if frame_count == left_after:
+                    break
+        await channels.close()
+    assert captures.sent == [("[user]\nHi", answer)]
+    assert call.receipt is not None
+    assert call.receipt.captured
+
+
+async def test_request_that_no_runner_got_is_not_captured() -> None:
+    captures, channels = KeptCaptures(), ChannelPool()
+    tenant = Tenant(manifest=TenantManifest(name="t", capture=True))
+    refusal = ScriptedScheduler("unix:none", WeftError(Reason.QUEUE_FULL, "full"))
+    dispatcher = Dispatcher(refusal, channels, fleet=SimpleNamespace(view=FleetView(revision=1, tenants={"t": tenant})))
+    dispatcher.captures = captures
+    call = dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload())
+    with pytest.raises(WeftError):
+        await call.result()
+    assert captures.sent == []
+    assert call.receipt is not None
+    assert not call.receipt.captured
+    await channels.close()
 
 
 class FinishingRunner(ScriptedRunner):

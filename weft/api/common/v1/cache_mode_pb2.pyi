@@ -29,7 +29,7 @@ class _CacheModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     CACHE_MODE_PREFIX: _CacheMode.ValueType  # 2
     """As CACHE_MODE_AUTO, with a hint that the prefix will be reused."""
     CACHE_MODE_NONE: _CacheMode.ValueType  # 3
-    """The request neither uses nor fills the cache."""
+    """The request neither uses nor fills the cache, and is never captured (TenantManifest.capture)."""
 
 class CacheMode(_CacheMode, metaclass=_CacheModeEnumTypeWrapper):
     """CacheMode is whether a request uses the prefix cache."""
@@ -41,5 +41,5 @@ CACHE_MODE_AUTO: CacheMode.ValueType  # 1
 CACHE_MODE_PREFIX: CacheMode.ValueType  # 2
 """As CACHE_MODE_AUTO, with a hint that the prefix will be reused."""
 CACHE_MODE_NONE: CacheMode.ValueType  # 3
-"""The request neither uses nor fills the cache."""
+"""The request neither uses nor fills the cache, and is never captured (TenantManifest.capture)."""
 global___CacheMode = CacheMode

@@ -67,6 +67,7 @@ class TenantManifest(google.protobuf.message.Message):
     JOURNAL_FIELD_NUMBER: builtins.int
     LIMITS_FIELD_NUMBER: builtins.int
     UNLIMITED_FIELD_NUMBER: builtins.int
+    CAPTURE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the tenant, as in X-Tenant-ID; same format as a model name, at most 64 characters. Tenants have their own
     namespace.
@@ -83,6 +84,11 @@ class TenantManifest(google.protobuf.message.Message):
     """Whether the tenant's requests are durable tasks by default. Not set: the setting of the mesh."""
     unlimited: builtins.bool
     """Whether the tenant has no rate limits, even if the mesh has a default. Not together with `limits`."""
+    capture: builtins.bool
+    """Whether prompts and answers of the tenant's chats and completions are stored, encrypted, for readers with the scope
+    secrets:edit; see docs/security.md. Requests with X-Cache-Mode: none are excluded. Setting it to false deletes what
+    was stored.
+    """
     @property
     def limits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TenantLimit]:
         """Rate limits. A request is admitted if none of them is exceeded. Each combination of window, `per` and model may
@@ -100,9 +106,10 @@ class TenantManifest(google.protobuf.message.Message):
         journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType = ...,
         limits: collections.abc.Iterable[global___TenantLimit] | None = ...,
         unlimited: builtins.bool = ...,
+        capture: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_weight", b"_weight", "weight", b"weight"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "allow_remote", b"allow_remote", "description", b"description", "journal", b"journal", "limits", b"limits", "max_in_flight", b"max_in_flight", "name", b"name", "unlimited", b"unlimited", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "allow_remote", b"allow_remote", "capture", b"capture", "description", b"description", "journal", b"journal", "limits", b"limits", "max_in_flight", b"max_in_flight", "name", b"name", "unlimited", b"unlimited", "weight", b"weight"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_weight", b"_weight"]) -> typing.Literal["weight"] | None: ...
 
 global___TenantManifest = TenantManifest

@@ -1,0 +1,1 @@
+"""Captured prompts and answers of tenants, encrypted like secrets."""
