@@ -49,7 +49,7 @@ async def get_page(deps: Gateway, files: Pages, request: Request) -> Response:
 
 
 async def get_caller(deps: Gateway, request: Request) -> Response:
-    """Returns the caller's name, tenant and scopes, whether callers need a key, and the version of weft.
+    """Returns the caller's name, tenant and scopes, whether its prompts and answers are captured, and the version.
 
     Without a key, the answer only says that one is needed; a wrong key is refused.
     """
@@ -64,6 +64,8 @@ async def get_caller(deps: Gateway, request: Request) -> Response:
     }
     if principal is not None:
         fields |= {"name": principal.name, "tenant": principal.tenant, "scopes": sorted(map(str, principal.access))}
+        tenant = deps.fleet.view.tenants.get(principal.tenant)
+        fields["captured"] = tenant is not None and tenant.manifest.capture
         if (url := deps.config.workbench.trace_url) is not None:
             fields["traceUrl"] = url
     return Response(encode_json(fields), media_type="application/json", headers={"cache-control": "no-store"})

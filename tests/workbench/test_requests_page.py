@@ -176,8 +176,36 @@ def test_request_page_shows_waterfall_summary_and_decisions(page: "Page", mesh: 
     page.get_by_role("cell", name="attempt 1 sent to m-a").get_by_text(
         "m-a on a: chosen (first token), score "
     ).wait_for()
-    page.get_by_text("Cannot be repeated here: the mesh stores no prompts").wait_for()
+    page.get_by_text("Cannot be repeated here: no conversation").wait_for()
     picture(page, "request")
+
+
+def test_captured_prompt_and_answer_are_shown_as_text_to_who_asks_and_capture_is_marked_on_every_page(
+    page: "Page", mesh: MeshProcess
+) -> None:
+    opened(page, mesh, "requests/quick-0", "quick-0")
+    page.get_by_text("Not captured. Tenant default with capture: true captures").wait_for()
+    assert page.get_by_role("note").count() == 0
+    hostile = "<img src=x onerror=\"document.title='hit'\"> canary"
+    call(mesh, "PUT", "/api/v1/tenants/acme", {"kind": "tenant", "name": "acme", "capture": True})
+    page.get_by_role("note").get_by_text(
+        "Capture is on: the mesh stores prompts and answers of tenant acme."
+    ).wait_for()
+    answered = chat(mesh, "quick", "captured-0", tenant="acme", messages=[{"role": "user", "content": hostile}])
+    opened(page, mesh, "requests/captured-0", "captured-0")
+    assert "canary" not in page.locator("main").inner_text(), "nobody has asked for it"
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.get_by_role("group", name="prompt")).to_have_text(f"[user]\n{hostile}")
+    expect(page.get_by_role("group", name="answer")).to_have_text(answered["choices"][0]["message"]["content"])
+    assert page.locator("main img").count() == 0
+    picture(page, "request-captured")
+    (read,) = [each for each in call(mesh, "GET", "/v1/admin/audit")["items"] if each["event"] == "capture.read"]
+    assert "captured-0" in str(read)
+    call(mesh, "PUT", "/api/v1/tenants/acme", {"kind": "tenant", "name": "acme"})
+    expect(page.get_by_role("note")).to_have_count(0)
+    page.reload()
+    page.get_by_role("button", name="Show", exact=True).click()
+    page.get_by_role("alert").get_by_text("are not stored").wait_for()
 
 
 def test_failed_attempt_is_drawn_with_its_error_engine_log_and_exit(page: "Page", mesh: MeshProcess) -> None:

@@ -4,7 +4,7 @@ import { ApiError, get, useKey } from "./api.js";
 
 const STORED = "weft.key";
 
-/** @typedef {{keysRequired: boolean, authenticated: boolean, name?: string, tenant?: string, scopes?: string[], version: string, traceUrl?: string}} Caller
+/** @typedef {{keysRequired: boolean, authenticated: boolean, name?: string, tenant?: string, captured?: boolean, scopes?: string[], version: string, traceUrl?: string}} Caller
  * `traceUrl`: of a trace, with {trace_id}. */
 
 /** The caller as the gateway knows it; null before its first answer. */

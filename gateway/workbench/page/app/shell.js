@@ -3,6 +3,7 @@ import { html, useEffect, useErrorBoundary, useState, useRef } from "./parts/htm
 import { awayBecause, comebacks, connection, restart, useLive } from "./live.js";
 import { address, applyTheme, followLink, go, place, theme } from "./navigation.js";
 import { Overlays, show } from "./overlays.js";
+import { CaptureNote } from "./parts/capture_note.js";
 import { Icon, Logo } from "./parts/icons.js";
 import { Notices } from "./parts/notices.js";
 import { MOVED, PAGES, pageOf } from "./page_table.js";
@@ -26,7 +27,7 @@ export function Shell() {
   return html`<div class="shell" onClick=${followLink}>
     <a class="skip" href="#main">Skip to content</a>
     <${Header} current=${found?.entry.path} />
-    <main id="main" tabindex="-1">${isOutdated.value && html`<${Outdated} />`}<${Content} found=${found} /></main>
+    <main id="main" tabindex="-1">${isOutdated.value && html`<${Outdated} />`}${caller.value?.authenticated && html`<${CaptureNote} />`}<${Content} found=${found} /></main>
     <${Notices} /><${Overlays} />
   </div>`;
 }

@@ -8,6 +8,7 @@ import { attempt } from "../parts/notices.js";
 import { Code, ErrorNote, Facts } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
 import { CopyId, etaText, Outcome, pathOf, sendCancel, tookOf, waitText } from "./requests_words.js";
+import { Content } from "./requests_content.js";
 import { Waterfall } from "./requests_waterfall.js";
 
 /** @param {{id: string, live: import("../live.js").Collection}} props */
@@ -37,7 +38,7 @@ function Repeat({ record }) {
   }, [record.requestId, record.receipt?.taskId]);
   if (!found) return null;
   return found === "none"
-    ? html`<span class="faint">Cannot be repeated here: the mesh stores no prompts, and no conversation in this browser has it.</span>`
+    ? html`<span class="faint">Cannot be repeated here: no conversation in this browser has it.</span>`
     : html`<button onClick=${found.repeat}>Repeat</button>`;
 }
 
@@ -47,6 +48,7 @@ function Known({ record }) {
     ${waitText(record) && html`<p class="panel" role="status">Waiting: ${waitText(record)}${etaText(record) && `, ${etaText(record)}`}</p>`}
     <section class="panel"><h2>Timeline</h2><${Waterfall} record=${record} /></section>
     <section class="panel"><h2>Summary</h2><${Summary} record=${record} /></section>
+    <${Content} record=${record} />
     <${Decisions} record=${record} />
     <details><summary>CLI</summary><${Code} label="Command" text=${`weft explain ${record.requestId}`} /></details>`;
 }

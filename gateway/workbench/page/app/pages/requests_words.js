@@ -10,8 +10,8 @@ import { State } from "../parts/widgets.js";
 const SHORT_CHARS = 8;
 const GENERATED = /^[a-z]+-[0-9a-f]{24}$/;
 
-/** The path of a request: ids may have slashes. @param {string} id */
-export const pathOf = (id) => `/v1/requests/${id.split("/").map(encodeURIComponent).join("/")}`;
+/** The path of a request, or of something of it: ids may have slashes. @param {string} id @param {string} [root] */
+export const pathOf = (id, root = "/v1/requests") => `${root}/${id.split("/").map(encodeURIComponent).join("/")}`;
 
 /** Cancels a request of any tenant that the caller may name. @param {string} id */
 export const sendCancel = (id) => post(`${pathOf(id)}/cancel`, {}, { query: { allTenants: true } });

@@ -86,6 +86,7 @@ export const KINDS = [
       DESCRIPTION,
       { name: "limits", label: "Limits", type: "records", hint: "one per line: window=minute requests=20 tokens=40000", isWide: true },
       { name: "unlimited", label: "No limits, even if weft.yaml has a default", type: "flag" },
+      { name: "capture", label: "Capture prompts and answers, encrypted, for admins", type: "flag" },
     ],
   },
 ];
