@@ -50,11 +50,16 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sources]:
         files = {f"{name}-Q4_1.gguf": header + WEIGHTS}
         hub.repositories[f"acme/{name}-GGUF"] = HubRepository(files=files, context_tokens=8_192)
     hub.repositories["acme/chosen-GGUF"].files["chosen-F32.gguf"] = header + WEIGHTS * 2
-    environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "", "HF_HOME": str(folder / "hf")}
+    cache = folder / "llama.cpp"
+    cache.mkdir()
+    (cache / "found-Q4_1.gguf").write_bytes(write_gguf(folder / "found.gguf").read_bytes() + WEIGHTS)
+    environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "", "HF_HOME": str(folder / "hf"), "LLAMA_CACHE": str(cache)}
     with pytest.MonkeyPatch.context() as patch, hub.running(), listing_server("plain:8b", HOSTILE) as server:
         for name, value in environment.items():
             patch.setenv(name, value)
-        with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("a")))) as mesh:
+        discovery = {"addresses": [server.address]}
+        config = write_config(folder, fake_runner("a"), discovery=discovery)
+        with running_mesh(folder / "home", "--config", str(config)) as mesh:
             yield Sources(mesh, hub, server)
 
 
@@ -173,6 +178,24 @@ def test_model_of_the_catalog_is_found_estimated_pulled_and_chatted_with(page: "
     assert page.get_by_label("Model", exact=True).first.input_value() == "chosen-q4_1"
 
 
+def test_catalog_lists_files_and_engines_of_the_machine_which_are_served_and_chatted_with(
+    page: "Page", sources: Sources
+) -> None:
+    catalog = _catalog(page, sources.mesh, "")
+    engine = catalog.get_by_role("listitem").filter(has_text="plain:8b")
+    file = catalog.get_by_role("listitem").filter(has_text="found-q4_1")
+    for card in (engine, file):
+        card.get_by_text("on this machine").wait_for()
+        card.get_by_role("button", name="Serve").wait_for()
+    picture(page, "models-catalog-found")
+    file.get_by_role("button", name="Serve").click()
+    file.get_by_role("link", name="Chat with found-q4_1").wait_for()
+    engine.get_by_role("button", name="Serve").click()
+    engine.get_by_role("link", name="Chat with plain:8b").click()
+    page.get_by_role("heading", name="Chat", level=1).wait_for()
+    assert page.get_by_label("Model", exact=True).first.input_value() == "plain:8b"
+
+
 def test_catalog_without_the_hub_says_so_and_lists_short_names(page: "Page", sources: Sources) -> None:
     sources.hub.faults.statuses = [503] * 8
     try:
@@ -195,7 +218,7 @@ def test_catalog_has_no_accessibility_violations(browser: "Browser", sources: So
     assert not accessibility_faults(browser, url, theme=theme, width=width, after=listed)
 
 
-def _declare_many(url: str) -> None:
+def declare_many(url: str) -> None:
     documents: list[dict[str, Any]] = [
         {
             "kind": "model",
@@ -214,7 +237,7 @@ def _declare_many(url: str) -> None:
 def test_a_thousand_models_are_listed_scrolled_and_filtered_with_few_rows_rendered(
     page: "Page", sources: Sources
 ) -> None:
-    _declare_many(sources.mesh.url)
+    declare_many(sources.mesh.url)
     page.add_init_script(LONG_TASKS)
     opened(page, sources.mesh, "models", "Models")
     total = page.get_by_role("status").filter(has_text="of 1")

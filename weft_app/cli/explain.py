@@ -161,7 +161,7 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited First_token Engine GPU Tokens Restored Tool_calls Not_cached Work Remote:leftPremises Captured Cancelled "
+    "Waited First_token Engine GPU Tokens Restored Tool_calls Not_cached Work Captured Remote:leftPremises Cancelled "
     "Router",
     Waited=_waited,
     First_token=_first_token,

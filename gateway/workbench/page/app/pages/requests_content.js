@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { address } from "../navigation.js";
 import { can } from "../session.js";
 import { Code, ErrorNote } from "../parts/widgets.js";
-import { pathOf } from "./requests_words.js";
+import { contentPathOf } from "./requests_words.js";
 
 /** @param {{record: any}} props */
 export function Content({ record }) {
@@ -12,7 +12,7 @@ export function Content({ record }) {
   const [error, setError] = useState(/** @type {unknown} */ (null));
   if (record.state !== "ended") return null;
   const { requestId, tenant, receipt } = record;
-  const show = () => get(pathOf(requestId, "/v1/admin/captures"), { allTenants: true }).then(setFound, setError);
+  const show = () => get(contentPathOf(requestId), { allTenants: true }).then(setFound, setError);
   return html`<section class="panel"><h2>Prompt and answer</h2>
     ${!receipt?.captured && html`<p class="faint">Not captured. ${can("settings:edit") ? html`<a href=${address(`settings/tenants/${tenant}`)}>Tenant ${tenant}</a>` : `The declaration of tenant ${tenant}`}
         with <code>capture: true</code> captures those of its next requests.</p>`}

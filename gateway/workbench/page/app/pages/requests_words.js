@@ -10,8 +10,14 @@ import { State } from "../parts/widgets.js";
 const SHORT_CHARS = 8;
 const GENERATED = /^[a-z]+-[0-9a-f]{24}$/;
 
-/** The path of a request, or of something of it: ids may have slashes. @param {string} id @param {string} [root] */
-export const pathOf = (id, root = "/v1/requests") => `${root}/${id.split("/").map(encodeURIComponent).join("/")}`;
+/** An id in a path: ids may have slashes. @param {string} id */
+const parts = (id) => id.split("/").map(encodeURIComponent).join("/");
+
+/** @param {string} id */
+export const pathOf = (id) => `/v1/requests/${parts(id)}`;
+
+/** The path of its prompt and answer. @param {string} id */
+export const contentPathOf = (id) => `/v1/admin/captures/${parts(id)}`;
 
 /** Cancels a request of any tenant that the caller may name. @param {string} id */
 export const sendCancel = (id) => post(`${pathOf(id)}/cancel`, {}, { query: { allTenants: true } });
