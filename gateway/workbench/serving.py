@@ -49,7 +49,7 @@ async def get_page(deps: Gateway, files: Pages, request: Request) -> Response:
 
 
 async def get_caller(deps: Gateway, request: Request) -> Response:
-    """Returns the caller's name, tenant and scopes, whether its prompts and answers are captured, and the version.
+    """Returns the caller's name, tenant and scopes, whether callers need a key and prompts are captured, and the version of weft.
 
     Without a key, the answer only says that one is needed; a wrong key is refused.
     """
