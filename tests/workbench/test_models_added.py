@@ -10,7 +10,7 @@ import pytest
 from kit.listing_server import ListingServer, listing_server
 from kit.tiny_gguf import write_gguf
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
-from pages import SCREENSHOTS, accessibility_faults, opened, picture
+from pages import SCREENSHOTS, accessibility_faults, expect, opened, picture
 
 from weft_testing.model_hub import HubRepository, ModelHub
 
@@ -193,7 +193,7 @@ def test_catalog_lists_files_and_engines_of_the_machine_which_are_served_and_cha
     engine.get_by_role("button", name="Serve").click()
     engine.get_by_role("link", name="Chat with plain:8b").click()
     page.get_by_role("heading", name="Chat", level=1).wait_for()
-    assert page.get_by_label("Model", exact=True).first.input_value() == "plain:8b"
+    expect(page.get_by_label("Model", exact=True).first).to_have_value("plain:8b")
 
 
 def test_catalog_without_the_hub_says_so_and_lists_short_names(page: "Page", sources: Sources) -> None:

@@ -184,7 +184,9 @@ def test_captured_prompt_and_answer_are_shown_as_text_to_who_asks_and_capture_is
     page: "Page", mesh: MeshProcess
 ) -> None:
     opened(page, mesh, "requests/quick-0", "quick-0")
-    page.get_by_text("Not captured. Tenant default with capture: true captures").wait_for()
+    page.get_by_text(
+        "Not captured. To capture the next requests, declare tenant default with capture: true."
+    ).wait_for()
     assert page.get_by_role("note").count() == 0
     hostile = "<img src=x onerror=\"document.title='hit'\"> canary"
     call(mesh, "PUT", "/api/v1/tenants/acme", {"kind": "tenant", "name": "acme", "capture": True})

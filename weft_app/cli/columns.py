@@ -163,7 +163,11 @@ _TENANT = custom_columns(
 )
 _TENANT_WIDE = (
     *_TENANT[:2],
-    *custom_columns("MAX_RUNNING:maxInFlight REMOTE", REMOTE=lambda tenant: tenant.get("allowRemote", "on_request")),
+    *custom_columns(
+        "MAX_RUNNING:maxInFlight REMOTE CAPTURE",
+        REMOTE=lambda tenant: tenant.get("allowRemote", "on_request"),
+        CAPTURE=lambda tenant: "yes" if tenant.get("capture") else "no",
+    ),
     *_TENANT[2:],
     *custom_columns(f"{_AGE} {_WHOLE}"),
 )

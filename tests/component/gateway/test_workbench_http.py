@@ -3,11 +3,14 @@
 import gzip
 import json
 
-from gateway_script import serving
+import pytest
+from gateway_script import FixedFleet, serving
 from kit.keys import Keys, bearer
 
 from gateway.config import GatewayConfig, WorkbenchConfig
 from gateway.workbench.page_files import PageFiles
+from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
+from weft.dispatch.fleet import FleetView
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml"}
 VERSION = PageFiles().version
@@ -113,6 +116,15 @@ async def test_caller_gets_the_url_of_traces() -> None:
     async with serving(config=GatewayConfig(port=0, workbench=workbench)) as gateway:
         found = json.loads((await gateway.request("GET", "/api/v1/caller")).body)
     assert found["traceUrl"] == "https://traces.example/{trace_id}"
+
+
+@pytest.mark.parametrize("tenant", ["ann", "another"])
+async def test_caller_is_told_whether_its_prompts_are_captured(tenant: str) -> None:
+    declared = Tenant(manifest=TenantManifest(name=tenant, capture=True))
+    fleet = FixedFleet(FleetView(revision=1, tenants={tenant: declared}))
+    async with serving(keys=Keys(["inference:create"]), fleet=fleet) as gateway:
+        found = (await gateway.request("GET", "/api/v1/caller", headers=bearer())).json
+    assert found["captured"] is (tenant == "ann")
 
 
 async def test_local_caller_without_auth_has_full_access() -> None:

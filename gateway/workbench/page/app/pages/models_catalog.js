@@ -62,20 +62,20 @@ function useAnswer(path, text) {
 }
 
 /**
- * @typedef {{key: string, title: string, name: string, about: string, variants: Variant[], isServed?: boolean, detail?: string, isHere?: boolean}} CardOf
- * `name`: under which it would be served; "": derived. `isHere`: it needs no pull. `detail`: why it cannot be served.
+ * @typedef {{key: string, title: string, name: string, about: string, variants: Variant[], isServed?: boolean, detail?: string, isHere?: boolean, models?: string[]}} CardOf
+ * `name`: under which it would be served; "": derived. `models`: of an engine. `isHere`: it needs no pull. `detail`: why it cannot be served.
  */
 
 /** @param {any} found @param {string} typed @returns {CardOf[]} */
 function foundCards(found, typed) {
   const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
   const servers = (found?.servers ?? []).map((/** @type {any} */ { title, source, models, detail, served }) => ({
-    key: source, title, name: "", about: detail || modelsText(models), variants: [{ source }], isServed: served, detail, isHere: true, text: models.join(" "),
+    key: source, title, name: "", about: detail || modelsText(models), variants: [{ source }], isServed: served, detail, isHere: true, models,
   }));
   const files = (found?.files ?? []).map((/** @type {any} */ { name, source, file, served }) => ({
     key: source, title: name, name, about: source, variants: [{ source, sizeBytes: file.sizeBytes }], isServed: served, isHere: true,
   }));
-  return [...servers, ...files].filter(({ title, about, text = "" }) => words.every((word) => `${title} ${about} ${text}`.toLowerCase().includes(word)));
+  return [...servers, ...files].filter(({ title, about, models = [] }) => words.every((word) => `${title} ${about} ${models.join(" ")}`.toLowerCase().includes(word)));
 }
 
 /** @param {any} catalog @returns {CardOf[]} */
@@ -97,9 +97,11 @@ function Card({ card, onChoose }) {
   const [source, setSource] = useState(card.variants[0].source);
   const variant = card.variants.find((each) => each.source === source) ?? card.variants[0];
   const action = card.isHere || variant.stored ? "Serve" : "Pull and serve";
-  const operation = allOperations().find((each) => each.action.source === source && !hasEnded(each));
+  const operations = allOperations().filter((each) => each.action.source === source);
+  const operation = operations.find((each) => !hasEnded(each));
+  const isServed = card.isServed || operations.some((each) => each.state === "succeeded");
   const models = [...collection("model").value.items.values()];
-  const served = models.find((model) => model.status?.instance?.addedSource === source) ?? (card.isServed ? models.find((model) => model.name === card.name) : undefined);
+  const served = models.find((model) => model.status?.instance?.addedSource === source) ?? (isServed ? models.find((model) => [card.name, ...(card.models ?? [])].includes(model.name)) : undefined);
   /** Needs no choices: it is on this machine. */
   const serve = () => attempt(async () => follow(await post("/v1/admin/models", { source, ...(card.name && { name: card.name }) })), `${card.title} is being served.`);
   return html`<li class="card"><div class="row"><strong class="grow">${card.title}</strong>

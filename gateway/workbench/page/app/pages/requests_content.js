@@ -14,8 +14,7 @@ export function Content({ record }) {
   const { requestId, tenant, receipt } = record;
   const show = () => get(contentPathOf(requestId), { allTenants: true }).then(setFound, setError);
   return html`<section class="panel"><h2>Prompt and answer</h2>
-    ${!receipt?.captured && html`<p class="faint">Not captured. ${can("settings:edit") ? html`<a href=${address(`settings/tenants/${tenant}`)}>Tenant ${tenant}</a>` : `The declaration of tenant ${tenant}`}
-        with <code>capture: true</code> captures those of its next requests.</p>`}
+    ${!receipt?.captured && html`<p class="faint">Not captured. To capture the next requests, declare ${can("settings:edit") ? html`<a href=${address(`settings/tenants/${tenant}`)}>tenant ${tenant}</a>` : `tenant ${tenant}`} with <code>capture: true</code>.</p>`}
     ${receipt?.captured && !can("secrets:edit") && html`<p class="faint">Captured. Your key lacks <code>secrets:edit</code>, which reading needs.</p>`}
     ${receipt?.captured && can("secrets:edit") && !found && html`<p class="row"><button onClick=${show}>Show</button><span class="faint">Each reading is recorded in the audit log.</span></p>`}
     <${ErrorNote} error=${error} />
