@@ -64,10 +64,10 @@ async def test_doctor_reports_the_same_errors_as_up(tmp_path: Path, case: str) -
     )
 
 
-async def test_doctor_has_no_failed_finding_for_a_config_that_starts(tmp_path: Path) -> None:
+async def test_doctor_has_no_failed_finding_for_the_config_of_a_running_mesh(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     assert _failed(tmp_path, config) == []
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        code, out, error = await run_weft("doctor", "--config", str(config), home=mesh.home)
+        code, out, error = await run_weft("doctor", home=mesh.home)
         assert code == 0, out + error
         assert str(config) in out

@@ -12,7 +12,7 @@ import typer
 
 from weft.kernel.errors import WeftError
 from weft_app.cli.network_options import Discover
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, note
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, MeshConfigOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import TextTable, custom_columns, document_text, safe_text, say
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def discover(
         ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
-    config: ConfigOption = None,
+    config: MeshConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show engines and models of other programs on this machine, a weft.yaml for them, and announced meshes.
@@ -66,13 +66,13 @@ def _found_here(addresses: list[str] | None, config: Path | None, home: Path) ->
     from weft_app.compose.discovery import discover as look  # noqa: PLC0415
     from weft_app.compose.home import WeftHome  # noqa: PLC0415
     from weft_app.config.config import DiscoverySettings  # noqa: PLC0415
-    from weft_app.config.loader import load_config, parse_section  # noqa: PLC0415
+    from weft_app.config.loader import load_files, parse_section  # noqa: PLC0415
 
-    loaded = load_config(config)
+    folder = WeftHome(home.expanduser().absolute())
+    loaded = load_files(folder.config_files(config))
     settings = loaded.discovery
     if addresses:
         settings = parse_section(DiscoverySettings, {"addresses": addresses, "max_files": settings.max_files})
-    folder = WeftHome(home.expanduser().absolute())
     return asyncio.run(look(settings, folder, accelerators=loaded.accelerators)), settings
 
 

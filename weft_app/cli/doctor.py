@@ -51,8 +51,8 @@ from weft_app.cli.network_options import NetworkOptions, with_network_options
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_FAILED,
-    ConfigOption,
     HomeOption,
+    MeshConfigOption,
     OutputFormat,
     OutputOption,
 )
@@ -64,7 +64,7 @@ from weft_app.compose.engine_reports import engine_reports
 from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome, has_started, is_socket_address
 from weft_app.config.config import CONFIG_NAME, WeftConfig
-from weft_app.config.loader import config_files, load_config
+from weft_app.config.loader import load_files
 from weft_app.edge.binary import INSTALL, envoy_binary
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ _FINDINGS = Listing(
 @with_network_options
 def doctor(
     home: HomeOption = DEFAULT_HOME,
-    config: ConfigOption = None,
+    config: MeshConfigOption = None,
     *,
     network: NetworkOptions,
     output: OutputOption = OutputFormat.TABLE,
@@ -159,12 +159,13 @@ def examine(
         return
     try:
         below = partial(network.with_relay, below=partial(environment_of_mesh, environment=os.environ))
-        config = load_config(config_path, given, below)
+        files = home.config_files(config_path)
+        config = load_files(files, given, below)
     except WeftError as error:
         yield failed("configuration", error.message, "correct the file")
         return
     checks: list[Callable[[], Iterable[Finding]]] = [
-        lambda: [_startable(config, home, config_path)],
+        lambda: [_startable(config, home, files)],
         lambda: _memory(home),
         lambda: [_kept_tasks(home, config)],
         lambda: [ok("models", _models(config))],
@@ -274,9 +275,11 @@ def _models(config: WeftConfig) -> str:
     return ", ".join(f"{model.name} ({model.location})" if model.location else model.name for model in models)
 
 
-def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> Finding:
+def _startable(config: WeftConfig, home: WeftHome, config_files: Sequence[Path]) -> Finding:
     """Runs the checks of `weft up` before it starts anything."""
-    files = ", ".join(str(file) for file in config_files(config_path)) or f"defaults (there is no ./{CONFIG_NAME})"
+    files = ", ".join(map(str, config_files))
+    if not files:
+        files = "defaults, as in the running mesh" if home.is_claimed() else f"defaults (there is no ./{CONFIG_NAME})"
     # Imported only if all packages are installed; otherwise there is nothing to check, and `packages` reports them.
     if _packages().verdict is not Verdict.FAILED:
         from weft_app.compose.startable import require_startable  # noqa: PLC0415

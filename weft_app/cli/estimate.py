@@ -1,13 +1,16 @@
 """`weft models estimate`: the accelerator memory that a model will take, before it is loaded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from runner_svc.added_models_file import remembered_models
 from runner_svc.memory.estimate import FileForecast, ModelFacts, ModelFiles, loaded_facts
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
+from runner_svc.model_store.store import ModelStore
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import (
     CACHE_TYPE_BYTES,
@@ -19,16 +22,18 @@ from runner_svc.policy.memory_estimate import (
     settings_for,
 )
 from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, ModelSettings, StartedModelSettings
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings import ModelStoreSettings, RunnerSettings
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.model_source import parse_source
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import unknown_name
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, MeshConfigOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, print_document, print_table
-from weft_app.compose.demo import DEMO_MODEL, demo_runner
+from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import WeftHome
+from weft_app.compose.model_sources import ModelSources
 from weft_app.compose.served_models import runner_context
-from weft_app.config.loader import load_config
+from weft_app.config.loader import load_files
 
 DEFAULT_SLOTS = 4
 """As in the configuration."""
@@ -59,7 +64,7 @@ def estimate(
     ctx: Annotated[int | None, typer.Option(min=1, max=16_777_216, help="Context of one slot.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Concurrent requests.")] = None,
     cache_type: Annotated[str, typer.Option(help="Type of the cache: " + ", ".join(CACHE_TYPE_BYTES))] = "",
-    config: ConfigOption = None,
+    config: MeshConfigOption = None,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -69,12 +74,13 @@ def estimate(
     """
     if cache_type and cache_type not in CACHE_TYPE_BYTES:
         raise invalid_field("--cache-type", f"must be one of: {', '.join(CACHE_TYPE_BYTES)}")
-    subject = _subject(target, config, ctx, slots)
+    folder = WeftHome(home.expanduser().absolute())
+    subject = _subject(target, folder, config, ctx, slots)
     settings = _settings(subject, ctx, slots, cache_type)
     facts = ModelFacts() if subject.files is None else loaded_facts(subject.files)
-    found = _estimate(subject, facts, settings, home)
+    found = _estimate(subject, facts, settings, folder)
     if found is None:
-        raise _unknown(target, subject, config)
+        raise _unknown(target, subject, _runners(folder, config))
     document = _document(subject, facts, settings, found)
     if output is OutputFormat.TABLE:
         _print(document)
@@ -82,9 +88,12 @@ def estimate(
         print_document(document, output)
 
 
-def _unknown(target: str, subject: _Subject, config: Path | None) -> WeftError:
+def _runners(home: WeftHome, config: Path | None) -> Sequence[RunnerSettings]:
+    return configured_runners(load_files(home.config_files(config)))
+
+
+def _unknown(target: str, subject: _Subject, runners: Sequence[RunnerSettings]) -> WeftError:
     if subject.model is None:
-        runners = load_config(config).runners or (demo_runner(),)
         names = [name for runner in runners for model in runner.models for name in model.served_names]
         error = unknown_name("file or configured model", target, names)
         error.message += " (a name that contains the size of the model, such as qwen-7b, works too)"
@@ -96,19 +105,27 @@ def _unknown(target: str, subject: _Subject, config: Path | None) -> WeftError:
     )
 
 
-def _subject(target: str, config: Path | None, ctx: int | None, slots: int | None) -> _Subject:
+def _subject(target: str, home: WeftHome, config: Path | None, ctx: int | None, slots: int | None) -> _Subject:
     path = Path(target).expanduser()
     if path.exists():
         return _Subject(name=path.name, files=ModelFiles(path=path))
-    runners = load_config(config).runners
-    if runners is None and target == DEMO_MODEL:
-        runners = (demo_runner(),)
-    for runner in runners or ():
+    for runner in _runners(home, config):
         for model in runner.models:
             if target in model.served_names:
                 files, settings = _inputs(model, runner, ctx, slots)
                 return _Subject(name=model.name, files=files, settings=settings, model=model, runner=runner.name)
-    return _Subject(name=Path(target).name)
+    return _added(target, home, ctx, slots) or _Subject(name=Path(target).name)
+
+
+def _added(name: str, home: WeftHome, ctx: int | None, slots: int | None) -> _Subject | None:
+    """Returns a model that was added to a runner of this home, such as by `weft run`, if its files are here."""
+    sources = ModelSources(ModelStore(home.models), ModelStoreSettings())
+    for added in remembered_models(home.state / "runners"):
+        if added.name == name and (files := sources.found(parse_source(added.stored_source, "source"))) is not None:
+            context = ctx or added.sizing.context_tokens or DEFAULT_CONTEXT_TOKENS
+            sized = settings_for(context, slots or added.sizing.slots or DEFAULT_SLOTS, {}, EngineHabits())
+            return _Subject(name=name, files=ModelFiles(path=files.path), settings=sized)
+    return None
 
 
 def _inputs(
@@ -134,12 +151,12 @@ def _settings(subject: _Subject, ctx: int | None, slots: int | None, cache_type:
     return replace(settings, cache_type_k=cache_type, cache_type_v=cache_type) if cache_type else settings
 
 
-def _estimate(subject: _Subject, facts: ModelFacts, settings: MemorySettings, home: Path) -> MemoryEstimate | None:
+def _estimate(subject: _Subject, facts: ModelFacts, settings: MemorySettings, home: WeftHome) -> MemoryEstimate | None:
     model = subject.model
     measured: tuple[int, ...] = ()
     if model is not None and facts.identity is not None:
-        state = WeftHome(home.expanduser().absolute()).state / "runners"
-        measured = tuple(LearnedMemory(learned_file(state, subject.runner)).measurements(facts.identity, settings))
+        learned = learned_file(home.state / "runners", subject.runner)
+        measured = tuple(LearnedMemory(learned).measurements(facts.identity, settings))
     memory_mb: int | None = getattr(model, "memory_mb", None)
     declared = None if memory_mb is None else memory_mb * MEBIBYTE
     return estimate_memory(replace(facts, name=subject.name, manifest_bytes=declared, learned_bytes=measured), settings)

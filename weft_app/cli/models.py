@@ -22,8 +22,8 @@ from weft.kernel.units import size_words
 from weft_app.cli.asked_model import SOURCE, pulled_source
 from weft_app.cli.options import (
     DEFAULT_HOME,
-    ConfigOption,
     HomeOption,
+    MeshConfigOption,
     OutputFormat,
     OutputOption,
     WideFormat,
@@ -43,7 +43,7 @@ from weft_app.cli.output import (
 )
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
-from weft_app.config.loader import load_config
+from weft_app.config.loader import load_files
 
 _TENTHS = 10
 """Number of progress lines without a terminal."""
@@ -115,7 +115,7 @@ def pull(
         ),
     ] = "",
     home: HomeOption = DEFAULT_HOME,
-    config: ConfigOption = None,
+    config: MeshConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Pull a model from the Hugging Face hub, by short name, from a URL or a folder. No mesh needs to run.
@@ -130,7 +130,7 @@ def pull(
     if runner:
         _pull_there(source, runner, form, home, output)
         return
-    wanted, settings = parse_source(source, SOURCE), load_config(config).model_store
+    wanted, settings = parse_source(source, SOURCE), _configuration(home, config).model_store
     store = _store(home)
     limits = PullSettings(disk_limit_bytes=settings.disk_limit_bytes, allow_http=settings.allow_http)
     last = pb.PullProgress()
@@ -176,7 +176,7 @@ def list_models(
         bool, typer.Option("--found", help="List models of Ollama, LM Studio and the hub's cache instead.")
     ] = False,
     home: HomeOption = DEFAULT_HOME,
-    config: ConfigOption = None,
+    config: MeshConfigOption = None,
     output: WideOutputOption = WideFormat.TABLE,
 ) -> None:
     """List the models that were pulled: their size, when, and which models use them.
@@ -188,7 +188,7 @@ def list_models(
         return
     store = _store(home)
     models, damaged = store.models()
-    configured = load_config(config)
+    configured = _configuration(home, config)
     for model in models:
         model.used_by.extend([*_users(model, store, configured), *_added_users(model, store, home)])
     for manifest in damaged:
@@ -200,7 +200,7 @@ def remove(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="As `weft models ls` shows it.")],
     force: Annotated[bool, typer.Option("--force", help="Also remove models that weft.yaml uses.")] = False,
     home: HomeOption = DEFAULT_HOME,
-    config: ConfigOption = None,
+    config: MeshConfigOption = None,
 ) -> None:
     """Remove pulled models, with the files that no other one has. What a model uses is refused.
 
@@ -209,7 +209,7 @@ def remove(
     store = _store(home)
     models, _ = store.models()
     chosen = [model for source in sources for model in _named(models, source)]
-    configured = None if force else load_config(config)
+    configured = None if force else _configuration(home, config)
     for model in chosen:
         users = [] if configured is None else _users(model, store, configured)
         if users:
@@ -247,6 +247,10 @@ def collect(
         return
     facts = {"files": collected.blobs, "partialFiles": collected.partials, "freedBytes": str(collected.freed_bytes)}
     print_document({"kind": "ModelStoreCollection", **facts}, output)
+
+
+def _configuration(home: Path, config: Path | None) -> WeftConfig:
+    return load_files(WeftHome(home.expanduser().absolute()).config_files(config))
 
 
 def _store(home: Path) -> ModelStore:

@@ -78,6 +78,15 @@ ConfigOption = Annotated[
         "LLM_POOL_SETTINGS_PATH, else ./weft.yaml.",
     ),
 ]
+MeshConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="Configuration file; weft.local.yaml beside it is merged over it. Default: that of the running mesh; "
+        "if none runs, the environment variable LLM_POOL_SETTINGS_PATH, else ./weft.yaml.",
+    ),
+]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]
 PageOutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format; table is text.")]
 WideOutputOption = Annotated[WideFormat, typer.Option("--output", "-o", help="Output format.")]

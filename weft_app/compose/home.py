@@ -176,6 +176,16 @@ class WeftHome:
             return None
         return found if isinstance(found, dict) else None
 
+    def config_files(self, given: Path | None) -> tuple[Path, ...]:
+        """Returns the files of `--config`; if it is not given, those of the running `weft up`, else of the next one.
+
+        Raises as `is_claimed` and `config_files`.
+        """
+        from weft_app.config.loader import config_files  # noqa: PLC0415 - commands that read need none
+
+        running = self.running() if given is None and self.is_claimed() else None
+        return tuple(map(Path, running["config"])) if running and "config" in running else config_files(given)
+
     def is_claimed(self) -> bool:
         """Whether a `weft up` has locked the home. Raises INVALID_ARGUMENT if the lock cannot be opened."""
         with self._explained():

@@ -122,6 +122,15 @@ def load_config(
     return load_with_sources(path, overrides, below).config
 
 
+def load_files(
+    files: Sequence[Path],
+    overrides: Mapping[str, Any] | None = None,
+    below: Callable[[Document], Document] | None = None,
+) -> WeftConfig:
+    """As `load_config`, from these files."""
+    return load_document(read_files(files), files[0] if files else None, overrides, below).config
+
+
 def load_with_sources(
     path: Path | None, overrides: Mapping[str, Any] | None = None, below: Callable[[Document], Document] | None = None
 ) -> LoadedConfig:

@@ -8,12 +8,14 @@ import pytest
 from kit.tiny_gguf import write_adapter
 from typer.testing import CliRunner
 
+from runner_svc.added_models_file import SUFFIX
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.policy.memory_estimate import EngineHabits, settings_for
 from weft_app.cli.main import app
 from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_USAGE
 from weft_app.compose.demo import demo_model_path
+from weft_app.compose.home import WeftHome
 
 MEBIBYTE = 1024 * 1024
 
@@ -67,6 +69,31 @@ def test_configured_model_is_estimated_with_its_configuration(home: Path) -> Non
     _configure(home, memory_mb=777, extra_arguments=["--cache-type-k", "q4_0"])
     document = _json("tiny")
     assert (document["bytes"], document["source"], document["cacheTypeK"]) == (777 * MEBIBYTE, "manifest", "q4_0")
+
+
+def test_estimate_read_the_file_here_instead_of_the_running_meshs(home: Path) -> None:
+    mesh, elsewhere = WeftHome(home / "home"), home / "elsewhere"
+    elsewhere.mkdir()
+    _configure(elsewhere, slots=3)
+    _configure(home)
+    mesh.create()
+    with mesh.claim():
+        mesh.announce({"config": [str(elsewhere / "weft.yaml")]})
+        assert _json("tiny")["slots"] == 3
+        assert _json("tiny", "--config", str(home / "weft.yaml"))["slots"] == 2
+        left = mesh.up_file.read_bytes()
+    mesh.up_file.write_bytes(left)
+    assert _json("tiny")["slots"] == 2, "the mesh was killed"
+
+
+def test_model_added_to_a_runner_is_estimated_with_its_sizes(home: Path) -> None:
+    added = {"name": "mine", "storedSource": str(demo_model_path()), "sizing": {"contextTokens": 1024, "slots": 3}}
+    folder = home / "home" / "state" / "runners"
+    folder.mkdir(parents=True)
+    (folder / f"local{SUFFIX}").write_text(json.dumps({"schemaVersion": 1, "models": [added]}))
+    document = _json("mine")
+    assert (document["contextTokens"], document["slots"], document["source"]) == (1024, 3, "header")
+    assert _json("mine", "--slots", "1")["slots"] == 1
 
 
 def test_the_memory_of_kept_prompts_is_shown_beside_the_total(home: Path) -> None:
